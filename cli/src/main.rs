@@ -1,0 +1,3 @@
+//! The rekindle command line.
+
+fn main() {}

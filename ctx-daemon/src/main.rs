@@ -1,0 +1,3 @@
+//! The context daemon and its workers.
+
+fn main() {}

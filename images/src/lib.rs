@@ -1,0 +1,1 @@
+//! The checkpoint image on disk: format, writer, reader, verification.

@@ -1,0 +1,3 @@
+//! The OCI hook that gives a container the interposer.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! A PTX parser and interpreter.
