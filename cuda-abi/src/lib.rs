@@ -1,1 +1,17 @@
-//! What libcuda.so.1 is to programs: its symbols, versions, private tables and code images.
+//! What `libcuda.so.1` is to programs: its symbols and their signatures, the versions under which they are found, its
+//! private tables, and the images of code that it accepts.
+//!
+//! Three parts use this crate: the interposer (the `libcuda.so.1` of applications), the worker (which calls the real
+//! one) and the software GPU (a `libcuda.so.1` for tests).
+//!
+//! ```text
+//!   driver.table ──parse──> table ──generate──> exported symbols, look-up        (interposer, software GPU)
+//!                                          └──> encoders, dispatch, entry points  (interposer, worker)
+//! ```
+
+pub mod code;
+pub mod generate;
+pub mod lookup;
+pub mod private;
+pub mod table;
+pub mod types;
