@@ -9,9 +9,11 @@
 //!                                          └──> encoders, dispatch, entry points  (interposer, worker)
 //! ```
 
+#[cfg(feature = "code")]
 pub mod code;
 pub mod generate;
 pub mod lookup;
+#[cfg(feature = "private")]
 pub mod private;
 pub mod table;
 pub mod types;

@@ -1,1 +1,37 @@
-//! What Rekindle's parts say to each other: the ring, the commands, the control messages.
+//! What Rekindle's parts say to each other. No policy about I/O: who connects to whom, and when, is theirs.
+//!
+//! ```text
+//!   interposer ═══ ring (shared memory: commands, replies) ════ worker
+//!        └──────── connection (memfds, and word of death) ────────┘      attach
+//!   interposer ─── control socket ── daemon ── worker's channel ── worker  control
+//!   plugin, hook, command line ── control socket ── daemon                 control
+//! ```
+//!
+//! - [`layout`]: the shared memory that a client and its worker map
+//! - [`ring`]: the command ring in it, with one total order
+//! - [`reply`]: the slots in which a waiting call sleeps
+//! - [`codec`], [`command`]: how a call and its parameters look in the ring
+//! - [`window`]: the addresses that device and pinned memory take on both sides
+//! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
+//! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
+//!
+//! Everything here is checked by the receiver: the application is not trusted by the worker.
+
+pub mod attach;
+pub mod codec;
+pub mod command;
+pub mod control;
+pub mod frame;
+pub mod futex;
+pub mod layout;
+pub mod reply;
+pub mod ring;
+pub mod window;
+
+use rekindle_cuda_abi::{generate, table};
+
+/// The version of everything in this crate. Parts of different versions refuse each other, naming both.
+pub const WIRE_VERSION: u32 = 1;
+
+/// Changes with the table of driver calls, whose line numbers are call numbers on the ring.
+pub const TABLE_FINGERPRINT: u64 = generate::fingerprint(table::TEXT);

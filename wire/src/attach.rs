@@ -1,0 +1,83 @@
+//! How a process gets a worker, and what passes on their connection afterwards.
+//!
+//! ```text
+//!   interposer                          daemon                     worker
+//!     connect ───────────────────────────>
+//!     Attach + [ring, staging] ──────────> takes one from the pool
+//!                                          Adopt + [connection, ring, staging] ──>
+//!     <─────────────────────────────────────────────── Attached, or Refused
+//!     Pinned + [memfd] ─────────────────────────────────────────> (any number, each before its PINNED_MAP)
+//! ```
+//!
+//! From then on the worker holds the connection's other end alone: its closing tells each of the other's death. A
+//! connection that closes before `Attached` (a freeze came between, and the process was restored) is begun again.
+
+use serde::{Deserialize, Serialize};
+
+/// What a process says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Attach {
+    /// Its pid as it sees it; the daemon goes by the socket's credentials.
+    pub pid: i32,
+    /// The command's name, for listings.
+    pub command: String,
+    /// The path under which it found the daemon's socket; a restored process looks there again.
+    pub socket: String,
+    /// `SO_COOKIE` of its end of the connection, by which the CRIU plugin tells which client a socket belongs to.
+    pub cookie: u64,
+    /// Settings that a context must be made with (`CUDA_DEVICE_MAX_CONNECTIONS` and the like), as they are in its
+    /// environment, ordered by name.
+    pub settings: Vec<(String, String)>,
+}
+
+/// The environment variables that go into [`Attach::settings`]: the driver reads them when a context is made.
+pub const SETTINGS: &[&str] = &["CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER"];
+
+/// The answer to [`Attach`].
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub enum Answer {
+    /// The ring is open.
+    Attached(Attached),
+    /// There will be no worker for this process, and why.
+    Refused {
+        /// For the one line on stderr: what is wrong and what to do.
+        reason: String,
+    },
+}
+
+/// What a client answers without asking again.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Attached {
+    /// `cuDriverGetVersion`.
+    pub driver_version: i32,
+    /// `cuCtxGetApiVersion` of a primary context.
+    pub api_version: u32,
+    /// The worker's devices, in its order.
+    pub devices: Vec<Device>,
+}
+
+/// One device, as the driver describes it.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Device {
+    /// `cuDeviceGetName`.
+    pub name: String,
+    /// `cuDeviceGetUuid_v2`.
+    pub uuid: [u8; 16],
+    /// `cuDeviceTotalMem_v2`, in bytes.
+    pub memory: u64,
+    /// `cuDeviceGetPCIBusId`.
+    pub pci_bus_id: String,
+    /// `cuDeviceGetAttribute` for 0, 1, 2, ...: the result and the value.
+    pub attributes: Vec<(i32, i32)>,
+    /// `cuCtxGetStreamPriorityRange`: least, greatest.
+    pub stream_priorities: (i32, i32),
+}
+
+/// Announces the memfd that comes with it, before the ring's `PINNED_MAP`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Pinned {
+    /// Where the client has mapped it.
+    pub address: u64,
+    /// Its size in bytes, a multiple of the page size.
+    pub size: u64,
+}

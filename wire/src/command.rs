@@ -1,0 +1,228 @@
+//! Commands of the ring that are not lines of the driver table: what the hand-written calls of the interposer send.
+//!
+//! Each has a number, a name (which the object log keeps, since numbers may change) and the order of its parameters,
+//! in the words and blobs of [`crate::codec`].
+
+use rekindle_cuda_abi::table::Function;
+
+/// The first number that is no line of the driver table.
+pub const FIRST: u16 = 0x4000;
+
+macro_rules! commands {
+    ($($(#[$doc:meta])* $number:literal $name:ident;)*) => {
+        $($(#[$doc])* pub const $name: u16 = FIRST + $number;)*
+        const NAMES: &[(u16, &str)] = &[$(($name, stringify!($name))),*];
+    };
+}
+
+commands! {
+    /// Makes a device's primary context the client's. `context device flags` -> `api_version`. Waits.
+    0 CONTEXT_RETAIN;
+    /// Resets a primary context: everything in it is gone. `context`. Waits.
+    1 CONTEXT_RESET;
+    /// `cuCtxCreate`. `context device flags` -> `api_version`. Waits.
+    2 CONTEXT_CREATE;
+    /// `cuCtxDestroy`. `context`. Waits.
+    3 CONTEXT_DESTROY;
+    /// Waits for everything enqueued in a context so far. `context`. Waits.
+    4 CONTEXT_SYNC;
+    /// Waits for everything enqueued in a stream so far. `stream`. Waits.
+    5 STREAM_SYNC;
+    /// Waits for the event's last record. `event`. Waits.
+    6 EVENT_SYNC;
+
+    /// Device memory in the current context's device. `size` -> `address rounded_size`. The error
+    /// [`WINDOW_FULL`] asks the client to reserve more of the device's window, up to the address in the reply.
+    /// Waits.
+    16 MEM_ALLOC;
+    /// Frees device memory after everything before it has finished. `address`. Waits.
+    17 MEM_FREE;
+    /// Says how far the client has reserved a device's window. `device end`. Does not wait.
+    18 WINDOW_RESERVED;
+    /// Registers pinned memory, whose memfd came over the connection. `address size flags`. Waits.
+    19 PINNED_MAP;
+    /// Unregisters and unmaps pinned memory, after everything before it has finished. `address`. Waits.
+    20 PINNED_UNMAP;
+
+    /// A copy between device and pinned memory, any direction. `destination source bytes stream`. Does not wait.
+    32 COPY;
+    /// A copy from bytes in the command to the device. `destination stream blob`. Does not wait.
+    33 COPY_BYTES;
+    /// A copy from a staging chunk to the device. `destination chunk bytes stream`. The chunk's word says when.
+    34 COPY_FROM_CHUNK;
+    /// A copy from the device to a staging chunk. `source chunk bytes stream`. The chunk's word says when.
+    35 COPY_TO_CHUNK;
+
+    /// A part of a code image. `image offset total blob`. Does not wait.
+    48 CODE_PART;
+    /// `cuModuleLoadData`. `module image options_blob`. Waits.
+    49 MODULE_LOAD;
+    /// `cuLibraryLoadData`. `library image options_blob`. Waits.
+    50 LIBRARY_LOAD;
+    /// `module`. Waits.
+    51 MODULE_UNLOAD;
+    /// `library`. Waits.
+    52 LIBRARY_UNLOAD;
+    /// `function module name` -> the parameter layout: `count`, then `offset << 32 | size` for each. Waits.
+    53 MODULE_FUNCTION;
+    /// `kernel library name` -> as [`MODULE_FUNCTION`]. Waits.
+    54 LIBRARY_KERNEL;
+    /// `function kernel`: the kernel's function in the current context. Waits.
+    55 KERNEL_FUNCTION;
+    /// `module library`: the library's module in the current context. Waits.
+    56 LIBRARY_MODULE;
+    /// `module name` -> `address size`. Waits.
+    57 MODULE_GLOBAL;
+    /// `library name` -> `address size`. Waits.
+    58 LIBRARY_GLOBAL;
+    /// `module_or_library start` -> `total count`, then `name` blobs of the kernels from `start` on. Waits.
+    59 KERNEL_NAMES;
+
+    /// A kernel launch. `function grid_xy grid_z_block_x block_yz shared_flags stream attributes_blob
+    /// parameters_blob`, see [`Launch`]. A function's first launch waits.
+    64 LAUNCH;
+}
+
+/// The result of [`MEM_ALLOC`] that asks for more of the window; no driver error has this number.
+pub const WINDOW_FULL: i32 = 1_000_001;
+
+/// In [`Launch::flags`]: a cooperative launch.
+pub const COOPERATIVE: u32 = 1;
+
+/// The parameters of [`LAUNCH`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch<'a> {
+    /// A function or kernel handle.
+    pub function: u64,
+    /// Blocks in each dimension.
+    pub grid: [u32; 3],
+    /// Threads of a block in each dimension.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// [`COOPERATIVE`] and others to come.
+    pub flags: u32,
+    /// The stream's handle.
+    pub stream: u64,
+    /// `CUlaunchAttribute` array, as bytes.
+    pub attributes: &'a [u8],
+    /// The kernel's parameters at their offsets.
+    pub parameters: &'a [u8],
+}
+
+impl<'a> Launch<'a> {
+    /// Appends the launch's words and blobs.
+    pub fn write(&self, w: &mut crate::codec::Writer) {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        w.word(self.function);
+        w.word(pair(self.grid[0], self.grid[1]));
+        w.word(pair(self.grid[2], self.block[0]));
+        w.word(pair(self.block[1], self.block[2]));
+        w.word(pair(self.shared_bytes, self.flags));
+        w.word(self.stream);
+        w.blob(self.attributes);
+        w.blob(self.parameters);
+    }
+
+    /// Takes what [`Launch::write`] appended.
+    pub fn read(r: &mut crate::codec::Reader<'a>) -> Result<Self, crate::codec::Malformed> {
+        let pair = |w: u64| (w as u32, (w >> 32) as u32);
+        let function = r.word()?;
+        let (grid_x, grid_y) = pair(r.word()?);
+        let (grid_z, block_x) = pair(r.word()?);
+        let (block_y, block_z) = pair(r.word()?);
+        let (shared_bytes, flags) = pair(r.word()?);
+        let stream = r.word()?;
+        let attributes = r.blob()?;
+        let parameters = r.blob()?;
+        r.end()?;
+        Ok(Self {
+            function,
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared_bytes,
+            flags,
+            stream,
+            attributes,
+            parameters,
+        })
+    }
+}
+
+/// The name of a call number: a command's, or the symbol in its line of the table.
+pub fn name(table: &[Function], call: u16) -> Option<&str> {
+    if call < FIRST {
+        return table.get(call as usize).map(|f| f.symbol.as_str());
+    }
+    NAMES.iter().find(|n| n.0 == call).map(|n| n.1)
+}
+
+/// The number of a name that the object log kept.
+pub fn number(table: &[Function], name: &str) -> Option<u16> {
+    let command = NAMES.iter().find(|n| n.1 == name).map(|n| n.0);
+    command.or_else(|| {
+        table
+            .iter()
+            .position(|f| f.symbol == name)
+            .map(|i| i as u16)
+    })
+}
+
+/// The kinds of objects that a handle can name. A handle is the kind in its upper 16 bits, and a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u16)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Kind {
+    Context = 0x11,
+    Module = 0x12,
+    Library = 0x13,
+    Function = 0x14,
+    Kernel = 0x15,
+    Stream = 0x16,
+    Event = 0x17,
+}
+
+impl Kind {
+    /// The handle with this number. Never a canonical address, so that who dereferences it finds out.
+    pub fn handle(self, number: u64) -> u64 {
+        (self as u64) << 48 | (number & 0xffff_ffff_ffff)
+    }
+
+    /// Whether a handle is of this kind.
+    pub fn owns(self, handle: u64) -> bool {
+        handle >> 48 == self as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{Reader, Writer};
+
+    #[test]
+    fn a_launch_reads_as_it_was_written() {
+        let launch = Launch {
+            function: 1,
+            grid: [2, 3, 4],
+            block: [5, 6, 7],
+            shared_bytes: 8,
+            flags: COOPERATIVE,
+            stream: 9,
+            attributes: &[1; 72],
+            parameters: b"parameters",
+        };
+        let mut w = Writer::new();
+        launch.write(&mut w);
+        assert_eq!(Launch::read(&mut Reader::new(w.bytes())), Ok(launch));
+        assert!(Launch::read(&mut Reader::new(&w.bytes()[..40])).is_err());
+    }
+
+    #[test]
+    fn names_and_numbers_belong_together() {
+        let table = rekindle_cuda_abi::table::parse(rekindle_cuda_abi::table::TEXT).unwrap();
+        assert_eq!(number(&table, name(&table, LAUNCH).unwrap()), Some(LAUNCH));
+        assert_eq!(number(&table, name(&table, 17).unwrap()), Some(17));
+        assert_eq!(name(&table, FIRST - 1), None);
+        assert!(table.len() < FIRST as usize);
+    }
+}

@@ -1,0 +1,274 @@
+//! Messages on the daemon's control socket, and between the daemon and its workers.
+//!
+//! Every connection to the daemon opens with an [`Opening`], which names both versions; what follows depends on the
+//! request in it.
+//!
+//! A dump, on one connection of the plugin's (hook order as CRIU calls them):
+//!
+//! ```text
+//!   PAUSE_DEVICES(root)      Pause{root} + [image directory]  -> Paused{pids} | Failed      all clients of the tree quiesced
+//!   CHECKPOINT_DEVICES(pid)  Frozen{pid}                      -> Frozen{ours}  | Failed      the copy begins with the first
+//!   DUMP_UNIX_SK(fd, id)     Socket{id, cookie}               -> Socket{ours}
+//!   exit(DUMP, 0)            Finish                           -> Durable | Failed            after the early resume
+//!   exit(DUMP, error)        (close)
+//! ```
+//!
+//! When the connection closes, whatever the reason, rings that are still closed open again, and an image that is not
+//! durable is removed: a killed CRIU leaves the application running. A kill dump ends the same way, its tasks having
+//! been killed before CRIU exits.
+//!
+//! A restore:
+//!
+//! ```text
+//!   init(RESTORE)            Restore + [image directory]      -> NotOurs | Prepared{restore, sockets} | Failed
+//!   RESTORE_UNIX_SK(id)      (a connection of its own, in the target) Reattach{restore, socket}
+//!   RESUME_DEVICES_LATE(pid) Resume{pid}                      -> Resumed{ours} | Failed      the last one opens the rings
+//!   exit(RESTORE, status)    (close)
+//! ```
+//!
+//! When that connection closes before the rings are open, the restore's workers are given up.
+
+use serde::{Deserialize, Serialize};
+
+use crate::attach::Attach;
+
+/// The first message of a connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opening {
+    /// [`crate::WIRE_VERSION`] of who connects.
+    pub wire: u32,
+    /// [`crate::TABLE_FINGERPRINT`] of who connects. Only an `Attach` depends on it.
+    pub table: u64,
+    /// The request, as JSON, so that a daemon of another version can still read the versions and refuse.
+    pub request: serde_json::Value,
+}
+
+impl Opening {
+    /// Wraps a request with this build's versions.
+    pub fn new(request: &Request) -> Result<Self, serde_json::Error> {
+        let request = serde_json::to_value(request)?;
+        Ok(Self {
+            wire: crate::WIRE_VERSION,
+            table: crate::TABLE_FINGERPRINT,
+            request,
+        })
+    }
+}
+
+/// What one can ask of the daemon. `Attach` and `Reattach` hand the connection to a worker; `Pause` and `Restore` open
+/// a session that lasts as long as the connection, whose later messages are bare `Request`s.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// The interposer asks for a worker. Comes with the ring's and the staging's memfd.
+    Attach(Attach),
+    /// The plugin, in a process being restored: this connection takes the place of the dumped one.
+    Reattach {
+        /// From [`Reply::Prepared`].
+        restore: u64,
+        /// CRIU's id of the socket.
+        socket: u32,
+    },
+
+    /// Quiesce all clients of a process tree. Comes with the image directory.
+    Pause {
+        /// The root of the tree, as CRIU's pid namespace numbers it.
+        root: i32,
+        /// `criu dump --leave-running`.
+        leave_running: bool,
+    },
+    /// This task is stopped. The first of a session starts the copy.
+    Frozen {
+        /// The task.
+        pid: i32,
+    },
+    /// Whose socket is this?
+    Socket {
+        /// CRIU's id, by which the restore asks again.
+        id: u32,
+        /// `SO_COOKIE` of the socket.
+        cookie: u64,
+    },
+    /// Answer when the image is durable.
+    Finish,
+
+    /// Prepare a restore from the image directory that comes with this.
+    Restore,
+    /// This task is complete but stopped; its shared memory can be taken.
+    Resume {
+        /// The task, as CRIU's pid namespace numbers it.
+        pid: i32,
+    },
+
+    /// List the clients.
+    List,
+    /// Who are you?
+    Status,
+}
+
+/// The daemon's answers.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub enum Reply {
+    /// The request failed, for this reason; it says what to do.
+    Failed {
+        /// One line.
+        reason: String,
+    },
+    /// The clients of the tree, quiesced. Empty: the dump is none of ours.
+    Paused {
+        /// Their pids.
+        pids: Vec<i32>,
+    },
+    /// To `Frozen`.
+    Frozen {
+        /// Whether the task is a client of ours.
+        ours: bool,
+    },
+    /// To `Socket`.
+    Socket {
+        /// Whether the socket leads to this daemon or one of its workers.
+        ours: bool,
+    },
+    /// The image is complete and on disk, commit record included.
+    Durable,
+    /// There is no image of ours in the directory.
+    NotOurs,
+    /// Workers are loading; the processes may be rebuilt.
+    Prepared {
+        /// Names this restore.
+        restore: u64,
+        /// The sockets to connect anew.
+        sockets: Vec<RestoredSocket>,
+    },
+    /// To `Resume`.
+    Resumed {
+        /// Whether the task is one of this restore's clients.
+        ours: bool,
+        /// Whether it was the last, so that the rings are open now.
+        open: bool,
+    },
+    /// To `List`.
+    Clients(Vec<ClientInfo>),
+    /// To `Status`.
+    Status(StatusInfo),
+}
+
+/// A dumped socket that the restore connects anew.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RestoredSocket {
+    /// CRIU's id.
+    pub id: u32,
+    /// The daemon's socket as the process found it.
+    pub path: String,
+}
+
+/// One client, for `rekindle ps`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// The application's pid, as the daemon sees it.
+    pub pid: i32,
+    /// Its worker's pid.
+    pub worker: i32,
+    /// Its command's name.
+    pub command: String,
+    /// `running`, `quiesced`, `saving` or `restoring`.
+    pub state: String,
+    /// Bytes of device memory per device, by the worker's numbering.
+    pub device_memory: Vec<u64>,
+    /// Bytes of pinned host memory.
+    pub pinned_memory: u64,
+    /// Commands executed so far.
+    pub commands: u64,
+}
+
+/// The daemon itself.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct StatusInfo {
+    /// Rekindle's version.
+    pub version: String,
+    /// [`crate::WIRE_VERSION`].
+    pub wire: u32,
+    /// The driver library that workers load.
+    pub cuda_driver: String,
+    /// Workers that are ready and unused.
+    pub spare: u32,
+    /// Workers in use.
+    pub used: u32,
+}
+
+/// What the daemon asks of a worker, one at a time, each answered by a [`WorkerReply`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum WorkerRequest {
+    /// Serve this client. Comes with its connection, ring and staging; the worker sends it the [`crate::attach::Answer`].
+    Adopt {
+        /// What the client said.
+        attach: Attach,
+    },
+    /// Stop at a command boundary and wait until every stream is idle.
+    Quiesce {
+        /// How long that may take.
+        timeout_ms: u64,
+    },
+    /// Open the ring again.
+    Open,
+    /// Write the device memory into the data file that comes with this, and say what the image needs. Only while
+    /// quiesced.
+    Save {
+        /// Goes into every hash; from the image's manifest.
+        hash_key: u64,
+        /// The number of the data file.
+        file: u32,
+    },
+    /// Write a code image into the file that comes with this.
+    SaveCode {
+        /// Which, by its content's hash as lowercase hex.
+        hash: String,
+    },
+    /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
+    /// with the data file, then the code files in the order of `code`.
+    Load {
+        /// As in `Save`.
+        hash_key: u64,
+        /// The hashes of the code files.
+        code: Vec<String>,
+    },
+    /// The restored process is there. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
+    Connect {
+        /// Pinned memory that the process has mapped.
+        pinned: Vec<crate::attach::Pinned>,
+    },
+    /// For `rekindle ps`.
+    Describe,
+}
+
+/// A worker's answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum WorkerReply {
+    /// Said once, unasked, when contexts are ready.
+    Ready {
+        /// The devices, for the daemon's checks.
+        attached: crate::attach::Attached,
+    },
+    /// Done.
+    Done,
+    /// Not done, and why; the client goes on as before.
+    Failed {
+        /// One line.
+        reason: String,
+    },
+    /// To `Save`: the client's part of the manifest is the blob.
+    Saved {
+        /// Hashes of the code images that the manifest refers to, as lowercase hex.
+        code: Vec<String>,
+        /// Bytes of device memory.
+        bytes: u64,
+    },
+    /// To `Describe`.
+    Description {
+        /// See [`ClientInfo`].
+        device_memory: Vec<u64>,
+        /// See [`ClientInfo`].
+        pinned_memory: u64,
+        /// See [`ClientInfo`].
+        commands: u64,
+    },
+}
