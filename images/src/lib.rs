@@ -1,1 +1,117 @@
 //! The checkpoint image on disk: format, writer, reader, verification.
+//!
+//! An image is a few files in a directory that it shares with others (CRIU's image directory):
+//!
+//! ```text
+//!  rekindle.commit ──────────► rekindle.img ─────────► rekindle-code-HASH.bin   code, as it was
+//!  id, files and sizes,        manifest: host, phases,   (named by content)     given to the driver
+//!  checksum of the manifest    clients, objects, and
+//!  (written last)              for each region where ─► rekindle-data-N.raw      ┌───────┬─────┬──
+//!                              its pieces are            (raw content)           │ piece │ 0…0 │ …
+//!                                                                                └───────┴─────┴──
+//!                                                                                each at n × 4096
+//! ```
+//!
+//! * `rekindle.img` and `rekindle.commit` are protobuf messages (`proto/image.proto`) in an
+//!   envelope of magic bytes, format version, length and checksum.
+//! * A code file is named by the hash of its content, so equal code is stored once.
+//! * A data file is nothing but pieces, each aligned to [`BLOCK`] and followed by zeros up to the
+//!   next; the manifest says what they are, and carries a keyed hash of each. Content that is zero
+//!   throughout is not stored.
+//!
+//! Each byte of each file is covered by a checksum or must be zero: any change is found by
+//! [`Image::open`] or [`Image::verify`].
+//!
+//! # Who writes
+//!
+//! A privileged process owns the directory: [`ImageWriter`] creates files, writes code, manifest
+//! and commit record. Content comes from unprivileged processes that are given open data files
+//! and nothing else: [`DataWriter`] appends pieces and says where they are. What it says is checked
+//! against the files before the commit.
+//!
+//! # Who reads
+//!
+//! [`Image::open`] accepts only a committed, consistent image of a known version with all its
+//! files in place; [`DataReader`] gives out pieces after it has compared their hashes;
+//! [`Image::verify`] does so for all of them. The image is not trusted: no size in it is used
+//! before it was compared with a limit ([`limits`]).
+//!
+//! Nothing here knows CUDA or CRIU.
+
+#![deny(unsafe_code)]
+
+mod commit;
+mod data_reader;
+mod data_writer;
+mod decode;
+mod dir;
+mod encode;
+mod envelope;
+mod error;
+mod hash;
+mod image;
+mod inspect;
+pub mod limits;
+mod manifest;
+mod names;
+mod region;
+mod scan;
+#[allow(unsafe_code)]
+mod sys;
+mod validate;
+mod verify;
+mod writer;
+
+#[cfg(test)]
+extern crate self as rekindle_images;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod sample;
+
+/// Generated from `proto/image.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
+}
+
+pub use commit::FileEntry;
+pub use data_reader::DataReader;
+pub use data_writer::DataWriter;
+pub use dir::ImageDir;
+pub use error::{ErrorKind, ImageError};
+pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, NotHex128, PieceHash};
+pub use image::Image;
+pub use inspect::{
+    ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary,
+};
+pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
+pub use manifest::{
+    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host,
+    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting,
+    Storage, Window, WindowKind,
+};
+pub use names::{COMMIT, MANIFEST, code_name, data_name};
+pub use region::{Region, RegionKind};
+pub use verify::{Problem, Progress, Report};
+pub use writer::{Committed, CreateOptions, ImageWriter};
+
+impl Client {
+    /// The client encoded by itself, as a worker sends it to the daemon.
+    ///
+    /// # Errors
+    /// [`ImageError::Invalid`] if it is too large for an image.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
+        encode::client(self)
+    }
+
+    /// The client in `bytes`, which may come from anywhere: sizes are bounded, and nothing
+    /// panics. That it agrees with an image is checked at the commit.
+    ///
+    /// # Errors
+    /// What [`Image::open`] says of a manifest, as far as it concerns one client.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
+        decode::Decoder::new("client record").lone_client(bytes)
+    }
+}

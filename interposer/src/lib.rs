@@ -1,1 +1,83 @@
-//! The libcuda.so.1 that applications load: it forwards driver calls to a worker.
+//! The interposer: the `libcuda.so.1` that applications load. It has no GPU state at all. Calls are answered here, or
+//! travel through a ring of shared memory to the worker that owns the contexts.
+//!
+//! ```text
+//!   application ── cuXxx ──> exported symbol (generated) ──> api::cuXxx ──> state (contexts, memory, functions)
+//!                                                    └─────> remote::cuXxx ─┐      │
+//!                                                                           v      v
+//!                                                               client::Call ──> ring ──> worker
+//! ```
+//!
+//! Life of a process here:
+//!
+//! ```text
+//!   UNUSED ──cuInit──> ATTACHED ──worker dies──> every call fails, sticky
+//!                         └──────fork──────────> FORKED: not initialised, as with the real driver
+//! ```
+//!
+//! Everything in the process, this library's state included, is saved and restored by CRIU as ordinary memory.
+
+#![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
+
+mod api;
+mod attach;
+mod client;
+mod copy;
+mod log;
+mod private;
+mod state;
+
+use std::cell::Cell;
+
+use rekindle_cuda_abi::types::*;
+
+/// The exported symbols, their addresses, and the look-up table of `cuGetProcAddress`.
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, unreachable_pub, reason = "generated")]
+mod exports {
+    use rekindle_cuda_abi::types::*;
+    use std::ffi::{c_char, c_void};
+    include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+}
+
+/// The client's side of generated calls.
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, unused_mut, unreachable_pub, reason = "generated")]
+mod remote {
+    use rekindle_cuda_abi::types::*;
+    include!(concat!(env!("OUT_DIR"), "/encoders.rs"));
+}
+
+thread_local! {
+    /// Whether stream 0 is the calling thread's own default stream in the call under way.
+    static THREAD_STREAM: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs an exported function's body; a panic becomes `CUDA_ERROR_UNKNOWN`, since nothing may unwind into C.
+#[inline]
+fn entry(_function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(CUDA_ERROR_UNKNOWN)
+}
+
+/// The answer of a function that is not implemented.
+fn refuse(function: u16) -> CUresult {
+    entry(function, || {
+        log::refused(exports::SYMBOLS[function as usize].0);
+        CUDA_ERROR_NOT_SUPPORTED
+    })
+}
+
+/// Runs a function's `_ptsz` or `_ptds` form.
+fn with_thread_stream(body: impl FnOnce() -> CUresult) -> CUresult {
+    let before = THREAD_STREAM.replace(true);
+    let result = body();
+    THREAD_STREAM.set(before);
+    result
+}
+
+/// A stream parameter by its full name: 0 is the legacy or the thread's default stream, depending on the call's form.
+fn named_stream(stream: CUstream) -> CUstream {
+    match stream {
+        0 if THREAD_STREAM.get() => CU_STREAM_PER_THREAD,
+        0 => CU_STREAM_LEGACY,
+        other => other,
+    }
+}

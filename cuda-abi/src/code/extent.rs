@@ -162,12 +162,16 @@ unsafe fn prelinked_extents(
 ///
 /// As for [`image_extent`], and `ptr` is not null.
 unsafe fn bare_extent(ptr: *const u8) -> Result<(ImageKind, Part), CodeError> {
-    // SAFETY (all three): the caller's promise; the magic says which of them is there.
-    let (kind, len) = if unsafe { starts_with(ptr, &FATBIN_MAGIC.to_le_bytes()) } {
+    // SAFETY: the caller's promise; not more is read than agrees with the magic.
+    let (is_fatbin, is_elf) = unsafe {
+        let fatbin = starts_with(ptr, &FATBIN_MAGIC.to_le_bytes());
+        (fatbin, starts_with(ptr, &ELF_MAGIC))
+    };
+    let (kind, len) = if is_fatbin {
         // SAFETY: a fatbin starts with a header of this size.
         let header = unsafe { slice::from_raw_parts(ptr, HEADER) };
         (ImageKind::Fatbin, fatbin_size(header)?.1)
-    } else if unsafe { starts_with(ptr, &ELF_MAGIC) } {
+    } else if is_elf {
         // SAFETY: an ELF file is there.
         (ImageKind::Elf, unsafe { elf_size(ptr) }?)
     } else {

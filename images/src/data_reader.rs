@@ -1,0 +1,163 @@
+//! Reading pieces back.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::ImageError;
+use crate::hash::HashKey;
+use crate::manifest::{Compression, Extent, Piece, Storage};
+use crate::names::data_name;
+
+/// Reads the pieces of an image's data files and checks their hashes.
+///
+/// Like [`DataWriter`](crate::DataWriter) it needs nothing but open files, and any number of
+/// threads may read at once.
+#[derive(Debug)]
+pub struct DataReader {
+    key: HashKey,
+    files: BTreeMap<u32, File>,
+}
+
+impl DataReader {
+    /// Reads from these files, each with its number.
+    pub fn new(key: HashKey, files: impl IntoIterator<Item = (u32, File)>) -> Self {
+        Self {
+            key,
+            files: files.into_iter().collect(),
+        }
+    }
+
+    /// The key under which pieces are hashed.
+    #[must_use]
+    pub fn key(&self) -> HashKey {
+        self.key
+    }
+
+    /// Fills `buffer` with the content of a piece. On success it is what was hashed when the
+    /// image was written; on failure `buffer` holds anything.
+    ///
+    /// # Errors
+    /// [`ImageError::Corrupt`] if the content is not what was written, [`ImageError::Missing`]
+    /// without the file, [`ImageError::Unsupported`] for pieces that are compressed or in a
+    /// parent, [`ImageError::Invalid`] if the buffer is not as long as the piece.
+    pub fn read(&self, piece: &Piece, buffer: &mut [u8]) -> Result<(), ImageError> {
+        if buffer.len() as u64 != piece.length {
+            return Err(ImageError::Invalid {
+                what: format!("{} bytes asked for of {}", buffer.len(), piece.length),
+            });
+        }
+        let extent = match piece.storage {
+            // The manifest's own checksum vouches for it.
+            Storage::Zero => {
+                buffer.fill(0);
+                return Ok(());
+            }
+            Storage::Stored(extent) => extent,
+            Storage::Parent { .. } => return Err(unsupported_parent()),
+        };
+        check_compression(&extent)?;
+        let name = data_name(extent.file);
+        self.file(extent.file)?
+            .read_exact_at(buffer, extent.offset)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    ImageError::corrupt_at(&name, extent.offset, "it is too short")
+                }
+                _ => ImageError::io("read", &*name, error),
+            })?;
+        if self.key.hash(buffer) != piece.hash {
+            return Err(ImageError::corrupt_at(
+                &name,
+                extent.offset,
+                "content does not match its hash",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Fills `buffer` with the content of pieces that follow each other, using up to `threads`
+    /// threads. The first failure ends it.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read); [`ImageError::Invalid`] if the buffer is not as long as
+    /// the pieces together.
+    pub fn read_all(
+        &self,
+        pieces: &[Piece],
+        buffer: &mut [u8],
+        threads: NonZeroUsize,
+    ) -> Result<(), ImageError> {
+        let mut rest = buffer;
+        let mut work = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let length = usize::try_from(piece.length).unwrap_or(usize::MAX);
+            let Some((part, behind)) = rest.split_at_mut_checked(length) else {
+                return Err(ImageError::Invalid {
+                    what: "a buffer shorter than the content".to_owned(),
+                });
+            };
+            work.push((piece, part));
+            rest = behind;
+        }
+        if !rest.is_empty() {
+            return Err(ImageError::Invalid {
+                what: "a buffer longer than the content".to_owned(),
+            });
+        }
+        let threads = threads.get().min(work.len());
+        let work = Mutex::new(work.into_iter());
+        let one = || {
+            loop {
+                let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((piece, part)) = next else {
+                    return Ok(());
+                };
+                if let Err(error) = self.read(piece, part) {
+                    // The others stop at their next piece.
+                    let mut work = work.lock().unwrap_or_else(PoisonError::into_inner);
+                    work.by_ref().for_each(drop);
+                    return Err(error);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
+            let mine = one();
+            others.into_iter().fold(mine, |result, other| {
+                let other = other
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result.and(other)
+            })
+        })
+    }
+
+    pub(crate) fn file(&self, index: u32) -> Result<&File, ImageError> {
+        self.files.get(&index).ok_or_else(|| ImageError::Missing {
+            file: data_name(index),
+            dir: "the files at hand".into(),
+        })
+    }
+}
+
+pub(crate) fn unsupported_parent() -> ImageError {
+    ImageError::Unsupported {
+        what: "content of a parent image (it is incremental)".to_owned(),
+    }
+}
+
+pub(crate) fn check_compression(extent: &Extent) -> Result<(), ImageError> {
+    let name = match extent.compression {
+        Compression::None => return Ok(()),
+        Compression::Lz4 => "lz4",
+        Compression::Zstd => "zstd",
+    };
+    Err(ImageError::Unsupported {
+        what: format!("{name} compression"),
+    })
+}

@@ -1,0 +1,273 @@
+//! Appending pieces to a data file.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::ImageError;
+use crate::hash::{HashKey, PieceHash};
+use crate::limits::{BLOCK, MAX_PIECE_LENGTH, PIECE_LENGTH};
+use crate::manifest::{Compression, Extent, Piece, Storage};
+use crate::names::data_name;
+
+/// Writes the pieces of one data file.
+///
+/// It needs nothing but the open file, so it works in a process that may open none. All methods
+/// take `&self`, and any number of threads may append at once: each piece gets its place first and
+/// is written there with no lock held.
+///
+/// A failed write may leave a part of a piece behind, which a verification would find: the
+/// checkpoint is to be given up then. The file is whole when
+/// [`finish`](Self::finish) has returned; durable when the image is committed.
+#[derive(Debug)]
+pub struct DataWriter {
+    file: File,
+    index: u32,
+    name: String,
+    key: HashKey,
+    end: AtomicU64,
+}
+
+impl DataWriter {
+    /// Appends to data file number `index`, which
+    /// [`ImageWriter::data_file`](crate::ImageWriter::data_file) made, behind what is in it.
+    ///
+    /// # Errors
+    /// The file's length cannot be read.
+    pub fn new(file: File, index: u32, key: HashKey) -> Result<Self, ImageError> {
+        let name = data_name(index);
+        match file.metadata() {
+            Ok(status) => Ok(Self {
+                end: AtomicU64::new(status.len().next_multiple_of(BLOCK)),
+                file,
+                index,
+                name,
+                key,
+            }),
+            Err(error) => Err(ImageError::io("read the size of", name, error)),
+        }
+    }
+
+    /// The file, for writing by other means into what [`reserve`](Self::reserve) gave.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The file's number.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Bytes reserved so far, padding included: what the file's length will be.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+
+    /// Hashes one piece of a region, writes it unless it is zero throughout, and says where it
+    /// is. `offset` is the piece's place in its region.
+    ///
+    /// # Errors
+    /// [`ImageError::NoSpace`] where the disk is full; [`ImageError::Invalid`] if the content is
+    /// empty or longer than [`MAX_PIECE_LENGTH`]; [`ImageError::Io`].
+    pub fn append(&self, offset: u64, content: &[u8]) -> Result<Piece, ImageError> {
+        self.append_hashed(offset, content, self.key.hash(content))
+    }
+
+    /// As [`append`](Self::append), for content whose hash under the checkpoint's key is known
+    /// already. Nobody checks it until the image is read.
+    ///
+    /// # Errors
+    /// Those of [`append`](Self::append).
+    pub fn append_hashed(
+        &self,
+        offset: u64,
+        content: &[u8],
+        hash: PieceHash,
+    ) -> Result<Piece, ImageError> {
+        let length = content.len() as u64;
+        if length == 0 || length > MAX_PIECE_LENGTH {
+            return Err(ImageError::Invalid {
+                what: format!("a piece of {length} bytes"),
+            });
+        }
+        let storage = if is_zero(content) {
+            Storage::Zero
+        } else {
+            let at = self.reserve(length)?;
+            self.write_at(at, content)?;
+            Storage::Stored(Extent {
+                file: self.index,
+                offset: at,
+                length,
+                compression: Compression::None,
+            })
+        };
+        Ok(Piece {
+            offset,
+            length,
+            hash,
+            storage,
+        })
+    }
+
+    /// Appends the whole content of a region, cut into pieces of [`PIECE_LENGTH`].
+    ///
+    /// # Errors
+    /// Those of [`append`](Self::append).
+    pub fn append_all(&self, content: &[u8]) -> Result<Vec<Piece>, ImageError> {
+        let starts = (0u64..).step_by(PIECE_LENGTH as usize);
+        let pieces = starts.zip(content.chunks(PIECE_LENGTH as usize));
+        pieces
+            .map(|(offset, content)| self.append(offset, content))
+            .collect()
+    }
+
+    /// Sets a place aside for `length` bytes: its offset in the file, a multiple of [`BLOCK`].
+    ///
+    /// # Errors
+    /// [`ImageError::Invalid`] where the file would become longer than a file can be.
+    pub fn reserve(&self, length: u64) -> Result<u64, ImageError> {
+        let next = |end: u64| {
+            let next = end.checked_add(length)?.checked_next_multiple_of(BLOCK)?;
+            (next <= i64::MAX as u64).then_some(next)
+        };
+        self.end
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .map_err(|end| ImageError::Invalid {
+                what: format!("{length} bytes more in {}, which has {end}", self.name),
+            })
+    }
+
+    /// Writes all of `content` at an offset of the file, which the caller has reserved.
+    ///
+    /// # Errors
+    /// [`ImageError::NoSpace`] where the disk is full, else [`ImageError::Io`]; a part may have
+    /// been written.
+    pub fn write_at(&self, offset: u64, content: &[u8]) -> Result<(), ImageError> {
+        self.file
+            .write_all_at(content, offset)
+            .map_err(|error| ImageError::write(&self.name, content.len() as u64, error))
+    }
+
+    /// Gives the file its final length, and returns it. To be called when all appends are done.
+    ///
+    /// # Errors
+    /// The file cannot be made that long.
+    pub fn finish(self) -> Result<u64, ImageError> {
+        let length = self.length();
+        match self.file.set_len(length) {
+            Ok(()) => Ok(length),
+            Err(error) => Err(ImageError::write(&self.name, 0, error)),
+        }
+    }
+}
+
+/// Whether all bytes are zero. Blocks are folded without branches, which the compiler vectorises.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes
+        .chunks(4096)
+        .all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+
+    const KEY: HashKey = HashKey::new(7);
+
+    fn writer() -> DataWriter {
+        DataWriter::new(tempfile::tempfile().unwrap(), 3, KEY).unwrap()
+    }
+
+    #[test]
+    fn pieces_are_aligned_and_named() {
+        let writer = writer();
+        let one = writer.append(0, &[1; 5000]).unwrap();
+        let two = writer.append(5000, &[2; 1]).unwrap();
+        assert_eq!(
+            (one.offset, one.length, one.hash),
+            (0, 5000, KEY.hash(&[1; 5000]))
+        );
+        let extent = |offset, length| {
+            Storage::Stored(Extent {
+                file: 3,
+                offset,
+                length,
+                compression: Compression::None,
+            })
+        };
+        assert_eq!(one.storage, extent(0, 5000));
+        assert_eq!(two.storage, extent(8192, 1));
+        assert_eq!(writer.finish().unwrap(), 12288);
+    }
+
+    #[test]
+    fn zeros_are_not_stored() {
+        let writer = writer();
+        let piece = writer.append(0, &[0; 10_000]).unwrap();
+        assert_eq!(piece.storage, Storage::Zero);
+        assert_eq!(piece.hash, KEY.hash(&[0; 10_000]));
+        assert_eq!(writer.length(), 0);
+    }
+
+    #[test]
+    fn one_byte_anywhere_makes_content_not_zero() {
+        for at in [0, 4095, 4096, 8191, 9999] {
+            let mut content = [0; 10_000];
+            content[at] = 0x80;
+            assert!(!is_zero(&content), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_by_name() {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let writer = DataWriter::new(full, 0, KEY).unwrap();
+        let error = writer.append(0, &[1; 4096]).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::NoSpace);
+        assert!(
+            error
+                .to_string()
+                .contains("4096 bytes to rekindle-data-0.raw")
+        );
+    }
+
+    #[test]
+    fn a_reservation_past_the_end_of_all_files_is_refused() {
+        let writer = writer();
+        writer.append(0, &[1; 1]).unwrap();
+        assert!(writer.reserve(u64::MAX).is_err());
+        assert!(writer.reserve(i64::MAX as u64).is_err());
+        assert_eq!(writer.length(), BLOCK);
+    }
+
+    #[test]
+    fn threads_never_share_a_place() {
+        let writer = writer();
+        let mut offsets: Vec<u64> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|n| {
+                    let writer = &writer;
+                    scope.spawn(move || {
+                        (1..100u64)
+                            .map(|i| writer.append(0, &vec![n + 1; (i * 97) as usize]).unwrap())
+                            .collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            let pieces = threads.into_iter().flat_map(|it| it.join().unwrap());
+            let offset = |piece: Piece| match piece.storage {
+                Storage::Stored(extent) => extent.offset,
+                other => panic!("{other:?}"),
+            };
+            pieces.map(offset).collect()
+        });
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert_eq!(offsets.len(), 4 * 99);
+    }
+}

@@ -1,0 +1,147 @@
+//! An image's directory, held by a descriptor.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::ImageError;
+use crate::sys;
+
+/// The directory that an image is in.
+///
+/// Files are opened relative to the descriptor and links are never followed, so neither a renamed
+/// path nor a planted link leads elsewhere. Nothing in the directory is touched but files with our
+/// names.
+#[derive(Debug)]
+pub struct ImageDir {
+    dir: File,
+    shown: PathBuf,
+}
+
+impl ImageDir {
+    /// The directory at `path`.
+    ///
+    /// # Errors
+    /// It cannot be opened, or is no directory.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
+        let path = path.as_ref();
+        let failed = |error| ImageError::io("open", path.display().to_string(), error);
+        let dir = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY)
+            .open(path)
+            .map_err(failed)?;
+        Self::from_fd(dir.as_fd(), path)
+    }
+
+    /// The directory behind a descriptor, which the caller keeps. `shown` is its path for
+    /// messages; it is never opened.
+    ///
+    /// # Errors
+    /// The descriptor is no directory, or one that may not be read.
+    pub fn from_fd(fd: BorrowedFd<'_>, shown: impl Into<PathBuf>) -> Result<Self, ImageError> {
+        let shown = shown.into();
+        // Opened anew, not duplicated: a lock belongs to the open file, and the caller's
+        // descriptor may be one that permits neither listing nor fsync.
+        match sys::open_at(fd, ".", libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+            Ok(dir) => Ok(Self { dir, shown }),
+            Err(error) => Err(ImageError::io("open", shown.display().to_string(), error)),
+        }
+    }
+
+    /// Its path, as it was given; for messages.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.shown
+    }
+
+    /// Bytes that may still be written to its file system, what is reserved for root excluded.
+    ///
+    /// # Errors
+    /// The file system does not say.
+    pub fn free_space(&self) -> Result<u64, ImageError> {
+        sys::free_space(self.dir.as_fd()).map_err(|error| self.failed("ask for space in", error))
+    }
+
+    /// The file `name` and its length, if there is one.
+    pub(crate) fn open_file(&self, name: &str) -> Result<Option<(File, u64)>, ImageError> {
+        // Not blocking: a FIFO in place of a file must not hold up the reader.
+        let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match sys::open_at(self.dir.as_fd(), name, flags, 0) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                return Err(ImageError::corrupt(name, "it is a symbolic link"));
+            }
+            Err(error) => return Err(ImageError::io("open", name, error)),
+        };
+        let status = file
+            .metadata()
+            .map_err(|error| ImageError::io("read the size of", name, error))?;
+        if !status.is_file() {
+            return Err(ImageError::corrupt(name, "it is not a regular file"));
+        }
+        Ok(Some((file, status.len())))
+    }
+
+    /// As [`Self::open_file`], where the file must be there.
+    pub(crate) fn require_file(&self, name: &str) -> Result<(File, u64), ImageError> {
+        self.open_file(name)?.ok_or_else(|| ImageError::Missing {
+            file: name.to_owned(),
+            dir: self.shown.clone(),
+        })
+    }
+
+    /// A new file, which must not be there yet, for its owner only.
+    pub(crate) fn create_file(&self, name: &str) -> Result<File, ImageError> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        sys::open_at(self.dir.as_fd(), name, flags, 0o600)
+            .map_err(|error| ImageError::write(name, 0, error))
+    }
+
+    /// Removes a file; it is no error if there is none.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), ImageError> {
+        match sys::unlink_at(self.dir.as_fd(), name) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(ImageError::io("remove", name, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), ImageError> {
+        sys::rename_at(self.dir.as_fd(), from, to)
+            .map_err(|error| ImageError::io("rename", from, error))
+    }
+
+    /// Makes names created, renamed and removed before it durable.
+    pub(crate) fn sync(&self) -> Result<(), ImageError> {
+        match self.dir.sync_all() {
+            // The file system has no such thing for directories.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            result => result.map_err(|error| self.failed("sync", error)),
+        }
+    }
+
+    /// The names in it.
+    pub(crate) fn names(&self) -> Result<Vec<String>, ImageError> {
+        sys::names_in(self.dir.as_fd()).map_err(|error| self.failed("list", error))
+    }
+
+    /// Keeps other writers out until this value is dropped.
+    pub(crate) fn lock(&self) -> Result<(), ImageError> {
+        match self.dir.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(ImageError::Busy {
+                dir: self.shown.clone(),
+            }),
+            // A file system without locks: two writers still collide when they create files.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+        }
+    }
+
+    fn failed(&self, action: &'static str, error: io::Error) -> ImageError {
+        ImageError::io(action, self.shown.display().to_string(), error)
+    }
+}

@@ -1,0 +1,228 @@
+//! Everything that can go wrong with an image.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why an image cannot be read or written.
+///
+/// Each message says what failed and, where there is something to do, what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// The directory holds nothing of ours.
+    #[error("no checkpoint of GPU state in {}: it has no rekindle.img", .dir.display())]
+    NotAnImage {
+        /// The directory.
+        dir: PathBuf,
+    },
+
+    /// A dump began here and did not end.
+    #[error("image in {} is not committed: the dump did not finish; take a new checkpoint", .dir.display())]
+    Uncommitted {
+        /// The directory.
+        dir: PathBuf,
+    },
+
+    /// A file is not what was written.
+    #[error("{file} is corrupt{}: {what}", at(.offset))]
+    Corrupt {
+        /// Name of the file in the image's directory.
+        file: String,
+        /// Where in the file, in bytes, if that is known.
+        offset: Option<u64>,
+        /// What is wrong.
+        what: String,
+    },
+
+    /// A file that belongs to the image is not there.
+    #[error("{file} is missing from {}: copy the whole directory", .dir.display())]
+    Missing {
+        /// Name of the file.
+        file: String,
+        /// The directory.
+        dir: PathBuf,
+    },
+
+    /// The image was written by a newer version of the product.
+    #[error(
+        "{file} has format version {found}, and this program reads up to {supported}; use a newer rekindle"
+    )]
+    NewerFormat {
+        /// Name of the file.
+        file: String,
+        /// Version in the file.
+        found: u32,
+        /// The newest version that can be read.
+        supported: u32,
+    },
+
+    /// The image is sound, but needs something that this version does not do.
+    #[error("image needs {what}, which this version of rekindle does not support")]
+    Unsupported {
+        /// The feature.
+        what: String,
+    },
+
+    /// A size is beyond what the format allows.
+    #[error("{file}: {what} is {size} bytes, and the limit is {limit}")]
+    TooLarge {
+        /// Name of the file.
+        file: String,
+        /// What is too large.
+        what: &'static str,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+
+    /// The disk, a quota or a file size limit is full.
+    #[error("no space to write {length} bytes to {file}: {source}; free some or dump elsewhere")]
+    NoSpace {
+        /// Name of the file.
+        file: String,
+        /// Bytes that could not be written.
+        length: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The directory holds a committed image, and the writer was not told to replace it.
+    #[error("{} already holds a committed image; choose another directory or ask to replace it", .dir.display())]
+    Exists {
+        /// The directory.
+        dir: PathBuf,
+    },
+
+    /// Another writer is at work in the directory.
+    #[error("another checkpoint is being written to {}; wait for it or choose another directory", .dir.display())]
+    Busy {
+        /// The directory.
+        dir: PathBuf,
+    },
+
+    /// What is to be written is not a valid image. A defect of the caller, found before commit.
+    #[error("refused to write an image that could not be read back: {what}")]
+    Invalid {
+        /// What is wrong.
+        what: String,
+    },
+
+    /// The operating system failed.
+    #[error("cannot {action} {file}: {source}")]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// Name of the file or directory.
+        file: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What a caller does differently about an [`ImageError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The directory is not ours: leave it alone.
+    NotAnImage,
+    /// The dump did not finish.
+    Uncommitted,
+    /// Something in it was changed or damaged.
+    Corrupt,
+    /// A file of it is gone.
+    Missing,
+    /// Written by a newer version.
+    NewerFormat,
+    /// Sound, but beyond what this version does.
+    Unsupported,
+    /// A size is beyond what the format allows.
+    TooLarge,
+    /// Disk full, quota or file size limit reached.
+    NoSpace,
+    /// The directory holds a committed image already.
+    Exists,
+    /// Another writer is at work there.
+    Busy,
+    /// The caller's manifest is wrong.
+    Invalid,
+    /// The operating system failed.
+    Io,
+}
+
+impl ErrorKind {
+    /// Whether the image itself is at fault, and not the machine or the caller.
+    #[must_use]
+    pub fn is_bad_image(self) -> bool {
+        matches!(
+            self,
+            Self::Uncommitted
+                | Self::Corrupt
+                | Self::Missing
+                | Self::NewerFormat
+                | Self::Unsupported
+                | Self::TooLarge
+        )
+    }
+}
+
+impl ImageError {
+    /// The class of the error, for exit codes and decisions.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotAnImage { .. } => ErrorKind::NotAnImage,
+            Self::Uncommitted { .. } => ErrorKind::Uncommitted,
+            Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Missing { .. } => ErrorKind::Missing,
+            Self::NewerFormat { .. } => ErrorKind::NewerFormat,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::Exists { .. } => ErrorKind::Exists,
+            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Io { .. } => ErrorKind::Io,
+        }
+    }
+
+    pub(crate) fn corrupt(file: &str, what: impl Into<String>) -> Self {
+        Self::Corrupt {
+            file: file.to_owned(),
+            offset: None,
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn corrupt_at(file: &str, offset: u64, what: impl Into<String>) -> Self {
+        Self::Corrupt {
+            file: file.to_owned(),
+            offset: Some(offset),
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, file: impl Into<String>, source: io::Error) -> Self {
+        Self::Io {
+            action,
+            file: file.into(),
+            source,
+        }
+    }
+
+    /// A failed write of `length` bytes: a full disk is told apart from other failures.
+    pub(crate) fn write(file: &str, length: u64, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Self::NoSpace {
+                file: file.to_owned(),
+                length,
+                source,
+            },
+            _ => Self::io("write", file, source),
+        }
+    }
+}
+
+fn at(offset: &Option<u64>) -> String {
+    offset.map_or_else(String::new, |offset| format!(" at byte {offset}"))
+}

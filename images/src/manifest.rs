@@ -1,0 +1,452 @@
+//! What a manifest says, as Rust types.
+//!
+//! These are the types that the rest of the product works with; `proto/image.proto` is how they
+//! lie on disk. Sizes and offsets are bytes, times nanoseconds, unless a field says otherwise.
+
+use std::path::PathBuf;
+
+use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
+use crate::limits::FORMAT_VERSION;
+
+/// One checkpoint, without the content of its memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Manifest {
+    /// The version of the format. Filled in by
+    /// [`ImageWriter::commit`](crate::ImageWriter::commit).
+    pub format_version: u32,
+    /// The checkpoint's name. Filled in by [`ImageWriter::commit`](crate::ImageWriter::commit).
+    pub id: CheckpointId,
+    /// When it was taken, in seconds since 1970 (UTC).
+    pub created: u64,
+    /// Version of the product that wrote it.
+    pub rekindle_version: String,
+    /// The machine it was taken on.
+    pub host: Host,
+    /// The protocol that was used.
+    pub protocol: Protocol,
+    /// Why it was this protocol.
+    pub protocol_reason: String,
+    /// How long each phase took.
+    pub phases: Vec<Phase>,
+    /// The image this one builds on, if it is incremental.
+    pub parent: Option<Parent>,
+    /// The key of the pieces' hashes. Filled in by
+    /// [`ImageWriter::commit`](crate::ImageWriter::commit).
+    pub hash_key: HashKey,
+    /// Every code image, each once. Filled in by
+    /// [`ImageWriter::commit`](crate::ImageWriter::commit).
+    pub code: Vec<CodeImage>,
+    /// The processes that had GPU state.
+    pub clients: Vec<Client>,
+}
+
+impl Manifest {
+    /// A manifest with no host, phases or clients, for the caller to fill. What the writer knows
+    /// better it overwrites at the commit.
+    #[must_use]
+    pub fn new(created: u64, protocol: Protocol) -> Self {
+        Self {
+            format_version: FORMAT_VERSION,
+            id: CheckpointId::from_bytes([0; 16]),
+            created,
+            rekindle_version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: Host::default(),
+            protocol,
+            protocol_reason: String::new(),
+            phases: Vec::new(),
+            parent: None,
+            hash_key: HashKey::new(0),
+            code: Vec::new(),
+            clients: Vec::new(),
+        }
+    }
+}
+
+/// The machine a checkpoint was taken on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Version of the GPU driver.
+    pub driver_version: String,
+    /// The GPUs that the clients used.
+    pub gpus: Vec<Gpu>,
+}
+
+/// A GPU, as far as a restore must compare it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// Its name.
+    pub name: String,
+    /// Compute capability, major.
+    pub compute_major: u32,
+    /// Compute capability, minor.
+    pub compute_minor: u32,
+    /// Memory in bytes.
+    pub total_memory: u64,
+    /// PCI address, `domain:bus:device.function`.
+    pub pci: String,
+}
+
+/// How a checkpoint was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// The application waits for the whole copy.
+    Stop,
+    /// It waits for a copy on the device.
+    Clone,
+    /// What it is about to write is copied first.
+    Cow,
+    /// What it wrote meanwhile is copied again.
+    Recopy,
+    /// Chosen per allocation.
+    Auto,
+    /// Written by a later version; a restore does not depend on it.
+    Unknown,
+}
+
+impl Protocol {
+    /// Its name, as in configuration and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Clone => "clone",
+            Self::Cow => "cow",
+            Self::Recopy => "recopy",
+            Self::Auto => "auto",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The phases of a checkpoint and of a restore, named once for manifest, log and output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum PhaseName {
+    /// Copying while the application runs, before the quiesce.
+    PreCopy,
+    /// From closing the rings until all is idle.
+    Quiesce,
+    /// CRIU's freeze of the CPU side.
+    Freeze,
+    /// Hashing on the device.
+    Hash,
+    /// Copying on the device.
+    Clone,
+    /// Copying to the host.
+    Copy,
+    /// Writing until durable.
+    Write,
+    /// Opening the rings and letting the tasks run.
+    Resume,
+    /// Loading content.
+    Load,
+    /// Making objects again.
+    Replay,
+    /// What the GPU side cost the application: from all idle to open rings, less the freeze.
+    Stall,
+    /// Written by a later version.
+    Unknown,
+}
+
+impl PhaseName {
+    /// Its name, as in log and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PreCopy => "pre-copy",
+            Self::Quiesce => "quiesce",
+            Self::Freeze => "freeze",
+            Self::Hash => "hash",
+            Self::Clone => "clone",
+            Self::Copy => "copy",
+            Self::Write => "write",
+            Self::Resume => "resume",
+            Self::Load => "load",
+            Self::Replay => "replay",
+            Self::Stall => "stall",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// How long one phase took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Phase {
+    /// Which.
+    pub name: PhaseName,
+    /// Nanoseconds since the checkpoint was asked for.
+    pub start: u64,
+    /// Nanoseconds.
+    pub duration: u64,
+    /// Bytes it handled; 0 where that means nothing.
+    pub bytes: u64,
+}
+
+/// The image that an incremental image builds on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parent {
+    /// Its directory, relative to this image's.
+    pub path: PathBuf,
+    /// Its name.
+    pub id: CheckpointId,
+    /// The checksum of its manifest, to find that it was exchanged.
+    pub manifest_hash: Checksum,
+}
+
+/// A code image; its file is named after the hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodeImage {
+    /// Hash of the content.
+    pub hash: CodeHash,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// One process that had GPU state.
+///
+/// A worker makes it and sends it to the daemon as [`Client::to_bytes`]; on restore it travels
+/// the other way.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Client {
+    /// Which one in this image; each client has another.
+    pub index: u32,
+    /// Its process, as the daemon saw it.
+    pub pid: u32,
+    /// Its process, as it sees itself.
+    pub namespace_pid: u32,
+    /// Its command name.
+    pub command: String,
+    /// Version of the protocol between interposer and worker.
+    pub wire_version: u32,
+    /// The daemon's socket as a path in the process's mount namespace.
+    pub socket_path: PathBuf,
+    /// The CPU image's ids of the sockets that lead to the daemon.
+    pub socket_ids: Vec<u32>,
+    /// The environment that a pooled worker must have been started with.
+    pub settings: Vec<Setting>,
+    /// What the process calls device 0, 1, ...
+    pub gpus: Vec<ClientGpu>,
+    /// Its command ring.
+    pub ring: Ring,
+    /// The executor's shared state beside the ring, in the encoding of `wire_version`.
+    pub shared_state: Vec<u8>,
+    /// Version of the encoding of `worker_state`.
+    pub worker_version: u32,
+    /// The worker's own state.
+    pub worker_state: Vec<u8>,
+    /// Address ranges that must be free on restore.
+    pub windows: Vec<Window>,
+    /// Names of the kinds in `objects`, for people.
+    pub object_kinds: Vec<ObjectKind>,
+    /// The object log, ascending by sequence.
+    pub objects: Vec<Object>,
+    /// Device memory.
+    pub allocations: Vec<Allocation>,
+    /// Device globals.
+    pub globals: Vec<Global>,
+    /// Pinned host memory.
+    pub pinned: Vec<Pinned>,
+    /// Content at no device address.
+    pub blobs: Vec<Blob>,
+}
+
+/// An environment variable.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Setting {
+    /// Name.
+    pub name: String,
+    /// Value.
+    pub value: String,
+}
+
+/// A GPU as a client sees it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClientGpu {
+    /// The client's number for it.
+    pub ordinal: u32,
+    /// One of [`Host::gpus`].
+    pub uuid: [u8; 16],
+}
+
+/// A client's command ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ring {
+    /// Bytes.
+    pub size: u64,
+    /// Position of the first command not executed yet.
+    pub head: u64,
+}
+
+/// What a window is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WindowKind {
+    /// Device memory.
+    Device,
+    /// Pinned host memory.
+    Pinned,
+}
+
+/// A range of addresses that must be free on restore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// What for.
+    pub kind: WindowKind,
+    /// First address.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// The name of a kind of object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObjectKind {
+    /// The number in [`Object::kind`].
+    pub kind: u32,
+    /// The name.
+    pub name: String,
+}
+
+/// One record of the object log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Object {
+    /// Its place in the order of replay, strictly ascending.
+    pub sequence: u64,
+    /// What it is; the worker's numbers.
+    pub kind: u32,
+    /// The client's handle.
+    pub handle: u64,
+    /// The client's number of the device.
+    pub device: u32,
+    /// Handle of the context, 0 where there is none.
+    pub context: u64,
+    /// Version of the encoding of `args`.
+    pub args_version: u32,
+    /// What it was made with, in the worker's encoding.
+    pub args: Vec<u8>,
+    /// The code images that it needs.
+    pub code: Vec<CodeHash>,
+}
+
+/// An allocation of device memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allocation {
+    /// The client's number of the device.
+    pub device: u32,
+    /// Where the client sees it.
+    pub address: u64,
+    /// Bytes it covers; its pieces cover exactly these.
+    pub size: u64,
+    /// Bytes the application asked for.
+    pub requested_size: u64,
+    /// The worker's flags.
+    pub flags: u64,
+    /// Handle, for what has one; otherwise 0.
+    pub handle: u64,
+    /// The content.
+    pub pieces: Vec<Piece>,
+}
+
+/// A device global.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Global {
+    /// The client's number of the device.
+    pub device: u32,
+    /// Handle of its module.
+    pub module: u64,
+    /// Its symbol.
+    pub name: String,
+    /// Where it was; a restore compares.
+    pub address: u64,
+    /// Bytes; its pieces cover exactly these.
+    pub size: u64,
+    /// The content.
+    pub pieces: Vec<Piece>,
+}
+
+/// An allocation of pinned host memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// Where it is, in the client and in the worker.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The worker's flags.
+    pub flags: u64,
+    /// The content, or nothing where the CPU image holds it.
+    pub pieces: Vec<Piece>,
+}
+
+/// Content at no device address: an array, the payload of a held command.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Blob {
+    /// What it is; the worker's numbers.
+    pub kind: u32,
+    /// Whose it is.
+    pub handle: u64,
+    /// The client's number of the device.
+    pub device: u32,
+    /// Bytes; its pieces cover exactly these.
+    pub size: u64,
+    /// The content.
+    pub pieces: Vec<Piece>,
+}
+
+/// A run of content in a region. The pieces of a region follow each other without gaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the region it begins.
+    pub offset: u64,
+    /// Bytes of content.
+    pub length: u64,
+    /// Hash of the content under the checkpoint's key.
+    pub hash: PieceHash,
+    /// Where the content is.
+    pub storage: Storage,
+}
+
+/// Where the content of a piece is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// Nowhere: it is zero throughout.
+    Zero,
+    /// In a data file of this image.
+    Stored(Extent),
+    /// In a data file of an ancestor.
+    Parent {
+        /// 1 is the parent, 2 the parent's parent.
+        depth: u32,
+        /// Where in that image.
+        extent: Extent,
+    },
+}
+
+/// A range of a data file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    /// N of `rekindle-data-N.raw`.
+    pub file: u32,
+    /// Where it begins, a multiple of [`BLOCK`](crate::BLOCK).
+    pub offset: u64,
+    /// Bytes in the file.
+    pub length: u64,
+    /// How the content is compressed in it.
+    pub compression: Compression,
+}
+
+/// How the content of a piece is compressed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Compression {
+    /// Not at all.
+    #[default]
+    None,
+    /// LZ4. Defined by the format; this version neither writes nor reads it.
+    Lz4,
+    /// Zstandard. Defined by the format; this version neither writes nor reads it.
+    Zstd,
+}

@@ -1,0 +1,89 @@
+//! The names of an image's files, and which names in a directory are ours.
+
+use crate::hash::CodeHash;
+
+/// The manifest.
+pub const MANIFEST: &str = "rekindle.img";
+
+/// The commit record.
+pub const COMMIT: &str = "rekindle.commit";
+
+/// The manifest until it is whole.
+pub(crate) const MANIFEST_TEMPORARY: &str = "rekindle.img.tmp";
+
+/// The commit record until it is whole.
+pub(crate) const COMMIT_TEMPORARY: &str = "rekindle.commit.tmp";
+
+/// Data file number `index`.
+#[must_use]
+pub fn data_name(index: u32) -> String {
+    format!("rekindle-data-{index}.raw")
+}
+
+/// The file of the code image with this hash.
+#[must_use]
+pub fn code_name(hash: CodeHash) -> String {
+    format!("rekindle-code-{hash}.bin")
+}
+
+/// A file of ours, told by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    Manifest,
+    Commit,
+    Temporary,
+    Data(u32),
+    Code(CodeHash),
+}
+
+impl Name {
+    /// What `name` is; `None` for a file that is not ours, and for every name with a `/`.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        match name {
+            MANIFEST => return Some(Self::Manifest),
+            COMMIT => return Some(Self::Commit),
+            MANIFEST_TEMPORARY | COMMIT_TEMPORARY => return Some(Self::Temporary),
+            _ => {}
+        }
+        let between = |prefix, suffix| name.strip_prefix(prefix)?.strip_suffix(suffix);
+        if let Some(hash) = between("rekindle-code-", ".bin") {
+            return hash.parse().ok().map(Self::Code);
+        }
+        let index = between("rekindle-data-", ".raw")?.parse().ok()?;
+        // One file has one name: not "+1", not "01".
+        (data_name(index) == name).then_some(Self::Data(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_made_here_is_known_here() {
+        let hash = CodeHash::of(b"x");
+        assert_eq!(Name::parse(&code_name(hash)), Some(Name::Code(hash)));
+        assert_eq!(Name::parse(&data_name(0)), Some(Name::Data(0)));
+        assert_eq!(Name::parse("rekindle.img"), Some(Name::Manifest));
+        assert_eq!(Name::parse("rekindle.commit"), Some(Name::Commit));
+    }
+
+    #[test]
+    fn other_names_are_not_ours() {
+        for name in [
+            "",
+            "inventory.img",
+            "rekindle",
+            "rekindle-data-.raw",
+            "rekindle-data-01.raw",
+            "rekindle-data-+1.raw",
+            "rekindle-data-4294967296.raw",
+            "rekindle-data-1.raw.bak",
+            "../rekindle-data-1.raw",
+            "rekindle-code-.bin",
+            "rekindle-code-../../../../../../etc/passwd.bin",
+        ] {
+            assert_eq!(Name::parse(name), None, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! What a protobuf message will take in memory, found before it is decoded.
+//!
+//! An empty nested message is two bytes on disk and a structure of hundreds in memory, so a bound
+//! on the file is no bound on the reader. This walks the encoded bytes without allocating, adds up
+//! what decoding would allocate, and stops at [`MAX_DECODED`]. The sum is of the structures
+//! themselves; vectors grow by doubling, so the peak is up to three times as much.
+
+use std::mem::size_of;
+
+use crate::limits::MAX_DECODED;
+use crate::proto::image as proto;
+
+/// Why a message must not be decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Not protobuf.
+    Malformed,
+    /// It would take at least this many bytes.
+    TooLarge(u64),
+}
+
+/// A message, as far as it matters here: the field numbered `n` is `fields[n - 1]`.
+pub(crate) struct Shape {
+    cost: usize,
+    fields: &'static [Field],
+}
+
+enum Field {
+    /// A number or enumerator.
+    Number,
+    /// Many of them, packed or not.
+    Numbers,
+    /// A `fixed64`.
+    Fixed,
+    /// A string or bytes.
+    Bytes,
+    /// Many of them.
+    EachBytes,
+    /// One or many messages.
+    Message(&'static Shape),
+}
+
+use Field::{Bytes, EachBytes, Fixed, Message, Number, Numbers};
+
+const fn shape(cost: usize, fields: &'static [Field]) -> Shape {
+    Shape { cost, fields }
+}
+
+pub(crate) static MANIFEST: Shape = shape(
+    size_of::<proto::Manifest>(),
+    &[
+        Number,
+        Bytes,
+        Number,
+        Bytes,
+        Message(&HOST),
+        Number,
+        Bytes,
+        Message(&PHASE),
+        Message(&PARENT),
+        Number,
+        Bytes,
+        Message(&CODE_IMAGE),
+        Message(&CLIENT),
+    ],
+);
+
+static HOST: Shape = shape(size_of::<proto::Host>(), &[Bytes, Bytes, Message(&GPU)]);
+
+static GPU: Shape = shape(
+    size_of::<proto::Gpu>(),
+    &[Bytes, Bytes, Number, Number, Number, Bytes],
+);
+
+static PHASE: Shape = shape(size_of::<proto::Phase>(), &[Number, Number, Number, Number]);
+
+static PARENT: Shape = shape(size_of::<proto::Parent>(), &[Bytes, Bytes, Fixed, Fixed]);
+
+static CODE_IMAGE: Shape = shape(size_of::<proto::CodeImage>(), &[Bytes, Number]);
+
+pub(crate) static CLIENT: Shape = shape(
+    size_of::<proto::Client>(),
+    &[
+        Number,
+        Number,
+        Number,
+        Bytes,
+        Number,
+        Bytes,
+        Numbers,
+        Message(&SETTING),
+        Message(&CLIENT_GPU),
+        Message(&RING),
+        Bytes,
+        Number,
+        Bytes,
+        Message(&WINDOW),
+        Message(&OBJECT_KIND),
+        Message(&OBJECT),
+        Message(&ALLOCATION),
+        Message(&GLOBAL),
+        Message(&PINNED),
+        Message(&BLOB),
+    ],
+);
+
+static SETTING: Shape = shape(size_of::<proto::Setting>(), &[Bytes, Bytes]);
+
+static CLIENT_GPU: Shape = shape(size_of::<proto::ClientGpu>(), &[Number, Bytes]);
+
+static RING: Shape = shape(size_of::<proto::Ring>(), &[Number, Number]);
+
+static WINDOW: Shape = shape(size_of::<proto::Window>(), &[Number, Fixed, Number]);
+
+static OBJECT_KIND: Shape = shape(size_of::<proto::ObjectKind>(), &[Number, Bytes]);
+
+static OBJECT: Shape = shape(
+    size_of::<proto::Object>(),
+    &[
+        Number, Number, Number, Number, Number, Number, Bytes, EachBytes,
+    ],
+);
+
+static ALLOCATION: Shape = shape(
+    size_of::<proto::Allocation>(),
+    &[
+        Number,
+        Fixed,
+        Number,
+        Number,
+        Number,
+        Number,
+        Message(&PIECE),
+    ],
+);
+
+static GLOBAL: Shape = shape(
+    size_of::<proto::Global>(),
+    &[Number, Number, Bytes, Fixed, Number, Message(&PIECE)],
+);
+
+static PINNED: Shape = shape(
+    size_of::<proto::Pinned>(),
+    &[Fixed, Number, Number, Message(&PIECE)],
+);
+
+static BLOB: Shape = shape(
+    size_of::<proto::Blob>(),
+    &[Number, Number, Number, Number, Message(&PIECE)],
+);
+
+static PIECE: Shape = shape(
+    size_of::<proto::Piece>(),
+    &[
+        Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number,
+    ],
+);
+
+pub(crate) static COMMIT: Shape = shape(
+    size_of::<proto::Commit>(),
+    &[Bytes, Fixed, Fixed, Number, Message(&FILE)],
+);
+
+static FILE: Shape = shape(size_of::<proto::File>(), &[Bytes, Number]);
+
+/// A field that the decoder does not know is kept in a map of vectors.
+const UNKNOWN: usize = 128;
+
+/// What decoding `bytes` as a message of this shape takes, in bytes.
+pub(crate) fn scan(bytes: &[u8], shape: &Shape) -> Result<u64, Refused> {
+    let mut total = 0;
+    walk(bytes, shape, &mut total)?;
+    Ok(total)
+}
+
+/// Recursion is as deep as the shapes nest: four levels.
+fn walk(mut bytes: &[u8], shape: &Shape, total: &mut u64) -> Result<(), Refused> {
+    add(total, shape.cost)?;
+    while !bytes.is_empty() {
+        let tag = varint(&mut bytes)?;
+        let field = (tag >> 3)
+            .checked_sub(1)
+            .and_then(|index| shape.fields.get(usize::try_from(index).ok()?));
+        match (tag & 7, field) {
+            (0, Some(Number)) => drop(varint(&mut bytes)?),
+            (0, Some(Numbers)) => {
+                varint(&mut bytes)?;
+                add(total, size_of::<u32>())?;
+            }
+            (1, Some(Fixed)) => drop(take(&mut bytes, 8)?),
+            (2, Some(Numbers)) => {
+                let length = varint(&mut bytes)?;
+                add(total, take(&mut bytes, length)?.len() * size_of::<u32>())?;
+            }
+            (2, Some(Bytes)) => {
+                let length = varint(&mut bytes)?;
+                add(total, take(&mut bytes, length)?.len())?;
+            }
+            (2, Some(EachBytes)) => {
+                let length = varint(&mut bytes)?;
+                let length = take(&mut bytes, length)?.len();
+                // The allocator gives at least this for any length but none.
+                add(total, size_of::<Vec<u8>>() + length.max(32))?;
+            }
+            (2, Some(Message(inner))) => {
+                let length = varint(&mut bytes)?;
+                walk(take(&mut bytes, length)?, inner, total)?;
+            }
+            (wire, _) => {
+                add(total, UNKNOWN)?;
+                match wire {
+                    0 => drop(varint(&mut bytes)?),
+                    1 => drop(take(&mut bytes, 8)?),
+                    2 => {
+                        let length = varint(&mut bytes)?;
+                        add(total, take(&mut bytes, length)?.len())?;
+                    }
+                    5 => drop(take(&mut bytes, 4)?),
+                    // Groups nest without bound, and nothing of ours uses them.
+                    _ => return Err(Refused::Malformed),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn add(total: &mut u64, cost: usize) -> Result<(), Refused> {
+    *total = total.saturating_add(cost as u64);
+    if *total > MAX_DECODED {
+        return Err(Refused::TooLarge(*total));
+    }
+    Ok(())
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, Refused> {
+    let mut value = 0;
+    for shift in (0..70).step_by(7) {
+        let (&byte, rest) = bytes.split_first().ok_or(Refused::Malformed)?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(Refused::Malformed)
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Result<&'a [u8], Refused> {
+    let length = usize::try_from(length).map_err(|_| Refused::Malformed)?;
+    let (head, rest) = bytes.split_at_checked(length).ok_or(Refused::Malformed)?;
+    *bytes = rest;
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The field types of each message in `image.proto`, in the order of their numbers.
+    fn declared() -> Vec<(String, Vec<(bool, String)>)> {
+        let mut messages = Vec::<(String, Vec<_>)>::new();
+        let mut inside = false;
+        for line in include_str!("../proto/image.proto").lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words[..] {
+                ["message", name, "{"] => {
+                    messages.push((name.to_owned(), Vec::new()));
+                    inside = true;
+                }
+                ["}"] => inside = false,
+                [.., "=", number] if inside && !line.contains("//") => {
+                    let repeated = words[0] == "repeated";
+                    let kind = words[usize::from(repeated)].to_owned();
+                    let fields = &mut messages.last_mut().unwrap().1;
+                    fields.push((repeated, kind));
+                    assert_eq!(number, format!("{};", fields.len()), "{line}");
+                }
+                _ => {}
+            }
+        }
+        messages
+    }
+
+    #[test]
+    fn the_shapes_are_those_of_the_declared_messages() {
+        let shapes = [
+            ("Manifest", &MANIFEST),
+            ("Host", &HOST),
+            ("Gpu", &GPU),
+            ("Phase", &PHASE),
+            ("Parent", &PARENT),
+            ("CodeImage", &CODE_IMAGE),
+            ("Client", &CLIENT),
+            ("Setting", &SETTING),
+            ("ClientGpu", &CLIENT_GPU),
+            ("Ring", &RING),
+            ("Window", &WINDOW),
+            ("ObjectKind", &OBJECT_KIND),
+            ("Object", &OBJECT),
+            ("Allocation", &ALLOCATION),
+            ("Global", &GLOBAL),
+            ("Pinned", &PINNED),
+            ("Blob", &BLOB),
+            ("Piece", &PIECE),
+            ("Commit", &COMMIT),
+            ("File", &FILE),
+        ];
+        let of = |name: &str| shapes.iter().find(|it| it.0 == name).map(|it| it.1);
+        let declared = declared();
+        assert_eq!(declared.len(), shapes.len());
+        for (message, fields) in declared {
+            let shape = of(&message).unwrap_or_else(|| panic!("{message} has no shape"));
+            assert_eq!(shape.fields.len(), fields.len(), "{message}");
+            for (number, (field, (repeated, kind))) in (1..).zip(shape.fields.iter().zip(fields)) {
+                let right = match (field, kind.as_str(), repeated) {
+                    (Numbers, "uint32", true) | (EachBytes, "bytes", true) => true,
+                    (Fixed, "fixed64", false) | (Bytes, "bytes" | "string", false) => true,
+                    (Message(inner), name, _) => {
+                        of(name).is_some_and(|it| std::ptr::eq(it, *inner))
+                    }
+                    // Numbers and enumerators.
+                    (Number, name, false) => {
+                        of(name).is_none() && !["bytes", "string", "fixed64"].contains(&name)
+                    }
+                    _ => false,
+                };
+                assert!(right, "field {number} of {message}: {kind}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_cut_anywhere_in_a_field_is_malformed() {
+        // Field 2, bytes, length 4; field 1 of a phase.
+        let message = [0x12, 4, 1, 2, 3, 4, 0x42, 2, 0x08, 1];
+        assert!(scan(&message, &MANIFEST).is_ok());
+        for length in [1, 2, 5, 7, 8, 9] {
+            let result = scan(&message[..length], &MANIFEST);
+            assert_eq!(result, Err(Refused::Malformed), "{length}");
+        }
+    }
+
+    #[test]
+    fn an_endless_number_is_malformed() {
+        let mut message = vec![0x08];
+        message.extend_from_slice(&[0xff; 20]);
+        assert_eq!(scan(&message, &MANIFEST), Err(Refused::Malformed));
+    }
+}

@@ -1,0 +1,132 @@
+//! The system calls that the standard library does not offer: files relative to a directory's
+//! descriptor. All of this crate's `unsafe` is here.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
+
+use crate::ImageError;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn c_name(name: &str) -> io::Result<CString> {
+    CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// `openat` with `O_CLOEXEC` added.
+pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &str, flags: i32, mode: u32) -> io::Result<File> {
+    let name = c_name(name)?;
+    // SAFETY: the descriptor is borrowed, hence open; the name ends in NUL and outlives the call.
+    let fd = check(unsafe {
+        libc::openat(
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            flags | libc::O_CLOEXEC,
+            mode as libc::c_uint,
+        )
+    })?;
+    // SAFETY: the call above gave this descriptor to us alone.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// `unlinkat`; a symbolic link is removed itself.
+pub(crate) fn unlink_at(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let name = c_name(name)?;
+    // SAFETY: as in `open_at`.
+    check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) }).map(drop)
+}
+
+/// `renameat` within one directory.
+pub(crate) fn rename_at(dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
+    let (from, to) = (c_name(from)?, c_name(to)?);
+    let dir = dir.as_raw_fd();
+    // SAFETY: as in `open_at`.
+    check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) }).map(drop)
+}
+
+/// The names in a directory, in no order; those that are not UTF-8 cannot be ours and are left out.
+pub(crate) fn names_in(dir: BorrowedFd<'_>) -> io::Result<Vec<String>> {
+    /// Closes the stream however the function is left.
+    struct Stream(*mut libc::DIR);
+    impl Drop for Stream {
+        fn drop(&mut self) {
+            // SAFETY: made by `fdopendir` and closed only here.
+            unsafe { libc::closedir(self.0) };
+        }
+    }
+
+    // A descriptor of its own, since reading moves the position that duplicates share.
+    let own = open_at(dir, ".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    // SAFETY: an open directory; on success the stream owns it.
+    let stream = unsafe { libc::fdopendir(own.as_raw_fd()) };
+    if stream.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let _ = own.into_raw_fd();
+    let stream = Stream(stream);
+
+    let mut names = Vec::new();
+    loop {
+        // SAFETY: this thread's errno; readdir tells the end from a failure only by it.
+        unsafe { *libc::__errno_location() = 0 };
+        // SAFETY: the stream is open and used by this thread alone.
+        let entry = unsafe { libc::readdir(stream.0) };
+        if entry.is_null() {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(0) | None => Ok(names),
+                Some(_) => Err(error),
+            };
+        }
+        // SAFETY: an entry's name ends in NUL and lives until the next readdir.
+        let name = unsafe { CStr::from_ptr((*entry).d_name.as_ptr()) };
+        if let Ok(name) = name.to_str() {
+            names.push(name.to_owned());
+        }
+    }
+}
+
+/// Bytes that an unprivileged process may still write to the file system of `dir`.
+pub(crate) fn free_space(dir: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the descriptor is open, and the structure is as large as the call expects.
+    check(unsafe { libc::fstatvfs(dir.as_raw_fd(), answer.as_mut_ptr()) })?;
+    // SAFETY: filled by the successful call.
+    let answer = unsafe { answer.assume_init() };
+    Ok(answer.f_bavail.saturating_mul(answer.f_frsize))
+}
+
+/// Where the first data at or after `from` begins; `None` if only a hole follows.
+pub(crate) fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
+    let from = libc::off_t::try_from(from).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the descriptor is open. The position that this moves is used by nobody: all reads
+    // and writes in this crate say where.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
+    match u64::try_from(at) {
+        Ok(at) => Ok(Some(at)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
+/// Random bytes from the kernel.
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], ImageError> {
+    let mut bytes = [0; N];
+    // SAFETY: the buffer is as long as said. Up to 256 bytes are never given in part.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if usize::try_from(got) == Ok(N) {
+        Ok(bytes)
+    } else {
+        let error = io::Error::last_os_error();
+        Err(ImageError::io("read", "random numbers", error))
+    }
+}

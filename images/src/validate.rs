@@ -1,0 +1,157 @@
+//! That the parts of a manifest agree with each other and with the files.
+//!
+//! The writer asks before it commits, the reader before it hands out anything, so that neither a
+//! defect of ours nor a hostile image reaches code that relies on it.
+
+use std::collections::BTreeSet;
+
+use crate::commit::FileSizes;
+use crate::limits::{BLOCK, MAX_CODE, MAX_PIECE_LENGTH};
+use crate::manifest::{Client, Compression, Extent, Manifest, Piece, Storage};
+use crate::region::{Region, RegionKind};
+
+/// What is wrong, if anything.
+pub(crate) fn check(manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+    check_code(manifest, files)?;
+    let mut indexes = BTreeSet::new();
+    for client in &manifest.clients {
+        if !indexes.insert(client.index) {
+            return Err(format!("two clients have index {}", client.index));
+        }
+        check_client(client, manifest, files)
+            .map_err(|what| format!("client {}: {what}", client.index))?;
+    }
+    Ok(())
+}
+
+fn check_code(manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+    let mut known = BTreeSet::new();
+    for code in &manifest.code {
+        if !known.insert(code.hash) {
+            return Err(format!("code image {} is listed twice", code.hash));
+        }
+        if code.size > MAX_CODE {
+            return Err(format!("code image {} is too large", code.hash));
+        }
+        if files.code.get(&code.hash) != Some(&code.size) {
+            return Err(format!(
+                "code image {} has no file of {} bytes",
+                code.hash, code.size
+            ));
+        }
+    }
+    match files.code.keys().find(|hash| !known.contains(hash)) {
+        Some(hash) => Err(format!("code file {hash} is not in the manifest")),
+        None => Ok(()),
+    }
+}
+
+fn check_client(client: &Client, manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+    let mut ordinals = BTreeSet::new();
+    for gpu in &client.gpus {
+        if !ordinals.insert(gpu.ordinal) {
+            return Err(format!("gpu {} is listed twice", gpu.ordinal));
+        }
+        if !manifest.host.gpus.iter().any(|it| it.uuid == gpu.uuid) {
+            return Err(format!("gpu {} is not among the host's", gpu.ordinal));
+        }
+    }
+    for window in &client.windows {
+        check_range(window.address, window.size)
+            .map_err(|what| format!("window {:#x}: {what}", window.address))?;
+    }
+
+    let mut last = None;
+    for object in &client.objects {
+        if last >= Some(object.sequence) {
+            return Err(format!("object {} is out of order", object.sequence));
+        }
+        last = Some(object.sequence);
+        for hash in &object.code {
+            if !files.code.contains_key(hash) {
+                return Err(format!(
+                    "object {} needs code {hash}, which is not in the image",
+                    object.sequence
+                ));
+            }
+        }
+    }
+
+    for region in client.regions() {
+        check_region(&region, manifest, files).map_err(|what| format!("{region}: {what}"))?;
+    }
+    Ok(())
+}
+
+fn check_region(region: &Region<'_>, manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+    if let Some(address) = region.what.address() {
+        check_range(address, region.size)?;
+    }
+    // The CPU image holds it.
+    if matches!(region.what, RegionKind::Pinned { .. }) && region.pieces.is_empty() {
+        return Ok(());
+    }
+    let mut end = 0;
+    for piece in region.pieces {
+        if piece.offset != end {
+            return Err(format!("content is missing or double at byte {end}"));
+        }
+        check_piece(piece, manifest, files)
+            .map_err(|what| format!("piece at byte {end}: {what}"))?;
+        // Lengths are bounded, and the sum stays below the size or is refused below.
+        end = end.checked_add(piece.length).ok_or("content overflows")?;
+    }
+    if end != region.size {
+        return Err(format!("content covers {end} bytes of {}", region.size));
+    }
+    Ok(())
+}
+
+fn check_piece(piece: &Piece, manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+    if piece.length == 0 || piece.length > MAX_PIECE_LENGTH {
+        return Err(format!("its length is {}", piece.length));
+    }
+    match piece.storage {
+        Storage::Zero => Ok(()),
+        Storage::Stored(extent) => {
+            check_extent(piece, &extent)?;
+            let size = files.data.get(&extent.file);
+            let size = size.ok_or_else(|| format!("there is no data file {}", extent.file))?;
+            match extent.offset.checked_add(extent.length) {
+                Some(end) if end <= *size => Ok(()),
+                _ => Err(format!("it is beyond the end of data file {}", extent.file)),
+            }
+        }
+        Storage::Parent { depth, extent } => {
+            if depth == 0 || manifest.parent.is_none() {
+                return Err("it refers to a parent that the image does not have".to_owned());
+            }
+            check_extent(piece, &extent)
+        }
+    }
+}
+
+fn check_extent(piece: &Piece, extent: &Extent) -> Result<(), String> {
+    if !extent.offset.is_multiple_of(BLOCK) {
+        return Err(format!("its file offset {} is not aligned", extent.offset));
+    }
+    let fits = match extent.compression {
+        Compression::None => extent.length == piece.length,
+        // What does not shrink is stored as it is.
+        Compression::Lz4 | Compression::Zstd => (1..piece.length).contains(&extent.length),
+    };
+    if !fits {
+        return Err(format!(
+            "{} bytes are stored for {}",
+            extent.length, piece.length
+        ));
+    }
+    Ok(())
+}
+
+fn check_range(address: u64, size: u64) -> Result<(), String> {
+    match address.checked_add(size) {
+        Some(_) => Ok(()),
+        None => Err("its addresses overflow".to_owned()),
+    }
+}

@@ -1,0 +1,391 @@
+//! Making an image: files, code, manifest, commit.
+//!
+//! ```text
+//!            create                       commit
+//!  (anything) ────► open ──────────────────────────────────────────► committed
+//!                    │ data_file, put_code,   1 data and code durable
+//!                    │ code_file              2 manifest durable
+//!                    │                        3 commit record durable
+//!                    └── abort, drop, a failed commit ──► our files are gone
+//! ```
+//!
+//! A process that is killed on the way leaves files without a commit record: readers refuse them,
+//! and the next writer removes them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::commit::{CommitRecord, FileEntry, FileSizes};
+use crate::decode::Decoder;
+use crate::dir::ImageDir;
+use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey};
+use crate::image::read_code_file;
+use crate::limits::{FORMAT_VERSION, MAX_CODE, MAX_FILES};
+use crate::manifest::{CodeImage, Manifest};
+use crate::names::{
+    COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name,
+};
+use crate::{ImageError, encode, envelope, validate};
+
+/// How an image is begun.
+#[derive(Debug, Clone, Copy)]
+pub struct CreateOptions {
+    /// The checkpoint's name.
+    pub id: CheckpointId,
+    /// The key of the pieces' hashes.
+    pub key: HashKey,
+    /// Whether a committed image in the directory may be replaced. It is gone then as soon as the
+    /// new one is begun.
+    pub replace: bool,
+}
+
+impl CreateOptions {
+    /// A random name and key, replacing nothing.
+    ///
+    /// # Errors
+    /// The kernel gave no random numbers.
+    pub fn new() -> Result<Self, ImageError> {
+        Ok(Self {
+            id: CheckpointId::random()?,
+            key: HashKey::random()?,
+            replace: false,
+        })
+    }
+}
+
+/// An image that is durable and whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// Its name.
+    pub id: CheckpointId,
+    /// The checksum of its manifest, by which an incremental image refers to it.
+    pub manifest_hash: Checksum,
+    /// Bytes in all its files.
+    pub bytes: u64,
+    /// Number of its files.
+    pub files: usize,
+}
+
+/// An image being written.
+///
+/// Unless [`commit`](Self::commit) returns success, every file it made is removed, and nothing
+/// else in the directory: when it is dropped, or by [`abort`](Self::abort), which also says
+/// whether that worked. Methods that add files may be called from several threads.
+#[derive(Debug)]
+pub struct ImageWriter {
+    dir: ImageDir,
+    options: CreateOptions,
+    files: Mutex<Files>,
+    finished: bool,
+}
+
+#[derive(Debug, Default)]
+struct Files {
+    /// Kept open, so that a failed write-back is reported to us.
+    data: BTreeMap<u32, File>,
+    code: BTreeMap<CodeHash, Code>,
+}
+
+/// A code file. Not kept open: there may be thousands.
+#[derive(Debug, Clone, Copy)]
+struct Code {
+    size: u64,
+    /// Whether another process writes it, so that its content must be checked.
+    foreign: bool,
+}
+
+impl ImageWriter {
+    /// Begins an image in `dir`.
+    ///
+    /// What an earlier image left there is removed: first its commit record, durably, so that no
+    /// mixture of the two can ever look whole, then its other files. Files that are not ours stay.
+    ///
+    /// # Errors
+    /// [`ImageError::Exists`] if a committed image is there and may not be replaced,
+    /// [`ImageError::Busy`] if another writer is at work, [`ImageError::Io`].
+    pub fn create(dir: ImageDir, options: CreateOptions) -> Result<Self, ImageError> {
+        dir.lock()?;
+        let names = dir.names()?;
+        if names.iter().any(|name| name == COMMIT) {
+            if !options.replace {
+                return Err(ImageError::Exists {
+                    dir: dir.path().to_owned(),
+                });
+            }
+            dir.remove(COMMIT)?;
+            dir.sync()?;
+        }
+        for name in names.iter().filter(|name| Name::parse(name).is_some()) {
+            dir.remove(name)?;
+        }
+        Ok(Self {
+            dir,
+            options,
+            files: Mutex::default(),
+            finished: false,
+        })
+    }
+
+    /// The checkpoint's name.
+    #[must_use]
+    pub fn id(&self) -> CheckpointId {
+        self.options.id
+    }
+
+    /// The key of the pieces' hashes.
+    #[must_use]
+    pub fn key(&self) -> HashKey {
+        self.options.key
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &ImageDir {
+        &self.dir
+    }
+
+    /// Makes data file number `index`, empty, open for writing only, readable by its owner. It
+    /// may be handed to a process that is not trusted.
+    ///
+    /// # Errors
+    /// [`ImageError::Invalid`] if it was made before; [`ImageError::NoSpace`],
+    /// [`ImageError::Io`].
+    pub fn data_file(&self, index: u32) -> Result<File, ImageError> {
+        let mut files = self.files();
+        if files.data.contains_key(&index) {
+            return Err(ImageError::Invalid {
+                what: format!("data file {index} made twice"),
+            });
+        }
+        let name = data_name(index);
+        let file = self.dir.create_file(&name)?;
+        match file.try_clone() {
+            Ok(kept) => {
+                files.data.insert(index, kept);
+                Ok(file)
+            }
+            Err(error) => {
+                self.dir.remove(&name)?;
+                Err(ImageError::io("duplicate", name, error))
+            }
+        }
+    }
+
+    /// Adds a code image, unless the image has it already, and returns its hash.
+    ///
+    /// # Errors
+    /// [`ImageError::TooLarge`], [`ImageError::NoSpace`], [`ImageError::Io`]. The image cannot be
+    /// committed then.
+    pub fn put_code(&self, code: &[u8]) -> Result<CodeHash, ImageError> {
+        let hash = CodeHash::of(code);
+        if let Some(mut file) = self.new_code(hash, code.len() as u64, false)? {
+            file.write_all(code)
+                .map_err(|error| ImageError::write(&code_name(hash), code.len() as u64, error))?;
+        }
+        Ok(hash)
+    }
+
+    /// Makes the file of a code image for another process to fill; `None` if the image has it
+    /// already. Length and hash are checked at the commit.
+    ///
+    /// # Errors
+    /// [`ImageError::TooLarge`], [`ImageError::NoSpace`], [`ImageError::Io`].
+    pub fn code_file(&self, hash: CodeHash, length: u64) -> Result<Option<File>, ImageError> {
+        self.new_code(hash, length, true)
+    }
+
+    /// Makes data and code durable, so that a commit that follows has little left to do. Needed
+    /// only where the two are to be timed apart.
+    ///
+    /// # Errors
+    /// [`ImageError::NoSpace`] where the file system notices only now; [`ImageError::Io`].
+    pub fn sync(&self) -> Result<(), ImageError> {
+        let files = self.files();
+        for (index, file) in &files.data {
+            sync(file, &data_name(*index))?;
+        }
+        for hash in files.code.keys() {
+            let name = code_name(*hash);
+            sync(&self.dir.require_file(&name)?.0, &name)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the image whole and durable. All writing to its files must have ended.
+    ///
+    /// `manifest` gets this image's id, key and code list. It is checked against the files, as
+    /// it will be when the image is opened.
+    ///
+    /// # Errors
+    /// [`ImageError::Invalid`] if the manifest does not fit the files, [`ImageError::Corrupt`] if
+    /// another process filled a code file with something else, [`ImageError::TooLarge`],
+    /// [`ImageError::NoSpace`], [`ImageError::Io`]. In each case the image is gone.
+    pub fn commit(mut self, mut manifest: Manifest) -> Result<Committed, ImageError> {
+        self.sync()?;
+        let files = self.check_files()?;
+        manifest.format_version = FORMAT_VERSION;
+        manifest.id = self.options.id;
+        manifest.hash_key = self.options.key;
+        manifest.code = files
+            .code
+            .iter()
+            .map(|(&hash, &size)| CodeImage { hash, size })
+            .collect();
+        let message = check_manifest(&manifest, &files)?;
+
+        let (bytes, manifest_hash) = envelope::seal(envelope::MANIFEST, &message)?;
+        let record = CommitRecord {
+            id: manifest.id,
+            manifest_hash,
+            manifest_length: bytes.len() as u64,
+            files: entries(&files),
+        };
+        let message = encode::commit(&record)?;
+        let (record_bytes, _) = envelope::seal(envelope::COMMIT, &message)?;
+
+        self.write_whole(MANIFEST_TEMPORARY, MANIFEST, &bytes)?;
+        // From the rename in here on the image is whole.
+        self.write_whole(COMMIT_TEMPORARY, COMMIT, &record_bytes)?;
+        self.finished = true;
+
+        let content: u64 = record.files.iter().map(|it| it.size).sum();
+        Ok(Committed {
+            id: manifest.id,
+            manifest_hash,
+            bytes: content + (bytes.len() + record_bytes.len()) as u64,
+            files: record.files.len() + 2,
+        })
+    }
+
+    /// Removes the files that were made, and only those.
+    ///
+    /// # Errors
+    /// The first file that could not be removed; the others are removed all the same.
+    pub fn abort(mut self) -> Result<(), ImageError> {
+        self.finished = true;
+        self.remove_files()
+    }
+
+    fn files(&self) -> MutexGuard<'_, Files> {
+        // A panic elsewhere leaves nothing half-done in here.
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new_code(
+        &self,
+        hash: CodeHash,
+        size: u64,
+        foreign: bool,
+    ) -> Result<Option<File>, ImageError> {
+        let name = code_name(hash);
+        if size > MAX_CODE {
+            return Err(ImageError::TooLarge {
+                file: name,
+                what: "the code image",
+                size,
+                limit: MAX_CODE,
+            });
+        }
+        let mut files = self.files();
+        if files.code.contains_key(&hash) {
+            return Ok(None);
+        }
+        let file = self.dir.create_file(&name)?;
+        files.code.insert(hash, Code { size, foreign });
+        Ok(Some(file))
+    }
+
+    /// The sizes that the files have now, code compared with what was announced.
+    fn check_files(&self) -> Result<FileSizes, ImageError> {
+        let files = self.files();
+        if files.data.len() + files.code.len() > MAX_FILES {
+            return Err(ImageError::Invalid {
+                what: format!("more than {MAX_FILES} files"),
+            });
+        }
+        let mut sizes = FileSizes::default();
+        for (&index, file) in &files.data {
+            let status = file
+                .metadata()
+                .map_err(|error| ImageError::io("read the size of", data_name(index), error))?;
+            sizes.data.insert(index, status.len());
+        }
+        for (&hash, code) in &files.code {
+            if code.foreign {
+                read_code_file(&self.dir, hash, code.size)?;
+            } else {
+                // What a failed write left.
+                let name = code_name(hash);
+                if self.dir.require_file(&name)?.1 != code.size {
+                    return Err(ImageError::Invalid {
+                        what: format!("{name} was not written in full"),
+                    });
+                }
+            }
+            sizes.code.insert(hash, code.size);
+        }
+        Ok(sizes)
+    }
+
+    /// A file that appears under its name only when it is whole and durable.
+    fn write_whole(&self, temporary: &str, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
+        let mut file = self.dir.create_file(temporary)?;
+        file.write_all(bytes)
+            .map_err(|error| ImageError::write(name, bytes.len() as u64, error))?;
+        sync(&file, name)?;
+        self.dir.rename(temporary, name)?;
+        self.dir.sync()
+    }
+
+    fn remove_files(&self) -> Result<(), ImageError> {
+        let files = self.files();
+        let data = files.data.keys().map(|index| data_name(*index));
+        let code = files.code.keys().map(|hash| code_name(*hash));
+        // The commit record first: without it the rest is not an image, however far this gets.
+        [COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(data)
+            .chain(code)
+            .map(|name| self.dir.remove(&name))
+            .fold(Ok(()), Result::and)
+            .and(self.dir.sync())
+    }
+}
+
+impl Drop for ImageWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // There is nobody to tell. What stays has no commit record, or is found by its sizes.
+            let _ = self.remove_files();
+        }
+    }
+}
+
+fn sync(file: &File, name: &str) -> Result<(), ImageError> {
+    file.sync_all()
+        .map_err(|error| ImageError::write(name, 0, error))
+}
+
+/// The encoded manifest, after it was read back: what cannot be read must not be committed.
+fn check_manifest(manifest: &Manifest, files: &FileSizes) -> Result<Vec<u8>, ImageError> {
+    validate::check(manifest, files).map_err(|what| ImageError::Invalid { what })?;
+    let message = encode::manifest(manifest)?;
+    if Decoder::new(MANIFEST).manifest(&message, FORMAT_VERSION)? != *manifest {
+        return Err(ImageError::Invalid {
+            what: "a manifest that reads back as another".to_owned(),
+        });
+    }
+    Ok(message)
+}
+
+fn entries(files: &FileSizes) -> Vec<FileEntry> {
+    let entry = |name, &size| FileEntry { name, size };
+    let data = files.data.iter();
+    let code = files.code.iter();
+    data.map(|(index, size)| entry(data_name(*index), size))
+        .chain(code.map(|(hash, size)| entry(code_name(*hash), size)))
+        .collect()
+}

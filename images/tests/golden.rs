@@ -1,0 +1,77 @@
+//! Images of every format version that was ever written stay readable.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+
+use rekindle_images::*;
+use serde_json::Value;
+
+fn fixture(version: u32) -> PathBuf {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    fixtures.join(format!("v{version}"))
+}
+
+/// That `new` says all that `old` says; it may say more.
+fn assert_includes(new: &Value, old: &Value, at: &str) {
+    match (new, old) {
+        (Value::Object(new), Value::Object(old)) => {
+            for (key, old) in old {
+                assert_includes(&new[key], old, &format!("{at}.{key}"));
+            }
+        }
+        (Value::Array(new), Value::Array(old)) => {
+            assert_eq!(new.len(), old.len(), "{at}");
+            for (index, (new, old)) in new.iter().zip(old).enumerate() {
+                assert_includes(new, old, &format!("{at}[{index}]"));
+            }
+        }
+        _ => assert_eq!(new, old, "{at}"),
+    }
+}
+
+#[test]
+fn version_1_reads_as_it_was_written() {
+    let image = Image::open(fixture(1)).unwrap();
+    let report = image.verify(|_| ());
+    assert!(report.is_good(), "{report:?}");
+    assert_eq!((report.pieces, report.code_images), (12, 2));
+
+    let expected = std::fs::read_to_string(fixture(1).join("summary.json")).unwrap();
+    let expected = serde_json::from_str(&expected).unwrap();
+    let summary = serde_json::to_value(image.summary()).unwrap();
+    assert_includes(&summary, &expected, "summary");
+
+    let client = image.client(1).unwrap();
+    assert_eq!(client.socket_ids, [31, 33]);
+    assert_eq!((client.ring.size, client.ring.head), (1 << 20, 99_999));
+    assert_eq!(client.windows[1].kind, WindowKind::Pinned);
+    let object = &client.objects[11];
+    assert_eq!((object.sequence, &*object.args), (33, &[11; 11][..]));
+    let code = image.read_code(client.objects[0].code[0]).unwrap();
+    assert_eq!(code, b"\x7fELF, or so it seems");
+    let allocation = &client.allocations[0];
+    assert_eq!(allocation.address, 0x2000_0020_0000);
+    let mut content = vec![0; allocation.pieces[2].length as usize];
+    let reader = image.data_reader().unwrap();
+    reader.read(&allocation.pieces[2], &mut content).unwrap();
+    assert_eq!(content, b"the end");
+}
+
+#[test]
+fn there_is_a_fixture_of_the_current_version() {
+    assert!(fixture(FORMAT_VERSION).is_dir());
+}
+
+#[test]
+#[ignore = "writes the fixture of a new format version; an existing one is never changed"]
+fn write_fixture() {
+    let dir = fixture(FORMAT_VERSION);
+    std::fs::create_dir(&dir).unwrap();
+    common::write(&dir);
+    let summary = Image::open(&dir).unwrap().summary();
+    let summary = serde_json::to_string_pretty(&summary).unwrap();
+    std::fs::write(dir.join("summary.json"), summary + "\n").unwrap();
+}

@@ -1,0 +1,342 @@
+//! What a writer does to a directory, and when what it wrote counts.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use common::{CODE, create, fill, names};
+use rekindle_images::*;
+
+/// Files of others, some with names close to ours.
+const FOREIGN: [&str; 6] = [
+    "core-1.img",
+    "inventory.img",
+    "rekindle",
+    "rekindle-data-0.raw.bak",
+    "rekindle-notes.txt",
+    "rekindle.img.old",
+];
+
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in FOREIGN {
+        fs::write(dir.path().join(name), name).unwrap();
+    }
+    dir
+}
+
+fn assert_only_foreign(dir: &Path) {
+    assert_eq!(names(dir), FOREIGN);
+    for name in FOREIGN {
+        assert_eq!(fs::read_to_string(dir.join(name)).unwrap(), name);
+    }
+}
+
+fn kind<T: std::fmt::Debug>(result: Result<T, ImageError>) -> ErrorKind {
+    result.unwrap_err().kind()
+}
+
+/// A writer whose process is killed: nothing is cleaned up.
+fn kill(writer: ImageWriter) {
+    std::mem::forget(writer);
+}
+
+#[test]
+fn an_aborted_image_leaves_only_what_was_there() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    fill(&writer).unwrap();
+    writer.abort().unwrap();
+    assert_only_foreign(dir.path());
+}
+
+#[test]
+fn a_dropped_image_leaves_only_what_was_there() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    fill(&writer).unwrap();
+    drop(writer);
+    assert_only_foreign(dir.path());
+}
+
+#[test]
+fn a_refused_commit_leaves_only_what_was_there() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    let mut manifest = fill(&writer).unwrap();
+    manifest.clients[0].allocations[0].size += 1;
+    assert_eq!(kind(writer.commit(manifest)), ErrorKind::Invalid);
+    assert_only_foreign(dir.path());
+}
+
+#[test]
+fn a_commit_leaves_the_files_of_others_alone() {
+    let dir = directory();
+    common::write(dir.path());
+    for name in FOREIGN {
+        assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), name);
+    }
+}
+
+#[test]
+fn an_image_killed_before_its_commit_is_refused_and_then_replaced_unasked() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    fill(&writer).unwrap();
+    writer.sync().unwrap();
+    kill(writer);
+    assert_eq!(kind(Image::open(dir.path())), ErrorKind::Uncommitted);
+
+    // The lock lives as long as the killed process; this one has to go on without it.
+    let copy = directory();
+    for name in names(dir.path()) {
+        fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
+    }
+    common::write(copy.path());
+    assert!(!common::is_refused(copy.path()));
+}
+
+#[test]
+fn a_commit_interrupted_after_any_of_its_steps_is_whole_or_refused() {
+    let dir = directory();
+    common::write(dir.path());
+    let (manifest, commit) = (dir.path().join(MANIFEST), dir.path().join(COMMIT));
+    let with = |path: &Path, suffix| path.with_file_name(format!("{}.tmp", suffix));
+    let refused = || assert_eq!(kind(Image::open(dir.path())), ErrorKind::Uncommitted);
+
+    // Backwards from the whole image: commit record written but not renamed, ...
+    fs::rename(&commit, with(&commit, COMMIT)).unwrap();
+    refused();
+    fs::write(with(&commit, COMMIT), b"REKC").unwrap();
+    refused();
+    fs::remove_file(with(&commit, COMMIT)).unwrap();
+    refused();
+    fs::rename(&manifest, with(&manifest, MANIFEST)).unwrap();
+    refused();
+    fs::remove_file(with(&manifest, MANIFEST)).unwrap();
+    refused();
+}
+
+#[test]
+fn a_committed_image_is_replaced_only_on_demand() {
+    let dir = directory();
+    common::write(dir.path());
+    let before = names(dir.path());
+    assert_eq!(kind(create(dir.path())), ErrorKind::Exists);
+    assert_eq!(names(dir.path()), before);
+    assert!(!common::is_refused(dir.path()));
+
+    let mut options = common::options();
+    options.replace = true;
+    options.id = CheckpointId::random().unwrap();
+    let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+    writer.commit(common::manifest()).unwrap();
+    let image = Image::open(dir.path()).unwrap();
+    assert_eq!(image.manifest().id, options.id);
+    // Nothing of the first one is left.
+    assert!(image.files().is_empty());
+    assert_eq!(names(dir.path()).len(), FOREIGN.len() + 2);
+}
+
+#[test]
+fn a_second_image_interrupted_at_any_point_never_looks_committed() {
+    let stages: [fn(&ImageWriter); 4] = [
+        |_| (),
+        |writer| drop(writer.data_file(0).unwrap()),
+        |writer| {
+            writer.put_code(CODE[0]).unwrap();
+        },
+        |writer| drop(fill(writer).unwrap()),
+    ];
+    for stage in stages {
+        let dir = directory();
+        common::write(dir.path());
+        let mut options = common::options();
+        options.replace = true;
+        let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+        stage(&writer);
+        kill(writer);
+        let kind = kind(Image::open(dir.path()));
+        assert!(
+            matches!(kind, ErrorKind::Uncommitted | ErrorKind::NotAnImage),
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
+fn two_writers_cannot_share_a_directory() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    assert_eq!(kind(create(dir.path())), ErrorKind::Busy);
+    let manifest = fill(&writer).unwrap();
+    writer.commit(manifest).unwrap();
+    assert_eq!(kind(create(dir.path())), ErrorKind::Exists);
+}
+
+#[test]
+fn a_planted_link_is_removed_and_not_followed() {
+    let dir = directory();
+    let target = dir.path().join("inventory.img");
+    for name in [MANIFEST, "rekindle.img.tmp", "rekindle-data-0.raw"] {
+        std::os::unix::fs::symlink(&target, dir.path().join(name)).unwrap();
+    }
+    let writer = create(dir.path()).unwrap();
+    // Planted while the image is being written.
+    std::os::unix::fs::symlink(&target, dir.path().join(data_name(1))).unwrap();
+    assert_eq!(kind(writer.data_file(1)), ErrorKind::Io);
+    drop(writer.data_file(0).unwrap());
+    writer.commit(common::manifest()).unwrap();
+    assert_eq!(fs::read_to_string(target).unwrap(), "inventory.img");
+}
+
+#[test]
+fn a_data_file_is_made_once_and_cannot_be_read_by_whom_it_is_handed_to() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    let file = writer.data_file(3).unwrap();
+    assert_eq!(kind(writer.data_file(3)), ErrorKind::Invalid);
+    assert!(std::io::read_to_string(file).is_err());
+}
+
+#[test]
+fn a_code_file_filled_with_something_else_is_not_committed() {
+    for content in [&b"something else, as long"[..], b"shorter"] {
+        let dir = directory();
+        let writer = create(dir.path()).unwrap();
+        let hash = CodeHash::of(b"what it should have been");
+        let mut file = writer.code_file(hash, 23).unwrap().unwrap();
+        file.write_all(content).unwrap();
+        assert_eq!(kind(writer.commit(common::manifest())), ErrorKind::Corrupt);
+        assert_only_foreign(dir.path());
+    }
+}
+
+#[test]
+fn a_piece_that_was_never_written_is_not_committed() {
+    // What a hostile or defective worker may report.
+    type Change = fn(&mut Client);
+    fn extent(client: &mut Client) -> &mut Extent {
+        match &mut client.allocations[0].pieces[0].storage {
+            Storage::Stored(extent) => extent,
+            other => panic!("{other:?}"),
+        }
+    }
+    let changes: [(&str, Change); 14] = [
+        ("a file that is not there", |c| extent(c).file = 9),
+        ("beyond the file", |c| extent(c).offset = 1 << 20),
+        ("an overflow", |c| extent(c).offset = u64::MAX - 4095),
+        ("not aligned", |c| extent(c).offset = 1),
+        ("too few bytes", |c| extent(c).length -= 1),
+        ("a piece too few", |c| c.allocations[0].pieces.truncate(2)),
+        ("no pieces", |c| c.allocations[0].pieces.clear()),
+        ("double", |c| {
+            let piece = c.allocations[0].pieces[0];
+            c.allocations[0].pieces.push(piece);
+        }),
+        ("out of order", |c| c.allocations[0].pieces.swap(0, 1)),
+        ("an empty piece", |c| c.allocations[0].pieces[0].length = 0),
+        ("addresses that wrap", |c| {
+            c.allocations[0].address = u64::MAX
+        }),
+        ("a parent that is not there", |c| {
+            let extent = *extent(c);
+            c.allocations[0].pieces[0].storage = Storage::Parent { depth: 1, extent };
+        }),
+        ("objects out of order", |c| c.objects.swap(9, 10)),
+        ("code that is not there", |c| {
+            c.objects[0].code = vec![CodeHash::of(b"?")];
+        }),
+    ];
+    for (what, change) in changes {
+        let dir = directory();
+        let writer = create(dir.path()).unwrap();
+        let mut manifest = fill(&writer).unwrap();
+        change(&mut manifest.clients[0]);
+        assert_eq!(kind(writer.commit(manifest)), ErrorKind::Invalid, "{what}");
+        assert_only_foreign(dir.path());
+    }
+}
+
+#[test]
+fn a_buffer_does_not_fit_in_a_manifest() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    let mut manifest = fill(&writer).unwrap();
+    manifest.clients[0].worker_state = vec![0; limits::MAX_OPAQUE as usize + 1];
+    assert_eq!(kind(writer.commit(manifest)), ErrorKind::TooLarge);
+    assert_only_foreign(dir.path());
+}
+
+#[test]
+fn threads_may_add_code_at_once() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for n in 0..50u32 {
+                    writer.put_code(&n.to_le_bytes().repeat(100)).unwrap();
+                }
+            });
+        }
+    });
+    writer.commit(common::manifest()).unwrap();
+    let image = Image::open(dir.path()).unwrap();
+    assert_eq!(image.manifest().code.len(), 50);
+    assert!(image.verify(|_| ()).is_good());
+}
+
+#[test]
+fn an_incremental_image_is_refused_by_name_but_can_be_looked_at() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    let mut manifest = fill(&writer).unwrap();
+    manifest.parent = Some(Parent {
+        path: "../before".into(),
+        id: common::ID,
+        manifest_hash: Checksum::from_bytes([7; 16]),
+    });
+    for piece in &mut manifest.clients[0].allocations[0].pieces {
+        if let Storage::Stored(extent) = piece.storage {
+            piece.storage = Storage::Parent { depth: 2, extent };
+        }
+    }
+    let pieces = manifest.clients[0].allocations[0].pieces.clone();
+    writer.commit(manifest).unwrap();
+
+    let error = Image::open(dir.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("incremental"), "{error}");
+    let manifest = Manifest::peek(&ImageDir::open(dir.path()).unwrap()).unwrap();
+    assert_eq!(manifest.clients[0].allocations[0].pieces, pieces);
+    let summary = Summary::of(&manifest);
+    assert_eq!(summary.parent.unwrap().path, "../before");
+    assert_eq!(summary.bytes.parent, 287);
+}
+
+#[test]
+fn a_compressed_image_is_refused_by_name() {
+    let dir = directory();
+    let writer = create(dir.path()).unwrap();
+    let mut manifest = fill(&writer).unwrap();
+    if let Storage::Stored(extent) = &mut manifest.clients[1].globals[0].pieces[0].storage {
+        extent.compression = Compression::Zstd;
+        extent.length = 5;
+    }
+    writer.commit(manifest).unwrap();
+    let error = Image::open(dir.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("zstd"), "{error}");
+}
+
+#[test]
+fn free_space_is_that_of_the_file_system() {
+    let dir = directory();
+    let space = ImageDir::open(dir.path()).unwrap().free_space().unwrap();
+    assert!(space > 0);
+}

@@ -1,0 +1,24 @@
+//! Generates the exported symbols and the encoders of generated calls from the table of driver functions.
+
+use std::{env, fs, path::Path};
+
+use rekindle_cuda_abi::{generate, table};
+
+fn main() {
+    let table = match table::parse(table::TEXT) {
+        Ok(table) => table,
+        Err(error) => panic!("{error}"),
+    };
+    let out = env::var("OUT_DIR").unwrap_or_else(|_| panic!("cargo sets OUT_DIR"));
+    let write = |name: &str, text: String| {
+        if let Err(error) = fs::write(Path::new(&out).join(name), text) {
+            panic!("{name}: {error}");
+        }
+    };
+    write("exports.rs", generate::exports(&table, |f| f.route.by_hand() || f.route.travels()));
+    write("encoders.rs", generate::encoders(&table));
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // The library registers handlers for fork; it must stay where they point.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}

@@ -1,0 +1,200 @@
+//! Contexts and each thread's stack of them.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, Kind};
+
+use super::{check, code, put, put_if};
+use crate::client::{self, Call, Client};
+use crate::state::contexts::{self, Context};
+use crate::state::memory::Allocation;
+
+/// Drops what the process knows of a context's objects.
+pub(super) fn forget(client: &Client, context: CUcontext) {
+    client.contexts.remove(context);
+    client.streams.forget_context(context);
+    for pinned in client.memory.forget_context(context) {
+        if let Allocation::Pinned { base, size, .. } = pinned {
+            super::pinned::unmap(client, base, size);
+        }
+    }
+}
+
+fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresult> {
+    let client = client::get()?;
+    let device = client.device(dev)?;
+    if pctx.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut call = Call::new(CONTEXT_CREATE)?;
+    let handle = call.fresh_handle(Kind::Context);
+    call.word(device as u64);
+    call.word(u64::from(flags));
+    let (result, mut reply) = call.wait();
+    check(result)?;
+    let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
+    client.contexts.insert(handle, Context { device, flags, api_version, id: handle & 0xffff_ffff | 1 << 32 });
+    contexts::push(handle);
+    // SAFETY: not null, writable by cuda.h's contract.
+    unsafe { put(pctx, handle) }
+}
+
+pub(crate) unsafe fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
+    code(create(pctx, flags, dev))
+}
+
+pub(crate) unsafe fn cuCtxCreate_v3(
+    pctx: *mut CUcontext,
+    _params: *mut c_void,
+    count: i32,
+    flags: u32,
+    dev: CUdevice,
+) -> CUresult {
+    if count != 0 {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    code(create(pctx, flags, dev))
+}
+
+pub(crate) unsafe fn cuCtxCreate_v4(pctx: *mut CUcontext, params: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {
+    if !params.is_null() {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    code(create(pctx, flags, dev))
+}
+
+pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        rekindle_cuda_abi::private::cls_reset(ctx);
+        let mut call = Call::unchecked(client, CONTEXT_DESTROY, 0);
+        call.word(ctx);
+        check(call.wait().0)?;
+        forget(client, ctx);
+        if contexts::current() == ctx {
+            contexts::pop();
+        }
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuCtxDestroy(ctx: CUcontext) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuCtxDestroy_v2(ctx) }
+}
+
+pub(crate) unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::get().and_then(|_| unsafe { put(pctx, contexts::current()) }))
+}
+
+pub(crate) unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
+    code(client::get().and_then(|client| {
+        if ctx != 0 && client.contexts.get(ctx).is_none() {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        contexts::set_current(ctx);
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        contexts::push(ctx);
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuCtxPushCurrent(ctx: CUcontext) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuCtxPushCurrent_v2(ctx) }
+}
+
+pub(crate) unsafe fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
+    code(client::get().and_then(|_| {
+        let context = contexts::pop().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put_if(pctx, context) };
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuCtxPopCurrent(pctx: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuCtxPopCurrent_v2(pctx) }
+}
+
+/// The context that a parameter names, 0 meaning the current one.
+fn named(ctx: CUcontext) -> Result<(&'static Client, Context), CUresult> {
+    let client = client::get()?;
+    let context = if ctx == 0 { client.contexts.current()?.1 } else { client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)? };
+    Ok((client, context))
+}
+
+pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(ctx).and_then(|(client, c)| unsafe { put(device, client.ordinal(c.device)) }))
+}
+
+pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuCtxGetDevice_v2(device, 0) }
+}
+
+pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(0).and_then(|(_, c)| unsafe { put(flags, c.flags) }))
+}
+
+pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        let (handle, context) = client.contexts.current()?;
+        client.contexts.insert(handle, Context { flags, ..context });
+        Ok(())
+    }))
+}
+
+/// `cuCtxGetId`.
+pub(crate) fn context_id(ctx: CUcontext) -> Result<u64, CUresult> {
+    named(ctx).map(|(_, c)| c.id)
+}
+
+pub(crate) unsafe fn cuCtxGetId(ctx: CUcontext, id: *mut u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(context_id(ctx).and_then(|c| unsafe { put(id, c) }))
+}
+
+pub(crate) unsafe fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(ctx).and_then(|(_, c)| unsafe { put(version, c.api_version) }))
+}
+
+pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> CUresult {
+    code(named(0).map(|(client, c)| {
+        let (l, g) = client.attached.devices[c.device].stream_priorities;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            put_if(least, l);
+            put_if(greatest, g);
+        }
+    }))
+}
+
+fn synchronize(ctx: CUcontext) -> Result<(), CUresult> {
+    let client = client::get()?;
+    let handle = if ctx == 0 { client.contexts.current()?.0 } else { ctx };
+    client.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let mut call = Call::new(CONTEXT_SYNC)?;
+    call.word(handle);
+    check(call.wait().0)
+}
+
+pub(crate) unsafe fn cuCtxSynchronize() -> CUresult {
+    code(synchronize(0))
+}
+
+pub(crate) unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
+    code(synchronize(ctx))
+}

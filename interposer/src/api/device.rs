@@ -1,0 +1,173 @@
+//! Start-up and devices: all answered from what the worker said when the process attached.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::attach::Device;
+
+use super::{code, put};
+use crate::client;
+
+pub(crate) unsafe fn cuInit(flags: u32) -> CUresult {
+    if flags != 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    client::initialise()
+}
+
+pub(crate) unsafe fn cuDriverGetVersion(version: *mut i32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::ensure_attached().and_then(|c| unsafe { put(version, c.attached.driver_version) }))
+}
+
+fn device(ordinal: CUdevice) -> Result<&'static Device, CUresult> {
+    let client = client::get()?;
+    Ok(&client.attached.devices[client.device(ordinal)?])
+}
+
+fn attribute(device: &Device, attribute: u32) -> Result<i32, CUresult> {
+    match device.attributes.get(attribute as usize) {
+        Some(&(CUDA_SUCCESS, value)) => Ok(value),
+        Some(&(error, _)) => Err(error),
+        None => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+pub(crate) unsafe fn cuDeviceGetCount(count: *mut i32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::get().and_then(|c| unsafe { put(count, c.visible.len() as i32) }))
+}
+
+pub(crate) unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::get().and_then(|c| c.device(ordinal)).and_then(|_| unsafe { put(out, ordinal) }))
+}
+
+pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
+    let d = match device(dev) {
+        Ok(d) => d,
+        Err(error) => return error,
+    };
+    // SAFETY: cuda.h has `name` hold `len` bytes.
+    unsafe { put_text(name, len, &d.name) }
+}
+
+/// Copies a text with its NUL, cut to `len` bytes.
+///
+/// # Safety
+/// `out` is null or holds `len` bytes.
+unsafe fn put_text(out: *mut c_char, len: i32, text: &str) -> CUresult {
+    if out.is_null() || len <= 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let bytes = text.len().min(len as usize - 1);
+    // SAFETY: at most `len` bytes with the NUL.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), out, bytes);
+        *out.add(bytes) = 0;
+    }
+    CUDA_SUCCESS
+}
+
+pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(device(dev).and_then(|d| unsafe { put(uuid, d.uuid) }))
+}
+
+pub(crate) unsafe fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuDeviceGetUuid(uuid, dev) }
+}
+
+pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(device(dev).and_then(|d| unsafe { put(bytes, d.memory as usize) }))
+}
+
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM`: registered memory stays where it is, and the
+/// device does not reach it.
+const CAN_USE_HOST_POINTER: u32 = 91;
+
+/// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory
+/// (83, 89), stream-ordered pools (115), virtual memory management and its kinds of handles (102, 103, 128),
+/// host register read-only (113), multicast (132).
+const NOT_OFFERED: &[u32] = &[83, 88, 89, 100, 102, 103, 113, 115, 128, 132];
+
+pub(crate) unsafe fn cuDeviceGetAttribute(pi: *mut i32, attrib: u32, dev: CUdevice) -> CUresult {
+    code(device(dev).and_then(|d| {
+        let value = attribute(d, attrib)?;
+        let hidden = attrib == CAN_USE_HOST_POINTER || NOT_OFFERED.contains(&attrib);
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(pi, if hidden { 0 } else { value }) }
+    }))
+}
+
+pub(crate) unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) -> CUresult {
+    code(device(dev).and_then(|d| {
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            put(major, attribute(d, 75)?)?;
+            put(minor, attribute(d, 76)?)
+        }
+    }))
+}
+
+/// `CUdevprop`.
+#[repr(C)]
+struct Properties {
+    max_threads_per_block: i32,
+    max_threads_dim: [i32; 3],
+    max_grid_size: [i32; 3],
+    shared_mem_per_block: i32,
+    total_constant_memory: i32,
+    simd_width: i32,
+    mem_pitch: i32,
+    regs_per_block: i32,
+    clock_rate: i32,
+    texture_align: i32,
+}
+
+pub(crate) unsafe fn cuDeviceGetProperties(prop: *mut c_void, dev: CUdevice) -> CUresult {
+    code(device(dev).and_then(|d| {
+        let a = |n| attribute(d, n);
+        let properties = Properties {
+            max_threads_per_block: a(1)?,
+            max_threads_dim: [a(2)?, a(3)?, a(4)?],
+            max_grid_size: [a(5)?, a(6)?, a(7)?],
+            shared_mem_per_block: a(8)?,
+            total_constant_memory: a(9)?,
+            simd_width: a(10)?,
+            mem_pitch: a(11)?,
+            regs_per_block: a(12)?,
+            clock_rate: a(13)?,
+            texture_align: a(14)?,
+        };
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(prop.cast::<Properties>(), properties) }
+    }))
+}
+
+pub(crate) unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
+    let d = match device(dev) {
+        Ok(d) => d,
+        Err(error) => return error,
+    };
+    // SAFETY: cuda.h has the buffer hold `len` bytes.
+    unsafe { put_text(out, len, &d.pci_bus_id) }
+}
+
+pub(crate) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pci_bus_id: *const c_char) -> CUresult {
+    if pci_bus_id.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so a C string by the caller's promise.
+    let wanted = unsafe { CStr::from_ptr(pci_bus_id) }.to_string_lossy().to_ascii_lowercase();
+    code(client::get().and_then(|c| {
+        let found = c.visible.iter().position(|&d| {
+            let id = c.attached.devices[d].pci_bus_id.to_ascii_lowercase();
+            id == wanted || id.trim_start_matches('0') == wanted.trim_start_matches('0') || id.ends_with(&wanted)
+        });
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(dev, found.ok_or(CUDA_ERROR_INVALID_DEVICE)? as CUdevice) }
+    }))
+}

@@ -1,0 +1,61 @@
+//! Events.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{EVENT_SYNC, Kind};
+
+use super::{check, code};
+use crate::client::{self, Call};
+use crate::remote;
+
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`; interprocess events are not offered yet.
+const FLAGS: u32 = 3;
+
+pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.current()?;
+        match flags {
+            f if f & !FLAGS == 0 => {}
+            f if f & !(FLAGS | 4) == 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        // SAFETY: the caller's promise by cuda.h.
+        check(unsafe { remote::cuEventCreate(event, flags) })
+    }))
+}
+
+fn ours(event: CUevent) -> Result<(), CUresult> {
+    client::get()?;
+    if Kind::Event.owns(event) { Ok(()) } else { Err(CUDA_ERROR_INVALID_HANDLE) }
+}
+
+pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
+    // SAFETY: no pointers.
+    code(ours(event).and_then(|()| check(unsafe { remote::cuEventDestroy_v2(event) })))
+}
+
+pub(crate) unsafe fn cuEventDestroy(event: CUevent) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuEventDestroy_v2(event) }
+}
+
+pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
+    // SAFETY: no pointers.
+    code(ours(event).and_then(|()| check(unsafe { remote::cuEventRecord(event, stream) })))
+}
+
+pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
+    match flags {
+        // SAFETY: no pointers.
+        0 => unsafe { cuEventRecord(event, stream) },
+        // An external record only means something during a capture, and nothing captures.
+        _ => CUDA_ERROR_INVALID_VALUE,
+    }
+}
+
+pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
+    code(ours(event).and_then(|()| {
+        let mut call = Call::new(EVENT_SYNC)?;
+        call.word(event);
+        check(call.wait().0)
+    }))
+}

@@ -1,0 +1,219 @@
+//! Kernel launches.
+//!
+//! A launch does not wait, except where the driver would say at once that it is wrong: the first launch of a function,
+//! and one whose configuration differs from the last that was answered with success.
+
+use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::Ordering::Relaxed;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{COOPERATIVE, LAUNCH, Launch};
+
+use super::{check, code, library};
+use crate::client::Call;
+use crate::state::functions::Function;
+use crate::named_stream;
+
+/// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`: what follows them in `extra`.
+const BUFFER_POINTER: usize = 1;
+const BUFFER_SIZE: usize = 2;
+
+/// The most bytes of parameters that any kernel takes (`cuda.h`: 32,764 from Volta on).
+const MAX_PARAMETERS: usize = 32_764;
+
+/// Gathers a launch's parameters at their offsets.
+///
+/// # Safety
+/// `params` and `extra` are as `cuLaunchKernel` wants them for this function.
+unsafe fn gather(
+    function: &Function,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+    into: &mut Vec<u8>,
+) -> Result<(), CUresult> {
+    into.clear();
+    if !extra.is_null() {
+        let (mut pointer, mut size) = (std::ptr::null::<u8>(), 0_usize);
+        for pair in 0..3 {
+            // SAFETY: pairs up to the end marker, by the caller's promise.
+            let (key, value) = unsafe { (*extra.add(pair * 2) as usize, extra.add(pair * 2 + 1)) };
+            match key {
+                0 => break,
+                // SAFETY: a key has a value behind it.
+                BUFFER_POINTER => pointer = unsafe { *value }.cast(),
+                // SAFETY: the value is a pointer to the size.
+                BUFFER_SIZE => size = unsafe { (*value).cast::<usize>().read() },
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            }
+        }
+        if size > MAX_PARAMETERS || (pointer.is_null() && size > 0) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if size > 0 {
+            // SAFETY: the caller's buffer holds `size` bytes.
+            into.extend_from_slice(unsafe { std::slice::from_raw_parts(pointer, size) });
+        }
+        return Ok(());
+    }
+    if function.params.is_empty() {
+        return Ok(());
+    }
+    if params.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    into.resize(function.params_size, 0);
+    for (i, &(offset, size)) in function.params.iter().enumerate() {
+        // SAFETY: one pointer for each parameter, each to a value of the parameter's size; the buffer was made to
+        // hold the furthest end.
+        unsafe {
+            let value = *params.add(i);
+            if value.is_null() {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            std::ptr::copy_nonoverlapping(value.cast::<u8>(), into.as_mut_ptr().add(offset as usize), size as usize);
+        }
+    }
+    Ok(())
+}
+
+thread_local! {
+    static PARAMETERS: std::cell::Cell<Vec<u8>> = const { std::cell::Cell::new(Vec::new()) };
+}
+
+/// # Safety
+/// As `cuLaunchKernel`.
+unsafe fn launch(mut what: Launch<'_>, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<(), CUresult> {
+    let function = library::known(what.function)?;
+    what.stream = named_stream(what.stream);
+    let mut parameters = PARAMETERS.take();
+    // SAFETY: the caller's promise.
+    let sent = unsafe { gather(&function, params, extra, &mut parameters) }.and_then(|()| {
+        let mut call = Call::in_context(LAUNCH)?;
+        Launch { parameters: &parameters, ..what }.write(call.writer());
+        let digest = digest(&what);
+        if function.proven.load(Relaxed) == digest {
+            return check(call.send());
+        }
+        check(call.wait().0)?;
+        function.proven.store(digest, Relaxed);
+        Ok(())
+    });
+    PARAMETERS.set(parameters);
+    sent
+}
+
+/// A digest of what the driver checks when a kernel is launched; never 0, which stands for "never launched". The
+/// grid counts only where it is checked against more than the device's limits.
+fn digest(what: &Launch<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (what.block, what.shared_bytes, what.flags, what.attributes).hash(&mut hasher);
+    let grid_matters = what.flags != 0 || !what.attributes.is_empty();
+    let grid_is_large = what.grid[0] > i32::MAX as u32 || what.grid[1] > 65_535 || what.grid[2] > 65_535;
+    if grid_matters || grid_is_large || what.grid.contains(&0) {
+        what.grid.hash(&mut hasher);
+    }
+    hasher.finish() | 1
+}
+
+pub(crate) unsafe fn cuLaunchKernel(
+    f: CUfunction,
+    gx: u32,
+    gy: u32,
+    gz: u32,
+    bx: u32,
+    by: u32,
+    bz: u32,
+    shared_bytes: u32,
+    stream: CUstream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CUresult {
+    if !params.is_null() && !extra.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let what = Launch {
+        function: f,
+        grid: [gx, gy, gz],
+        block: [bx, by, bz],
+        shared_bytes,
+        flags: 0,
+        stream,
+        attributes: &[],
+        parameters: &[],
+    };
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { launch(what, params, extra) })
+}
+
+pub(crate) unsafe fn cuLaunchCooperativeKernel(
+    f: CUfunction,
+    gx: u32,
+    gy: u32,
+    gz: u32,
+    bx: u32,
+    by: u32,
+    bz: u32,
+    shared_bytes: u32,
+    stream: CUstream,
+    params: *mut *mut c_void,
+) -> CUresult {
+    let what = Launch {
+        function: f,
+        grid: [gx, gy, gz],
+        block: [bx, by, bz],
+        shared_bytes,
+        flags: COOPERATIVE,
+        stream,
+        attributes: &[],
+        parameters: &[],
+    };
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { launch(what, params, std::ptr::null_mut()) })
+}
+
+/// Attributes that travel as they are: ignore 0, cooperative 2, synchronisation policy 3, cluster dimension 4,
+/// cluster scheduling 5, programmatic stream serialisation 6, priority 8, memory synchronisation domain map 9 and
+/// domain 10, preferred cluster 11, shared memory carve-out 14. The others carry events or addresses of the caller's
+/// (access policy window 1, programmatic event 7, launch completion event 12, device-updatable 13), and are refused.
+const PLAIN_ATTRIBUTES: &[u32] = &[0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
+
+pub(crate) unsafe fn cuLaunchKernelEx(
+    config: *const CUlaunchConfig,
+    f: CUfunction,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CUresult {
+    if config.is_null() || (!params.is_null() && !extra.is_null()) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so a configuration by the caller's promise.
+    let config = unsafe { config.read() };
+    let attributes: &[CUlaunchAttribute] = match config.num_attrs {
+        0 => &[],
+        _ if config.attrs.is_null() => return CUDA_ERROR_INVALID_VALUE,
+        // SAFETY: the caller's array holds that many.
+        n => unsafe { std::slice::from_raw_parts(config.attrs, n as usize) },
+    };
+    if attributes.iter().any(|a| !PLAIN_ATTRIBUTES.contains(&a.id)) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    let mut bytes = Vec::with_capacity(attributes.len() * size_of::<CUlaunchAttribute>());
+    for a in attributes {
+        // Field by field: the padding may hold anything, and would make equal configurations differ.
+        bytes.extend_from_slice(&u64::from(a.id).to_le_bytes());
+        a.value.iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+    }
+    let what = Launch {
+        function: f,
+        grid: config.grid,
+        block: config.block,
+        shared_bytes: config.shared_bytes,
+        flags: 0,
+        stream: config.stream,
+        attributes: &bytes,
+        parameters: &[],
+    };
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { launch(what, params, extra) })
+}

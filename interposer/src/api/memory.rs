@@ -1,0 +1,99 @@
+//! Device memory.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{MEM_ALLOC, MEM_FREE, WINDOW_FULL, WINDOW_RESERVED};
+
+use super::{check, code, put, put_if};
+use crate::client::{self, Call};
+use crate::state::memory::Allocation;
+
+pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    code(client::get().and_then(|client| {
+        if dptr.is_null() || bytes == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (context, known) = client.contexts.current()?;
+        let (base, size) = loop {
+            let mut call = Call::in_context(MEM_ALLOC)?;
+            call.word(bytes as u64);
+            let (result, mut reply) = call.wait();
+            let address = reply.word();
+            if result == WINDOW_FULL {
+                let end = address.ok_or(CUDA_ERROR_UNKNOWN)?;
+                let end = client.memory.reserve(known.device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+                let mut call = Call::new(WINDOW_RESERVED)?;
+                call.word(known.device as u64);
+                call.word(end);
+                check(call.send())?;
+                continue;
+            }
+            check(result)?;
+            break (address.ok_or(CUDA_ERROR_UNKNOWN)?, bytes as u64);
+        };
+        client.memory.insert(Allocation::Device { base, size, device: known.device, context });
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(dptr, base) }
+    }))
+}
+
+/// The pitch that the driver gives: rows start at multiples of 512 bytes.
+const PITCH: usize = 512;
+
+pub(crate) unsafe fn cuMemAllocPitch_v2(
+    dptr: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> CUresult {
+    if pitch.is_null() || width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let row = width.next_multiple_of(PITCH);
+    let Some(bytes) = row.checked_mul(height) else { return CUDA_ERROR_OUT_OF_MEMORY };
+    // SAFETY: the caller's promise by cuda.h.
+    let result = unsafe { cuMemAlloc_v2(dptr, bytes) };
+    if result == CUDA_SUCCESS {
+        // SAFETY: not null.
+        unsafe { put_if(pitch, row) };
+    }
+    result
+}
+
+pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
+    code(client::get().and_then(|client| {
+        if dptr == 0 {
+            return Ok(());
+        }
+        match client.memory.at(dptr) {
+            Some(Allocation::Device { base, .. }) if base == dptr => {}
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        let mut call = Call::new(MEM_FREE)?;
+        call.word(dptr);
+        // Forgotten before the worker frees it: another thread may be given the address at once.
+        let forgotten = client.memory.remove(dptr);
+        check(call.wait().0).inspect_err(|_| {
+            if let Some(allocation) = forgotten {
+                client.memory.insert(allocation);
+            }
+        })
+    }))
+}
+
+pub(crate) unsafe fn cuMemAllocManaged(_dptr: *mut CUdeviceptr, _bytes: usize, _flags: u32) -> CUresult {
+    crate::log::refused("cuMemAllocManaged");
+    CUDA_ERROR_NOT_SUPPORTED
+}
+
+pub(crate) unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr) -> CUresult {
+    code(client::get().and_then(|client| {
+        let range = client.memory.at(dptr).ok_or(CUDA_ERROR_NOT_FOUND)?.range();
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            put_if(base, range.start);
+            put_if(size, (range.end - range.start) as usize);
+        }
+        Ok(())
+    }))
+}

@@ -1,0 +1,78 @@
+//! The driver functions that are answered here or decide by hand what travels. Each has its symbol's name and the
+//! signature of its line in `driver.table`; generated code exports them, and those that the table alone describes.
+
+#![allow(clippy::missing_safety_doc, reason = "the contract of each function is its documentation in cuda.h")]
+
+mod context;
+mod device;
+mod event;
+mod launch;
+mod library;
+mod lookup;
+mod memory;
+mod memset;
+mod pinned;
+mod pointer;
+mod primary;
+mod stream;
+mod transfer;
+
+pub(crate) use context::*;
+pub(crate) use device::*;
+pub(crate) use event::*;
+pub(crate) use launch::*;
+pub(crate) use library::*;
+pub(crate) use lookup::*;
+pub(crate) use memory::*;
+pub(crate) use memset::*;
+pub(crate) use pinned::*;
+pub(crate) use pointer::*;
+pub(crate) use primary::*;
+pub(crate) use stream::*;
+pub(crate) use transfer::*;
+
+// Calls that the table alone describes.
+pub(crate) use crate::remote::{
+    cuCtxGetCacheConfig, cuCtxGetLimit, cuCtxGetSharedMemConfig, cuCtxResetPersistingL2Cache, cuCtxSetCacheConfig,
+    cuCtxSetLimit, cuCtxSetSharedMemConfig, cuDeviceCanAccessPeer, cuDeviceGetP2PAttribute, cuEventElapsedTime,
+    cuEventElapsedTime_v2, cuEventQuery, cuFuncGetAttribute, cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute,
+    cuFuncSetCacheConfig, cuFuncSetSharedMemConfig, cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig,
+    cuMemGetInfo_v2, cuOccupancyAvailableDynamicSMemPerBlock, cuOccupancyMaxActiveBlocksPerMultiprocessor,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cuStreamQuery,
+};
+
+use rekindle_cuda_abi::types::*;
+
+/// Turns the way functions here are written into what C gets.
+fn code(result: Result<(), CUresult>) -> CUresult {
+    result.err().unwrap_or(CUDA_SUCCESS)
+}
+
+/// Success, or the error.
+fn check(result: CUresult) -> Result<(), CUresult> {
+    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
+}
+
+/// Writes an out parameter; a null one is the caller's mistake.
+///
+/// # Safety
+/// `out` is null or writable.
+unsafe fn put<T>(out: *mut T, value: T) -> Result<(), CUresult> {
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, so writable by the caller's promise.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Writes an out parameter that may be null.
+///
+/// # Safety
+/// `out` is null or writable.
+unsafe fn put_if<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: not null, so writable by the caller's promise.
+        unsafe { out.write(value) };
+    }
+}

@@ -1,0 +1,97 @@
+//! What an address is.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+
+use super::code;
+use crate::client;
+use crate::state::memory::Allocation;
+
+const MEMORY_HOST: u32 = 1;
+const MEMORY_DEVICE: u32 = 2;
+
+/// Writes one attribute (`CUpointer_attribute`) of an address.
+///
+/// # Safety
+/// `data` has room for the attribute's type.
+unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), CUresult> {
+    if data.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let client = client::get()?;
+    // The driver says INVALID_VALUE of ordinary host memory, for which only `mapped` (13) has an answer.
+    let Some(allocation) = client.memory.at(address) else {
+        if attribute == 13 {
+            // SAFETY: the caller's promise.
+            unsafe { data.cast::<bool>().write(false) };
+            return Ok(());
+        }
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    };
+    let range = allocation.range();
+    let host = matches!(allocation, Allocation::Pinned { .. } | Allocation::Registered { .. });
+    // SAFETY: each arm writes the type that cuda.h gives the attribute, for which the caller has room.
+    unsafe {
+        match attribute {
+            1 => data.cast::<u64>().write(allocation.context()),
+            2 => data.cast::<u32>().write(if host { MEMORY_HOST } else { MEMORY_DEVICE }),
+            3 if allocation.direct() => data.cast::<u64>().write(address),
+            4 if host => data.cast::<u64>().write(address),
+            // A base address is unique among what is allocated now, which is all that this id promises.
+            7 | 20 => data.cast::<u64>().write(range.start),
+            8 => data.cast::<bool>().write(false),
+            9 => data.cast::<i32>().write(ordinal(client, &allocation)),
+            6 | 10 | 15 | 21 => data.cast::<u32>().write(0),
+            11 | 19 => data.cast::<u64>().write(range.start),
+            12 | 18 => data.cast::<u64>().write(range.end - range.start),
+            13 => data.cast::<bool>().write(true),
+            14 => data.cast::<u64>().write(0),
+            16 => data.cast::<u32>().write(3),
+            17 => data.cast::<u64>().write(0),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+fn ordinal(client: &client::Client, allocation: &Allocation) -> i32 {
+    let device = match *allocation {
+        Allocation::Device { device, .. } | Allocation::Global { device, .. } => Some(device),
+        _ => client.contexts.get(allocation.context()).map(|c| c.device),
+    };
+    device.map_or(-1, |d| client.ordinal(d))
+}
+
+pub(crate) unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, ptr: CUdeviceptr) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { write(data, attribute, ptr) })
+}
+
+pub(crate) unsafe fn cuPointerGetAttributes(
+    count: u32,
+    attributes: *mut u32,
+    data: *mut *mut c_void,
+    ptr: CUdeviceptr,
+) -> CUresult {
+    if attributes.is_null() || data.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for i in 0..count as usize {
+        // SAFETY: cuda.h has both arrays hold `count` elements, and each place have room for its attribute.
+        unsafe {
+            let (attribute, place) = (*attributes.add(i), *data.add(i));
+            if write(place, attribute, ptr) == Err(CUDA_ERROR_INVALID_VALUE) && !place.is_null() {
+                // Not an error here: the driver gives what means "none".
+                match attribute {
+                    2 => place.cast::<u32>().write(0),
+                    9 => place.cast::<i32>().write(-2),
+                    8 | 13 => place.cast::<bool>().write(false),
+                    1 | 3 | 4 | 7 | 11 | 12 => place.cast::<u64>().write(0),
+                    _ => {}
+                }
+            }
+        }
+    }
+    code(client::get().map(|_| ()))
+}

@@ -1,0 +1,122 @@
+//! Primary contexts: one for each device, counted here; the worker has had it ready since before the process was born.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{CONTEXT_RESET, CONTEXT_RETAIN};
+
+use super::{check, code, put};
+use crate::client::{self, Call, Client};
+use crate::state::contexts::{Context, Contexts, Primary};
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
+    code(client::get().and_then(|client| {
+        let device = client.device(dev)?;
+        client.standing_error()?;
+        let handle = client
+            .contexts
+            .with_primary(device, |primary| {
+                if primary.retained == 0 {
+                    activate(client, device, *primary)?;
+                }
+                primary.retained += 1;
+                Ok::<_, CUresult>(Contexts::primary_handle(device))
+            })
+            .ok_or(CUDA_ERROR_UNKNOWN)??;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(pctx, handle) }
+    }))
+}
+
+fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<(), CUresult> {
+    let handle = Contexts::primary_handle(device);
+    let mut call = Call::unchecked(client, CONTEXT_RETAIN, 0);
+    call.word(handle);
+    call.word(device as u64);
+    call.word(u64::from(primary.flags));
+    let (result, mut reply) = call.wait();
+    check(result)?;
+    let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
+    let context = Context { device, flags: primary.flags, api_version, id: device as u64 + 1 };
+    client.contexts.insert(handle, context);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
+    code(client::get().and_then(|client| {
+        let device = client.device(dev)?;
+        client
+            .contexts
+            .with_primary(device, |primary| match primary.retained {
+                0 => Err(CUDA_ERROR_INVALID_CONTEXT),
+                1 => {
+                    primary.retained = 0;
+                    reset(client, device)
+                }
+                _ => {
+                    primary.retained -= 1;
+                    Ok(())
+                }
+            })
+            .ok_or(CUDA_ERROR_UNKNOWN)?
+    }))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuDevicePrimaryCtxRelease_v2(dev) }
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
+    code(client::get().and_then(|client| {
+        let device = client.device(dev)?;
+        client
+            .contexts
+            .with_primary(device, |primary| {
+                if client.contexts.get(Contexts::primary_handle(device)).is_none() {
+                    return Ok(());
+                }
+                reset(client, device)?;
+                // A retained context comes back empty at once; the driver makes it anew at its next use.
+                if primary.retained > 0 { activate(client, device, *primary) } else { Ok(()) }
+            })
+            .ok_or(CUDA_ERROR_UNKNOWN)?
+    }))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuDevicePrimaryCtxReset_v2(dev) }
+}
+
+/// Drops everything in a primary context, here and in the worker.
+fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
+    let handle = Contexts::primary_handle(device);
+    rekindle_cuda_abi::private::cls_reset(handle);
+    let mut call = Call::unchecked(client, CONTEXT_RESET, handle);
+    call.word(handle);
+    check(call.wait().0)?;
+    super::context::forget(client, handle);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        let device = client.device(dev)?;
+        client.contexts.with_primary(device, |p| p.flags = flags).ok_or(CUDA_ERROR_UNKNOWN)
+    }))
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuDevicePrimaryCtxSetFlags_v2(dev, flags) }
+}
+
+pub(crate) unsafe fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) -> CUresult {
+    code(client::get().and_then(|client| {
+        let primary = client.contexts.primary(client.device(dev)?);
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            put(flags, primary.flags)?;
+            put(active, i32::from(primary.retained > 0))
+        }
+    }))
+}

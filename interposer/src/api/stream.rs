@@ -1,0 +1,180 @@
+//! Streams.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::STREAM_SYNC;
+
+use super::{check, code, put, put_if};
+use crate::client::{self, Call};
+use crate::state::contexts;
+use crate::state::streams::Stream;
+use crate::{named_stream, remote};
+
+fn remember(handle: CUstream, flags: u32, priority: i32) -> Result<(), CUresult> {
+    let client = client::get()?;
+    // Ids 1 and 2 are the default streams'; a handle's number is unique in the process.
+    let id = (handle & 0xffff_ffff_ffff) + 2;
+    client.streams.insert(handle, Stream { context: contexts::current(), flags, priority, id });
+    Ok(())
+}
+
+pub(crate) unsafe fn cuStreamCreate(stream: *mut CUstream, flags: u32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuStreamCreateWithPriority(stream, flags, 0) }
+}
+
+pub(crate) unsafe fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) -> CUresult {
+    code(client::get().and_then(|client| {
+        let (_, context) = client.contexts.current()?;
+        if flags > 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // The driver clamps.
+        let (least, greatest) = client.attached.devices[context.device].stream_priorities;
+        let priority = priority.clamp(greatest.min(least), least.max(greatest));
+        // SAFETY: the caller's promise by cuda.h; on success the encoder has written the handle.
+        unsafe {
+            check(remote::cuStreamCreateWithPriority(stream, flags, priority))?;
+            remember(*stream, flags, priority)
+        }
+    }))
+}
+
+pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
+    code(client::get().and_then(|client| {
+        if !client.streams.remove(stream) {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        // SAFETY: no pointers.
+        check(unsafe { remote::cuStreamDestroy_v2(stream) })
+    }))
+}
+
+pub(crate) unsafe fn cuStreamDestroy(stream: CUstream) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuStreamDestroy_v2(stream) }
+}
+
+/// What is known of a stream that a parameter names; default streams belong to the current context.
+fn named(stream: CUstream) -> Result<Stream, CUresult> {
+    let client = client::get()?;
+    match named_stream(stream) {
+        CU_STREAM_LEGACY => Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id: 1 }),
+        CU_STREAM_PER_THREAD => {
+            // Apart from all others: made streams count up from 3, threads count down.
+            let id = u64::MAX - u64::from(client::thread_number());
+            Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id })
+        }
+        handle => client.streams.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),
+    }
+}
+
+/// `cuStreamGetId`: unique for each stream of a context.
+pub(crate) fn stream_id(_context: CUcontext, stream: CUstream) -> Result<u64, CUresult> {
+    named(stream).map(|s| s.id)
+}
+
+pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(stream).and_then(|s| unsafe { put(id, s.id) }))
+}
+
+pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(stream).and_then(|s| unsafe { put(flags, s.flags) }))
+}
+
+pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(stream).and_then(|s| unsafe { put(priority, s.priority) }))
+}
+
+pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, pctx: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(stream).and_then(|s| unsafe { put(pctx, s.context) }))
+}
+
+pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {
+    code(named(stream).and_then(|s| {
+        let client = client::get()?;
+        let context = client.contexts.get(s.context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(device, client.ordinal(context.device)) }
+    }))
+}
+
+pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
+    code(Call::in_context(STREAM_SYNC).and_then(|mut call| {
+        call.stream(stream)?;
+        check(call.wait().0)
+    }))
+}
+
+pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { remote::cuStreamWaitEvent(stream, event, flags) }
+}
+
+// Nothing captures: cuStreamBeginCapture is refused.
+
+pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(named(stream).and_then(|_| unsafe { put(status, 0) }))
+}
+
+pub(crate) unsafe fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut u32, id: *mut u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe {
+        put_if(id, 0);
+        cuStreamIsCapturing(stream, status)
+    }
+}
+
+pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
+    stream: CUstream,
+    status: *mut u32,
+    id: *mut u64,
+    _graph: *mut c_void,
+    _dependencies: *mut *const c_void,
+    count: *mut usize,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe {
+        put_if(count, 0);
+        cuStreamGetCaptureInfo(stream, status, id)
+    }
+}
+
+pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
+    stream: CUstream,
+    status: *mut u32,
+    id: *mut u64,
+    _graph: *mut c_void,
+    _dependencies: *mut *const c_void,
+    _edges: *mut *const c_void,
+    count: *mut usize,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe {
+        put_if(count, 0);
+        cuStreamGetCaptureInfo(stream, status, id)
+    }
+}
+
+pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> CUresult {
+    thread_local! {
+        static MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+    if mode.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so valid by the caller's promise.
+    unsafe {
+        if *mode > 2 {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        *mode = MODE.replace(*mode);
+    }
+    CUDA_SUCCESS
+}

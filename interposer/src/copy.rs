@@ -1,0 +1,246 @@
+//! Copies between the device and ordinary host memory, through the staging that the worker has registered once.
+//!
+//! ```text
+//!   to the device     bytes ──memcpy──> chunk ──COPY_FROM_CHUNK──> device      returns when the last chunk is on its way
+//!   to the host       device ──COPY_TO_CHUNK──> chunk ──memcpy──> bytes        several chunks in flight
+//! ```
+//!
+//! Large copies are striped over a few threads, because one thread's memcpy is slower than the link.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Release;
+use std::sync::{Condvar, Mutex};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{COPY_BYTES, COPY_FROM_CHUNK, COPY_TO_CHUNK};
+use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
+use rekindle_wire::reply;
+
+use crate::client::{self, Call, Client};
+
+/// Copies to the device up to this size travel inside their command.
+const INLINE: usize = 32 << 10;
+/// Copies from this size on are worth several threads.
+const STRIPED: usize = 16 << 20;
+/// The most threads of one copy, the caller included.
+const STRIPES: usize = 4;
+/// Chunks that one thread keeps in flight towards the host.
+const DEPTH: usize = CHUNKS / STRIPES;
+
+/// The chunks, and which of them are free.
+pub(crate) struct Staging {
+    base: *mut u8,
+    free: Mutex<Free>,
+    freed: Condvar,
+}
+
+struct Free {
+    chunks: Vec<usize>,
+    /// On their way to the device; free again when their word says so.
+    flying: VecDeque<usize>,
+}
+
+// SAFETY: the base is the address of a mapping that stays; which thread uses a chunk is decided under the lock.
+unsafe impl Send for Staging {}
+// SAFETY: as above.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    /// Takes the mapping of the staging memfd, which stays mapped.
+    pub(crate) fn new(base: *mut u8) -> Self {
+        let free = Free { chunks: (0..CHUNKS).rev().collect(), flying: VecDeque::new() };
+        Self { base, free: Mutex::new(free), freed: Condvar::new() }
+    }
+
+    fn address(&self, chunk: usize) -> *mut u8 {
+        // SAFETY: the mapping holds CHUNKS chunks, and chunk numbers come from the list made above.
+        unsafe { self.base.add(chunk * CHUNK_SIZE) }
+    }
+
+    /// A chunk that nobody uses, marked as under way, if there is one now. For who holds chunks already: waiting for
+    /// another while holding some could make threads wait for each other.
+    fn try_take(&self, client: &Client) -> Option<usize> {
+        let chunk = self.free.lock().ok()?.chunks.pop()?;
+        client.shared.chunk(chunk).store(reply::PENDING, Release);
+        Some(chunk)
+    }
+
+    /// A chunk that nobody uses, marked as under way; waits for one.
+    fn take(&self, client: &Client) -> Result<usize, CUresult> {
+        let mut free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        loop {
+            if let Some(chunk) = free.chunks.pop() {
+                client.shared.chunk(chunk).store(reply::PENDING, Release);
+                return Ok(chunk);
+            }
+            if let Some(chunk) = free.flying.pop_front() {
+                drop(free);
+                let landed = reply::wait(client.shared.chunk(chunk), client.spin(), || client.is_alive());
+                free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+                if !landed {
+                    return Err(CUDA_ERROR_LAUNCH_FAILED);
+                }
+                free.chunks.push(chunk);
+                continue;
+            }
+            // Other threads hold all of them and give each back before they wait for another.
+            free = self.freed.wait(free).map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        }
+    }
+
+    fn give(&self, chunk: usize) {
+        if let Ok(mut free) = self.free.lock() {
+            free.chunks.push(chunk);
+            self.freed.notify_one();
+        }
+    }
+
+    fn give_when_landed(&self, chunk: usize) {
+        if let Ok(mut free) = self.free.lock() {
+            free.flying.push_back(chunk);
+            self.freed.notify_one();
+        }
+    }
+}
+
+/// Copies bytes to the device, in stream order. When it returns, the bytes have been taken.
+///
+/// # Safety
+/// `source` holds `bytes` readable bytes.
+pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, stream: CUstream) -> CUresult {
+    if bytes <= INLINE {
+        let mut call = match Call::in_context(COPY_BYTES) {
+            Ok(call) => call,
+            Err(error) => return error,
+        };
+        call.word(target);
+        if let Err(error) = call.stream(stream) {
+            return error;
+        }
+        // SAFETY: the caller's promise.
+        call.blob(unsafe { std::slice::from_raw_parts(source, bytes) });
+        return call.send();
+    }
+    let source = source as usize;
+    striped(bytes, move |chunks| {
+        let client = client::get()?;
+        for (offset, length) in chunks {
+            let chunk = client.staging.take(client)?;
+            // SAFETY: the chunk is this thread's; the source range is part of what the caller promises.
+            unsafe {
+                std::ptr::copy_nonoverlapping((source + offset) as *const u8, client.staging.address(chunk), length);
+            }
+            let sent = chunk_command(COPY_FROM_CHUNK, target + offset as u64, chunk, length, stream);
+            match sent {
+                Ok(()) => client.staging.give_when_landed(chunk),
+                Err(error) => {
+                    client.staging.give(chunk);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Copies bytes from the device, in stream order. When it returns, the bytes are there.
+///
+/// # Safety
+/// `target` has room for `bytes` bytes.
+pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream: CUstream) -> CUresult {
+    let target = target as usize;
+    striped(bytes, move |chunks| {
+        let client = client::get()?;
+        let mut flying: VecDeque<(usize, usize, usize)> = VecDeque::new();
+        let mut result = Ok(());
+        let mut chunks = chunks.peekable();
+        loop {
+            let may_send = result.is_ok() && flying.len() < DEPTH;
+            if let Some(&(offset, length)) = chunks.peek().filter(|_| may_send) {
+                let chunk = match client.staging.try_take(client) {
+                    None if flying.is_empty() => Some(client.staging.take(client)?),
+                    chunk => chunk,
+                };
+                if let Some(chunk) = chunk {
+                    chunks.next();
+                    match chunk_command(COPY_TO_CHUNK, source + offset as u64, chunk, length, stream) {
+                        Ok(()) => flying.push_back((chunk, offset, length)),
+                        Err(error) => {
+                            client.staging.give(chunk);
+                            result = Err(error);
+                        }
+                    }
+                    continue;
+                }
+            }
+            let Some((chunk, offset, length)) = flying.pop_front() else { break };
+            if !reply::wait(client.shared.chunk(chunk), client.spin(), || client.is_alive()) {
+                return Err(CUDA_ERROR_LAUNCH_FAILED);
+            }
+            if result.is_ok() {
+                result = client.standing_error();
+            }
+            if result.is_ok() {
+                // SAFETY: the chunk's bytes have arrived; the target range is part of what the caller promises.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(client.staging.address(chunk), (target + offset) as *mut u8, length);
+                }
+            }
+            client.staging.give(chunk);
+        }
+        result
+    })
+}
+
+fn chunk_command(call: u16, device: u64, chunk: usize, bytes: usize, stream: CUstream) -> Result<(), CUresult> {
+    let mut call = Call::in_context(call)?;
+    call.word(device);
+    call.word(chunk as u64);
+    call.word(bytes as u64);
+    call.stream(stream)?;
+    match call.send() {
+        CUDA_SUCCESS => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Calls `work` with all (offset, length) chunks of a copy, or from several threads with a stripe of them each.
+fn striped(
+    bytes: usize,
+    work: impl Fn(&mut dyn Iterator<Item = (usize, usize)>) -> Result<(), CUresult> + Sync,
+) -> CUresult {
+    let stripe = |first: usize, step: usize| {
+        (0..bytes.div_ceil(CHUNK_SIZE)).skip(first).step_by(step).map(move |i| {
+            let offset = i * CHUNK_SIZE;
+            (offset, CHUNK_SIZE.min(bytes - offset))
+        })
+    };
+    let cores = std::thread::available_parallelism().map_or(1, |c| c.get());
+    let threads = if bytes < STRIPED { 1 } else { STRIPES.min(cores / 2).max(1) };
+    let result = if threads == 1 {
+        work(&mut stripe(0, 1))
+    } else {
+        let context = crate::state::contexts::current();
+        // The per-thread default stream is the caller's, not the helper's.
+        let (thread, by_thread) = (client::thread_number(), crate::THREAD_STREAM.get());
+        std::thread::scope(|scope| {
+            let helpers: Vec<_> = (1..threads)
+                .map(|t| {
+                    let work = &work;
+                    scope.spawn(move || {
+                        crate::state::contexts::push(context);
+                        crate::THREAD_STREAM.set(by_thread);
+                        client::act_for(thread);
+                        work(&mut stripe(t, threads))
+                    })
+                })
+                .collect();
+            let mut result = work(&mut stripe(0, threads));
+            for helper in helpers {
+                result = result.and(helper.join().unwrap_or(Err(CUDA_ERROR_UNKNOWN)));
+            }
+            result
+        })
+    };
+    result.err().unwrap_or(CUDA_SUCCESS)
+}

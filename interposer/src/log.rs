@@ -1,0 +1,24 @@
+//! What the interposer says on stderr, which belongs to the application: one line when CUDA cannot start or the worker
+//! dies, and with `REKINDLE_LOG` set also which calls were refused, once each.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, OnceLock};
+
+/// A line that the user must see.
+pub(crate) fn error(line: &str) {
+    eprintln!("rekindle: {line}");
+}
+
+/// Notes that a function is not implemented.
+pub(crate) fn refused(symbol: &'static str) {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    static SEEN: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    if !*WANTED.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some()) {
+        return;
+    }
+    if let Ok(mut seen) = SEEN.lock()
+        && seen.get_or_insert_default().insert(symbol)
+    {
+        eprintln!("rekindle: refused {symbol}: not supported");
+    }
+}

@@ -1,0 +1,105 @@
+//! Contexts, and each thread's stack of them. A context here is a handle and what is said about it; the worker has the
+//! real one.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::RwLock;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::Kind;
+
+thread_local! {
+    /// The thread's contexts; the last is current. 0 where `cuCtxSetCurrent(NULL)` was called on a deeper stack.
+    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread's current context, 0 for none.
+pub(crate) fn current() -> CUcontext {
+    STACK.with_borrow(|s| s.last().copied().unwrap_or(0))
+}
+
+/// Replaces the thread's current context; 0 leaves none.
+pub(crate) fn set_current(context: CUcontext) {
+    STACK.with_borrow_mut(|s| {
+        s.pop();
+        if context != 0 {
+            s.push(context);
+        }
+    });
+}
+
+/// Makes a context current on top of the others.
+pub(crate) fn push(context: CUcontext) {
+    STACK.with_borrow_mut(|s| s.push(context));
+}
+
+/// Takes the current context off.
+pub(crate) fn pop() -> Option<CUcontext> {
+    STACK.with_borrow_mut(Vec::pop)
+}
+
+/// What is known of a context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Context {
+    /// The worker's number of its device.
+    pub(crate) device: usize,
+    pub(crate) flags: u32,
+    pub(crate) api_version: u32,
+    /// `cuCtxGetId`: unique in the process.
+    pub(crate) id: u64,
+}
+
+/// A device's primary context: one handle for ever, which is alive while it is retained.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Primary {
+    pub(crate) retained: u32,
+    pub(crate) flags: u32,
+}
+
+pub(crate) struct Contexts {
+    alive: RwLock<HashMap<CUcontext, Context>>,
+    primaries: RwLock<Vec<Primary>>,
+}
+
+impl Contexts {
+    pub(crate) fn new(devices: usize) -> Self {
+        Self { alive: RwLock::default(), primaries: RwLock::new(vec![Primary::default(); devices]) }
+    }
+
+    /// The handle of a device's primary context, alive or not.
+    pub(crate) fn primary_handle(device: usize) -> CUcontext {
+        Kind::Context.handle(0x1_0000_0000 + device as u64)
+    }
+
+    pub(crate) fn get(&self, context: CUcontext) -> Option<Context> {
+        self.alive.read().ok()?.get(&context).copied()
+    }
+
+    /// The current context and what is known of it.
+    pub(crate) fn current(&self) -> Result<(CUcontext, Context), CUresult> {
+        match current() {
+            0 => Err(CUDA_ERROR_INVALID_CONTEXT),
+            handle => Ok((handle, self.get(handle).ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?)),
+        }
+    }
+
+    pub(crate) fn insert(&self, handle: CUcontext, context: Context) {
+        if let Ok(mut alive) = self.alive.write() {
+            alive.insert(handle, context);
+        }
+    }
+
+    pub(crate) fn remove(&self, handle: CUcontext) -> bool {
+        self.alive.write().is_ok_and(|mut a| a.remove(&handle).is_some())
+    }
+
+    pub(crate) fn primary(&self, device: usize) -> Primary {
+        self.primaries.read().ok().and_then(|p| p.get(device).copied()).unwrap_or_default()
+    }
+
+    /// Changes a primary context's count or flags under the lock, so that two threads do not both activate it.
+    pub(crate) fn with_primary<T>(&self, device: usize, change: impl FnOnce(&mut Primary) -> T) -> Option<T> {
+        let mut primaries = self.primaries.write().ok()?;
+        primaries.get_mut(device).map(change)
+    }
+}

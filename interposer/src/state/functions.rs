@@ -1,0 +1,60 @@
+//! Kernels and functions: their parameter layouts, which a launch needs, and what launched before.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, RwLock};
+
+/// What is known of a function or kernel.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) name: CString,
+    /// The module or library it came from.
+    pub(crate) parent: u64,
+    /// Offset and size of each parameter, in bytes.
+    pub(crate) params: Vec<(u32, u32)>,
+    /// The furthest end of a parameter, in bytes.
+    pub(crate) params_size: usize,
+    /// A digest of the last configuration that was launched and answered with success. A launch that differs waits
+    /// for its answer, because what is wrong with a configuration the driver says at once.
+    pub(crate) proven: AtomicU64,
+}
+
+impl Function {
+    pub(crate) fn new(name: CString, parent: u64, params: Vec<(u32, u32)>) -> Self {
+        let params_size = params.iter().map(|&(o, s)| o as usize + s as usize).max().unwrap_or(0);
+        Self { name, parent, params, params_size, proven: AtomicU64::new(0) }
+    }
+}
+
+/// All functions by handle.
+#[derive(Default)]
+pub(crate) struct Functions {
+    by_handle: RwLock<HashMap<u64, Arc<Function>>>,
+}
+
+impl Functions {
+    pub(crate) fn get(&self, handle: u64) -> Option<Arc<Function>> {
+        self.by_handle.read().ok()?.get(&handle).cloned()
+    }
+
+    pub(crate) fn insert(&self, handle: u64, function: Arc<Function>) {
+        if let Ok(mut map) = self.by_handle.write() {
+            map.insert(handle, function);
+        }
+    }
+
+    /// A function of this parent that was looked up before: the driver returns the same handle again.
+    pub(crate) fn find(&self, parent: u64, name: &std::ffi::CStr) -> Option<u64> {
+        let map = self.by_handle.read().ok()?;
+        map.iter().find(|(_, f)| f.parent == parent && f.name.as_c_str() == name).map(|(h, _)| *h)
+    }
+
+    /// Forgets the functions of a module or library that was unloaded, and those made from its kernels.
+    pub(crate) fn forget(&self, parent: u64) {
+        if let Ok(mut map) = self.by_handle.write() {
+            let gone: Vec<u64> = map.iter().filter(|(_, f)| f.parent == parent).map(|(h, _)| *h).collect();
+            map.retain(|h, f| f.parent != parent && !gone.contains(&f.parent) && !gone.contains(h));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Allocations as the process knows them: where an address leads, for copies and pointer attributes.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, RwLock};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::window;
+
+/// What stands at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allocation {
+    /// Device memory.
+    Device { base: u64, size: u64, device: usize, context: CUcontext },
+    /// A device global, at an address of the driver's choice.
+    Global { base: u64, size: u64, device: usize, context: CUcontext },
+    /// Pinned host memory of ours, mapped in both processes.
+    Pinned { base: u64, size: u64, flags: u32, context: CUcontext },
+    /// Memory of the application's that it registered. It stays where it is; copies go through staging.
+    Registered { base: u64, size: u64, flags: u32, context: CUcontext },
+}
+
+impl Allocation {
+    pub(crate) fn base(&self) -> u64 {
+        self.range().start
+    }
+
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
+        let (Self::Device { base, size, .. }
+        | Self::Global { base, size, .. }
+        | Self::Pinned { base, size, .. }
+        | Self::Registered { base, size, .. }) = *self;
+        base..base + size
+    }
+
+    pub(crate) fn context(&self) -> CUcontext {
+        let (Self::Device { context, .. }
+        | Self::Global { context, .. }
+        | Self::Pinned { context, .. }
+        | Self::Registered { context, .. }) = *self;
+        context
+    }
+
+    /// Whether the worker's driver can reach it at this address.
+    pub(crate) fn direct(&self) -> bool {
+        !matches!(self, Self::Registered { .. })
+    }
+}
+
+/// All allocations by address, and how far each device's window is reserved.
+pub(crate) struct Memory {
+    by_address: RwLock<BTreeMap<u64, Allocation>>,
+    reserved: Mutex<[u64; window::MAX_DEVICES]>,
+    pinned: Mutex<Holes>,
+}
+
+/// The pinned window's free places: a bump pointer and what was freed below it.
+struct Holes {
+    next: u64,
+    free: BTreeMap<u64, u64>,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            by_address: RwLock::default(),
+            reserved: Mutex::new([0; window::MAX_DEVICES]),
+            pinned: Mutex::new(Holes { next: window::PINNED_BASE, free: BTreeMap::new() }),
+        }
+    }
+
+    /// The allocation that contains an address.
+    pub(crate) fn at(&self, address: u64) -> Option<Allocation> {
+        let map = self.by_address.read().ok()?;
+        let (_, allocation) = map.range(..=address).next_back()?;
+        allocation.range().contains(&address).then_some(*allocation)
+    }
+
+    /// Whether a range lies in one allocation that the worker can reach as it is.
+    pub(crate) fn is_direct(&self, address: u64, bytes: u64) -> bool {
+        self.at(address).is_some_and(|a| a.direct() && address + bytes <= a.range().end)
+    }
+
+    pub(crate) fn insert(&self, allocation: Allocation) {
+        if let Ok(mut map) = self.by_address.write() {
+            map.insert(allocation.base(), allocation);
+        }
+    }
+
+    pub(crate) fn remove(&self, base: u64) -> Option<Allocation> {
+        self.by_address.write().ok()?.remove(&base)
+    }
+
+    /// Forgets what a context held, and returns its pinned memory.
+    pub(crate) fn forget_context(&self, context: CUcontext) -> Vec<Allocation> {
+        let Ok(mut map) = self.by_address.write() else { return Vec::new() };
+        let (gone, kept) = std::mem::take(&mut *map).into_iter().partition(|(_, a)| a.context() == context);
+        *map = kept;
+        let gone: BTreeMap<u64, Allocation> = gone;
+        gone.into_values().filter(|a| matches!(a, Allocation::Pinned { .. })).collect()
+    }
+
+    /// Reserves a device's window up to at least `end`, without access, so that nothing else in the process takes
+    /// these addresses. Returns how far it is reserved now, or `None` where something else is there already.
+    pub(crate) fn reserve(&self, device: usize, end: u64) -> Option<u64> {
+        let range = window::device(device);
+        let mut reserved = self.reserved.lock().ok()?;
+        let from = reserved[device].max(range.start);
+        let to = range.start + (end - range.start).next_multiple_of(window::STEP);
+        if to > range.end {
+            return None;
+        }
+        if to > from {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+            // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
+            let got =
+                unsafe { libc::mmap(from as *mut _, (to - from) as usize, libc::PROT_NONE, flags, -1, 0) };
+            if got == libc::MAP_FAILED || got as u64 != from {
+                return None;
+            }
+            reserved[device] = to;
+        }
+        Some(reserved[device])
+    }
+
+    /// A free place for pinned memory; the size is a multiple of the page size.
+    pub(crate) fn pinned_place(&self, size: u64) -> Option<u64> {
+        let mut holes = self.pinned.lock().ok()?;
+        let fit = holes.free.iter().find(|(_, length)| **length >= size).map(|(a, l)| (*a, *l));
+        if let Some((address, length)) = fit {
+            holes.free.remove(&address);
+            if length > size {
+                holes.free.insert(address + size, length - size);
+            }
+            return Some(address);
+        }
+        let address = holes.next;
+        if address + size > window::pinned().end {
+            return None;
+        }
+        holes.next += size;
+        Some(address)
+    }
+
+    /// Gives a place back.
+    pub(crate) fn pinned_free(&self, address: u64, size: u64) {
+        let Ok(mut holes) = self.pinned.lock() else { return };
+        let (mut start, mut end) = (address, address + size);
+        if let Some((&before, &length)) = holes.free.range(..start).next_back()
+            && before + length == start
+        {
+            start = before;
+        }
+        if let Some(&length) = holes.free.get(&end) {
+            holes.free.remove(&end);
+            end += length;
+        }
+        holes.free.insert(start, end - start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_finds_its_allocation_and_no_other() {
+        let memory = Memory::new();
+        memory.insert(Allocation::Device { base: 0x1000, size: 0x1000, device: 0, context: 1 });
+        assert_eq!(memory.at(0xfff), None);
+        assert_eq!(memory.at(0x1fff).map(|a| a.base()), Some(0x1000));
+        assert_eq!(memory.at(0x2000), None);
+        assert!(memory.is_direct(0x1000, 0x1000));
+        assert!(!memory.is_direct(0x1001, 0x1000));
+    }
+
+    #[test]
+    fn freed_places_are_used_again_and_grow_together() {
+        let memory = Memory::new();
+        let places: Vec<u64> = (0..3).filter_map(|_| memory.pinned_place(0x1000)).collect();
+        memory.pinned_free(places[0], 0x1000);
+        memory.pinned_free(places[2], 0x1000);
+        memory.pinned_free(places[1], 0x1000);
+        assert_eq!(memory.pinned_place(0x3000), Some(places[0]));
+    }
+}

@@ -1,0 +1,82 @@
+//! What is known in the process: devices, contexts, allocations, functions, streams.
+
+pub(crate) mod contexts;
+pub(crate) mod functions;
+pub(crate) mod memory;
+pub(crate) mod streams;
+
+use rekindle_wire::attach::Device;
+
+/// The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order: ordinals or UUID prefixes, up to the first that names
+/// none, as the driver reads it.
+pub(crate) fn visible_devices(devices: &[Device]) -> Vec<usize> {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => visible(&list, devices),
+        Err(_) => (0..devices.len()).collect(),
+    }
+}
+
+fn visible(list: &str, devices: &[Device]) -> Vec<usize> {
+    let mut visible = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let found = match word.parse::<usize>() {
+            Ok(ordinal) => (ordinal < devices.len()).then_some(ordinal),
+            Err(_) => by_uuid(word, devices),
+        };
+        match found {
+            Some(device) if !visible.contains(&device) => visible.push(device),
+            // The driver takes a repetition as a reason to show nothing.
+            Some(_) => return Vec::new(),
+            None => break,
+        }
+    }
+    visible
+}
+
+fn by_uuid(word: &str, devices: &[Device]) -> Option<usize> {
+    let wanted = word.strip_prefix("GPU-")?.to_ascii_lowercase();
+    let mut matches = devices.iter().enumerate().filter(|(_, d)| uuid_text(&d.uuid).starts_with(&wanted));
+    let first = matches.next()?.0;
+    matches.next().is_none().then_some(first)
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::new();
+    for (i, byte) in uuid.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> Vec<Device> {
+        (0..3_u8)
+            .map(|i| Device {
+                name: String::new(),
+                uuid: [i + 0xa0; 16],
+                memory: 0,
+                pci_bus_id: String::new(),
+                attributes: Vec::new(),
+                stream_priorities: (0, 0),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn visible_devices_are_read_as_the_driver_reads_them() {
+        let d = devices();
+        assert_eq!(visible("2,0", &d), [2, 0]);
+        assert_eq!(visible("1,7,0", &d), [1]);
+        assert_eq!(visible("", &d), []);
+        assert_eq!(visible("-1", &d), []);
+        assert_eq!(visible("0,0", &d), []);
+        assert_eq!(visible("GPU-a1a1a1a1,GPU-a0", &d), [1, 0]);
+        assert_eq!(visible("GPU-a", &d), []);
+    }
+}
