@@ -1,0 +1,54 @@
+# shellcheck shell=bash
+# Helpers that every script here sources. Sourcing has no effect but these names.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
+target=${CARGO_TARGET_DIR:-$root/target}
+toolchain=$root/.toolchain
+tree=$root/.trixie/root      # a Debian trixie root directory with CRIU 4.1 and podman
+criu_next=$root/.trixie/criu-4.2 # files of CRIU 4.2, a layer over the tree
+: "$target" "$toolchain" "$tree" "$criu_next"
+
+# Name of the running script, for messages.
+me=${0##*/}
+
+say() { printf '%s: %s\n' "$me" "$*"; }
+warn() { printf '%s: %s\n' "$me" "$*" >&2; }
+die() {
+    warn "$@"
+    exit 1
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+need_root() { [ "$(id -u)" -eq 0 ] || die "must run as root"; }
+
+# The workspace's version, as in the top Cargo.toml.
+version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$root/Cargo.toml"; }
+
+# Folder of one profile's build: `target_dir release`; of a target triple: `target_dir release TRIPLE`.
+target_dir() { printf '%s\n' "$target${2:+/$2}/${1:-debug}"; }
+
+# ID and VERSION_CODENAME of this machine's distribution, e.g. "debian bookworm".
+distribution() { (. /etc/os-release && printf '%s %s\n' "${ID:-unknown}" "${VERSION_CODENAME:-unknown}"); }
+
+# Run a command quietly; show its output only when it fails. $1 says what it does.
+quietly() {
+    local what=$1 log rc=0
+    shift
+    log=$(mktemp)
+    "$@" >"$log" 2>&1 || rc=$?
+    if [ "$rc" -ne 0 ]; then
+        tail -n 30 "$log" >&2
+        rm -f "$log"
+        die "$what failed (exit $rc)"
+    fi
+    rm -f "$log"
+}
+
+# Run a step and say how long it took.
+timed() {
+    local what=$1 start=$EPOCHREALTIME
+    shift
+    "$@"
+    say "$what: $(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"
+}
