@@ -1,3 +1,113 @@
-//! The context daemon and its workers.
+//! `rekindled`, the context daemon, and its workers.
+//!
+//! ```text
+//!   rekindled [serve]                 the daemon: control socket, clients, pool of workers    daemon
+//!   rekindled worker --channel-fd N   one worker, started by the daemon                       worker
+//! ```
+//!
+//! Both are one program, so that a daemon and the workers it starts are always of one version.
 
-fn main() {}
+mod config;
+mod daemon;
+mod rejoin;
+mod worker;
+
+use std::io::IsTerminal;
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing::error;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, ServeOptions};
+
+/// Owns the GPU contexts of applications that run under Rekindle, so that they can be checkpointed.
+#[derive(Debug, Parser)]
+#[command(name = "rekindled", version, args_conflicts_with_subcommands = true)]
+struct Options {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: ServeOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve until SIGTERM or SIGINT (the default)
+    Serve(ServeOptions),
+    /// Serve one client; started by the daemon only
+    #[command(hide = true)]
+    Worker {
+        /// The inherited descriptor that leads to the daemon
+        #[arg(long)]
+        channel_fd: RawFd,
+        /// The driver library to load
+        #[arg(long)]
+        cuda_driver: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    log_to_stderr();
+    match options.command {
+        Some(Command::Worker {
+            channel_fd,
+            cuda_driver,
+        }) => match inherited_channel(channel_fd) {
+            Ok(channel) => worker::main(channel, cuda_driver),
+            Err(reason) => {
+                error!("--channel-fd {channel_fd}: {reason}; workers are started by rekindled only");
+                ExitCode::from(2)
+            }
+        },
+        Some(Command::Serve(serve)) => serve_with(serve),
+        None => serve_with(options.serve),
+    }
+}
+
+fn serve_with(options: ServeOptions) -> ExitCode {
+    let config = match Config::load(options) {
+        Ok(config) => config,
+        Err(reason) => {
+            error!("{reason}");
+            return ExitCode::from(2);
+        }
+    };
+    match daemon::serve(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            error!("{reason}");
+            ExitCode::from(reason.exit_code())
+        }
+    }
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("REKINDLE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}
+
+/// The descriptor that the daemon left open for us. Checked, since a number from a command line can be anything.
+fn inherited_channel(fd: RawFd) -> std::io::Result<UnixStream> {
+    if fd <= libc::STDERR_FILENO {
+        return Err(std::io::Error::other("not a descriptor of the daemon's"));
+    }
+    // SAFETY: sets a flag of a descriptor; on one that is not open it fails.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: open, as just seen, and nothing else in this process, which has only begun, knows of it.
+    let channel = unsafe { UnixStream::from_raw_fd(fd) };
+    // Fails unless it is a Unix socket.
+    channel.local_addr()?;
+    Ok(channel)
+}

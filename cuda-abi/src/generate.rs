@@ -373,7 +373,7 @@ pub fn entry_points(table: &[Function], also: &[&str]) -> String {
     }
     format!(
         "// Generated from driver.table.\n#[derive(Clone, Copy)]\npub struct Driver {{\n{fields}}}\n\nimpl Driver {{\n    \
-         pub unsafe fn load(find: impl Fn(&'static str) -> Result<*const c_void, crate::driver::LoadError>) -> Result<Driver, crate::driver::LoadError> {{\n        \
+         pub unsafe fn load(find: impl Fn(&'static str) -> Result<*const c_void, super::LoadError>) -> Result<Driver, super::LoadError> {{\n        \
          Ok(Driver {{\n{loads}        }})\n    }}\n}}\n"
     )
 }

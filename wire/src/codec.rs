@@ -46,6 +46,11 @@ impl Writer {
         self.blob(text.to_bytes_with_nul());
     }
 
+    /// Appends what another writer wrote.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
     /// What was written.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

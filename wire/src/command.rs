@@ -78,6 +78,9 @@ commands! {
     /// `module_or_library start` -> `total count`, then `name` blobs of the kernels from `start` on. Waits.
     59 KERNEL_NAMES;
 
+    /// Not sent: the object log's record that a module or library was placed in a context. `parent`.
+    60 INSTANTIATE;
+
     /// A kernel launch. `function grid_xy grid_z_block_x block_yz shared_flags stream attributes_blob
     /// parameters_blob`, see [`Launch`]. A function's first launch waits.
     64 LAUNCH;

@@ -27,6 +27,20 @@
 //! ```
 //!
 //! When that connection closes before the rings are open, the restore's workers are given up.
+//!
+//! A worker and its daemon, on the worker's channel, which the worker inherits from the daemon and later, when a daemon
+//! is replaced, is a connection of its own to the new one:
+//!
+//! ```text
+//!   spare        Ready (unasked)
+//!   attach       Adopt   -> Done | Failed     it has answered the client itself, either way
+//!   dump         Quiesce -> Done | Failed     Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
+//!                Open    -> Done
+//!   restore      Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
+//! ```
+//!
+//! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
+//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it.
 
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +81,17 @@ pub enum Request {
         restore: u64,
         /// CRIU's id of the socket.
         socket: u32,
+        /// `SO_COOKIE` of this end of the connection: the next dump asks by it. There is no reply, since whatever came
+        /// would be queued to the restored process.
+        cookie: u64,
+    },
+    /// A worker whose daemon is gone offers itself to the one that took its place. Comes with a copy of its client's
+    /// connection, whose credentials say who the client is. After `Rejoined` this connection is the worker's channel.
+    Rejoin {
+        /// What the client said when it attached.
+        attach: Attach,
+        /// What the client was told.
+        attached: crate::attach::Attached,
     },
 
     /// Quiesce all clients of a process tree. Comes with the image directory.
@@ -150,6 +175,8 @@ pub enum Reply {
     Clients(Vec<ClientInfo>),
     /// To `Status`.
     Status(StatusInfo),
+    /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
+    Rejoined,
 }
 
 /// A dumped socket that the restore connects anew.
@@ -195,7 +222,7 @@ pub struct StatusInfo {
     pub used: u32,
 }
 
-/// What the daemon asks of a worker, one at a time, each answered by a [`WorkerReply`].
+/// What the daemon asks of a worker, one at a time, each but `Cancel` answered by a [`WorkerReply`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum WorkerRequest {
     /// Serve this client. Comes with its connection, ring and staging; the worker sends it the [`crate::attach::Answer`].
@@ -223,6 +250,15 @@ pub enum WorkerRequest {
         /// Which, by its content's hash as lowercase hex.
         hash: String,
     },
+    /// Give up the `Save` that is going on; it then fails. The only request that comes before the answer to another,
+    /// and the only one without an answer of its own; a worker that is not saving (any more) takes no notice.
+    Cancel,
+    /// Code files for the `Load` that follows, where it has more than one message can carry. They come with this, in
+    /// order. Any number of times.
+    Code {
+        /// Their hashes.
+        code: Vec<String>,
+    },
     /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
     /// with the data file, then the code files in the order of `code`.
     Load {
@@ -231,6 +267,12 @@ pub enum WorkerRequest {
         /// The hashes of the code files.
         code: Vec<String>,
     },
+    /// Memfds of pinned memory for the `Connect` that follows, where it has more than one message can carry. They come
+    /// with this, in order. Any number of times.
+    Pinned {
+        /// What they are.
+        pinned: Vec<crate::attach::Pinned>,
+    },
     /// The restored process is there. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
     Connect {
         /// Pinned memory that the process has mapped.
@@ -238,6 +280,15 @@ pub enum WorkerRequest {
     },
     /// For `rekindle ps`.
     Describe,
+}
+
+/// A code image that a `Save` found.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SavedCode {
+    /// Its content's hash, as lowercase hex.
+    pub hash: String,
+    /// Bytes.
+    pub size: u64,
 }
 
 /// A worker's answers.
@@ -257,8 +308,8 @@ pub enum WorkerReply {
     },
     /// To `Save`: the client's part of the manifest is the blob.
     Saved {
-        /// Hashes of the code images that the manifest refers to, as lowercase hex.
-        code: Vec<String>,
+        /// The code images that the manifest refers to.
+        code: Vec<SavedCode>,
         /// Bytes of device memory.
         bytes: u64,
     },

@@ -34,6 +34,9 @@ pub enum FrameError {
     /// A length that no message has.
     #[error("a message of {0} bytes, more than any may have")]
     TooLarge(usize),
+    /// More descriptors than a message has, or fewer than were sent.
+    #[error("a message with more descriptors than could be received")]
+    Descriptors,
 }
 
 /// A received message.
@@ -70,12 +73,21 @@ pub fn send<T: Serialize>(
 
 /// Receives one message.
 pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<Message<T>, FrameError> {
+    receive_at_most(socket, MAX_JSON, MAX_BLOB)
+}
+
+/// Receives one message from someone who has no business sending a large one.
+pub fn receive_at_most<T: DeserializeOwned>(
+    socket: &UnixStream,
+    max_json: usize,
+    max_blob: usize,
+) -> Result<Message<T>, FrameError> {
     let mut fds = Vec::new();
     let mut lengths = [0; 8];
     read_exact(socket.as_raw_fd(), &mut lengths, &mut fds, true)?;
     let json_length = u32::from_le_bytes([lengths[0], lengths[1], lengths[2], lengths[3]]) as usize;
     let blob_length = u32::from_le_bytes([lengths[4], lengths[5], lengths[6], lengths[7]]) as usize;
-    if json_length > MAX_JSON || blob_length > MAX_BLOB {
+    if json_length > max_json || blob_length > max_blob {
         return Err(FrameError::TooLarge(json_length + blob_length));
     }
     let mut json = vec![0; json_length];
@@ -184,6 +196,10 @@ fn read_exact(
                 header = libc::CMSG_NXTHDR(&raw const message, header);
             }
         }
+        // A sender may put descriptors on every byte; and what did not fit was closed by the kernel.
+        if fds.len() > MAX_FDS || message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(FrameError::Descriptors);
+        }
         if received == 0 {
             return Err(if at_start {
                 FrameError::Closed
@@ -226,6 +242,21 @@ mod tests {
         assert_eq!(text, "inside");
         drop(a);
         assert!(matches!(receive::<u32>(&b), Err(FrameError::Closed)));
+    }
+
+    #[test]
+    fn descriptors_without_end_and_large_messages_are_refused() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let fds = [a.as_raw_fd(); 200];
+        send_with_fds(a.as_raw_fd(), &[9, 0], &fds).unwrap();
+        send_with_fds(a.as_raw_fd(), &[0, 0], &fds).unwrap();
+        assert!(matches!(receive::<u32>(&b), Err(FrameError::Descriptors)));
+        let (a, b) = UnixStream::pair().unwrap();
+        send(&a, &"four letters", &[], &[]).unwrap();
+        assert!(matches!(
+            receive_at_most::<String>(&b, 8, 0),
+            Err(FrameError::TooLarge(14))
+        ));
     }
 
     #[test]

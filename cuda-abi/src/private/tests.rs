@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::types::CUDA_ERROR_INVALID_HANDLE;
 
 struct Fake;
 
@@ -67,12 +68,13 @@ fn tables_begin_with_their_size_and_stay_where_they_are() {
 #[test]
 fn unknown_tables_and_bad_pointers_are_refused() {
     let mut out = std::ptr::null();
+    let unknown = slot!(CUDART, 7, fn());
     // SAFETY: the pointers are valid or null.
     unsafe {
         assert_eq!(export_table(&Fake, &[0; 16], &mut out), CUDA_ERROR_NOT_SUPPORTED);
         assert_eq!(export_table(&Fake, std::ptr::null(), &mut out), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(export_table(&Fake, &CUDART.to_be_bytes(), std::ptr::null_mut()), CUDA_ERROR_INVALID_VALUE);
-        assert_eq!(slot!(CUDART, 7, fn())(), CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!(unknown(), CUDA_ERROR_NOT_SUPPORTED);
     }
 }
 

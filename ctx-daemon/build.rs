@@ -1,0 +1,78 @@
+//! Generates the worker's typed entry points into the driver, and its side of generated calls, from the table of
+//! driver functions.
+
+use std::{env, fs, path::Path};
+
+use rekindle_cuda_abi::{generate, table};
+
+/// What the worker calls besides the calls that travel by the table.
+const ALSO: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetPCIBusId",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuDevicePrimaryCtxSetFlags_v2",
+    "cuCtxCreate_v2",
+    "cuCtxDestroy_v2",
+    "cuCtxSetCurrent",
+    "cuCtxGetApiVersion",
+    "cuCtxGetStreamPriorityRange",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuModuleGetGlobal_v2",
+    "cuModuleGetFunctionCount",
+    "cuModuleEnumerateFunctions",
+    "cuFuncGetName",
+    "cuFuncGetParamInfo",
+    "cuLibraryLoadData",
+    "cuLibraryUnload",
+    "cuLibraryGetKernel",
+    "cuLibraryGetModule",
+    "cuLibraryGetGlobal",
+    "cuLibraryGetKernelCount",
+    "cuLibraryEnumerateKernels",
+    "cuKernelGetFunction",
+    "cuKernelGetName",
+    "cuKernelGetParamInfo",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemRelease",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemcpyAsync",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+];
+
+fn main() {
+    let table = match table::parse(table::TEXT) {
+        Ok(table) => table,
+        Err(error) => panic!("{error}"),
+    };
+    let out = env::var("OUT_DIR").unwrap_or_else(|_| panic!("cargo sets OUT_DIR"));
+    let write = |name: &str, text: String| {
+        if let Err(error) = fs::write(Path::new(&out).join(name), text) {
+            panic!("{name}: {error}");
+        }
+    };
+    write("driver.rs", generate::entry_points(&table, ALSO));
+    write("dispatch.rs", generate::dispatch(&table));
+    println!("cargo::rerun-if-changed=build.rs");
+}

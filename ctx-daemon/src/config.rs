@@ -1,0 +1,229 @@
+//! What the daemon is told: options over the configuration file over defaults.
+//!
+//! ```toml
+//! socket = "/run/rekindle/rekindled.sock"
+//! socket_mode = "0660"        # who may connect, and so use the GPUs; clients in containers connect as root
+//! socket_group = "gpu"        # not changed unless given
+//! cuda_driver = "libcuda.so.1"
+//! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time
+//!
+//! [pool]
+//! spare = 1                   # workers kept ready, contexts made
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Where the configuration is looked for.
+const DEFAULT_FILE: &str = "/etc/rekindle/rekindled.toml";
+/// Where the daemon listens. It is also where the interposer looks.
+const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+/// Found by the loader's search.
+const DEFAULT_DRIVER: &str = "libcuda.so.1";
+/// Its owner and group: whoever may connect may use the GPUs.
+const DEFAULT_MODE: u32 = 0o660;
+/// CRIU's alarm rings after 10 s; the plugin holds it off, but other callers of CRIU's plugins may not.
+const DEFAULT_QUIESCE: Duration = Duration::from_millis(9000);
+/// A path in a socket's address, with its final zero.
+const SOCKET_PATH_MAX: usize = 108;
+
+/// The command line.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ServeOptions {
+    /// Where to listen [default: /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The driver library that workers load [default: libcuda.so.1, by the loader's search]
+    #[arg(long, value_name = "PATH")]
+    cuda_driver: Option<PathBuf>,
+    /// Configuration file [default: /etc/rekindle/rekindled.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// How many workers to keep ready [default: 1]
+    #[arg(long, value_name = "N")]
+    spare: Option<usize>,
+    /// A program to start in place of the worker; for tests
+    #[arg(long, hide = true, value_name = "PATH")]
+    worker_program: Option<PathBuf>,
+}
+
+/// The configuration in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Absolute.
+    pub(crate) socket: PathBuf,
+    pub(crate) socket_mode: u32,
+    /// A name or a number.
+    pub(crate) socket_group: Option<String>,
+    pub(crate) cuda_driver: PathBuf,
+    pub(crate) spare: usize,
+    pub(crate) quiesce_timeout: Duration,
+    pub(crate) worker_program: PathBuf,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, Error)]
+pub(crate) enum ConfigError {
+    #[error("cannot read the configuration {}: {source}", .file.display())]
+    Read {
+        file: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{}: {source}", .file.display())]
+    Parse {
+        file: PathBuf,
+        source: Box<toml::de::Error>,
+    },
+    #[error("{what}: {value:?} {problem}")]
+    Value {
+        what: &'static str,
+        value: String,
+        problem: &'static str,
+    },
+    #[error("cannot tell where this program is or runs: {0}")]
+    Here(std::io::Error),
+}
+
+/// The file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    socket: Option<PathBuf>,
+    socket_mode: Option<String>,
+    socket_group: Option<String>,
+    cuda_driver: Option<PathBuf>,
+    quiesce_timeout_ms: Option<u64>,
+    #[serde(default)]
+    pool: PoolTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolTable {
+    spare: Option<usize>,
+}
+
+impl Config {
+    /// Reads the file and merges.
+    pub(crate) fn load(options: ServeOptions) -> Result<Self, ConfigError> {
+        let file = match &options.config {
+            Some(path) => read(path)?,
+            None => match read(Path::new(DEFAULT_FILE)) {
+                Err(ConfigError::Read { source, .. })
+                    if source.kind() == std::io::ErrorKind::NotFound =>
+                {
+                    File::default()
+                }
+                result => result?,
+            },
+        };
+        Self::merge(options, file)
+    }
+
+    fn merge(options: ServeOptions, file: File) -> Result<Self, ConfigError> {
+        let socket = options.socket.or(file.socket);
+        let socket = socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
+        // Absolute: clients see the path as it was bound.
+        let socket = std::path::absolute(socket).map_err(ConfigError::Here)?;
+        if socket.as_os_str().len() >= SOCKET_PATH_MAX {
+            return Err(ConfigError::Value {
+                what: "socket",
+                value: socket.display().to_string(),
+                problem: "is longer than the 107 bytes that a socket's path may have",
+            });
+        }
+        let cuda_driver = options.cuda_driver.or(file.cuda_driver);
+        Ok(Self {
+            socket,
+            socket_mode: file.socket_mode.map_or(Ok(DEFAULT_MODE), mode)?,
+            socket_group: file.socket_group,
+            cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
+            spare: options.spare.or(file.pool.spare).unwrap_or(1),
+            quiesce_timeout: file
+                .quiesce_timeout_ms
+                .map_or(DEFAULT_QUIESCE, Duration::from_millis),
+            worker_program: match options.worker_program {
+                Some(program) => program,
+                None => std::env::current_exe().map_err(ConfigError::Here)?,
+            },
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<File, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        file: path.to_owned(),
+        source,
+    })?;
+    toml::from_str(&text).map_err(|source| ConfigError::Parse {
+        file: path.to_owned(),
+        source: Box::new(source),
+    })
+}
+
+/// Octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
+fn mode(text: String) -> Result<u32, ConfigError> {
+    match u32::from_str_radix(&text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err(ConfigError::Value {
+            what: "socket_mode",
+            value: text,
+            problem: "is no mode; write it in octal, as \"0660\"",
+        }),
+    }
+}
+
+/// A bare name is the loader's to find; a path is made absolute, since workers run elsewhere.
+fn driver(path: PathBuf) -> Result<PathBuf, ConfigError> {
+    if path.components().count() == 1 && !path.is_absolute() {
+        Ok(path)
+    } else {
+        std::path::absolute(path).map_err(ConfigError::Here)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let file = toml::from_str(text).map_err(|error| error.to_string())?;
+        Config::merge(ServeOptions::default(), file).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_anything_the_documented_defaults_hold() {
+        let config = parse("").unwrap();
+        assert_eq!(config.socket, Path::new("/run/rekindle/rekindled.sock"));
+        assert_eq!(config.cuda_driver, Path::new("libcuda.so.1"));
+        assert_eq!((config.socket_mode, config.spare), (0o660, 1));
+    }
+
+    #[test]
+    fn options_win_over_the_file() {
+        let text = "socket = \"/a\"\nsocket_mode = \"0666\"\n[pool]\nspare = 3\n";
+        let options = ServeOptions {
+            socket: Some("/b".into()),
+            ..ServeOptions::default()
+        };
+        let config = Config::merge(options, toml::from_str(text).unwrap()).unwrap();
+        assert_eq!(config.socket, Path::new("/b"));
+        assert_eq!((config.socket_mode, config.spare), (0o666, 3));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert!(parse("sokcet = \"/a\"").unwrap_err().contains("sokcet"));
+        assert!(
+            parse("socket_mode = \"rw\"")
+                .unwrap_err()
+                .contains("in octal")
+        );
+        let long = format!("socket = \"/{}\"", "x".repeat(120));
+        assert!(parse(&long).unwrap_err().contains("107 bytes"));
+    }
+}

@@ -1,0 +1,156 @@
+//! A process gets a worker.
+//!
+//! ```text
+//!   Attach ─► checked ─► a worker is taken ─► (its tree is being dumped: wait) ─► Adopt ─► a client
+//!                │              │                                                   │
+//!                └──────────────┴─────────── Refused, and why ◄─────────────────────┘
+//! ```
+//!
+//! When it is over the daemon holds nothing of the connection: its closing is how client and worker learn of each
+//! other's death.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_wire::attach::{Answer, Attach, SETTINGS};
+use rekindle_wire::control::WorkerRequest;
+use rekindle_wire::frame;
+use thiserror::Error;
+use tracing::{debug, info, warn};
+
+use super::clients::{Client, ClientState, PendingGuard, Registry};
+use super::memfd::{self, MemfdError};
+use super::pool::PoolError;
+use super::process::{self, Process};
+use super::worker::{Worker, WorkerError};
+use super::{Daemon, sys};
+
+/// How long a worker may take to map the client's memory and answer it.
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often one that waits for the end of a dump looks whether its process still lives.
+const HELD_LOOK: Duration = Duration::from_millis(500);
+/// No setting that the driver reads is longer.
+const MAX_VALUE: usize = 4096;
+
+/// Why a process gets no worker.
+#[derive(Debug, Error)]
+pub(crate) enum AttachError {
+    #[error(transparent)]
+    Memory(#[from] MemfdError),
+    #[error("{0:?} is no setting that a process may make")]
+    Setting(String),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error("its worker could not serve it: {0}")]
+    Adopt(WorkerError),
+    /// It knows: the worker has told it.
+    #[error("its worker refused it: {0}")]
+    Refused(String),
+    #[error("it closed the connection")]
+    Gone,
+}
+
+/// Serves an `Attach`, and answers it unless the worker does.
+pub(crate) fn serve(
+    daemon: &Arc<Daemon>,
+    stream: UnixStream,
+    pending: &PendingGuard,
+    process: Process,
+    attach: Attach,
+    fds: Vec<OwnedFd>,
+) {
+    let (pid, command) = (process.pid, attach.command.clone());
+    match hand_over(daemon, &stream, pending, process, attach, fds) {
+        Ok(worker) => info!(pid, command, worker, "attached"),
+        Err(AttachError::Gone) => debug!(pid, command, "gone before it was attached"),
+        Err(error) => {
+            warn!(pid, command, "not attached: {error}");
+            if !matches!(error, AttachError::Refused(_)) {
+                refuse(&stream, error.to_string());
+            }
+        }
+    }
+}
+
+/// Says no. The reason is what the process writes to stderr.
+pub(crate) fn refuse(stream: &UnixStream, reason: String) {
+    if let Err(error) = frame::send(stream, &Answer::Refused { reason }, &[], &[]) {
+        debug!(%error, "cannot refuse");
+    }
+}
+
+fn hand_over(
+    daemon: &Arc<Daemon>,
+    stream: &UnixStream,
+    pending: &PendingGuard,
+    process: Process,
+    attach: Attach,
+    fds: Vec<OwnedFd>,
+) -> Result<i32, AttachError> {
+    let [ring, staging] = memfd::check_pair(fds)?;
+    check_settings(&attach)?;
+    pending.asks(&attach);
+    let worker = daemon.pool.take(&attach.settings)?;
+    // From here on the worker is this client's: whatever goes wrong, it is not used for another.
+    let client = Client::new(
+        process,
+        attach.clone(),
+        Arc::clone(&worker),
+        ClientState::Running,
+    );
+    while !pending.admit(&client, &process::ancestry(process.pid)) {
+        daemon.registry.wait(HELD_LOOK);
+        if sys::is_hung_up(stream) {
+            worker.kill();
+            return Err(AttachError::Gone);
+        }
+    }
+    forget_when_dead(&daemon.registry, &worker);
+    let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
+    match worker.ask(&WorkerRequest::Adopt { attach }, &fds, Some(ADOPT_TIMEOUT)) {
+        Ok(()) => Ok(worker.pid()),
+        Err(error) => {
+            worker.kill();
+            Err(match error {
+                WorkerError::Failed(reason) => AttachError::Refused(reason),
+                WorkerError::Dead(_) if sys::is_hung_up(stream) => AttachError::Gone,
+                error => AttachError::Adopt(error),
+            })
+        }
+    }
+}
+
+/// The client of a worker goes when the worker does.
+pub(crate) fn forget_when_dead(registry: &Arc<Registry>, worker: &Arc<Worker>) {
+    let (registry, pid) = (Arc::downgrade(registry), worker.pid());
+    worker.on_death(move || {
+        if let Some(client) = registry.upgrade().and_then(|it| it.remove(pid)) {
+            // The worker's own lines say more, and say so first, when it is the worker that failed.
+            let alive = client.process.is_alive();
+            info!(
+                pid = client.process.pid,
+                command = client.attach.command,
+                worker = pid,
+                "{}",
+                if alive {
+                    "its worker is gone"
+                } else {
+                    "gone, and its worker with it"
+                }
+            );
+        }
+    });
+}
+
+/// They go into the worker's environment.
+fn check_settings(attach: &Attach) -> Result<(), AttachError> {
+    for (name, value) in &attach.settings {
+        let known = SETTINGS.contains(&name.as_str());
+        if !known || value.len() > MAX_VALUE || value.contains('\0') {
+            return Err(AttachError::Setting(name.chars().take(64).collect()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! Who is there: processes with a worker, processes about to get one, and process trees that are being dumped.
+//!
+//! ```text
+//!   connected ──► pending ──► client ──► (gone: its worker has died)
+//!   (nothing said) (waits for a worker, or until the dump of its tree is over)
+//! ```
+//!
+//! The three are behind one lock, so that a dump, which first puts a hold on its tree and then looks for clients, either
+//! finds a process as a client or has it wait as pending, and never misses one between.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rekindle_wire::attach::Attach;
+
+use super::process::Process;
+use super::worker::Worker;
+use super::{lock, wait_timeout};
+
+/// A process and its worker.
+pub(crate) struct Client {
+    pub(crate) process: Process,
+    /// What it said; for a restored process, what it would say now.
+    pub(crate) attach: Attach,
+    pub(crate) worker: Arc<Worker>,
+    state: AtomicU8,
+}
+
+/// What is being done with a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ClientState {
+    Running,
+    Quiesced,
+    Saving,
+    Restoring,
+}
+
+impl ClientState {
+    const ALL: [Self; 4] = [Self::Running, Self::Quiesced, Self::Saving, Self::Restoring];
+
+    /// For listings.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Quiesced => "quiesced",
+            Self::Saving => "saving",
+            Self::Restoring => "restoring",
+        }
+    }
+}
+
+impl Client {
+    /// A client in this state.
+    pub(crate) fn new(
+        process: Process,
+        attach: Attach,
+        worker: Arc<Worker>,
+        state: ClientState,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            process,
+            attach,
+            worker,
+            state: AtomicU8::new(state as u8),
+        })
+    }
+
+    /// What is being done with it.
+    pub(crate) fn state(&self) -> ClientState {
+        let state = usize::from(self.state.load(Ordering::Acquire));
+        ClientState::ALL[state.min(ClientState::ALL.len() - 1)]
+    }
+
+    /// Whoever has it in hand says so.
+    pub(crate) fn set_state(&self, state: ClientState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Takes it in hand, if nobody else has.
+    pub(crate) fn leave_running(&self, state: ClientState) -> bool {
+        let running = ClientState::Running as u8;
+        self.state
+            .compare_exchange(running, state as u8, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+}
+
+impl std::fmt::Display for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {} ({})", self.process.pid, self.attach.command)
+    }
+}
+
+/// A process whose handshake has begun.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) process: Process,
+    /// None as long as it has said nothing.
+    pub(crate) attach: Option<Attach>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Registry {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    clients: Vec<Arc<Client>>,
+    pending: HashMap<u64, Pending>,
+    /// Roots of the trees that are being dumped.
+    holds: HashMap<u64, i32>,
+    next: u64,
+}
+
+impl Inner {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl Registry {
+    /// All clients.
+    pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
+        lock(&self.inner).clients.clone()
+    }
+
+    /// How many there are.
+    pub(crate) fn used(&self) -> usize {
+        lock(&self.inner).clients.len()
+    }
+
+    /// The clients with these pids.
+    pub(crate) fn clients_among(&self, pids: &[i32]) -> Vec<Arc<Client>> {
+        let mut clients = self.clients();
+        clients.retain(|it| pids.contains(&it.process.pid));
+        clients
+    }
+
+    /// The processes with these pids whose handshake has begun.
+    pub(crate) fn pending_among(&self, pids: &[i32]) -> Vec<Pending> {
+        let inner = lock(&self.inner);
+        let found = inner.pending.values();
+        found
+            .filter(|it| pids.contains(&it.process.pid))
+            .cloned()
+            .collect()
+    }
+
+    /// Notes a process that has connected; forgotten when the result is dropped.
+    pub(crate) fn connected(self: &Arc<Self>, process: Process) -> PendingGuard {
+        let mut inner = lock(&self.inner);
+        let number = inner.number();
+        let attach = None;
+        inner.pending.insert(number, Pending { process, attach });
+        PendingGuard {
+            registry: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Adds a client, whatever is being dumped.
+    pub(crate) fn add(&self, client: Arc<Client>) {
+        add(&mut lock(&self.inner), client);
+    }
+
+    /// Removes the client of a worker, and says which it was.
+    pub(crate) fn remove(&self, worker: i32) -> Option<Arc<Client>> {
+        let mut inner = lock(&self.inner);
+        let at = inner
+            .clients
+            .iter()
+            .position(|it| it.worker.pid() == worker)?;
+        Some(inner.clients.swap_remove(at))
+    }
+
+    /// From now on no process of this tree becomes a client, until the result is dropped.
+    pub(crate) fn hold(self: &Arc<Self>, root: i32) -> HoldGuard {
+        let mut inner = lock(&self.inner);
+        let number = inner.number();
+        inner.holds.insert(number, root);
+        HoldGuard {
+            registry: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Whether one of these is the root of a tree that is being dumped.
+    pub(crate) fn is_held(&self, ancestry: &[i32]) -> bool {
+        is_held(&lock(&self.inner), ancestry)
+    }
+
+    /// Waits until a hold ends, for a time.
+    pub(crate) fn wait(&self, time: Duration) {
+        let inner = lock(&self.inner);
+        if !inner.holds.is_empty() {
+            drop(wait_timeout(&self.changed, inner, time));
+        }
+    }
+}
+
+fn is_held(inner: &Inner, ancestry: &[i32]) -> bool {
+    inner.holds.values().any(|root| ancestry.contains(root))
+}
+
+/// A process has one worker: one that comes again has executed another program, and its old worker is about to end.
+fn add(inner: &mut Inner, client: Arc<Client>) {
+    inner.clients.retain(|it| it.process != client.process);
+    inner.clients.push(client);
+}
+
+/// A process in the registry that is not yet a client.
+pub(crate) struct PendingGuard {
+    registry: Arc<Registry>,
+    number: u64,
+}
+
+impl PendingGuard {
+    /// It has said what it wants.
+    pub(crate) fn asks(&self, attach: &Attach) {
+        if let Some(pending) = lock(&self.registry.inner).pending.get_mut(&self.number) {
+            pending.attach = Some(attach.clone());
+        }
+    }
+
+    /// It becomes a client, unless its tree is being dumped. `ancestry` is the process and all above it.
+    pub(crate) fn admit(&self, client: &Arc<Client>, ancestry: &[i32]) -> bool {
+        let mut inner = lock(&self.registry.inner);
+        if is_held(&inner, ancestry) {
+            return false;
+        }
+        inner.pending.remove(&self.number);
+        add(&mut inner, Arc::clone(client));
+        true
+    }
+}
+
+impl Drop for PendingGuard {
+    fn drop(&mut self) {
+        lock(&self.registry.inner).pending.remove(&self.number);
+    }
+}
+
+/// A hold on a tree.
+pub(crate) struct HoldGuard {
+    registry: Arc<Registry>,
+    number: u64,
+}
+
+impl Drop for HoldGuard {
+    fn drop(&mut self) {
+        lock(&self.registry.inner).holds.remove(&self.number);
+        self.registry.changed.notify_all();
+    }
+}

@@ -1,0 +1,262 @@
+//! A connection from its first message on.
+//!
+//! Versions are compared before anything else, since nothing but the opening's form is the same in all of them. What is
+//! malformed ends the connection with a line in the log; descriptors that came with it close with the message.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::frame::{self, FrameError, Message};
+use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
+use tracing::{debug, warn};
+
+use super::process::{self, Process};
+use super::sys::{self, Credentials};
+use super::{
+    Daemon, attach, dump, list, lock, restore, takeover, thread, wait_timeout,
+};
+
+/// Connections at a time, those being attached included; attached ones are no longer the daemon's.
+const MAX_CONNECTIONS: usize = 1024;
+/// How long a connection may say nothing.
+const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
+/// No request is longer.
+pub(crate) const MAX_REQUEST: usize = 64 << 10;
+
+/// The connections that there are.
+#[derive(Default)]
+pub(crate) struct Connections {
+    count: AtomicUsize,
+    /// Those that must be ended in order: dumps and restores.
+    sessions: Mutex<HashMap<u64, UnixStream>>,
+    ended: Condvar,
+}
+
+impl Connections {
+    /// Keeps a session's connection until the result is dropped.
+    pub(crate) fn session<'a>(&'a self, stream: &UnixStream) -> std::io::Result<SessionGuard<'a>> {
+        let copy = stream.try_clone()?;
+        let number = sys::random()?;
+        lock(&self.sessions).insert(number, copy);
+        Ok(SessionGuard {
+            connections: self,
+            number,
+        })
+    }
+
+    /// Closes all sessions and waits until they have cleaned up.
+    pub(crate) fn end_all(&self, grace: Duration) {
+        let deadline = Instant::now() + grace;
+        let mut sessions = lock(&self.sessions);
+        for stream in sessions.values() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        while !sessions.is_empty() {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                warn!("{} dumps or restores do not end", sessions.len());
+                return;
+            };
+            sessions = wait_timeout(&self.ended, sessions, left);
+        }
+    }
+}
+
+/// A session that goes on.
+pub(crate) struct SessionGuard<'a> {
+    connections: &'a Connections,
+    number: u64,
+}
+
+impl Drop for SessionGuard<'_> {
+    fn drop(&mut self) {
+        lock(&self.connections.sessions).remove(&self.number);
+        self.connections.ended.notify_all();
+    }
+}
+
+/// Serves a connection in a thread of its own.
+pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream) {
+    let slot = Slot::take(daemon);
+    let daemon = Arc::clone(daemon);
+    let result = thread("connection", move || match slot {
+        Some(_slot) => handle(&daemon, stream),
+        None => warn!("{MAX_CONNECTIONS} connections at a time: one more is closed"),
+    });
+    if let Err(error) = result {
+        warn!(%error, "cannot serve a connection");
+    }
+}
+
+/// One of the connections that there may be.
+struct Slot(Arc<Daemon>);
+
+impl Slot {
+    fn take(daemon: &Arc<Daemon>) -> Option<Self> {
+        let count = &daemon.connections.count;
+        let slot = Self(Arc::clone(daemon));
+        (count.fetch_add(1, Ordering::AcqRel) < MAX_CONNECTIONS).then_some(slot)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.connections.count.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
+    let (peer, process) = match peer(&stream) {
+        Ok(peer) => peer,
+        Err(error) => return debug!(%error, "a connection whose process is gone"),
+    };
+    let pending = daemon.registry.connected(process);
+    if !wait_for_opening(daemon, &stream, peer) {
+        return debug!(pid = peer.pid, "a connection that said nothing");
+    }
+    let message = match receive_opening(&stream) {
+        Ok(message) => message,
+        Err(FrameError::Closed) => return,
+        Err(error) => return warn!(pid = peer.pid, "closing its connection: {error}"),
+    };
+    let Message { body, fds, .. } = message;
+    let request = match read(&body) {
+        Ok(request) => request,
+        Err(reason) => {
+            warn!(pid = peer.pid, "refused: {reason}");
+            return match asks(&body) {
+                // Whatever is sent would be queued to the restored process.
+                Some("Reattach") => {}
+                Some("Attach") => attach::refuse(&stream, reason),
+                _ => fail(&stream, reason),
+            };
+        }
+    };
+    match request {
+        Request::Attach(request) => {
+            attach::serve(daemon, stream, &pending, process, request, fds);
+        }
+        Request::Reattach {
+            restore,
+            socket,
+            cookie,
+        } => {
+            let restores = &daemon.restores;
+            restores.reattach(restore, socket, cookie, process, stream);
+        }
+        Request::Rejoin { attach, attached } => {
+            drop(pending);
+            takeover::serve(daemon, stream, peer, attach, attached, fds);
+        }
+        Request::List => reply(&stream, &list::clients(daemon, peer)),
+        Request::Status => reply(&stream, &list::status(daemon)),
+        Request::Pause { .. } | Request::Restore if !is_operator(peer) => {
+            warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
+            let reason = "only root, and the user that rekindled runs as, may dump and restore";
+            fail(&stream, reason.to_owned());
+        }
+        Request::Pause {
+            root,
+            leave_running,
+        } => {
+            drop(pending);
+            dump::serve(daemon, &stream, peer, root, leave_running, fds);
+        }
+        Request::Restore => {
+            drop(pending);
+            restore::serve(daemon, &stream, peer, fds);
+        }
+        Request::Frozen { .. }
+        | Request::Socket { .. }
+        | Request::Finish
+        | Request::Resume { .. } => {
+            fail(&stream, "a connection does not begin with this".to_owned());
+        }
+    }
+}
+
+/// Whether a peer may dump and restore, and see everybody. What it may name is limited further by what it sees.
+pub(crate) fn is_operator(peer: Credentials) -> bool {
+    peer.uid == 0 || peer.uid == sys::own_uid()
+}
+
+/// The path of a directory, for messages.
+pub(crate) fn shown(dir: &OwnedFd) -> PathBuf {
+    let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    std::fs::read_link(link).unwrap_or_else(|_| "the image directory".into())
+}
+
+/// Who is at the other end. A process that is gone can ask for nothing.
+fn peer(stream: &UnixStream) -> std::io::Result<(Credentials, Process)> {
+    let peer = sys::peer_credentials(stream.as_fd())?;
+    if peer.pid == 0 {
+        // In a pid namespace that is not below ours. It is told when it says what it wants.
+        return Ok((peer, Process { pid: 0, start: 0 }));
+    }
+    Ok((peer, Process::with_pid(peer.pid)?))
+}
+
+/// A process that CRIU has stopped cannot speak: it has time until its dump is over.
+fn wait_for_opening(daemon: &Daemon, stream: &UnixStream, peer: Credentials) -> bool {
+    loop {
+        match sys::wait_readable([stream.as_fd()], Some(OPENING_TIMEOUT)) {
+            Ok([true]) => return true,
+            Ok([false]) if daemon.registry.is_held(&process::ancestry(peer.pid)) => {}
+            _ => return false,
+        }
+    }
+}
+
+fn receive_opening(stream: &UnixStream) -> Result<Message<Opening>, FrameError> {
+    stream.set_read_timeout(Some(OPENING_TIMEOUT))?;
+    let message = frame::receive_at_most(stream, MAX_REQUEST, 0)?;
+    stream.set_read_timeout(None)?;
+    Ok(message)
+}
+
+/// The request, if it is of our version.
+fn read(opening: &Opening) -> Result<Request, String> {
+    if opening.wire != WIRE_VERSION {
+        return Err(format!(
+            "wire version {} was spoken, and this rekindled {} speaks {WIRE_VERSION}: install one version of Rekindle for all parts",
+            opening.wire,
+            env!("CARGO_PKG_VERSION"),
+        ));
+    }
+    let by_table = matches!(asks(opening), Some("Attach" | "Rejoin"));
+    if by_table && opening.table != TABLE_FINGERPRINT {
+        return Err(format!(
+            "driver call table {:016x} was spoken, and this rekindled {} has {TABLE_FINGERPRINT:016x}: install one build of Rekindle for all parts, and start the process anew",
+            opening.table,
+            env!("CARGO_PKG_VERSION"),
+        ));
+    }
+    serde_json::from_value(opening.request.clone())
+        .map_err(|error| format!("a request that is none: {error}"))
+}
+
+/// The name of the request, in whatever version it is.
+fn asks(opening: &Opening) -> Option<&str> {
+    match &opening.request {
+        serde_json::Value::String(name) => Some(name),
+        serde_json::Value::Object(it) => it.keys().next().map(String::as_str),
+        _ => None,
+    }
+}
+
+/// Answers that it cannot be done.
+pub(crate) fn fail(stream: &UnixStream, reason: String) {
+    reply(stream, &Reply::Failed { reason });
+}
+
+/// Answers. A peer that does not wait for it is no concern of ours.
+pub(crate) fn reply(stream: &UnixStream, reply: &Reply) {
+    if let Err(error) = frame::send(stream, reply, &[], &[]) {
+        debug!(%error, "cannot reply");
+    }
+}

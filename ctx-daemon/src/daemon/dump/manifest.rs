@@ -1,0 +1,292 @@
+//! What the manifest says besides what the workers say.
+//!
+//! A process that was frozen in the middle of its handshake has no worker and no GPU state, but a socket that leads here.
+//! It has a client record without a ring, so that the restore connects its socket anew, and closes it at once: then the
+//! process begins the handshake again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rekindle_images::{Client as Record, Gpu, Host, Manifest, Phase, PhaseName, Protocol, Setting};
+use rekindle_wire::attach::{Attached, Device};
+use rekindle_wire::layout::SHARED_SIZE;
+use rekindle_wire::WIRE_VERSION;
+
+use super::super::clients::{Client, Pending};
+use super::super::process::{self, Process};
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
+const COMPUTE_CAPABILITY: [usize; 2] = [75, 76];
+
+/// Whose socket CRIU dumped.
+#[derive(Clone, Debug)]
+pub(super) enum Whose {
+    Client(Process),
+    Unattached(Unattached),
+}
+
+impl Whose {
+    pub(super) fn unattached(&self) -> Option<&Unattached> {
+        match self {
+            Self::Unattached(it) => Some(it),
+            Self::Client(_) => None,
+        }
+    }
+}
+
+/// A process in the middle of its handshake.
+#[derive(Clone, Debug)]
+pub(super) struct Unattached {
+    pub(super) process: Process,
+    namespace_pid: i32,
+    command: String,
+    socket: String,
+}
+
+impl Unattached {
+    /// What is known of it. One that has said nothing has most likely found us where we listen.
+    pub(super) fn new(pending: &Pending, socket: &Path) -> Self {
+        let pid = pending.process.pid;
+        let pids = process::namespace_pids(pid).unwrap_or_default();
+        let said = pending.attach.as_ref();
+        Self {
+            process: pending.process,
+            namespace_pid: pids.last().copied().unwrap_or(pid),
+            command: said.map_or_else(|| process::command(pid), |it| it.command.clone()),
+            socket: said.map_or_else(|| socket.display().to_string(), |it| it.socket.clone()),
+        }
+    }
+
+    fn record(&self, index: u32, sockets: &[(Whose, u32)]) -> Record {
+        Record {
+            index,
+            pid: self.process.pid.unsigned_abs(),
+            namespace_pid: self.namespace_pid.unsigned_abs(),
+            command: self.command.clone(),
+            wire_version: WIRE_VERSION,
+            socket_path: self.socket.clone().into(),
+            socket_ids: ids_of(self.process, sockets),
+            ..Record::default()
+        }
+    }
+}
+
+/// Whether a record is of a process without a worker.
+pub(in crate::daemon) fn is_unattached(record: &Record) -> bool {
+    record.ring.size == 0
+}
+
+/// Writes into a worker's record what the daemon knows better.
+pub(super) fn identify(
+    record: &mut Record,
+    client: &Client,
+    namespace_pid: i32,
+    sockets: &[(Whose, u32)],
+) {
+    let attach = &client.attach;
+    record.pid = client.process.pid.unsigned_abs();
+    record.namespace_pid = namespace_pid.unsigned_abs();
+    record.command = attach.command.clone();
+    record.wire_version = WIRE_VERSION;
+    record.socket_path = attach.socket.clone().into();
+    record.socket_ids = ids_of(client.process, sockets);
+    record.ring.size = SHARED_SIZE as u64;
+    let setting = |(name, value): &(String, String)| Setting {
+        name: name.clone(),
+        value: value.clone(),
+    };
+    record.settings = attach.settings.iter().map(setting).collect();
+}
+
+fn ids_of(process: Process, sockets: &[(Whose, u32)]) -> Vec<u32> {
+    let of_it = |(whose, id): &(Whose, u32)| {
+        let owner = match whose {
+            Whose::Client(process) => *process,
+            Whose::Unattached(it) => it.process,
+        };
+        (owner == process).then_some(*id)
+    };
+    sockets.iter().filter_map(of_it).collect()
+}
+
+/// When what happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeline {
+    pub(super) began: Instant,
+    pub(super) idle_at: Instant,
+    pub(super) frozen_at: Instant,
+    pub(super) copied_at: Instant,
+    pub(super) synced_at: Instant,
+    pub(super) finished_at: Instant,
+    /// None where the tasks do not go on.
+    pub(super) opened_at: Option<Instant>,
+    pub(super) bytes: u64,
+}
+
+impl Timeline {
+    /// The phases, as the manifest has them.
+    pub(super) fn phases(&self) -> Vec<Phase> {
+        let phase = |name, from: Instant, to: Instant, bytes| Phase {
+            name,
+            start: nanoseconds(self.began, from),
+            duration: nanoseconds(from, to),
+            bytes,
+        };
+        let mut phases = vec![
+            phase(PhaseName::Quiesce, self.began, self.idle_at, 0),
+            phase(PhaseName::Freeze, self.frozen_at, self.finished_at, 0),
+            phase(PhaseName::Copy, self.frozen_at, self.copied_at, self.bytes),
+            phase(PhaseName::Write, self.copied_at, self.synced_at, self.bytes),
+        ];
+        if let Some(opened_at) = self.opened_at {
+            let freeze = self.finished_at.saturating_duration_since(self.frozen_at);
+            let closed = opened_at.saturating_duration_since(self.idle_at);
+            let resume_from = self.copied_at.max(self.finished_at);
+            phases.push(phase(PhaseName::Resume, resume_from, opened_at, 0));
+            phases.push(Phase {
+                name: PhaseName::Stall,
+                start: nanoseconds(self.began, self.idle_at),
+                duration: closed.saturating_sub(freeze).as_nanos() as u64,
+                bytes: 0,
+            });
+        }
+        phases
+    }
+}
+
+fn nanoseconds(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.saturating_duration_since(from).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The manifest.
+pub(super) fn build<'a>(
+    timeline: &Timeline,
+    workers: impl Iterator<Item = &'a Attached>,
+    mut records: Vec<Record>,
+    sockets: &[(Whose, u32)],
+) -> Manifest {
+    let unattached: BTreeMap<_, _> = sockets
+        .iter()
+        .filter_map(|(whose, _)| whose.unattached())
+        .map(|it| (it.process.pid, it))
+        .collect();
+    let next = records.iter().map(|it| it.index + 1).max().unwrap_or(0);
+    let more = (next..).zip(unattached.values());
+    records.extend(more.map(|(index, it)| it.record(index, sockets)));
+
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let mut manifest = Manifest::new(now.map_or(0, |it| it.as_secs()), Protocol::Stop);
+    manifest.protocol_reason = "the protocol that this version has".to_owned();
+    env!("CARGO_PKG_VERSION").clone_into(&mut manifest.rekindle_version);
+    manifest.host = host(workers, &records);
+    manifest.phases = timeline.phases();
+    manifest.clients = records;
+    manifest
+}
+
+fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> Host {
+    let used = |uuid| {
+        let mut gpus = records.iter().flat_map(|it| &it.gpus);
+        gpus.any(|gpu| gpu.uuid == uuid)
+    };
+    let mut host = Host {
+        name: std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .map(|it| it.trim_end().to_owned())
+            .unwrap_or_default(),
+        ..Host::default()
+    };
+    for worker in workers {
+        host.driver_version = driver_version(worker.driver_version);
+        for device in &worker.devices {
+            let known = host.gpus.iter().any(|it| it.uuid == device.uuid);
+            if used(device.uuid) && !known {
+                host.gpus.push(gpu(device));
+            }
+        }
+    }
+    host
+}
+
+/// As people write it.
+pub(in crate::daemon) fn driver_version(number: i32) -> String {
+    format!("CUDA {}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// A device as far as a restore compares it.
+pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
+    let capability = COMPUTE_CAPABILITY.map(|attribute| {
+        let found = device.attributes.get(attribute);
+        found.map_or(0, |(_, value)| value.unsigned_abs())
+    });
+    Gpu {
+        uuid: device.uuid,
+        name: device.name.clone(),
+        compute_major: capability[0],
+        compute_minor: capability[1],
+        total_memory: device.memory,
+        pci: device.pci_bus_id.clone(),
+    }
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_stall_is_what_the_rings_were_closed_for_less_the_freeze() {
+        let began = Instant::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let mut timeline = Timeline {
+            began,
+            idle_at: at(10),
+            frozen_at: at(20),
+            copied_at: at(500),
+            synced_at: at(700),
+            finished_at: at(120),
+            opened_at: Some(at(510)),
+            bytes: 5,
+        };
+        let phase = |timeline: &Timeline, name| {
+            let phases = timeline.phases();
+            let found = phases.iter().find(|it| it.name == name).copied();
+            found.map(|it| (it.start / 1_000_000, it.duration / 1_000_000, it.bytes))
+        };
+        assert_eq!(phase(&timeline, PhaseName::Quiesce), Some((0, 10, 0)));
+        assert_eq!(phase(&timeline, PhaseName::Freeze), Some((20, 100, 0)));
+        assert_eq!(phase(&timeline, PhaseName::Copy), Some((20, 480, 5)));
+        assert_eq!(phase(&timeline, PhaseName::Resume), Some((500, 10, 0)));
+        assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 400, 0)));
+        timeline.opened_at = None;
+        assert_eq!(phase(&timeline, PhaseName::Stall), None);
+    }
+
+    #[test]
+    fn a_process_without_a_worker_has_a_record_without_a_ring() {
+        let process = Process { pid: 7, start: 1 };
+        let attach = None;
+        let pending = Pending { process, attach };
+        let unattached = Unattached::new(&pending, Path::new("/run/s"));
+        let sockets = [(Whose::Unattached(unattached), 31)];
+        let now = Instant::now();
+        let timeline = Timeline {
+            began: now,
+            idle_at: now,
+            frozen_at: now,
+            copied_at: now,
+            synced_at: now,
+            finished_at: now,
+            opened_at: None,
+            bytes: 0,
+        };
+        let manifest = build(&timeline, std::iter::empty(), Vec::new(), &sockets);
+        let [record] = manifest.clients.as_slice() else {
+            panic!("{:?}", manifest.clients)
+        };
+        assert!(is_unattached(record));
+        assert_eq!(record.socket_ids, [31]);
+        assert_eq!(record.socket_path, Path::new("/run/s"));
+    }
+}

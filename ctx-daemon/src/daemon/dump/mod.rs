@@ -1,0 +1,396 @@
+//! A dump: CRIU's plugin says what CRIU is doing, on one connection.
+//!
+//! ```text
+//!            Pause                     Frozen (first)              Finish
+//!  opened ──────────► quiesced ───────────────────► saving ───────────────► finishing ──► durable
+//!            │  │       tree held, rings closed       │  sockets noted       │  rings open    │
+//!            │  └─► not ours                          │                      │  (if the tasks │
+//!            ▼                                        ▼                      ▼   go on)       │
+//!          failed ◄───────────── whatever goes wrong, or the connection closes                │
+//!            └─► image removed, rings open, tree free        rings open, tree free ◄── closes ┘
+//! ```
+//!
+//! The image's GPU side is the state at the quiesce. Rings stay closed until CRIU has written the processes' memory,
+//! although the copy may be done before: what an open ring executes may write to memory that the application shares, and
+//! that is in CRIU's image.
+//!
+//! A failure is told in reply to whatever is asked next. Nothing that a dump holds outlives its connection.
+
+mod manifest;
+mod quiesce;
+mod save;
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter};
+use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
+use tracing::{debug, info, warn};
+
+use self::manifest::{Unattached, Whose};
+pub(super) use self::manifest::{driver_version, gpu, is_unattached};
+use self::quiesce::{ClosedRing, QuiesceError};
+use self::save::{SaveError, SaveJob};
+use super::clients::{Client, HoldGuard, Pending};
+use super::connection::{self, MAX_REQUEST};
+use super::pidns::{PidError, PidView};
+use super::process;
+use super::sys::Credentials;
+use super::Daemon;
+
+/// How long a worker may take to say how much memory its client has.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Why a dump fails. The applications go on.
+#[derive(Debug, Error)]
+pub(super) enum DumpError {
+    #[error("the image directory must come with the request")]
+    NoDirectory,
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error("cannot list the processes of the tree: {0}")]
+    Tree(std::io::Error),
+    #[error(
+        "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free: free some or dump elsewhere"
+    )]
+    Space {
+        needed: u64,
+        free: u64,
+        directory: String,
+    },
+    #[error(transparent)]
+    Quiesce(#[from] QuiesceError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("{0} has lost its worker, and its GPU state with it: start it anew")]
+    LostWorker(String),
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error("CRIU has not dumped the connection of {0} to its worker: is the plugin of this version?")]
+    NoSocket(String),
+    #[error("{0} cannot be asked at this point of a dump")]
+    Order(&'static str),
+    #[error("this dump has failed already: {0}")]
+    Failed(String),
+    #[error("the connection closed")]
+    Closed,
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A dump in progress.
+struct Dump<'a> {
+    daemon: &'a Arc<Daemon>,
+    stream: &'a UnixStream,
+    view: PidView,
+    /// As the daemon sees it.
+    root: i32,
+    leave_running: bool,
+    began: Instant,
+    stage: Stage,
+    sockets: Vec<(Whose, u32)>,
+    /// Last, so that a failure in dropping the rest does not let the tree go.
+    _hold: HoldGuard,
+}
+
+enum Stage {
+    /// There is no client in the tree.
+    NotOurs,
+    Quiesced {
+        dir: ImageDir,
+        rings: Vec<ClosedRing>,
+        idle_at: Instant,
+    },
+    Saving(SaveJob),
+    Durable(#[expect(dead_code, reason = "held until the connection closes")] SaveJob),
+    Failed(String),
+}
+
+/// Serves a dump from its `Pause` on, until the connection closes.
+pub(super) fn serve(
+    daemon: &Arc<Daemon>,
+    stream: &UnixStream,
+    peer: Credentials,
+    root: i32,
+    leave_running: bool,
+    fds: Vec<OwnedFd>,
+) {
+    let _session = match daemon.connections.session(stream) {
+        Ok(session) => session,
+        Err(error) => return connection::fail(stream, error.to_string()),
+    };
+    let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds) {
+        Ok(begun) => begun,
+        Err(error) => {
+            warn!(root, "dump failed: {error}");
+            return connection::fail(stream, error.to_string());
+        }
+    };
+    connection::reply(stream, &reply);
+    loop {
+        let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
+            Ok(message) => message.body,
+            Err(FrameError::Closed) => break,
+            Err(error) => {
+                warn!(root, "dump: closing the connection: {error}");
+                connection::fail(stream, error.to_string());
+                break;
+            }
+        };
+        match dump.serve(request) {
+            Ok(reply) => connection::reply(stream, &reply),
+            Err(DumpError::Closed) => {
+                warn!(root, "dump given up: its connection closed before the image was durable");
+                break;
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                if !matches!(error, DumpError::Failed(_) | DumpError::Order(_)) {
+                    warn!(root, "dump failed: {reason}");
+                    // What was held is let go at once: CRIU may take its time to give up.
+                    dump.stage = Stage::Failed(reason.clone());
+                }
+                connection::fail(stream, reason);
+            }
+        }
+    }
+    match dump.stage {
+        Stage::NotOurs | Stage::Durable(_) | Stage::Failed(_) => debug!(root, "dump over"),
+        Stage::Quiesced { .. } | Stage::Saving(_) => {
+            warn!(root, "dump given up: its connection closed before the image was durable");
+        }
+    }
+}
+
+impl<'a> Dump<'a> {
+    /// Holds the tree and quiesces its clients. On an error all of them run.
+    fn pause(
+        daemon: &'a Arc<Daemon>,
+        stream: &'a UnixStream,
+        peer: Credentials,
+        root: i32,
+        leave_running: bool,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Self, Reply), DumpError> {
+        let began = Instant::now();
+        let view = PidView::of(peer.pid)?;
+        let root = view.to_ours(root)?;
+        let dir = image_directory(fds)?;
+        let hold = daemon.registry.hold(root);
+        let mut dump = Self {
+            daemon,
+            stream,
+            view,
+            root,
+            leave_running,
+            began,
+            stage: Stage::NotOurs,
+            sockets: Vec::new(),
+            _hold: hold,
+        };
+        let (clients, pending) = dump.find()?;
+        if clients.is_empty() && pending.is_empty() {
+            remove_older_image(dir);
+            return Ok((dump, Reply::Paused { pids: Vec::new() }));
+        }
+        check_space(&dir, &clients)?;
+        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout)?;
+        let idle_at = Instant::now();
+        let ms = began.elapsed().as_millis() as u64;
+        info!(root, clients = clients.len(), ms, "quiesced");
+        let processes = clients.iter().map(|it| it.process);
+        let processes = processes.chain(pending.iter().map(|it| it.process));
+        let pids = processes.filter_map(|it| view.to_theirs(it.pid)).collect();
+        dump.stage = Stage::Quiesced {
+            dir,
+            rings,
+            idle_at,
+        };
+        Ok((dump, Reply::Paused { pids }))
+    }
+
+    fn serve(&mut self, request: Request) -> Result<Reply, DumpError> {
+        if let Stage::Failed(reason) = &self.stage {
+            return Err(DumpError::Failed(reason.clone()));
+        }
+        match request {
+            Request::Frozen { pid } => self.frozen(pid),
+            Request::Socket { id, cookie } => Ok(self.socket(id, cookie)),
+            Request::Finish => self.finish(),
+            _ => Err(DumpError::Order("something else")),
+        }
+    }
+
+    /// The clients of the tree as it is now, and the processes whose handshake has begun.
+    fn find(&self) -> Result<(Vec<Arc<Client>>, Vec<Pending>), DumpError> {
+        let tree = process::tree(self.root).map_err(DumpError::Tree)?;
+        let registry = &self.daemon.registry;
+        Ok((registry.clients_among(&tree), registry.pending_among(&tree)))
+    }
+
+    fn frozen(&mut self, pid: i32) -> Result<Reply, DumpError> {
+        let pid = self.view.to_ours(pid)?;
+        match &self.stage {
+            Stage::Quiesced { .. } => self.start_saving()?,
+            Stage::Saving(job) => job.check()?,
+            Stage::NotOurs => return Ok(Reply::Frozen { ours: false }),
+            Stage::Durable(_) | Stage::Failed(_) => return Err(DumpError::Order("Frozen")),
+        }
+        let registry = &self.daemon.registry;
+        let ours = !registry.clients_among(&[pid]).is_empty()
+            || !registry.pending_among(&[pid]).is_empty();
+        Ok(Reply::Frozen { ours })
+    }
+
+    /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
+    fn start_saving(&mut self) -> Result<(), DumpError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs);
+        let Stage::Quiesced {
+            dir,
+            mut rings,
+            mut idle_at,
+        } = stage
+        else {
+            return Err(DumpError::Order("Frozen"));
+        };
+        for ring in &rings {
+            if ring.client().worker.is_dead() && ring.client().process.is_alive() {
+                return Err(DumpError::LostWorker(ring.client().to_string()));
+            }
+        }
+        rings.retain(|it| !it.client().worker.is_dead());
+        let (mut clients, _) = self.find()?;
+        clients.retain(|it| !rings.iter().any(|ring| Arc::ptr_eq(ring.client(), it)));
+        if !clients.is_empty() {
+            rings.extend(quiesce::quiesce(
+                &clients,
+                self.daemon.config.quiesce_timeout,
+            )?);
+            idle_at = Instant::now();
+        }
+        let options = CreateOptions {
+            // CRIU is replacing its own images in there.
+            replace: true,
+            ..CreateOptions::new()?
+        };
+        let writer = ImageWriter::create(dir, options)?;
+        let job = SaveJob::start(
+            writer,
+            rings,
+            save::Times {
+                began: self.began,
+                idle_at,
+            },
+            self.leave_running,
+        );
+        self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);
+        Ok(())
+    }
+
+    /// Notes whose socket it is, if it is one of ours.
+    fn socket(&mut self, id: u32, cookie: u64) -> Reply {
+        let whose = match &self.stage {
+            Stage::Saving(job) => self.whose(job, cookie),
+            _ => None,
+        };
+        let ours = whose.is_some();
+        self.sockets.extend(whose.map(|whose| (whose, id)));
+        Reply::Socket { ours }
+    }
+
+    fn whose(&self, job: &SaveJob, cookie: u64) -> Option<Whose> {
+        let mut clients = job.clients().iter();
+        if let Some(client) = clients.find(|it| it.attach.cookie == cookie) {
+            return Some(Whose::Client(client.process));
+        }
+        let (_, pending) = self.find().ok()?;
+        let noted = |it: &&Pending| {
+            let noted = self.sockets.iter().map(|(whose, _)| whose);
+            let mut noted = noted.filter_map(Whose::unattached);
+            noted.any(|unattached| unattached.process == it.process)
+        };
+        let by_cookie = pending
+            .iter()
+            .find(|it| it.attach.as_ref().is_some_and(|it| it.cookie == cookie));
+        // One that was frozen before it said anything: the plugin has seen that it is connected to us, and not why.
+        let silent = || pending.iter().find(|it| it.attach.is_none() && !noted(it));
+        let found = by_cookie.or_else(silent)?;
+        let daemon_path = &self.daemon.config.socket;
+        Some(Whose::Unattached(Unattached::new(found, daemon_path)))
+    }
+
+    /// Waits until the image is durable. The plugin has resumed the tasks, if they are to go on.
+    fn finish(&mut self) -> Result<Reply, DumpError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs);
+        let job = match stage {
+            Stage::Saving(job) => job,
+            // Nobody's GPU state is in this dump.
+            Stage::NotOurs => return Ok(Reply::Durable),
+            stage => {
+                self.stage = stage;
+                return Err(DumpError::Order("Finish"));
+            }
+        };
+        for client in job.clients() {
+            let dumped = |(whose, _): &(Whose, u32)| {
+                matches!(whose, Whose::Client(process) if *process == client.process)
+            };
+            if !self.sockets.iter().any(dumped) {
+                return Err(DumpError::NoSocket(client.to_string()));
+            }
+        }
+        job.finish(std::mem::take(&mut self.sockets));
+        let committed = job.wait(self.stream)?;
+        info!(
+            root = self.root,
+            id = %committed.id,
+            bytes = committed.bytes,
+            files = committed.files,
+            ms = self.began.elapsed().as_millis() as u64,
+            "durable"
+        );
+        self.stage = Stage::Durable(job);
+        Ok(Reply::Durable)
+    }
+}
+
+fn image_directory(fds: Vec<OwnedFd>) -> Result<ImageDir, DumpError> {
+    let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| DumpError::NoDirectory)?;
+    Ok(ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?)
+}
+
+/// Before anything is stopped. What is zero throughout takes no space, so this may refuse what would have fitted; what
+/// it lets through and does not fit fails later.
+fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<(), DumpError> {
+    let memory = |client: &Arc<Client>| {
+        let description = client.worker.describe(DESCRIBE_TIMEOUT);
+        description.device_memory.iter().sum::<u64>()
+    };
+    let needed = clients.iter().map(memory).sum();
+    let free = dir.free_space()?;
+    if needed > free {
+        return Err(DumpError::Space {
+            needed,
+            free,
+            directory: dir.path().display().to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// CRIU's image of a tree without GPU state must not lie beside our image of another dump: a restore would take the two
+/// for one.
+fn remove_older_image(dir: ImageDir) {
+    let shown = dir.path().to_owned();
+    let removed = CreateOptions::new().and_then(|options| {
+        let replace = true;
+        ImageWriter::create(dir, CreateOptions { replace, ..options })?.abort()
+    });
+    if let Err(error) = removed {
+        warn!(directory = %shown.display(), "cannot remove an older image: {error}");
+    }
+}

@@ -1,0 +1,383 @@
+//! Writing the image while CRIU writes its own.
+//!
+//! ```text
+//!   per client:  Save ─► SaveCode… ─┬─► saved ──(all)──► data durable ─┐
+//!                                   │                                  ├─► manifest, commit ─► durable
+//!   session:     Finish ────────────┴─► (tasks go on: rings open) ─────┘
+//!
+//!   a client that fails, or a session that ends: the other Saves are cancelled, the image is removed, rings open
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter};
+use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
+use thiserror::Error;
+use tracing::{debug, info, warn};
+
+use super::super::clients::{Client, ClientState};
+use super::super::worker::WorkerError;
+use super::super::{lock, process, sys, thread, wait};
+use super::DumpError;
+use super::manifest::{self, Timeline, Whose};
+use super::quiesce::ClosedRing;
+
+/// How long a worker may take to write a code image.
+const CODE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why there is no image.
+#[derive(Clone, Debug, Error)]
+#[error("{0}")]
+pub(in crate::daemon) struct SaveError(String);
+
+impl SaveError {
+    fn of(client: &Client, error: &WorkerError) -> Self {
+        Self(format!("{client} cannot be saved: {error}"))
+    }
+}
+
+impl From<ImageError> for SaveError {
+    fn from(error: ImageError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// When it began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// `Pause` came.
+    pub(super) began: Instant,
+    /// All clients were at rest.
+    pub(super) idle_at: Instant,
+}
+
+/// An image being written in the background. Dropping it gives the image up, unless it is durable by then, and lets the
+/// clients go on.
+pub(super) struct SaveJob {
+    shared: Arc<Shared>,
+    clients: Vec<Arc<Client>>,
+    /// Can be read when the job is over.
+    over: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    leave_running: bool,
+    times: Times,
+    began: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    /// Clients whose memory is in the image's files.
+    saved: usize,
+    bytes: u64,
+    copied_at: Option<Instant>,
+    /// CRIU is through with the processes' memory; whose sockets it dumped.
+    finish: Option<(Instant, Vec<(Whose, u32)>)>,
+    opened_at: Option<Instant>,
+    failed: Option<SaveError>,
+    outcome: Option<Result<Committed, SaveError>>,
+    /// Those of tasks that do not go on.
+    rings: Vec<ClosedRing>,
+}
+
+impl SaveJob {
+    /// Begins.
+    pub(super) fn start(
+        writer: ImageWriter,
+        rings: Vec<ClosedRing>,
+        times: Times,
+        leave_running: bool,
+    ) -> io::Result<Self> {
+        let (over, theirs) = UnixStream::pair()?;
+        let clients = rings.iter().map(|it| Arc::clone(it.client())).collect();
+        for ring in &rings {
+            ring.client().set_state(ClientState::Saving);
+        }
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            leave_running,
+            times,
+            began: Instant::now(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread("save", move || {
+            let outcome = of_thread.run(writer, rings);
+            lock(&of_thread.state).outcome = Some(outcome);
+            drop(theirs);
+        })?;
+        Ok(Self {
+            shared,
+            clients,
+            over,
+            thread: Some(thread),
+        })
+    }
+
+    /// Whose memory is saved.
+    pub(super) fn clients(&self) -> &[Arc<Client>] {
+        &self.clients
+    }
+
+    /// An error if it has failed by now.
+    pub(super) fn check(&self) -> Result<(), SaveError> {
+        match &lock(&self.shared.state).failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// CRIU has written the processes' memory.
+    pub(super) fn finish(&self, sockets: Vec<(Whose, u32)>) {
+        lock(&self.shared.state).finish = Some((Instant::now(), sockets));
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until the image is durable, or the session's connection closes.
+    pub(super) fn wait(&self, session: &UnixStream) -> Result<Committed, DumpError> {
+        loop {
+            let fds = [self.over.as_fd(), session.as_fd()];
+            let [over, spoke] = sys::wait_readable(fds, None).map_err(DumpError::Thread)?;
+            if over {
+                let outcome = lock(&self.shared.state).outcome.clone();
+                // Without an outcome only if its thread panicked.
+                let lost = || Err(SaveError("the daemon's saving thread is gone".to_owned()));
+                return Ok(outcome.unwrap_or_else(lost)?);
+            }
+            // Nothing may be asked before the answer, so this is the end.
+            if spoke {
+                return Err(DumpError::Closed);
+            }
+        }
+    }
+}
+
+impl Drop for SaveJob {
+    fn drop(&mut self) {
+        self.shared
+            .fail(SaveError("the dump was given up".to_owned()));
+        if let Some(thread) = self.thread.take() {
+            // A panic in there has been reported, and its unwinding let everything go.
+            let _ = thread.join();
+        }
+        lock(&self.shared.state).rings.clear();
+    }
+}
+
+/// A client's part of the manifest.
+struct Saved {
+    record: Record,
+    client: Arc<Client>,
+    namespace_pid: i32,
+    ring: Option<ClosedRing>,
+}
+
+impl Shared {
+    fn run(&self, writer: ImageWriter, rings: Vec<ClosedRing>) -> Result<Committed, SaveError> {
+        let outcome = self.write(&writer, rings).and_then(|manifest| {
+            info!(clients = manifest.clients.len(), "committing the image");
+            Ok(manifest)
+        });
+        match outcome {
+            Ok(manifest) => {
+                let committed = writer.commit(manifest).map_err(SaveError::from);
+                if let Err(error) = &committed {
+                    self.fail(error.clone());
+                }
+                committed
+            }
+            Err(error) => {
+                if let Err(error) = writer.abort() {
+                    warn!("cannot remove what there is of the image: {error}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Everything but the commit.
+    fn write(
+        &self,
+        writer: &ImageWriter,
+        rings: Vec<ClosedRing>,
+    ) -> Result<rekindle_images::Manifest, SaveError> {
+        let count = rings.len();
+        let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
+        let (saved, synced) = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0_u32..)
+                .zip(rings)
+                .map(|(index, ring)| scope.spawn(move || self.save_client(writer, index, ring)))
+                .collect();
+            let synced = self.wait_for_copies(count, &clients).and_then(|()| {
+                let synced = writer.sync().map(|()| Instant::now());
+                synced.map_err(|error| self.fail(error.into()))
+            });
+            let saved = threads.into_iter().filter_map(|it| it.join().ok()?);
+            (saved.collect::<Vec<_>>(), synced)
+        });
+        let mut state = lock(&self.state);
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let (Ok(synced_at), Some((finished_at, sockets)), Some(copied_at)) =
+            (synced, state.finish.take(), state.copied_at)
+        else {
+            return Err(SaveError("the dump ended before it was whole".to_owned()));
+        };
+        let timeline = Timeline {
+            began: self.times.began,
+            idle_at: self.times.idle_at,
+            frozen_at: self.began,
+            copied_at,
+            synced_at,
+            finished_at,
+            opened_at: state.opened_at,
+            bytes: state.bytes,
+        };
+        drop(state);
+        for phase in timeline.phases() {
+            let ms = phase.duration / 1_000_000;
+            info!(phase = phase.name.as_str(), ms, bytes = phase.bytes);
+        }
+        let mut records = Vec::new();
+        let mut closed = Vec::new();
+        for mut one in saved {
+            manifest::identify(&mut one.record, &one.client, one.namespace_pid, &sockets);
+            records.push(one.record);
+            closed.extend(one.ring.take());
+        }
+        lock(&self.state).rings = closed;
+        let workers = clients.iter().map(|it| it.worker.attached());
+        Ok(manifest::build(&timeline, workers, records, &sockets))
+    }
+
+    /// Waits until every client is saved. When one fails, the others are cut short.
+    fn wait_for_copies(&self, count: usize, clients: &[Arc<Client>]) -> Result<(), ()> {
+        let mut state = lock(&self.state);
+        while state.failed.is_none() && state.saved < count {
+            state = wait(&self.changed, state);
+        }
+        if state.failed.is_none() {
+            state.copied_at = Some(Instant::now());
+            return Ok(());
+        }
+        drop(state);
+        for client in clients {
+            client.worker.cancel();
+        }
+        Err(())
+    }
+
+    /// Saves one client, and lets it go on when CRIU is through with it.
+    fn save_client(&self, writer: &ImageWriter, index: u32, ring: ClosedRing) -> Option<Saved> {
+        let client = Arc::clone(ring.client());
+        let record = match self.save(writer, index, &client) {
+            Ok(record) => record,
+            Err(error) => {
+                self.fail(error);
+                return None;
+            }
+        };
+        // While it is there: a task that does not go on is killed when this dump is over.
+        let pids = process::namespace_pids(client.process.pid).unwrap_or_default();
+        let mut saved = Saved {
+            record,
+            namespace_pid: pids.last().copied().unwrap_or(client.process.pid),
+            client,
+            ring: Some(ring),
+        };
+        self.wait_for_finish()?;
+        if self.leave_running
+            && let Some(ring) = saved.ring.take()
+        {
+            if let Err(error) = ring.open() {
+                self.fail(SaveError::of(&saved.client, &error));
+                return None;
+            }
+            lock(&self.state).opened_at = Some(Instant::now());
+        }
+        Some(saved)
+    }
+
+    fn save(
+        &self,
+        writer: &ImageWriter,
+        index: u32,
+        client: &Client,
+    ) -> Result<Record, SaveError> {
+        let file = writer.data_file(index)?;
+        if let Some(error) = &lock(&self.state).failed {
+            return Err(error.clone());
+        }
+        let failed = |error: WorkerError| SaveError::of(client, &error);
+        let request = WorkerRequest::Save {
+            hash_key: writer.key().seed(),
+            file: index,
+        };
+        let answered = client
+            .worker
+            .call(&request, &[], &[file.as_raw_fd()], None)
+            .map_err(failed)?;
+        let WorkerReply::Saved { code, bytes } = answered.reply else {
+            return Err(failed(WorkerError::Protocol("Save")));
+        };
+        let mut record = Record::from_bytes(&answered.blob)?;
+        record.index = index;
+        for image in &code {
+            save_code(writer, client, image)?;
+        }
+        debug!(%client, bytes, code = code.len(), "saved");
+        let mut state = lock(&self.state);
+        state.saved += 1;
+        state.bytes = state.bytes.saturating_add(bytes);
+        drop(state);
+        self.changed.notify_all();
+        Ok(record)
+    }
+
+    fn wait_for_finish(&self) -> Option<()> {
+        let mut state = lock(&self.state);
+        loop {
+            if state.failed.is_some() {
+                return None;
+            }
+            if state.finish.is_some() {
+                return Some(());
+            }
+            state = wait(&self.changed, state);
+        }
+    }
+
+    /// The first failure is the reason; those that follow come from it.
+    fn fail(&self, error: SaveError) {
+        lock(&self.state).failed.get_or_insert(error);
+        self.changed.notify_all();
+    }
+}
+
+fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode) -> Result<(), SaveError> {
+    let nonsense = |_| SaveError::of(client, &WorkerError::Protocol("Save"));
+    let hash = image.hash.parse().map_err(nonsense)?;
+    let Some(file) = writer.code_file(hash, image.size)? else {
+        // Another client has the same code.
+        return Ok(());
+    };
+    let request = WorkerRequest::SaveCode {
+        hash: image.hash.clone(),
+    };
+    let fds = [OwnedFd::from(file)];
+    client
+        .worker
+        .ask(&request, &sys::raw(&fds), Some(CODE_TIMEOUT))
+        .map_err(|error| SaveError::of(client, &error))
+}
+

@@ -1,0 +1,166 @@
+//! The control socket: one daemon to a path.
+
+use std::fs::{File, Permissions, TryLockError};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tracing::{debug, error};
+
+use super::{Daemon, connection, sys};
+use crate::config::Config;
+
+/// The socket, and the lock that says whose it is.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    _lock: File,
+}
+
+/// Why the daemon cannot listen.
+#[derive(Debug, Error)]
+pub(crate) enum ListenError {
+    #[error("another rekindled serves {}: stop it, or give this one another --socket", .path.display())]
+    Taken { path: PathBuf },
+    #[error("cannot {action} {}: {source}", .path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+impl Listener {
+    /// Makes the socket, in place of one that a dead daemon left.
+    pub(crate) fn bind(config: &Config) -> Result<Self, ListenError> {
+        let path = &config.socket;
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| ListenError::Io {
+                action,
+                path,
+                source,
+            }
+        };
+        if let Some(parent) = path.parent()
+            && !parent.is_dir()
+        {
+            std::fs::create_dir_all(parent).map_err(failed("make the directory", parent))?;
+            // Clients of every user must get at the socket, whose own mode says who may use it.
+            std::fs::set_permissions(parent, Permissions::from_mode(0o755))
+                .map_err(failed("set the mode of", parent))?;
+        }
+        let lock = lock_file(path)?;
+        remove_stale(path)?;
+        let socket = UnixListener::bind(path).map_err(failed("listen on", path))?;
+        if let Some(group) = &config.socket_group {
+            let group = sys::group(group).map_err(failed("find the group of", path))?;
+            chown(path, None, Some(group)).map_err(failed("set the group of", path))?;
+        }
+        std::fs::set_permissions(path, Permissions::from_mode(config.socket_mode))
+            .map_err(failed("set the mode of", path))?;
+        Ok(Self {
+            socket,
+            path: path.clone(),
+            _lock: lock,
+        })
+    }
+
+    /// What accepts connections, for a thread of its own.
+    pub(crate) fn acceptor(&self) -> io::Result<Acceptor> {
+        Ok(Acceptor {
+            socket: self.socket.try_clone()?,
+        })
+    }
+
+    /// Nobody finds the daemon from now on.
+    pub(crate) fn remove(&self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            debug!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+/// Accepts connections.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    socket: UnixListener,
+}
+
+impl Acceptor {
+    /// Serves each connection in a thread, until the daemon stops.
+    pub(crate) fn accept_all(&self, daemon: &Arc<Daemon>) {
+        loop {
+            match self.socket.accept() {
+                _ if daemon.is_stopping() => return,
+                Ok((stream, _)) => connection::serve(daemon, stream),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Most likely out of descriptors: those who hold them will give some back.
+                    error!(%error, "cannot accept a connection");
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+}
+
+/// Held as long as the daemon lives, so that two that start at once do not both find a stale socket.
+fn lock_file(socket: &Path) -> Result<File, ListenError> {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".lock");
+    let path = PathBuf::from(name);
+    let failed = |action| {
+        let path = path.clone();
+        move |source| ListenError::Io {
+            action,
+            path,
+            source,
+        }
+    };
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(failed("open"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(ListenError::Taken {
+            path: socket.to_owned(),
+        }),
+        Err(TryLockError::Error(error)) => Err(failed("lock")(error)),
+    }
+}
+
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let failed = |action, source| ListenError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    };
+    match UnixStream::connect(path) {
+        Ok(_) => Err(ListenError::Taken {
+            path: path.to_owned(),
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Also what is said of a file that is no socket, which is not ours to remove.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            use std::os::unix::fs::FileTypeExt;
+            let status = std::fs::symlink_metadata(path).map_err(|e| failed("examine", e))?;
+            if !status.file_type().is_socket() {
+                return Err(failed(
+                    "listen on",
+                    io::Error::other("there is a file that is no socket"),
+                ));
+            }
+            std::fs::remove_file(path).map_err(|e| failed("remove the stale", e))
+        }
+        Err(error) => Err(failed("try", error)),
+    }
+}

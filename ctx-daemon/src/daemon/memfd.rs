@@ -1,0 +1,125 @@
+//! Shared memory that came from a client: checked before a worker maps it.
+//!
+//! A file that could shrink would end the worker by SIGBUS, and one that is not a memfd could be any file that whoever
+//! sent it, or the daemon, may open. Our seals can only be on a memfd, and cannot be taken off again.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rekindle_wire::layout::{SEALS, SHARED_SIZE, STAGING_SIZE};
+use thiserror::Error;
+
+use super::sys;
+
+/// What is wrong with a file that is to be shared.
+#[derive(Debug, Error)]
+pub(crate) enum MemfdError {
+    #[error("{0} is no sealed memfd")]
+    NotSealed(&'static str),
+    #[error("{what} has {found} bytes instead of {expected}")]
+    Size {
+        what: &'static str,
+        found: u64,
+        expected: u64,
+    },
+    #[error("{0} cannot be read and written")]
+    Access(&'static str),
+    #[error("cannot examine {what}: {source}")]
+    Examine {
+        what: &'static str,
+        source: std::io::Error,
+    },
+    #[error("{0} descriptors came instead of the ring's and the staging's")]
+    Count(usize),
+}
+
+/// Checks the two that come with an attach.
+pub(crate) fn check_pair(fds: Vec<OwnedFd>) -> Result<[OwnedFd; 2], MemfdError> {
+    let count = fds.len();
+    let pair: [OwnedFd; 2] = fds.try_into().map_err(|_| MemfdError::Count(count))?;
+    let pair = pair.map(File::from);
+    check_ring(&pair[0])?;
+    check_staging(&pair[1])?;
+    Ok(pair.map(OwnedFd::from))
+}
+
+/// Checks a ring.
+pub(crate) fn check_ring(file: &File) -> Result<(), MemfdError> {
+    check(file, "the ring", SHARED_SIZE as u64)
+}
+
+/// Checks staging.
+pub(crate) fn check_staging(file: &File) -> Result<(), MemfdError> {
+    check(file, "the staging", STAGING_SIZE as u64)
+}
+
+/// Checks a file that must have exactly this size.
+pub(crate) fn check(file: &File, what: &'static str, size: u64) -> Result<(), MemfdError> {
+    let seals = sys::seals(file.as_fd()).map_err(|_| MemfdError::NotSealed(what))?;
+    if seals & SEALS != SEALS {
+        return Err(MemfdError::NotSealed(what));
+    }
+    let examine = |source| MemfdError::Examine { what, source };
+    // A memfd that is sealed against writing is no use to a ring.
+    let writable = seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) == 0;
+    if !writable || !sys::is_read_write(file.as_fd()).map_err(examine)? {
+        return Err(MemfdError::Access(what));
+    }
+    let found = file.metadata().map_err(examine)?.len();
+    if found != size {
+        return Err(MemfdError::Size {
+            what,
+            found,
+            expected: size,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    /// As the interposer makes them.
+    pub(crate) fn memfd(name: &std::ffi::CStr, size: u64, seals: i32) -> File {
+        // SAFETY: the name is a C string; the descriptor is new and owned here.
+        let file = unsafe {
+            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            assert!(fd >= 0);
+            File::from_raw_fd(fd)
+        };
+        file.set_len(size).unwrap();
+        // SAFETY: no pointers.
+        let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        assert_eq!(sealed, 0);
+        file
+    }
+
+    #[test]
+    fn only_sealed_memfds_of_the_right_size_are_taken() {
+        check(&memfd(c"good", 4096, SEALS), "it", 4096).unwrap();
+        let message = |file: File| check(&file, "it", 4096).unwrap_err().to_string();
+        let may_shrink = memfd(c"bad", 4096, libc::F_SEAL_GROW | libc::F_SEAL_SEAL);
+        assert_eq!(message(may_shrink), "it is no sealed memfd");
+        let small = memfd(c"bad", 100, SEALS);
+        assert_eq!(message(small), "it has 100 bytes instead of 4096");
+        let read_only = memfd(c"bad", 4096, SEALS | libc::F_SEAL_WRITE);
+        assert_eq!(message(read_only), "it cannot be read and written");
+        let ordinary = tempfile::tempfile().unwrap();
+        ordinary.set_len(4096).unwrap();
+        assert_eq!(message(ordinary), "it is no sealed memfd");
+        let null = File::open("/dev/null").unwrap();
+        assert_eq!(message(null), "it is no sealed memfd");
+    }
+
+    #[test]
+    fn an_attach_brings_exactly_two() {
+        let ring = || memfd(c"ring", SHARED_SIZE as u64, SEALS).into();
+        let staging = || memfd(c"staging", STAGING_SIZE as u64, SEALS).into();
+        check_pair(vec![ring(), staging()]).unwrap();
+        assert!(check_pair(vec![staging(), ring()]).is_err());
+        assert!(check_pair(vec![ring()]).is_err());
+        assert!(check_pair(vec![ring(), staging(), ring()]).is_err());
+    }
+}

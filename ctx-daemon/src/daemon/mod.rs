@@ -1,0 +1,150 @@
+//! The daemon: who connects, what it asks for, and the workers that serve it.
+//!
+//! ```text
+//!   listener ── connection ──┬─ attach ─────── pool ── spawn ── worker      a process gets a worker
+//!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
+//!                each)       ├─ restore ────── pool                         CRIU restores one
+//!                            ├─ takeover ───── registry                     a worker whose daemon is gone
+//!                            └─ list, status
+//! ```
+//!
+//! Whoever must wait has a thread, and no lock is held while anybody waits: state is behind mutexes that are held for a
+//! look or a change. What a connection began ends with it, by whatever way it ends.
+
+mod attach;
+mod clients;
+mod connection;
+mod dump;
+mod list;
+mod listener;
+mod memfd;
+mod pidns;
+mod pool;
+mod process;
+mod restore;
+mod spawn;
+mod sys;
+mod takeover;
+mod worker;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use thiserror::Error;
+use tracing::info;
+
+use self::clients::Registry;
+use self::connection::Connections;
+use self::listener::{ListenError, Listener};
+use self::pool::Pool;
+use self::restore::Restores;
+use self::spawn::Spawner;
+use crate::config::Config;
+
+/// How long dumps and restores that go on may take to be given up when the daemon stops.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// Everything that connections share.
+pub(crate) struct Daemon {
+    config: Config,
+    pool: Arc<Pool>,
+    registry: Arc<Registry>,
+    restores: Restores,
+    connections: Connections,
+    stopping: AtomicBool,
+}
+
+/// Why the daemon does not run.
+#[derive(Debug, Error)]
+pub(crate) enum ServeError {
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("cannot start: {0}")]
+    Start(#[from] io::Error),
+}
+
+impl ServeError {
+    /// 3 where another daemon is in the way, as of all of Rekindle's programs; otherwise 1.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Listen(ListenError::Taken { .. }) => 3,
+            _ => 1,
+        }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT. Workers that serve a client then go on without a daemon.
+pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
+    // Both before there is another thread.
+    sys::private_files();
+    let signals = sys::StopSignals::block()?;
+    sys::raise_descriptor_limit()?;
+
+    let listener = Listener::bind(&config)?;
+    let daemon = Arc::new(Daemon {
+        pool: Pool::new(Spawner::new(&config), config.spare),
+        registry: Arc::default(),
+        restores: Restores::default(),
+        connections: Connections::default(),
+        stopping: AtomicBool::new(false),
+        config,
+    });
+    daemon.pool.keep_filled()?;
+    let accepting = Arc::clone(&daemon);
+    let acceptor = listener.acceptor()?;
+    thread("listener", move || acceptor.accept_all(&accepting))?;
+    info!(
+        socket = %daemon.config.socket.display(),
+        cuda_driver = %daemon.config.cuda_driver.display(),
+        spare = daemon.config.spare,
+        "rekindled {} serves",
+        env!("CARGO_PKG_VERSION"),
+    );
+
+    let signal = signals.wait();
+    info!("{signal}: stopping; workers in use go on without a daemon");
+    daemon.stopping.store(true, Ordering::Release);
+    listener.remove();
+    daemon.pool.close();
+    daemon.connections.end_all(STOP_GRACE);
+    Ok(())
+}
+
+impl Daemon {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// A thread with a name. There may be a thousand, so their stacks are small.
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(512 << 10)
+        .spawn(body)
+}
+
+/// Locks. A thread that panicked left data that is whole: nothing is changed half-way under a lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a change; the lock is free meanwhile.
+fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`wait`], for a time.
+fn wait_timeout<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: Duration,
+) -> MutexGuard<'a, T> {
+    changed
+        .wait_timeout(guard, time)
+        .unwrap_or_else(PoisonError::into_inner)
+        .0
+}

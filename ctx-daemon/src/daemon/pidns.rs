@@ -1,0 +1,157 @@
+//! The pids that a peer speaks of, where it does not live in the daemon's pid namespace.
+//!
+//! CRIU's plugin names tasks by the pids that CRIU sees. That is the daemon's view when both run on the host; a CRIU in a
+//! container sees others, and may speak only of what it sees.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use thiserror::Error;
+
+use super::{process, sys};
+
+/// Why a peer's pids mean nothing here.
+#[derive(Debug, Error)]
+pub(crate) enum PidError {
+    #[error(
+        "this process is in no pid namespace that the daemon can see: run rekindled in the host's pid namespace"
+    )]
+    Foreign,
+    #[error("cannot tell the pid namespace of process {pid}: {source}")]
+    Examine { pid: i32, source: io::Error },
+    #[error("there is no process {0}")]
+    Unknown(i32),
+}
+
+/// How a peer numbers processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PidView {
+    /// As the daemon does.
+    Same,
+    /// By a namespace this many levels below the daemon's.
+    Below { depth: usize, namespace: Identity },
+}
+
+/// A namespace, as device and inode.
+pub(crate) type Identity = (u64, u64);
+
+impl PidView {
+    /// The view of a peer, by its pid as the daemon sees it.
+    pub(crate) fn of(peer: i32) -> Result<Self, PidError> {
+        if peer == 0 {
+            return Err(PidError::Foreign);
+        }
+        let examine = |source| PidError::Examine { pid: peer, source };
+        let namespace = identity(namespace(peer).map_err(examine)?).map_err(examine)?;
+        let own = File::open("/proc/self/ns/pid").map(OwnedFd::from);
+        if identity(own.map_err(examine)?).map_err(examine)? == namespace {
+            return Ok(Self::Same);
+        }
+        let depth = process::namespace_pids(peer).map_err(examine)?.len() - 1;
+        if depth == 0 {
+            return Err(PidError::Foreign);
+        }
+        Ok(Self::Below { depth, namespace })
+    }
+
+    /// The daemon's pid for one of the peer's.
+    pub(crate) fn to_ours(self, pid: i32) -> Result<i32, PidError> {
+        match self {
+            Self::Same => Ok(pid),
+            Self::Below { .. } => {
+                let all = process::all().map_err(|source| PidError::Examine { pid, source })?;
+                all.into_iter()
+                    .find(|it| self.to_theirs(*it) == Some(pid))
+                    .ok_or(PidError::Unknown(pid))
+            }
+        }
+    }
+
+    /// The peer's pid for one of the daemon's; none if the peer does not see that process.
+    pub(crate) fn to_theirs(self, pid: i32) -> Option<i32> {
+        match self {
+            Self::Same => Some(pid),
+            Self::Below {
+                depth,
+                namespace: wanted,
+            } => {
+                let pids = process::namespace_pids(pid).ok()?;
+                let found = *pids.get(depth)?;
+                let mut at = namespace(pid).ok()?;
+                for _ in depth + 1..pids.len() {
+                    at = sys::parent_pid_namespace(at.as_fd()).ok()?;
+                }
+                (identity(at).ok()? == wanted).then_some(found)
+            }
+        }
+    }
+}
+
+/// The innermost pid namespace of a process.
+fn namespace(pid: i32) -> io::Result<OwnedFd> {
+    File::open(format!("/proc/{pid}/ns/pid")).map(OwnedFd::from)
+}
+
+fn identity(namespace: OwnedFd) -> io::Result<Identity> {
+    let status = File::from(namespace).metadata()?;
+    Ok((status.dev(), status.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn on_the_same_host_pids_are_the_same() {
+        let own = std::process::id() as i32;
+        let view = PidView::of(own).unwrap();
+        assert_eq!(view, PidView::Same);
+        assert_eq!(view.to_ours(5).unwrap(), 5);
+        assert!(matches!(PidView::of(0), Err(PidError::Foreign)));
+    }
+
+    #[test]
+    fn pids_of_a_namespace_below_are_translated() {
+        // Process 1 of a new namespace, and in a namespace below that one another.
+        let shell = "unshare --pid --fork --kill-child sleep 61 & exec sleep 60";
+        let started = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "sh", "-c", shell])
+            .spawn();
+        let Ok(mut outer) = started else {
+            return eprintln!("skipped: no unshare here");
+        };
+        let find = |count: usize| {
+            (0..100).find_map(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                let mut tree = process::tree(outer.id() as i32).unwrap();
+                tree.retain(|pid| {
+                    let pids = process::namespace_pids(*pid).unwrap_or_default();
+                    process::command(*pid) == "sleep" && pids.len() >= count
+                });
+                tree.first().copied()
+            })
+        };
+        let depth = process::namespace_pids(std::process::id() as i32)
+            .unwrap()
+            .len();
+        match (find(depth + 1), find(depth + 2)) {
+            (Some(first), Some(second)) => {
+                let view = PidView::of(first).unwrap();
+                assert!(matches!(view, PidView::Below { .. }));
+                assert_eq!(view.to_theirs(first), Some(1));
+                assert_eq!(view.to_ours(1).unwrap(), first);
+                // What is further below is seen as well, and what is above is not.
+                let inner = view.to_theirs(second).unwrap();
+                assert_eq!(view.to_ours(inner).unwrap(), second);
+                assert_eq!(view.to_theirs(std::process::id() as i32), None);
+                assert_eq!(PidView::of(second).unwrap().to_theirs(first), None);
+            }
+            _ => eprintln!("skipped: no namespaces here"),
+        }
+        outer.kill().unwrap();
+        outer.wait().unwrap();
+    }
+}

@@ -1,0 +1,253 @@
+//! Workers that are ready before anybody asks: CUDA initialised, contexts made.
+//!
+//! ```text
+//!               want more                ready
+//!   (nothing) ─────────────► starting ──────────► ready ──────────► taken, for one client, never to come back
+//!        ▲                      │ failed            │ dies               take
+//!        └── wait, longer ◄─────┘                   └──► (nothing)
+//!            each time
+//! ```
+//!
+//! One thread keeps the pool filled and starts workers in threads of their own, more when someone waits.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use tracing::{error, info};
+
+use super::spawn::{Settings, SpawnError, Spawner};
+use super::worker::Worker;
+use super::{lock, thread, wait, wait_timeout};
+
+/// How long whoever needs a worker waits for one.
+pub(crate) const TAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The wait after a failure, which doubles with each.
+const BACK_OFF: Duration = Duration::from_millis(500);
+const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+/// The wait after a failure while someone needs a worker.
+const BACK_OFF_WANTED: Duration = Duration::from_secs(1);
+/// More at a time are not quicker: the driver does most of it under one lock.
+const STARTING_MAX: usize = 8;
+
+/// Why there is no worker to be had.
+#[derive(Clone, Debug, Error)]
+pub(crate) enum PoolError {
+    #[error("no worker: {0}")]
+    Failed(String),
+    #[error(
+        "no worker within {} s: the GPUs are busy or the daemon is overloaded; see its log", TAKE_TIMEOUT.as_secs()
+    )]
+    Timeout,
+    #[error("the daemon is stopping")]
+    Closed,
+}
+
+/// The spare workers.
+pub(crate) struct Pool {
+    spawner: Spawner,
+    spare: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    ready: Vec<Arc<Worker>>,
+    starting: usize,
+    wanted: usize,
+    /// Counts attempts, so that who waits can tell whether a failure is of one that began after it asked.
+    begun: u64,
+    failure: Option<Failure>,
+    failures: u32,
+    closed: bool,
+}
+
+struct Failure {
+    attempt: u64,
+    at: Instant,
+    reason: String,
+}
+
+impl State {
+    /// When the next worker may be started; none if there are enough.
+    fn next_start(&self, spare: usize) -> Option<Instant> {
+        if self.ready.len() + self.starting >= spare + self.wanted || self.starting >= STARTING_MAX {
+            return None;
+        }
+        let Some(failure) = &self.failure else {
+            return Some(Instant::now());
+        };
+        // After a failure one attempt at a time.
+        if self.starting > 0 {
+            return None;
+        }
+        let doubled = BACK_OFF.saturating_mul(1 << self.failures.saturating_sub(1).min(10));
+        let back_off = if self.wanted > 0 {
+            doubled.min(BACK_OFF_WANTED)
+        } else {
+            doubled.min(BACK_OFF_MAX)
+        };
+        Some(failure.at + back_off)
+    }
+}
+
+impl Pool {
+    /// An empty pool.
+    pub(crate) fn new(spawner: Spawner, spare: usize) -> Arc<Self> {
+        Arc::new(Self {
+            spawner,
+            spare,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Starts the thread that fills it.
+    pub(crate) fn keep_filled(self: &Arc<Self>) -> io::Result<()> {
+        let pool = Arc::clone(self);
+        thread("pool", move || pool.fill()).map(drop)
+    }
+
+    /// How many are ready.
+    pub(crate) fn spare(&self) -> usize {
+        lock(&self.state).ready.len()
+    }
+
+    /// A worker for a client with these settings. Contexts are made by the settings of the environment, so for any but
+    /// the usual a worker is started on demand.
+    pub(crate) fn take(&self, settings: &Settings) -> Result<Arc<Worker>, PoolError> {
+        if !settings.is_empty() {
+            let spawned = self.spawner.spawn(settings);
+            return spawned.map_err(|error| PoolError::Failed(error.to_string()));
+        }
+        let deadline = Instant::now() + TAKE_TIMEOUT;
+        let mut state = lock(&self.state);
+        let asked = state.begun;
+        state.wanted += 1;
+        self.changed.notify_all();
+        let result = loop {
+            if state.closed {
+                break Err(PoolError::Closed);
+            }
+            if let Some(worker) = state.ready.pop() {
+                if worker.is_dead() {
+                    continue;
+                }
+                break Ok(worker);
+            }
+            // What failed before may work by now; what failed since will not.
+            if let Some(failure) = &state.failure
+                && failure.attempt > asked
+                && state.starting == 0
+            {
+                break Err(PoolError::Failed(failure.reason.clone()));
+            }
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                break Err(PoolError::Timeout);
+            };
+            state = wait_timeout(&self.changed, state, left);
+        };
+        state.wanted -= 1;
+        self.changed.notify_all();
+        result
+    }
+
+    /// Ends the spare workers, and makes no more.
+    pub(crate) fn close(&self) {
+        let ready = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            std::mem::take(&mut state.ready)
+        };
+        self.changed.notify_all();
+        for worker in ready {
+            worker.kill();
+        }
+    }
+
+    fn fill(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        while !state.closed {
+            let Some(start) = state.next_start(self.spare) else {
+                state = wait(&self.changed, state);
+                continue;
+            };
+            if let Some(left) = start.checked_duration_since(Instant::now())
+                && !left.is_zero()
+            {
+                state = wait_timeout(&self.changed, state, left);
+                continue;
+            }
+            state.begun += 1;
+            state.starting += 1;
+            let attempt = state.begun;
+            let pool = Arc::clone(self);
+            drop(state);
+            let started = thread("pool-start", move || {
+                let result = pool.spawner.spawn(&Vec::new());
+                pool.started(attempt, result.map_err(Box::new));
+            });
+            if let Err(source) = started {
+                let program = "a thread".into();
+                self.started(attempt, Err(Box::new(SpawnError::Start { program, source })));
+            }
+            state = lock(&self.state);
+        }
+    }
+
+    fn started(self: &Arc<Self>, attempt: u64, result: Result<Arc<Worker>, Box<SpawnError>>) {
+        let mut state = lock(&self.state);
+        state.starting -= 1;
+        match result {
+            Ok(worker) if state.closed => worker.kill(),
+            Ok(worker) => {
+                if state.failure.take().is_some() {
+                    info!("workers come up again");
+                }
+                state.failures = 0;
+                state.ready.push(Arc::clone(&worker));
+                drop(state);
+                let pool = Arc::downgrade(self);
+                worker.on_death(move || {
+                    if let Some(pool) = pool.upgrade() {
+                        pool.forget_dead();
+                    }
+                });
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                // Once at length; the attempts that follow fail alike.
+                if state.failure.as_ref().is_none_or(|it| it.reason != reason) {
+                    error!("{reason}");
+                }
+                state.failures = state.failures.saturating_add(1);
+                state.failure = Some(Failure {
+                    attempt,
+                    at: Instant::now(),
+                    reason,
+                });
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// A spare worker has died, which says nothing about the next.
+    fn forget_dead(&self) {
+        let mut state = lock(&self.state);
+        let before = state.ready.len();
+        state.ready.retain(|it| !it.is_dead());
+        if state.ready.len() != before {
+            error!("a spare worker has died; see its lines in this log");
+            // As after a failure: workers that die at once must not be started in a circle.
+            state.failures = state.failures.saturating_add(1);
+            state.failure = Some(Failure {
+                attempt: state.begun,
+                at: Instant::now(),
+                reason: "workers die before they are used; see the daemon's log".to_owned(),
+            });
+            self.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Processes as `/proc` shows them.
+
+use std::collections::HashMap;
+use std::io;
+
+/// A process, told apart from a later one with the same pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Process {
+    /// As the daemon sees it.
+    pub(crate) pid: i32,
+    /// When it started, in clock ticks since the machine did.
+    pub(crate) start: u64,
+}
+
+impl Process {
+    /// The process that has this pid now.
+    pub(crate) fn with_pid(pid: i32) -> io::Result<Self> {
+        let start = stat(pid)?.start;
+        Ok(Self { pid, start })
+    }
+
+    /// Whether it is still there and not a zombie.
+    pub(crate) fn is_alive(&self) -> bool {
+        stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
+    }
+}
+
+/// What is of interest in `/proc/PID/stat`.
+struct Stat {
+    parent: i32,
+    start: u64,
+    dead: bool,
+}
+
+fn stat(pid: i32) -> io::Result<Stat> {
+    let text = std::fs::read(format!("/proc/{pid}/stat"))?;
+    parse_stat(&text).ok_or_else(|| io::Error::other("a /proc/PID/stat that makes no sense"))
+}
+
+/// The command's name may hold spaces and parentheses: fields are counted from the last parenthesis.
+fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let text = String::from_utf8_lossy(text);
+    let fields: Vec<_> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    Some(Stat {
+        dead: matches!(*fields.first()?, "Z" | "X"),
+        parent: fields.get(1)?.parse().ok()?,
+        start: fields.get(19)?.parse().ok()?,
+    })
+}
+
+/// A process and all its descendants; empty if it is not there.
+pub(crate) fn tree(root: i32) -> io::Result<Vec<i32>> {
+    if stat(root).is_err() {
+        return Ok(Vec::new());
+    }
+    let mut children = HashMap::<i32, Vec<i32>>::new();
+    for pid in all()? {
+        // One that ended meanwhile is in no tree.
+        if let Ok(stat) = stat(pid) {
+            children.entry(stat.parent).or_default().push(pid);
+        }
+    }
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        // Removed as they are taken: pids that were used again during the walk cannot make it a circle.
+        found.extend(children.remove(pid).unwrap_or_default());
+        next += 1;
+    }
+    Ok(found)
+}
+
+/// A process, its parent, and so on up.
+pub(crate) fn ancestry(pid: i32) -> Vec<i32> {
+    let mut found = vec![pid];
+    let mut at = pid;
+    while let Ok(stat) = stat(at) {
+        at = stat.parent;
+        if at == 0 || found.contains(&at) {
+            break;
+        }
+        found.push(at);
+    }
+    found
+}
+
+/// The pids of all processes.
+pub(crate) fn all() -> io::Result<Vec<i32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        if let Some(pid) = entry?.file_name().to_str().and_then(|it| it.parse().ok()) {
+            pids.push(pid);
+        }
+    }
+    Ok(pids)
+}
+
+/// The name of its command, for messages.
+pub(crate) fn command(pid: i32) -> String {
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => name.trim_end().to_owned(),
+        Err(_) => "?".to_owned(),
+    }
+}
+
+/// Whose it is: its effective user.
+pub(crate) fn user(pid: i32) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/{pid}"))
+        .ok()
+        .map(|it| it.uid())
+}
+
+/// The pids of one process in every pid namespace that it is in, from the daemon's inwards.
+pub(crate) fn namespace_pids(pid: i32) -> io::Result<Vec<i32>> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let pids = line.map(|line| line.split_ascii_whitespace().map(str::parse).collect());
+    match pids {
+        Some(Ok(pids)) => Ok(pids),
+        _ => Err(io::Error::other("a /proc/PID/status without NSpid")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_forge_the_fields_behind_it() {
+        let text = b"7 (a) Z 1 (b) c) S 5 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
+        let stat = parse_stat(text).unwrap();
+        assert_eq!((stat.parent, stat.start, stat.dead), (5, 4242, false));
+    }
+
+    #[test]
+    fn a_child_is_in_its_parents_tree_until_it_ends() {
+        let own = std::process::id() as i32;
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let process = Process::with_pid(pid).unwrap();
+        assert!(process.is_alive());
+        assert!(tree(own).unwrap().contains(&pid));
+        assert!(!tree(pid).unwrap().contains(&own));
+        assert!(ancestry(pid).contains(&own));
+        assert_eq!(namespace_pids(pid).unwrap().first(), Some(&pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+        assert!(tree(pid).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+//! What can be known of a restore before anything runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rekindle_images::{Client as Record, Gpu, Image, Storage};
+use rekindle_wire::WIRE_VERSION;
+use rekindle_wire::attach::Attached;
+use thiserror::Error;
+use tracing::info;
+
+use super::super::dump::{driver_version, gpu, is_unattached};
+
+/// Why an image cannot be restored here.
+#[derive(Debug, Error)]
+pub(in crate::daemon) enum CheckError {
+    #[error(
+        "bad image: {}: spoke wire version {found}, and this rekindled {} speaks {WIRE_VERSION}: restore it with the version that it was made with",
+        .client, env!("CARGO_PKG_VERSION")
+    )]
+    Wire { client: String, found: u32 },
+    #[error("bad image: {0}: its memory is not in the data file of its own")]
+    Files(String),
+    #[error("bad image: socket {0} is listed twice")]
+    Socket(u32),
+    #[error("bad image: {0}: a GPU that the image does not describe")]
+    UnknownGpu(String),
+    #[error("{client} needs {needed} GPUs, and there are {found} here: restore it on a machine that has them")]
+    Count {
+        client: String,
+        needed: usize,
+        found: usize,
+    },
+    #[error(
+        "GPU {ordinal} was a {} of compute capability {}.{}, and here it is a {} of {}.{}: restore on a GPU of the same kind",
+        .was.name, .was.compute_major, .was.compute_minor, .is.name, .is.compute_major, .is.compute_minor
+    )]
+    Architecture {
+        ordinal: u32,
+        was: Box<Gpu>,
+        is: Box<Gpu>,
+    },
+    #[error(
+        "{needed} bytes are needed on GPU {ordinal}, which has {found}: restore on a GPU with more memory"
+    )]
+    Memory {
+        ordinal: u32,
+        needed: u64,
+        found: u64,
+    },
+}
+
+/// Checks what the image alone says; code is compared with its hashes, content of memory when it is loaded.
+pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
+    let mut sockets = BTreeSet::new();
+    for record in &image.manifest().clients {
+        if record.wire_version != WIRE_VERSION {
+            return Err(CheckError::Wire {
+                client: name(record),
+                found: record.wire_version,
+            }
+            .into());
+        }
+        for id in &record.socket_ids {
+            if !sockets.insert(*id) {
+                return Err(CheckError::Socket(*id).into());
+            }
+        }
+        let pieces = record.regions().flat_map(|region| region.pieces);
+        let elsewhere = |storage| match storage {
+            Storage::Zero => false,
+            Storage::Stored(extent) => extent.file != record.index,
+            Storage::Parent { .. } => true,
+        };
+        if pieces.map(|it| it.storage).any(elsewhere) {
+            return Err(CheckError::Files(name(record)).into());
+        }
+    }
+    for code in &image.manifest().code {
+        image.read_code(code.hash)?;
+    }
+    Ok(())
+}
+
+/// Compares the GPUs with those of the workers, which are in the order of the clients that have one.
+pub(super) fn devices(image: &Image, workers: &[&Attached]) -> Result<(), CheckError> {
+    let host = &image.manifest().host;
+    let mut needed = BTreeMap::<u32, (u64, u64)>::new();
+    for (record, worker) in attached(image).zip(workers) {
+        let now = driver_version(worker.driver_version);
+        if now != host.driver_version {
+            info!(was = host.driver_version, now, "the driver is another than at the dump");
+        }
+        for used in &record.gpus {
+            let device = worker.devices.get(used.ordinal as usize);
+            let device = device.ok_or_else(|| CheckError::Count {
+                client: name(record),
+                needed: used.ordinal as usize + 1,
+                found: worker.devices.len(),
+            })?;
+            let was = host.gpus.iter().find(|it| it.uuid == used.uuid);
+            let was = was.ok_or_else(|| CheckError::UnknownGpu(name(record)))?;
+            let is = gpu(device);
+            let capability = |it: &Gpu| (it.compute_major, it.compute_minor);
+            if capability(was) != capability(&is) {
+                return Err(CheckError::Architecture {
+                    ordinal: used.ordinal,
+                    was: Box::new(was.clone()),
+                    is: Box::new(is),
+                });
+            }
+            needed.entry(used.ordinal).or_default().1 = device.memory;
+        }
+        for allocation in &record.allocations {
+            let sum = &mut needed.entry(allocation.device).or_default().0;
+            *sum = sum.saturating_add(allocation.size);
+        }
+    }
+    for (ordinal, (needed, found)) in needed {
+        if needed > found {
+            return Err(CheckError::Memory {
+                ordinal,
+                needed,
+                found,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The clients that need a worker.
+pub(super) fn attached(image: &Image) -> impl Iterator<Item = &Record> {
+    let clients = image.manifest().clients.iter();
+    clients.filter(|record| !is_unattached(record))
+}
+
+/// For messages.
+pub(super) fn name(record: &Record) -> String {
+    format!("process {} ({})", record.namespace_pid, record.command)
+}

@@ -1,0 +1,116 @@
+//! Workers for a restore, and their loading in the background.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rekindle_images::{Client as Record, CodeHash, Image, ImageError};
+use rekindle_wire::control::WorkerRequest;
+use rekindle_wire::frame::MAX_FDS;
+use tracing::{debug, info};
+
+use super::super::pool::PoolError;
+use super::super::worker::{Worker, WorkerError};
+use super::super::{Daemon, sys, thread};
+use super::state::Restore;
+use super::{RestoreError, check};
+
+/// A worker for each client that needs one, in their order.
+pub(super) fn take_workers(
+    daemon: &Daemon,
+    image: &Image,
+) -> Result<Vec<Arc<Worker>>, RestoreError> {
+    let taken: Vec<Result<_, PoolError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = check::attached(image)
+            .map(|record| {
+                let settings = record.settings.iter();
+                let settings = settings.map(|it| (it.name.clone(), it.value.clone()));
+                let settings = settings.collect();
+                scope.spawn(move || daemon.pool.take(&settings))
+            })
+            .collect();
+        let gone = |_| Err(PoolError::Failed("a thread of the daemon's is gone".into()));
+        let joined = threads.into_iter().map(|it| it.join().unwrap_or_else(gone));
+        joined.collect()
+    });
+    if let Some(error) = taken.iter().find_map(|it| it.as_ref().err()) {
+        let error = error.clone();
+        for worker in taken.into_iter().flatten() {
+            worker.kill();
+        }
+        return Err(error.into());
+    }
+    Ok(taken.into_iter().flatten().collect())
+}
+
+/// Has every worker begin. Files are opened here, so that what is missing fails the restore now.
+pub(super) fn start(image: &Image, restore: &Arc<Restore>) -> Result<(), RestoreError> {
+    let hash_key = image.manifest().hash_key.seed();
+    for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
+        let job = Load {
+            hash_key,
+            blob: record.to_bytes()?,
+            data: image.data_file(record.index)?.into(),
+            code: code_files(image, record)?,
+        };
+        let (name, worker) = (check::name(record), Arc::clone(worker));
+        let restore = Arc::clone(restore);
+        thread("load", move || {
+            let began = std::time::Instant::now();
+            let result = job.run(&worker);
+            match &result {
+                Ok(()) => {
+                    let ms = began.elapsed().as_millis() as u64;
+                    info!(worker = worker.pid(), ms, phase = "load", "{name} is loaded");
+                }
+                // Told when the process is resumed.
+                Err(error) => debug!(worker = worker.pid(), "{name}: {error}"),
+            }
+            restore.loaded(place, result);
+        })?;
+    }
+    Ok(())
+}
+
+fn code_files(image: &Image, record: &Record) -> Result<Vec<(String, OwnedFd)>, ImageError> {
+    let hashes: BTreeSet<CodeHash> = record
+        .objects
+        .iter()
+        .flat_map(|it| it.code.iter().copied())
+        .collect();
+    let open = |hash: CodeHash| Ok((hash.to_string(), image.code_file(hash)?.into()));
+    hashes.into_iter().map(open).collect()
+}
+
+/// What one worker loads.
+struct Load {
+    hash_key: u64,
+    blob: Vec<u8>,
+    data: OwnedFd,
+    code: Vec<(String, OwnedFd)>,
+}
+
+impl Load {
+    fn run(self, worker: &Worker) -> Result<(), WorkerError> {
+        // The data file takes a place in the last message.
+        let (last, before) = self.split();
+        for code in before {
+            let request = WorkerRequest::Code {
+                code: code.iter().map(|it| it.0.clone()).collect(),
+            };
+            worker.ask(&request, &sys::raw(code.iter().map(|it| &it.1)), None)?;
+        }
+        let request = WorkerRequest::Load {
+            hash_key: self.hash_key,
+            code: last.iter().map(|it| it.0.clone()).collect(),
+        };
+        let fds = std::iter::once(&self.data).chain(last.iter().map(|it| &it.1));
+        worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
+    }
+
+    fn split(&self) -> (&[(String, OwnedFd)], std::slice::Chunks<'_, (String, OwnedFd)>) {
+        let in_last = self.code.len().min(MAX_FDS - 1);
+        let (before, last) = self.code.split_at(self.code.len() - in_last);
+        (last, before.chunks(MAX_FDS))
+    }
+}

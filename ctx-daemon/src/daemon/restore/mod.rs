@@ -1,0 +1,204 @@
+//! A restore: CRIU's plugin says how far CRIU is, on one connection.
+//!
+//! ```text
+//!            Restore                          Resume(pid) …             Resume(last pid)
+//!  opened ───────────► prepared ──────────────────────────► connected ──────────────────► open
+//!            │  │        workers load; each Reattach,          process by process          the session's
+//!            │  │        on a connection of its own,           (its memory, its socket)    end is of no
+//!            │  │        leaves a socket                                                   consequence
+//!            │  └─► not ours                │                         │
+//!            ▼                              ▼                         ▼
+//!          failed ◄────── whatever goes wrong, or the connection closes: workers are killed
+//! ```
+//!
+//! Everything that can be checked is checked before `Prepared`, since nothing of the processes exists yet: a failure is
+//! a line and an exit status. Loading goes on while CRIU rebuilds the processes; what fails in it is told at the next
+//! `Resume`, and the plugin kills what there is by then.
+
+mod check;
+mod load;
+mod shared;
+mod state;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rekindle_images::{ErrorKind, Image, ImageDir, ImageError};
+use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
+use tracing::{debug, info, warn};
+
+use self::check::CheckError;
+use self::shared::SharedError;
+use self::state::Restore;
+pub(super) use self::state::Restores;
+use super::connection::{self, MAX_REQUEST};
+use super::pidns::{PidError, PidView};
+use super::pool::PoolError;
+use super::sys::Credentials;
+use super::worker::WorkerError;
+use super::Daemon;
+
+/// Why a restore fails. Nothing of it is left with the daemon.
+#[derive(Debug, Error)]
+pub(super) enum RestoreError {
+    #[error("the image directory must come with the request")]
+    NoDirectory,
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error("bad image: {0}")]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error("{0}: {1}")]
+    Worker(String, WorkerError),
+    #[error("process {pid}: {source}")]
+    Shared { pid: i32, source: SharedError },
+    #[error("{0} has come back without its connection: is CRIU's plugin of this version?")]
+    NoConnection(String),
+    #[error("{0} has come back without the memory that it shares with its worker")]
+    NoMemory(String),
+    #[error("{0} and another process of the image cannot be told apart")]
+    Ambiguous(String),
+    #[error("{0} cannot be asked at this point of a restore")]
+    Order(&'static str),
+    #[error("this restore has failed already: {0}")]
+    Failed(String),
+    #[error("cannot begin: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+enum Stage {
+    NotOurs,
+    Restoring(Prepared),
+    Open,
+    Failed(String),
+}
+
+/// A restore whose rings are not open. Its workers are killed when it is dropped.
+struct Prepared {
+    daemon: Arc<Daemon>,
+    restore: Arc<Restore>,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        self.daemon.restores.remove(self.restore.id());
+        self.restore.give_up_unless_open();
+    }
+}
+
+/// Serves a restore from its first message on, until the connection closes.
+pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials, fds: Vec<OwnedFd>) {
+    let _session = match daemon.connections.session(stream) {
+        Ok(session) => session,
+        Err(error) => return connection::fail(stream, error.to_string()),
+    };
+    let view = match PidView::of(peer.pid) {
+        Ok(view) => view,
+        Err(error) => return connection::fail(stream, error.to_string()),
+    };
+    let mut stage = match prepare(daemon, fds) {
+        Ok(Some(prepared)) => {
+            let reply = Reply::Prepared {
+                restore: prepared.restore.id(),
+                sockets: prepared.restore.sockets(),
+            };
+            connection::reply(stream, &reply);
+            Stage::Restoring(prepared)
+        }
+        Ok(None) => {
+            connection::reply(stream, &Reply::NotOurs);
+            Stage::NotOurs
+        }
+        Err(error) => {
+            warn!("restore failed: {error}");
+            return connection::fail(stream, error.to_string());
+        }
+    };
+    loop {
+        let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
+            Ok(message) => message.body,
+            Err(FrameError::Closed) => break,
+            Err(error) => {
+                warn!("restore: closing the connection: {error}");
+                connection::fail(stream, error.to_string());
+                break;
+            }
+        };
+        match answer(&mut stage, view, &request) {
+            Ok(reply) => connection::reply(stream, &reply),
+            Err(error) => {
+                let reason = error.to_string();
+                if !matches!(error, RestoreError::Failed(_) | RestoreError::Order(_)) {
+                    warn!("restore failed: {reason}");
+                    // Kills the workers: what was connected already sees its worker's death.
+                    stage = Stage::Failed(reason.clone());
+                }
+                connection::fail(stream, reason);
+            }
+        }
+    }
+    match stage {
+        Stage::Restoring(_) => warn!("restore given up: its connection closed before the rings were open"),
+        Stage::NotOurs | Stage::Open | Stage::Failed(_) => debug!("restore over"),
+    }
+}
+
+fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, RestoreError> {
+    let Request::Resume { pid } = request else {
+        return Err(RestoreError::Order("something else"));
+    };
+    let prepared = match &*stage {
+        Stage::Failed(reason) => return Err(RestoreError::Failed(reason.clone())),
+        Stage::NotOurs => {
+            let (ours, open) = (false, false);
+            return Ok(Reply::Resumed { ours, open });
+        }
+        Stage::Open => {
+            let (ours, open) = (false, true);
+            return Ok(Reply::Resumed { ours, open });
+        }
+        Stage::Restoring(prepared) => prepared,
+    };
+    let ours = prepared.restore.resume(&prepared.daemon, view.to_ours(*pid)?)?;
+    let open = prepared.restore.open_if_whole()?;
+    if open {
+        *stage = Stage::Open;
+    }
+    Ok(Reply::Resumed { ours, open })
+}
+
+/// Checks everything, takes the workers, and has them begin to load. None if the directory has no image of ours.
+fn prepare(daemon: &Arc<Daemon>, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, RestoreError> {
+    let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
+    let dir = ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?;
+    let image = match Image::open_at(dir) {
+        Ok(image) => image,
+        Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    check::image(&image)?;
+    let workers = load::take_workers(daemon, &image)?;
+    let restore = Restore::new(super::sys::random()?, &image, workers);
+    let prepared = Prepared {
+        daemon: Arc::clone(daemon),
+        restore: Arc::new(restore),
+    };
+    let attached = prepared.restore.workers().map(|it| it.attached());
+    check::devices(&image, &attached.collect::<Vec<_>>())?;
+    load::start(&image, &prepared.restore)?;
+    daemon.restores.add(&prepared.restore);
+    info!(
+        id = %image.manifest().id,
+        clients = image.manifest().clients.len(),
+        "restoring an image of {} ({})",
+        image.manifest().host.name,
+        image.manifest().host.driver_version,
+    );
+    Ok(Some(prepared))
+}

@@ -1,0 +1,249 @@
+//! The memory that a restored process shares with its worker, taken from its mappings.
+//!
+//! CRIU gives a process new memfds. The daemon, which may open anything through `/proc/PID/map_files` and then write to
+//! it, hands on only what is mapped shared and writable, is a memfd by the names that ours have, and has our seals and
+//! size: no process, and no image, can have it open another file.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+
+use rekindle_wire::attach::Pinned;
+use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
+use rekindle_wire::window;
+use thiserror::Error;
+
+use super::super::memfd::{self, MemfdError};
+
+const PAGE: u64 = 4096;
+
+/// Why a process's shared memory cannot be taken.
+#[derive(Debug, Error)]
+pub(in crate::daemon) enum SharedError {
+    #[error("its mappings cannot be read: {0}")]
+    Maps(io::Error),
+    #[error("{0} is mapped more than once, or not at all")]
+    Count(&'static str),
+    #[error("cannot open {what}: {source}")]
+    Open {
+        what: &'static str,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Memory(#[from] MemfdError),
+    #[error("pinned memory at {0:#x} is not what was dumped")]
+    Pinned(u64),
+}
+
+/// What a process shares.
+#[derive(Debug)]
+pub(super) struct SharedMemory {
+    pub(super) ring: File,
+    pub(super) staging: File,
+    pub(super) pinned: Vec<(Pinned, File)>,
+}
+
+/// Whether a process has a ring. It need not be sound.
+pub(super) fn has_ring(pid: i32) -> Result<bool, SharedError> {
+    let maps = read_maps(pid)?;
+    Ok(maps.iter().any(|it| it.is(SHARED_NAME)))
+}
+
+/// Takes a process's shared memory. `dumped` is the pinned memory that it had, address and size.
+pub(super) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedMemory, SharedError> {
+    let maps = read_maps(pid)?;
+    let one = |name, what| {
+        let mut files = files(&maps, name).into_values();
+        match (files.next(), files.next()) {
+            (Some(mappings), None) => mappings[0].open(pid, what),
+            _ => Err(SharedError::Count(what)),
+        }
+    };
+    let ring = one(SHARED_NAME, "the ring")?;
+    memfd::check_ring(&ring)?;
+    let staging = one(STAGING_NAME, "the staging")?;
+    memfd::check_staging(&staging)?;
+    let mut pinned = Vec::new();
+    for mappings in files(&maps, PINNED_NAME).into_values() {
+        pinned.push(take_pinned(pid, &mappings)?);
+    }
+    let found = |(address, size): &&(u64, u64)| {
+        let mut found = pinned.iter().map(|(it, _)| it);
+        !found.any(|it| it.address == *address && it.size == *size)
+    };
+    if let Some((address, _)) = dumped.iter().find(found) {
+        return Err(SharedError::Pinned(*address));
+    }
+    Ok(SharedMemory {
+        ring,
+        staging,
+        pinned,
+    })
+}
+
+/// One memfd of pinned memory. Its mapping may be in parts, where the process has changed the protection of some.
+fn take_pinned(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), SharedError> {
+    let file = mappings[0].open(pid, "pinned memory")?;
+    let size = file.metadata().map_err(SharedError::Maps)?.len();
+    memfd::check(&file, "pinned memory", size)?;
+    let addresses = mappings.iter().filter_map(|it| it.start.checked_sub(it.offset));
+    // A process may map it a second time elsewhere. The worker has it where the device knows it.
+    let address = addresses
+        .filter(|address| window::pinned().contains(address))
+        .min()
+        .ok_or(SharedError::Pinned(mappings[0].start))?;
+    let fits = size <= window::PINNED_SIZE && address + size <= window::pinned().end;
+    if size == 0 || !fits || !size.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
+        return Err(SharedError::Pinned(address));
+    }
+    Ok((Pinned { address, size }, file))
+}
+
+/// The mappings of each memfd of this name.
+fn files<'a>(
+    maps: &'a [Mapping],
+    name: &std::ffi::CStr,
+) -> BTreeMap<(&'a str, u64), Vec<&'a Mapping>> {
+    let mut files = BTreeMap::<_, Vec<_>>::new();
+    for mapping in maps.iter().filter(|it| it.is(name)) {
+        let file = (mapping.device.as_str(), mapping.inode);
+        files.entry(file).or_default().push(mapping);
+    }
+    files
+}
+
+/// A shared, writable mapping.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    offset: u64,
+    device: String,
+    inode: u64,
+    path: String,
+}
+
+impl Mapping {
+    fn is(&self, name: &std::ffi::CStr) -> bool {
+        let memfd = self.path.strip_prefix("/memfd:");
+        let named = memfd.and_then(|it| it.strip_suffix(" (deleted)"));
+        named.is_some_and(|it| it.as_bytes() == name.to_bytes())
+    }
+
+    fn open(&self, pid: i32, what: &'static str) -> Result<File, SharedError> {
+        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end);
+        // A memfd opens at once. A FIFO in its place, if that could be, would not.
+        let file = File::options().read(true).write(true).open(path);
+        file.map_err(|source| SharedError::Open { what, source })
+    }
+}
+
+fn read_maps(pid: i32) -> Result<Vec<Mapping>, SharedError> {
+    let text = std::fs::read(format!("/proc/{pid}/maps")).map_err(SharedError::Maps)?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().filter_map(parse).collect())
+}
+
+/// `start-end rw-s offset device inode   path`, of those that are shared and writable.
+fn parse(line: &str) -> Option<Mapping> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    if fields.next()? != "rw-s" {
+        return None;
+    }
+    Some(Mapping {
+        start: hex(start)?,
+        end: hex(end)?,
+        offset: hex(fields.next()?)?,
+        device: fields.next()?.to_owned(),
+        inode: fields.next()?.parse().ok()?,
+        path: fields.next()?.trim_start().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::memfd::tests::memfd;
+    use super::*;
+    use rekindle_wire::layout::{SEALS, SHARED_SIZE, STAGING_SIZE};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn only_shared_writable_mappings_of_memfds_by_our_names_count() {
+        let line = "6000-8000 rw-s 00001000 00:01 77                       /memfd:rekindle-pinned (deleted)";
+        let mapping = parse(line).unwrap();
+        assert_eq!((mapping.start, mapping.end), (0x6000, 0x8000));
+        assert_eq!((mapping.offset, mapping.inode), (0x1000, 77));
+        assert!(mapping.is(PINNED_NAME) && !mapping.is(SHARED_NAME));
+        assert_eq!(parse(&line.replace("rw-s", "r--s")), None);
+        assert_eq!(parse(&line.replace("rw-s", "rw-p")), None);
+        for path in [
+            "/tmp/memfd:rekindle-pinned (deleted)",
+            "/memfd:rekindle-pinned",
+            "/memfd:rekindle-pinned2 (deleted)",
+        ] {
+            let other = line.replace("/memfd:rekindle-pinned (deleted)", path);
+            assert!(!parse(&other).unwrap().is(PINNED_NAME), "{path}");
+        }
+        assert_eq!(parse("nonsense"), None);
+        assert_eq!(parse("1-2 rw-s 0 00:01 0"), None);
+    }
+
+    /// Maps into this process, at an address if one is given.
+    fn map(file: &File, size: usize, address: u64) {
+        let flags = libc::MAP_SHARED | if address == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: without MAP_FIXED a mapping replaces nothing.
+        let at = unsafe {
+            libc::mmap(
+                address as *mut _,
+                size,
+                protection,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert!(at != libc::MAP_FAILED);
+        assert!(address == 0 || at as u64 == address);
+    }
+
+    /// One test, since they are all about the mappings of this process.
+    #[test]
+    fn a_process_is_taken_with_its_ring_staging_and_pinned_memory() {
+        let own = std::process::id() as i32;
+        assert!(!has_ring(own).unwrap());
+        let ring = memfd(SHARED_NAME, SHARED_SIZE as u64, SEALS);
+        map(&ring, SHARED_SIZE, 0);
+        assert!(has_ring(own).unwrap());
+        assert!(matches!(take(own, &[]), Err(SharedError::Count("the staging"))));
+        let staging = memfd(STAGING_NAME, STAGING_SIZE as u64, SEALS);
+        map(&staging, STAGING_SIZE, 0);
+        let Ok(none) = take(own, &[]) else {
+            return eprintln!("skipped: map_files may not be opened here");
+        };
+        assert!(none.pinned.is_empty());
+
+        let address = window::PINNED_BASE + (1 << 30);
+        let pinned = memfd(PINNED_NAME, 3 * PAGE, SEALS);
+        map(&pinned, 3 * 4096, address);
+        // SAFETY: the middle page of the mapping just made, which nobody uses.
+        unsafe { libc::mprotect((address + PAGE) as *mut _, 4096, libc::PROT_READ) };
+        let taken = take(own, &[(address, 3 * PAGE)]).unwrap();
+        let what: Vec<_> = taken.pinned.iter().map(|it| it.0).collect();
+        let size = 3 * PAGE;
+        assert_eq!(what, [Pinned { address, size }]);
+        // The same file, not a copy.
+        use std::os::unix::fs::MetadataExt;
+        let inode = |file: &File| file.metadata().unwrap().ino();
+        assert_eq!(inode(&taken.ring), inode(&ring));
+
+        let missing = take(own, &[(address + (1 << 20), PAGE)]);
+        assert!(matches!(missing, Err(SharedError::Pinned(_))));
+
+        let unsealed = memfd(PINNED_NAME, PAGE, 0);
+        map(&unsealed, 4096, address + (2 << 20));
+        assert!(matches!(take(own, &[]), Err(SharedError::Memory(_))));
+    }
+}

@@ -1,0 +1,234 @@
+//! The system calls that the standard library lacks. All unsafe code of the daemon but spawning is here.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Who connected, as the daemon's namespaces see it. The pid is 0 where they do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+}
+
+/// The credentials of the process that made the other end.
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into the local.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    check(result)?;
+    Ok(Credentials {
+        pid: found.pid,
+        uid: found.uid,
+    })
+}
+
+/// The seals of a memfd. Other files have none, and it is an error.
+pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<i32> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })
+}
+
+/// Whether a descriptor was opened for both reading and writing.
+pub(crate) fn is_read_write(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: no pointers.
+    let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+    Ok(flags & libc::O_ACCMODE == libc::O_RDWR && flags & libc::O_PATH == 0)
+}
+
+/// Waits until one of the descriptors can be read or is closed at the other end; which ones are. None after the time.
+pub(crate) fn wait_readable<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    timeout: Option<Duration>,
+) -> io::Result<[bool; N]> {
+    let mut polled = fds.map(|fd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN | libc::POLLRDHUP,
+        revents: 0,
+    });
+    // Rounded up, so that a short wait is not a spin.
+    let timeout = timeout.map_or(-1, |it| {
+        i32::try_from(it.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
+    });
+    // SAFETY: an array of N structures, alive during the call.
+    let result = unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, timeout) };
+    match check(result) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok([false; N]),
+        Err(error) => Err(error),
+        Ok(_) => Ok(polled.map(|it| it.revents != 0)),
+    }
+}
+
+/// Whether the other end of a connection is closed. Bytes that wait to be read do not hide it.
+pub(crate) fn is_hung_up(socket: &UnixStream) -> bool {
+    let mut polled = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one structure, alive during the call.
+    let result = unsafe { libc::poll(&raw mut polled, 1, 0) };
+    result > 0 && polled.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
+/// A descriptor of a process, by which it can be killed although its pid is used again.
+pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = check(i32::try_from(fd).unwrap_or(-1))?;
+    // SAFETY: new, and owned here.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// SIGKILL.
+pub(crate) fn pidfd_kill(process: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no signal information is passed.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            libc::SIGKILL,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    check(i32::try_from(result).unwrap_or(-1)).map(drop)
+}
+
+/// The pid namespace that contains the one behind the descriptor.
+pub(crate) fn parent_pid_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// `_IO(0xb7, 0x2)`.
+    const NS_GET_PARENT: libc::c_ulong = 0xb702;
+    // SAFETY: the request takes no argument.
+    let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT as _) })?;
+    // SAFETY: new, and owned here.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The effective user id.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+/// A random number that nobody can guess.
+pub(crate) fn random() -> io::Result<u64> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: writes at most eight bytes into the local.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == 8 {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Files made from now on are for their owner alone. To be called while there is one thread.
+pub(crate) fn private_files() {
+    // SAFETY: no pointers; changes an attribute of this process.
+    unsafe { libc::umask(0o077) };
+}
+
+/// As many descriptors as may be had: each client has several, and the default is 1024.
+pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes the local.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads the local.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
+}
+
+/// SIGTERM and SIGINT, kept from ending the process so that a thread can wait for them.
+#[derive(Debug)]
+pub(crate) struct StopSignals(libc::sigset_t);
+
+impl StopSignals {
+    /// Blocks them in this thread and those it starts: to be called while there is one.
+    pub(crate) fn block() -> io::Result<Self> {
+        // SAFETY: plain data for which zeros are valid; the calls write the local only.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGTERM);
+            libc::sigaddset(&raw mut set, libc::SIGINT);
+            let result =
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            if result != 0 {
+                return Err(io::Error::from_raw_os_error(result));
+            }
+            Ok(Self(set))
+        }
+    }
+
+    /// Waits for one.
+    pub(crate) fn wait(&self) -> &'static str {
+        let mut signal = 0;
+        // SAFETY: reads the set, writes the local.
+        while unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } != 0 {}
+        if signal == libc::SIGINT {
+            "SIGINT"
+        } else {
+            "SIGTERM"
+        }
+    }
+}
+
+/// The number of a group given by name or number.
+pub(crate) fn group(name: &str) -> io::Result<u32> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("no group {name:?}"));
+    let c_name = CString::new(name).map_err(|_| unknown())?;
+    // SAFETY: plain data for which zeros are valid.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut buffer = vec![0; 64 << 10];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are to locals, with the buffer's length.
+    let result = unsafe {
+        libc::getgrnam_r(
+            c_name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    if result == 0 && !found.is_null() {
+        Ok(entry.gr_gid)
+    } else {
+        Err(unknown())
+    }
+}
+
+/// The numbers of descriptors, as [`rekindle_wire::frame::send`] takes them.
+pub(crate) fn raw<'a>(fds: impl IntoIterator<Item = &'a OwnedFd>) -> Vec<RawFd> {
+    fds.into_iter().map(|fd| fd.as_fd().as_raw_fd()).collect()
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}

@@ -1,0 +1,105 @@
+//! A worker whose daemon is gone is taken over: the other side of [`crate::rejoin`].
+//!
+//! Whoever offers itself as a worker is given data files and asked about its client's memory, so it must be one of the
+//! daemon's own: of its user and in its namespaces, where no client in a container is. Whose worker it is, is not for it
+//! to say: the client's connection, a copy of which comes with the offer, has the client's credentials.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_wire::attach::{Attach, Attached};
+use rekindle_wire::control::{Reply, WorkerRequest};
+use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
+use tracing::{info, warn};
+
+use super::clients::{Client, ClientState};
+use super::process::Process;
+use super::sys::{self, Credentials};
+use super::worker::{Worker, WorkerError};
+use super::{Daemon, attach, connection};
+
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Error)]
+enum TakeoverError {
+    #[error("process {0} is no worker of this daemon's user and namespaces")]
+    Stranger(i32),
+    #[error("the client's connection must come with the offer")]
+    Connection,
+    #[error("its client is gone")]
+    ClientGone,
+    #[error("its client has another worker")]
+    HasAnother,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("{0}")]
+    Worker(#[from] WorkerError),
+}
+
+/// Serves a `Rejoin`.
+pub(crate) fn serve(
+    daemon: &Arc<Daemon>,
+    stream: UnixStream,
+    peer: Credentials,
+    attach: Attach,
+    attached: Attached,
+    fds: Vec<OwnedFd>,
+) {
+    let told = stream.try_clone();
+    let command = attach.command.clone();
+    match take_over(daemon, stream, peer, attach, attached, fds) {
+        Ok(pid) => info!(pid, command, worker = peer.pid, "taken over"),
+        Err(error) => {
+            warn!(worker = peer.pid, command, "not taken over: {error}");
+            if let Ok(stream) = told {
+                connection::fail(&stream, error.to_string());
+            }
+        }
+    }
+}
+
+fn take_over(
+    daemon: &Arc<Daemon>,
+    stream: UnixStream,
+    peer: Credentials,
+    attach: Attach,
+    attached: Attached,
+    fds: Vec<OwnedFd>,
+) -> Result<i32, TakeoverError> {
+    if peer.uid != sys::own_uid() || !is_neighbour(peer.pid) {
+        return Err(TakeoverError::Stranger(peer.pid));
+    }
+    let [connection] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| TakeoverError::Connection)?;
+    let client = sys::peer_credentials(connection.as_fd())?;
+    drop(connection);
+    let process = Process::with_pid(client.pid).map_err(|_| TakeoverError::ClientGone)?;
+    let same = |it: &Arc<Client>| it.process == process && !it.worker.is_dead();
+    if daemon.registry.clients().iter().any(same) {
+        return Err(TakeoverError::HasAnother);
+    }
+    frame::send(&stream, &Reply::Rejoined, &[], &[])?;
+    let worker = Worker::new(peer.pid, None, attached, stream)?;
+    let state = ClientState::Running;
+    let client = Client::new(process, attach, Arc::clone(&worker), state);
+    daemon.registry.add(client);
+    attach::forget_when_dead(&daemon.registry, &worker);
+    // It has opened its ring when its daemon went; if it has not, its client would hang.
+    worker.ask(&WorkerRequest::Open, &[], Some(OPEN_TIMEOUT))?;
+    Ok(process.pid)
+}
+
+/// Whether a process is in the daemon's pid and mount namespaces.
+fn is_neighbour(pid: i32) -> bool {
+    ["pid", "mnt"].iter().all(|kind| {
+        let own = fs::read_link(format!("/proc/self/ns/{kind}"));
+        let theirs = fs::read_link(format!("/proc/{pid}/ns/{kind}"));
+        matches!((own, theirs), (Ok(own), Ok(theirs)) if own == theirs)
+    })
+}

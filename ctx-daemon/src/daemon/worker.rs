@@ -1,0 +1,377 @@
+//! One worker process, as the daemon sees it: its channel, its requests one at a time, its death.
+//!
+//! ```text
+//!              call                    reply
+//!     idle ───────────► waiting ─────────────────► idle
+//!                          │ time is up      reply   ▲
+//!                          └──────────► abandoned ───┘          the channel closes, in any state ─► dead
+//! ```
+//!
+//! A thread of its own reads the channel, so that a death is noticed at once and whoever waits for a reply wakes up.
+//! No lock is held while anybody waits.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rekindle_wire::attach::Attached;
+use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
+use tracing::{debug, info, warn};
+
+use super::lock;
+use super::sys;
+
+/// The largest part of a manifest that a worker may send.
+const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
+/// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
+const STATUS_GRACE: Duration = Duration::from_millis(200);
+/// How long such a worker may then take to end.
+const END_GRACE: Duration = Duration::from_secs(5);
+
+/// Why a worker did not do what it was asked.
+#[derive(Clone, Debug, Error)]
+pub(crate) enum WorkerError {
+    /// It is as it was before.
+    #[error("{0}")]
+    Failed(String),
+    /// It may still do it.
+    #[error("its worker did not answer {request} within {} ms", .after.as_millis())]
+    Timeout {
+        request: &'static str,
+        after: Duration,
+    },
+    #[error("its worker has died ({0})")]
+    Dead(String),
+    #[error("its worker gave an answer that does not fit {0}; use one version of Rekindle")]
+    Protocol(&'static str),
+}
+
+/// An answer with its blob.
+pub(crate) struct Answered {
+    pub(crate) reply: WorkerReply,
+    pub(crate) blob: Vec<u8>,
+}
+
+/// What `ps` shows of a worker.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Description {
+    pub(crate) device_memory: Vec<u64>,
+    pub(crate) pinned_memory: u64,
+    pub(crate) commands: u64,
+}
+
+/// A worker process.
+pub(crate) struct Worker {
+    pid: i32,
+    process: OwnedFd,
+    attached: Attached,
+    channel: UnixStream,
+    /// Held while one frame is written, so that a `Cancel` does not land inside another.
+    sending: Mutex<()>,
+    state: Mutex<State>,
+    changed: Condvar,
+    described: Mutex<Description>,
+    on_death: Mutex<Option<OnDeath>>,
+}
+
+type OnDeath = Arc<dyn Fn() + Send + Sync>;
+
+enum State {
+    Idle,
+    Waiting(SyncSender<Answered>),
+    Abandoned,
+    Dead(String),
+}
+
+impl Worker {
+    /// Takes charge of a worker that is ready. `child` is what must be reaped, unless another daemon started it.
+    pub(crate) fn new(
+        pid: i32,
+        child: Option<Child>,
+        attached: Attached,
+        channel: UnixStream,
+    ) -> io::Result<Arc<Self>> {
+        let worker = Arc::new(Self {
+            pid,
+            process: sys::pidfd_open(pid)?,
+            attached,
+            channel,
+            sending: Mutex::default(),
+            state: Mutex::new(State::Idle),
+            changed: Condvar::new(),
+            described: Mutex::default(),
+            on_death: Mutex::default(),
+        });
+        let reader = Arc::clone(&worker);
+        super::thread("worker-channel", move || {
+            let reason = reader.read_replies();
+            let _ = reader.channel.shutdown(std::net::Shutdown::Both);
+            reader.reap(child, reason);
+        })?;
+        Ok(worker)
+    }
+
+    /// Its pid.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its devices, and what else a client is told.
+    pub(crate) fn attached(&self) -> &Attached {
+        &self.attached
+    }
+
+    /// What is done when it dies, in place of what was to be done so far; at once if it is dead. It may be done twice.
+    pub(crate) fn on_death(&self, action: impl Fn() + Send + Sync + 'static) {
+        let action: OnDeath = Arc::new(action);
+        *lock(&self.on_death) = Some(Arc::clone(&action));
+        if self.is_dead() {
+            action();
+        }
+    }
+
+    /// Whether it is gone.
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(*lock(&self.state), State::Dead(_))
+    }
+
+    /// SIGKILL. Its client, if it has one, sees its connection close.
+    pub(crate) fn kill(&self) {
+        if let Err(error) = sys::pidfd_kill(self.process.as_fd()) {
+            debug!(worker = self.pid, %error, "cannot kill a worker; it has ended already");
+        }
+    }
+
+    /// Asks, and waits for the answer: until it is idle and has answered, for `timeout` at most. `Failed` is an error.
+    pub(crate) fn call(
+        &self,
+        request: &WorkerRequest,
+        blob: &[u8],
+        fds: &[RawFd],
+        timeout: Option<Duration>,
+    ) -> Result<Answered, WorkerError> {
+        let name = name(request);
+        let deadline = timeout.map(|it| (Instant::now() + it, it));
+        let timed_out = || WorkerError::Timeout {
+            request: name,
+            after: timeout.unwrap_or_default(),
+        };
+        let reply = self.begin(deadline.map(|it| it.0)).ok_or_else(timed_out)??;
+        if let Err(error) = self.send(request, blob, fds) {
+            return Err(self.fail_channel(&error));
+        }
+        let answered = match deadline {
+            None => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some((deadline, _)) => {
+                reply.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            }
+        };
+        match answered {
+            Ok(answered) => match answered.reply {
+                WorkerReply::Failed { reason } => Err(WorkerError::Failed(reason)),
+                _ => Ok(answered),
+            },
+            Err(RecvTimeoutError::Disconnected) => Err(self.death()),
+            Err(RecvTimeoutError::Timeout) => {
+                let mut state = lock(&self.state);
+                if matches!(*state, State::Waiting(_)) {
+                    *state = State::Abandoned;
+                }
+                Err(timed_out())
+            }
+        }
+    }
+
+    /// Asks for something that is answered by `Done`.
+    pub(crate) fn ask(
+        &self,
+        request: &WorkerRequest,
+        fds: &[RawFd],
+        timeout: Option<Duration>,
+    ) -> Result<(), WorkerError> {
+        self.ask_with(request, &[], fds, timeout)
+    }
+
+    /// The same with a blob.
+    pub(crate) fn ask_with(
+        &self,
+        request: &WorkerRequest,
+        blob: &[u8],
+        fds: &[RawFd],
+        timeout: Option<Duration>,
+    ) -> Result<(), WorkerError> {
+        match self.call(request, blob, fds, timeout)?.reply {
+            WorkerReply::Done => Ok(()),
+            _ => Err(WorkerError::Protocol(name(request))),
+        }
+    }
+
+    /// Cuts a `Save` short.
+    pub(crate) fn cancel(&self) {
+        if let Err(error) = self.send(&WorkerRequest::Cancel, &[], &[]) {
+            debug!(worker = self.pid, %error, "cannot cancel");
+        }
+    }
+
+    /// How it fares; what it said last if it has no time to say so now.
+    pub(crate) fn describe(&self, timeout: Duration) -> Description {
+        let busy = !matches!(*lock(&self.state), State::Idle);
+        if !busy
+            && let Ok(answered) = self.call(&WorkerRequest::Describe, &[], &[], Some(timeout))
+            && let WorkerReply::Description {
+                device_memory,
+                pinned_memory,
+                commands,
+            } = answered.reply
+        {
+            *lock(&self.described) = Description {
+                device_memory,
+                pinned_memory,
+                commands,
+            };
+        }
+        lock(&self.described).clone()
+    }
+
+    /// Waits for its turn. None when time is up.
+    fn begin(&self, deadline: Option<Instant>) -> Option<Result<Receiver<Answered>, WorkerError>> {
+        let mut state = lock(&self.state);
+        loop {
+            match &*state {
+                State::Idle => {
+                    let (sender, receiver) = sync_channel(1);
+                    *state = State::Waiting(sender);
+                    return Some(Ok(receiver));
+                }
+                State::Dead(reason) => return Some(Err(WorkerError::Dead(reason.clone()))),
+                State::Waiting(_) | State::Abandoned => {}
+            }
+            state = match deadline {
+                None => super::wait(&self.changed, state),
+                Some(deadline) => {
+                    let left = deadline.checked_duration_since(Instant::now())?;
+                    super::wait_timeout(&self.changed, state, left)
+                }
+            };
+        }
+    }
+
+    fn send(&self, request: &WorkerRequest, blob: &[u8], fds: &[RawFd]) -> Result<(), FrameError> {
+        let _one_frame = lock(&self.sending);
+        frame::send(&self.channel, request, blob, fds)
+    }
+
+    /// A frame that was sent in part leaves a channel that is of no use.
+    fn fail_channel(&self, error: &FrameError) -> WorkerError {
+        if let FrameError::TooLarge(_) | FrameError::Json(_) = error {
+            // Nothing was sent.
+            let mut state = lock(&self.state);
+            if matches!(*state, State::Waiting(_)) {
+                *state = State::Idle;
+                self.changed.notify_one();
+            }
+            return WorkerError::Failed(error.to_string());
+        }
+        let _ = self.channel.shutdown(std::net::Shutdown::Both);
+        WorkerError::Dead(error.to_string())
+    }
+
+    fn death(&self) -> WorkerError {
+        match &*lock(&self.state) {
+            State::Dead(reason) => WorkerError::Dead(reason.clone()),
+            _ => WorkerError::Dead("its channel closed".to_owned()),
+        }
+    }
+
+    /// Hands out replies until the channel ends; why it did.
+    fn read_replies(&self) -> String {
+        loop {
+            let message =
+                match frame::receive_at_most::<WorkerReply>(&self.channel, frame::MAX_JSON, MAX_BLOB)
+                {
+                    Ok(message) => message,
+                    Err(error) => break error.to_string(),
+                };
+            let mut state = lock(&self.state);
+            match std::mem::replace(&mut *state, State::Idle) {
+                State::Waiting(sender) => {
+                    // The receiver may have given up this moment.
+                    let _ = sender.try_send(Answered {
+                        reply: message.body,
+                        blob: message.blob,
+                    });
+                }
+                State::Abandoned => {
+                    info!(worker = self.pid, "a worker answered after its time was up");
+                }
+                State::Idle | State::Dead(_) => {
+                    break "it spoke without being asked; use one version of Rekindle".to_owned();
+                }
+            }
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for the process whose channel has closed, and ends it if it does not go by itself.
+    fn reap(&self, mut child: Option<Child>, reason: String) {
+        let ends_within = |time| {
+            let ended = sys::wait_readable([self.process.as_fd()], Some(time));
+            matches!(ended, Ok([true]))
+        };
+        let status = |child: &mut Option<Child>| match child.as_mut().map(Child::wait) {
+            Some(Ok(status)) => status.to_string(),
+            _ => reason.clone(),
+        };
+        if ends_within(STATUS_GRACE) {
+            self.died(status(&mut child));
+            return;
+        }
+        // Giving back a GPU's memory takes seconds. Nobody is to wait for that.
+        self.died(reason.clone());
+        if !ends_within(END_GRACE) {
+            warn!(worker = self.pid, "a worker did not end; killing it");
+            self.kill();
+        }
+        let status = status(&mut child);
+        debug!(worker = self.pid, status, "a worker has ended");
+    }
+
+    fn died(&self, reason: String) {
+        // Replacing the state drops the sender that a caller waits on.
+        *lock(&self.state) = State::Dead(reason);
+        self.changed.notify_all();
+        let action = lock(&self.on_death).clone();
+        if let Some(action) = action {
+            action();
+        }
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("pid", &self.pid).finish()
+    }
+}
+
+fn name(request: &WorkerRequest) -> &'static str {
+    match request {
+        WorkerRequest::Adopt { .. } => "Adopt",
+        WorkerRequest::Quiesce { .. } => "Quiesce",
+        WorkerRequest::Open => "Open",
+        WorkerRequest::Save { .. } => "Save",
+        WorkerRequest::SaveCode { .. } => "SaveCode",
+        WorkerRequest::Cancel => "Cancel",
+        WorkerRequest::Code { .. } => "Code",
+        WorkerRequest::Load { .. } => "Load",
+        WorkerRequest::Pinned { .. } => "Pinned",
+        WorkerRequest::Connect { .. } => "Connect",
+        WorkerRequest::Describe => "Describe",
+    }
+}

@@ -1,0 +1,168 @@
+//! The worker's two sockets: the channel to the daemon, and the connection to the client. Each has a thread that reads
+//! it, so that the executor never waits for either.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use rekindle_wire::attach::{Attach, Attached, Pinned};
+use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::frame::{self, Message};
+use rekindle_wire::layout::Shared;
+use rekindle_wire::ring;
+use tracing::{info, warn};
+
+use super::pinned::Arrived;
+
+/// What comes from the daemon, or about it.
+pub(super) enum Event {
+    /// A request, to be answered.
+    Request(Message<WorkerRequest>),
+    /// The daemon is gone.
+    DaemonGone,
+}
+
+/// What the threads share with the executor.
+pub(super) struct Channel {
+    /// Where replies go; replaced when another daemon takes over.
+    socket: Mutex<UnixStream>,
+    /// Set when a save is to be cut short.
+    pub(super) cancel: AtomicBool,
+    /// Something has come for the executor to look at.
+    pub(super) news: AtomicBool,
+    /// The ring whose doorbell wakes the executor, while it may sleep there.
+    sleeping_on: Mutex<Option<Shared>>,
+    /// The client's connection, to be shown to another daemon.
+    client: Mutex<Option<(Attach, Attached, OwnedFd)>>,
+}
+
+/// Starts the thread that reads the channel.
+pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiver<Event>)> {
+    let (events, receiver) = channel();
+    let reading = socket.try_clone()?;
+    let channel = Arc::new(Channel {
+        socket: Mutex::new(socket),
+        cancel: AtomicBool::new(false),
+        news: AtomicBool::new(false),
+        sleeping_on: Mutex::new(None),
+        client: Mutex::new(None),
+    });
+    let shared = channel.clone();
+    std::thread::Builder::new().name("channel".into()).spawn(move || shared.read(reading, &events))?;
+    Ok((channel, receiver))
+}
+
+impl Channel {
+    fn read(&self, mut socket: UnixStream, events: &Sender<Event>) {
+        loop {
+            match frame::receive::<WorkerRequest>(&socket) {
+                Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.store(true, Ordering::Release),
+                Ok(message) => {
+                    if events.send(Event::Request(message)).is_err() {
+                        return;
+                    }
+                    self.wake();
+                }
+                Err(error) => {
+                    info!("the daemon is gone ({error})");
+                    self.cancel.store(true, Ordering::Release);
+                    if events.send(Event::DaemonGone).is_err() {
+                        return;
+                    }
+                    self.wake();
+                    let Some(next) = self.rejoin() else {
+                        // A worker without a client, or whose client is going too, has nothing left to do.
+                        // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
+                        unsafe { libc::_exit(0) }
+                    };
+                    let Ok(reading) = next.try_clone() else { return };
+                    if let Ok(mut current) = self.socket.lock() {
+                        *current = next;
+                    }
+                    socket = reading;
+                }
+            }
+        }
+    }
+
+    fn rejoin(&self) -> Option<UnixStream> {
+        let (attach, attached, connection) = {
+            let client = self.client.lock().ok()?;
+            let (attach, attached, connection) = client.as_ref()?;
+            (attach.clone(), attached.clone(), connection.try_clone().ok()?)
+        };
+        // The connection's own thread ends the process when the client goes.
+        crate::rejoin::rejoin(&attach, &attached, connection.as_fd(), || false)
+    }
+
+    /// Makes the executor look, wherever it is.
+    fn wake(&self) {
+        self.news.store(true, Ordering::Release);
+        if let Ok(ring) = self.sleeping_on.lock()
+            && let Some(shared) = *ring
+        {
+            ring::ring_doorbell(&shared);
+        }
+    }
+
+    /// From now on the executor may sleep on this ring (`None`: no longer). While it does not, nothing here writes to
+    /// the client's memory.
+    pub(super) fn sleeps_on(&self, ring: Option<Shared>) {
+        if let Ok(mut sleeping_on) = self.sleeping_on.lock() {
+            *sleeping_on = ring;
+        }
+    }
+
+    /// Answers a request.
+    pub(super) fn answer(&self, reply: &WorkerReply, blob: &[u8]) {
+        if let Ok(socket) = self.socket.lock()
+            && let Err(error) = frame::send(&socket, reply, blob, &[])
+        {
+            warn!("the daemon did not take an answer: {error}");
+        }
+    }
+
+    /// Remembers the client's connection, and starts the thread that reads it.
+    pub(super) fn serve_client(
+        &self,
+        connection: UnixStream,
+        attach: Attach,
+        attached: Attached,
+        arrived: Arc<Arrived>,
+    ) -> std::io::Result<()> {
+        let copy = connection.try_clone()?;
+        if let Ok(mut client) = self.client.lock() {
+            *client = Some((attach, attached, copy.into()));
+        }
+        std::thread::Builder::new().name("connection".into()).spawn(move || read_connection(&connection, &arrived))?;
+        Ok(())
+    }
+}
+
+/// Takes the memfds that the client sends; when the connection closes, the client is gone, and so is the worker.
+fn read_connection(connection: &UnixStream, arrived: &Arrived) {
+    loop {
+        match frame::receive::<Pinned>(connection) {
+            Ok(Message { body, mut fds, .. }) => {
+                let accepted = fds.pop().is_some_and(|file| arrived.put(body, file));
+                if accepted {
+                    continue;
+                }
+                warn!("the client announced pinned memory without a file, or too much of it");
+            }
+            Err(frame::FrameError::Closed) => info!("the client is gone"),
+            Err(error) => warn!("the client's connection failed: {error}"),
+        }
+        // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The
+        // kernel frees everything.
+        unsafe { libc::_exit(0) }
+    }
+}
+
+/// A file from a message's descriptor.
+pub(super) fn file(fd: OwnedFd) -> File {
+    File::from(fd)
+}

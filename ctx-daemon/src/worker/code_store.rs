@@ -1,0 +1,221 @@
+//! Images of code: arriving in parts, kept for the image, and what they say of themselves.
+//!
+//! An image is kept as it came through the ring: the number of its parts, their lengths, and their bytes one after
+//! the other. Most have one part; a program linked on the device side has several.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::CString;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::code;
+use rekindle_images::CodeHash;
+use thiserror::Error;
+
+/// The most bytes of all images that are still arriving.
+const MAX_ARRIVING: usize = 2 << 30;
+
+/// An image that is not what the client said it would send.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("a code image arrived broken: {0}")]
+pub(crate) struct BrokenImage(&'static str);
+
+/// One image of code.
+pub(crate) struct Image {
+    pub(crate) hash: CodeHash,
+    /// As it is saved.
+    pub(crate) bytes: Vec<u8>,
+    /// Each part aligned for the driver.
+    parts: Vec<Vec<u64>>,
+    /// Kernels whose code reaches the device's `malloc`.
+    pub(crate) allocating: HashSet<String>,
+    /// Its variables, or why they cannot be known.
+    pub(crate) globals: Result<Vec<Global>, String>,
+}
+
+/// A variable in an image's code.
+#[derive(Clone, Debug)]
+pub(crate) struct Global {
+    pub(crate) name: CString,
+    /// Whether losing it unnoticed would do no harm: made by the compiler, never written.
+    pub(crate) constant: bool,
+}
+
+impl Image {
+    /// Reads an image as it came or was saved, for devices of this compute capability.
+    pub(crate) fn new(bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
+        let slices = split(&bytes)?;
+        let parts = slices.iter().map(|s| aligned(s)).collect();
+        let (allocating, globals) = describe(&slices, capability);
+        Ok(Self { hash: CodeHash::of(&bytes), parts, allocating, globals, bytes })
+    }
+
+    /// Calls `load` with a pointer as the driver's loading functions take it.
+    pub(crate) fn with_pointer<T>(&self, load: impl FnOnce(*const std::ffi::c_void) -> T) -> T {
+        if let [single] = &self.parts[..] {
+            return load(single.as_ptr().cast());
+        }
+        // nvcc's wrapper of version 2: the linked image, and the images that it was linked from.
+        #[repr(C)]
+        struct Wrapper {
+            magic: u32,
+            version: u32,
+            data: *const u64,
+            rest: *const *const u64,
+        }
+        let mut rest: Vec<*const u64> = self.parts[1..].iter().map(|p| p.as_ptr()).collect();
+        rest.push(std::ptr::null());
+        let wrapper = Wrapper { magic: 0x4662_43b1, version: 2, data: self.parts[0].as_ptr(), rest: rest.as_ptr() };
+        load((&raw const wrapper).cast())
+    }
+}
+
+fn split(bytes: &[u8]) -> Result<Vec<&[u8]>, BrokenImage> {
+    let word = |i: usize| {
+        let word = bytes.get(i * 8..i * 8 + 8).ok_or(BrokenImage("too short"))?;
+        Ok(u64::from_le_bytes(word.try_into().map_err(|_| BrokenImage("too short"))?))
+    };
+    let count = word(0)? as usize;
+    if count == 0 || count > bytes.len() / 8 {
+        return Err(BrokenImage("an impossible number of parts"));
+    }
+    let mut rest = bytes.get((count + 1) * 8..).ok_or(BrokenImage("too short"))?;
+    let mut parts = Vec::new();
+    for i in 0..count {
+        let length = usize::try_from(word(i + 1)?).map_err(|_| BrokenImage("an impossible length"))?;
+        let (part, after) = rest.split_at_checked(length).ok_or(BrokenImage("a part longer than the image"))?;
+        parts.push(part);
+        rest = after;
+    }
+    if rest.is_empty() { Ok(parts) } else { Err(BrokenImage("longer than its parts")) }
+}
+
+fn aligned(bytes: &[u8]) -> Vec<u64> {
+    // One word more, so that PTX ends in a NUL even where the client forgot it.
+    let mut words = vec![0_u64; bytes.len() / 8 + 1];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
+        let mut eight = [0; 8];
+        eight[..chunk.len()].copy_from_slice(chunk);
+        *word = u64::from_ne_bytes(eight);
+    }
+    words
+}
+
+/// Names that the compiler makes for constants: format strings, virtual tables, unnamed constants.
+fn made_by_compiler(name: &str) -> bool {
+    name.starts_with("$str") || name.starts_with("_ZTV") || name.starts_with("__unnamed") || name.starts_with("$__")
+}
+
+fn describe(parts: &[&[u8]], capability: (u32, u32)) -> (HashSet<String>, Result<Vec<Global>, String>) {
+    let mut allocating = HashSet::new();
+    let mut globals = Vec::new();
+    let mut found = false;
+    for part in parts {
+        let Ok(image) = code::parse(part) else { continue };
+        let Some(entry) = image.select(capability) else { continue };
+        found = true;
+        let program = match entry.unpack() {
+            Ok(program) => program,
+            Err(error) => return (allocating, Err(error.to_string())),
+        };
+        match program.kernels() {
+            Ok(kernels) => allocating.extend(kernels.into_iter().filter(|k| k.allocates).map(|k| k.name)),
+            Err(error) => return (allocating, Err(error.to_string())),
+        }
+        match program.globals() {
+            Ok(found) => {
+                for global in found {
+                    if global.managed {
+                        return (allocating, Err(format!("`{}` is managed memory", global.name)));
+                    }
+                    if global.in_function && !made_by_compiler(&global.name) {
+                        return (allocating, Err(format!("`{}` is a variable inside a function", global.name)));
+                    }
+                    let Ok(name) = CString::new(global.name.as_str()) else { continue };
+                    globals.push(Global { constant: made_by_compiler(&global.name), name });
+                }
+            }
+            Err(error) => return (allocating, Err(error.to_string())),
+        }
+    }
+    if !found {
+        return (allocating, Err("none of its entries fits the device".into()));
+    }
+    (allocating, Ok(globals))
+}
+
+/// The images of a client.
+#[derive(Default)]
+pub(crate) struct CodeStore {
+    arriving: HashMap<u64, Vec<u8>>,
+    images: HashMap<CodeHash, Arc<Image>>,
+}
+
+impl CodeStore {
+    /// A part of an image has come; parts come in order.
+    pub(crate) fn part(&mut self, number: u64, offset: u64, total: u64, bytes: &[u8]) -> Result<(), BrokenImage> {
+        let arriving: usize = self.arriving.values().map(Vec::len).sum();
+        if arriving + bytes.len() > MAX_ARRIVING || total > MAX_ARRIVING as u64 {
+            return Err(BrokenImage("larger than any may be"));
+        }
+        let image = self.arriving.entry(number).or_default();
+        if image.len() as u64 != offset || offset + bytes.len() as u64 > total {
+            return Err(BrokenImage("parts out of order"));
+        }
+        image.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The image with this number is complete. Equal images are kept once.
+    pub(crate) fn complete(&mut self, number: u64, capability: (u32, u32)) -> Result<Arc<Image>, BrokenImage> {
+        let bytes = self.arriving.remove(&number).ok_or(BrokenImage("no part of it has come"))?;
+        if let Some(known) = self.images.get(&CodeHash::of(&bytes)) {
+            return Ok(known.clone());
+        }
+        self.keep(bytes, capability)
+    }
+
+    /// Keeps an image of a restore.
+    pub(crate) fn keep(&mut self, bytes: Vec<u8>, capability: (u32, u32)) -> Result<Arc<Image>, BrokenImage> {
+        let image = Arc::new(Image::new(bytes, capability)?);
+        self.images.insert(image.hash, image.clone());
+        Ok(image)
+    }
+
+    pub(crate) fn get(&self, hash: &CodeHash) -> Option<Arc<Image>> {
+        self.images.get(hash).cloned()
+    }
+
+    /// Whether an image is still arriving: its parts are not in the ring any more.
+    pub(crate) fn arriving(&self) -> &HashMap<u64, Vec<u8>> {
+        &self.arriving
+    }
+
+    /// An image that was still arriving when its client was saved.
+    pub(crate) fn resume_arriving(&mut self, number: u64, bytes: Vec<u8>) {
+        self.arriving.insert(number, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_images_are_errors() {
+        assert!(split(&[]).is_err());
+        assert!(split(&u64::MAX.to_le_bytes()).is_err());
+        let mut bytes = 1_u64.to_le_bytes().to_vec();
+        bytes.extend(100_u64.to_le_bytes());
+        bytes.extend([0; 50]);
+        assert_eq!(split(&bytes), Err(BrokenImage("a part longer than the image")));
+    }
+
+    #[test]
+    fn parts_come_in_order_or_not_at_all() {
+        let mut store = CodeStore::default();
+        store.part(1, 0, 10, &[0; 5]).unwrap();
+        assert!(store.part(1, 6, 10, &[0; 4]).is_err());
+        assert!(store.part(1, 5, 10, &[0; 6]).is_err());
+        assert!(store.complete(2, (9, 0)).is_err());
+    }
+}

@@ -1,0 +1,451 @@
+//! The commands that are not lines of the driver table: what each does on the worker's side.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
+
+use super::executor::{Executor, Outcome, Refused};
+use super::memory::MemoryError;
+use super::objects::Object;
+use super::pinned;
+use super::waiting::{For, Then};
+
+/// Success, or the code as the command's end.
+fn check(code: CUresult) -> Result<(), Refused> {
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(Refused::Code(code)) }
+}
+
+impl Executor {
+    /// Executes a command of `wire::command`.
+    pub(crate) fn command(
+        &mut self,
+        call: u16,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        match call {
+            command::LAUNCH => self.launch(args),
+            command::COPY => self.copy(args),
+            command::COPY_BYTES => self.copy_bytes(args),
+            command::COPY_FROM_CHUNK => self.copy_chunk(args, true),
+            command::COPY_TO_CHUNK => self.copy_chunk(args, false),
+            command::STREAM_SYNC => self.stream_sync(args),
+            command::EVENT_SYNC => self.event_sync(args),
+            command::CONTEXT_SYNC => self.context_sync(args),
+            command::MEM_ALLOC => self.mem_alloc(args, reply),
+            command::MEM_FREE => self.mem_free(args),
+            command::WINDOW_RESERVED => self.window_reserved(args),
+            command::PINNED_MAP => self.pinned_map(args),
+            command::PINNED_UNMAP => self.pinned_unmap(args),
+            command::CONTEXT_RETAIN => self.context_retain(args, reply),
+            command::CONTEXT_RESET => self.context_reset(args),
+            command::CONTEXT_CREATE => self.context_create(args, reply),
+            command::CONTEXT_DESTROY => self.context_destroy(args),
+            _ => self.code_command(call, args, reply),
+        }
+    }
+
+    fn launch(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let launch = Launch::read(args)?;
+        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let function = self.handle_function(launch.function)?;
+        if object.kind == Kind::Kernel {
+            self.instantiate(object.parent)?;
+        }
+        let stream = self.handle_stream(launch.stream)?;
+        // The driver takes gathered parameters through `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+        let mut size = launch.parameters.len();
+        let mut extra = [
+            1 as *mut std::ffi::c_void,
+            launch.parameters.as_ptr().cast_mut().cast(),
+            2 as *mut std::ffi::c_void,
+            (&raw mut size).cast(),
+            std::ptr::null_mut(),
+        ];
+        let [gx, gy, gz] = launch.grid;
+        let [bx, by, bz] = launch.block;
+        let driver = self.driver();
+        let result = if launch.flags == 0 && launch.attributes.is_empty() {
+            // SAFETY: handles are the driver's own; `extra` and what it points to live through the call.
+            unsafe {
+                (driver.cuLaunchKernel)(
+                    function,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    launch.shared_bytes,
+                    stream,
+                    std::ptr::null_mut(),
+                    extra.as_mut_ptr(),
+                )
+            }
+        } else {
+            let attributes = attributes(&launch)?;
+            let config = CUlaunchConfig {
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                stream,
+                attrs: attributes.as_ptr(),
+                num_attrs: attributes.len() as u32,
+            };
+            // SAFETY: as above, and the configuration lives through the call.
+            unsafe {
+                (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr())
+            }
+        };
+        if object.allocates && result == CUDA_SUCCESS && self.unsavable.is_none() {
+            self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
+        }
+        Ok(Outcome::Done(result))
+    }
+
+    fn copy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (target, source, bytes) = (args.word()?, args.word()?, args.word()?);
+        let stream = self.handle_stream(args.word()?)?;
+        args.end()?;
+        self.reachable(target, bytes)?;
+        self.reachable(source, bytes)?;
+        // SAFETY: both ranges are device or pinned memory of this client, checked above.
+        Ok(Outcome::Done(unsafe { (self.driver().cuMemcpyAsync)(target, source, bytes as usize, stream) }))
+    }
+
+    /// Refuses an address of a copy that is neither in a window of ours nor left to the driver to judge. The worker's
+    /// own memory must not be read or written for a client; device addresses outside the windows are globals, which
+    /// the driver knows, and which never are host memory of the worker's.
+    fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
+        let end = address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let in_device = self.devices.iter().any(|d| {
+            let allocations = d.memory.allocations();
+            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
+        });
+        let in_pinned = || {
+            let allocations = self.pinned.allocations();
+            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
+        };
+        if in_device || in_pinned() || self.is_global(address, bytes) {
+            return Ok(());
+        }
+        Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))
+    }
+
+    fn copy_bytes(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let target = args.word()?;
+        let stream = self.handle_stream(args.word()?)?;
+        let bytes = args.blob()?;
+        args.end()?;
+        self.reachable(target, bytes.len() as u64)?;
+        // SAFETY: the bytes are this process's ordinary memory, which the driver has taken when it returns.
+        Ok(Outcome::Done(unsafe {
+            (self.driver().cuMemcpyHtoDAsync_v2)(target, bytes.as_ptr().cast(), bytes.len(), stream)
+        }))
+    }
+
+    fn copy_chunk(&mut self, args: &mut Reader<'_>, to_device: bool) -> Result<Outcome, Refused> {
+        let (device, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
+        let stream = args.word()?;
+        args.end()?;
+        if chunk >= CHUNKS || bytes > CHUNK_SIZE {
+            return Err(Malformed("a staging chunk that does not exist").into());
+        }
+        let queued = self.reachable(device, bytes as u64).and_then(|()| {
+            let key = self.stream_key(stream)?;
+            let real = self.handle_stream(stream)?;
+            // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
+            let host = unsafe { self.staging.add(chunk * CHUNK_SIZE) };
+            // SAFETY: `bytes` at most a chunk; the device range was checked.
+            check(unsafe {
+                if to_device {
+                    (self.driver().cuMemcpyHtoDAsync_v2)(device, host.cast(), bytes, real)
+                } else {
+                    (self.driver().cuMemcpyDtoHAsync_v2)(host.cast(), device, bytes, real)
+                }
+            })?;
+            self.when_done(vec![key], Then::Chunk(chunk))
+        });
+        if queued.is_err()
+            && let Some(shared) = self.shared
+        {
+            // Nobody must wait for a copy that does not happen.
+            rekindle_wire::reply::finish(shared.chunk(chunk));
+        }
+        queued.map(|()| Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn stream_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let stream = args.word()?;
+        args.end()?;
+        let key = self.stream_key(stream)?;
+        self.handle_stream(stream)?;
+        self.when_done(vec![key], Then::Reply(self.header.reply))?;
+        Ok(Outcome::Later)
+    }
+
+    fn event_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let event = args.word()?;
+        args.end()?;
+        let real = self.handle_event(event)?;
+        self.waiting.add(For::Event(real), Then::Reply(self.header.reply));
+        Ok(Outcome::Later)
+    }
+
+    fn context_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let context = args.word()?;
+        args.end()?;
+        let busy = self.waiting.busy(context);
+        self.when_done(busy, Then::Reply(self.header.reply))?;
+        Ok(Outcome::Later)
+    }
+
+    fn mem_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let size = args.word()?;
+        args.end()?;
+        let (driver, context) = (self.driver(), self.header.context);
+        let ordinal = self.device_of_context(context)?;
+        if size == 0 {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        match self.devices[ordinal].memory.allocate(driver, size, context) {
+            Ok(address) => {
+                reply.word(address);
+                reply.word(size);
+                Ok(Outcome::Done(CUDA_SUCCESS))
+            }
+            Err(MemoryError::Window(end)) if end != u64::MAX => {
+                reply.word(end);
+                Ok(Outcome::Done(command::WINDOW_FULL))
+            }
+            Err(error) => Err(Refused::Code(error.code())),
+        }
+    }
+
+    /// The worker's number of the device that a context is on.
+    pub(crate) fn device_of_context(&self, context: u64) -> Result<usize, Refused> {
+        match self.objects.get(context) {
+            // A context's parent is its device.
+            Some(o) if o.kind == Kind::Context => Ok(o.parent as usize),
+            _ => Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT)),
+        }
+    }
+
+    fn mem_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let address = args.word()?;
+        args.end()?;
+        let found = self.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
+        found.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
+        let busy = self.waiting.busy(0);
+        self.when_done(busy, Then::Free { address, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    fn window_reserved(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (ordinal, end) = (args.word()?, args.word()?);
+        args.end()?;
+        let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get_mut(o));
+        device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.memory.client_reserves(end);
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn pinned_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (address, size, flags) = (args.word()?, args.word()?, args.word32()?);
+        args.end()?;
+        let allocation = pinned::Allocation { size, flags, context: self.header.context };
+        Ok(Outcome::Done(self.pinned.map(self.driver(), address, allocation)))
+    }
+
+    fn pinned_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let address = args.word()?;
+        args.end()?;
+        if !self.pinned.allocations().contains_key(&address) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let busy = self.waiting.busy(0);
+        self.when_done(busy, Then::Unpin { address, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    fn context_retain(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
+        args.end()?;
+        let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
+        let (real, device) = (device.primary, device.device);
+        if flags != 0 {
+            // SAFETY: no pointers. Of no effect on a context that is active already except for its scheduling flags,
+            // which concern a waiting thread, and no thread waits in the driver here.
+            unsafe { (self.driver().cuDevicePrimaryCtxSetFlags_v2)(device, flags) };
+        }
+        if self.objects.get(handle).is_none() {
+            self.new_context(handle, real, ordinal, command::CONTEXT_RETAIN, args)?;
+        }
+        self.api_version(real, reply)
+    }
+
+    fn new_context(
+        &mut self,
+        handle: u64,
+        real: u64,
+        ordinal: usize,
+        call: u16,
+        args: &Reader<'_>,
+    ) -> Result<(), Refused> {
+        let object = Object { kind: Kind::Context, real, context: handle, parent: ordinal as u64, allocates: false };
+        if !self.objects.insert(handle, object) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        self.objects.record(call, handle, 0, args.all(), None);
+        Ok(())
+    }
+
+    fn api_version(&self, real: CUcontext, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let mut version = 0;
+        // SAFETY: the out parameter is a local.
+        let result = unsafe { (self.driver().cuCtxGetApiVersion)(real, &raw mut version) };
+        reply.word(u64::from(version));
+        Ok(Outcome::Done(result))
+    }
+
+    fn context_create(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
+        args.end()?;
+        let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.device;
+        let mut real = 0;
+        // SAFETY: the out parameter is a local.
+        check(unsafe { (self.driver().cuCtxCreate_v2)(&raw mut real, flags, device) })?;
+        self.context_changed();
+        self.new_context(handle, real, ordinal, command::CONTEXT_CREATE, args)?;
+        self.api_version(real, reply)
+    }
+
+    /// Brings everything in a context to rest, and takes down what the worker keeps for it.
+    fn clear_context(&mut self, handle: u64) -> Result<(), Refused> {
+        // The commands before it have been executed, but the device may still be at work.
+        let marks = self.waiting.busy(handle);
+        for key in marks {
+            if let Some(real) = self.waiting.real(key) {
+                self.enter_context(key.context)?;
+                // SAFETY: the handle is the driver's own. An error here ends with the context.
+                unsafe { (self.driver().cuStreamSynchronize)(real) };
+            }
+            self.waiting.all_done(key);
+        }
+        self.poll();
+        let driver = self.driver();
+        for device in &mut self.devices {
+            let mine = |a: &super::memory::Allocation| a.context == handle;
+            let gone: Vec<u64> =
+                device.memory.allocations().iter().filter(|(_, a)| mine(a)).map(|(address, _)| *address).collect();
+            for address in gone {
+                device.memory.free(driver, address);
+            }
+        }
+        let pins: Vec<u64> =
+            self.pinned.allocations().iter().filter(|(_, a)| a.context == handle).map(|(a, _)| *a).collect();
+        for address in pins {
+            self.pinned.unmap(driver, address);
+        }
+        for (gone, _) in self.objects.remove_context(handle) {
+            self.recorded.remove(&gone);
+        }
+        self.waiting.forget_context(handle);
+        self.forget_globals(handle);
+        Ok(())
+    }
+
+    fn context_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        let ordinal = self.device_of_context(handle)?;
+        let real = self.objects.get(handle).map_or(0, |o| o.real);
+        if real == self.devices[ordinal].primary {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT));
+        }
+        self.clear_context(handle)?;
+        self.objects.remove(handle);
+        // SAFETY: the context is the driver's own, made by CONTEXT_CREATE, and not used again.
+        let result = unsafe { (self.driver().cuCtxDestroy_v2)(real) };
+        self.context_changed();
+        Ok(Outcome::Done(result))
+    }
+
+    fn context_reset(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        let ordinal = self.device_of_context(handle)?;
+        self.clear_context(handle)?;
+        self.objects.remove(handle);
+        self.engine.release(self.driver(), ordinal);
+        self.unregister_staging(ordinal);
+        let device = self.devices[ordinal].device;
+        let mut real = 0;
+        // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
+        let result = unsafe {
+            let reset = (self.driver().cuDevicePrimaryCtxReset_v2)(device);
+            if reset == CUDA_SUCCESS {
+                (self.driver().cuDevicePrimaryCtxRetain)(&raw mut real, device)
+            } else {
+                reset
+            }
+        };
+        self.context_changed();
+        check(result)?;
+        self.devices[ordinal].primary = real;
+        if let Some(shared) = self.shared {
+            // A reset takes the error of a broken context with it.
+            shared.header().sticky.store(0, std::sync::atomic::Ordering::Release);
+        }
+        self.register_staging(ordinal)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered
+    /// memory is portable).
+    pub(crate) fn register_staging(&mut self, ordinal: usize) -> Result<(), Refused> {
+        if ordinal != 0 || self.staging.is_null() {
+            return Ok(());
+        }
+        self.enter_real(self.devices[0].primary)?;
+        const PORTABLE_AND_MAPPED: u32 = 3;
+        // SAFETY: the staging is mapped as long as there is a client.
+        check(unsafe {
+            (self.driver().cuMemHostRegister_v2)(
+                self.staging.cast(),
+                rekindle_wire::layout::STAGING_SIZE,
+                PORTABLE_AND_MAPPED,
+            )
+        })
+    }
+
+    fn unregister_staging(&mut self, ordinal: usize) {
+        if ordinal == 0 && !self.staging.is_null() {
+            // SAFETY: registered by `register_staging`; nothing copies through it now.
+            unsafe { (self.driver().cuMemHostUnregister)(self.staging.cast()) };
+        }
+    }
+}
+
+/// The attributes of a launch as the driver takes them.
+fn attributes(launch: &Launch<'_>) -> Result<Vec<CUlaunchAttribute>, Refused> {
+    const WORDS: usize = 9;
+    const COOPERATIVE_ATTRIBUTE: u32 = 2;
+    if !launch.attributes.len().is_multiple_of(WORDS * 8) {
+        return Err(Malformed("launch attributes of a broken length").into());
+    }
+    let mut reader = Reader::new(launch.attributes);
+    let mut attributes = Vec::new();
+    while reader.end().is_err() {
+        let mut attribute = CUlaunchAttribute { id: reader.word32()?, pad: [0; 4], value: [0; 8] };
+        for value in &mut attribute.value {
+            *value = reader.word()?;
+        }
+        attributes.push(attribute);
+    }
+    if launch.flags & command::COOPERATIVE != 0 {
+        attributes.push(CUlaunchAttribute { id: COOPERATIVE_ATTRIBUTE, pad: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] });
+    }
+    Ok(attributes)
+}

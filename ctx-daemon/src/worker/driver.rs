@@ -1,0 +1,69 @@
+//! The real driver, loaded from the library that the daemon names.
+
+use std::ffi::{CString, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rekindle_cuda_abi::types::{CUDA_SUCCESS, CUresult, result_name};
+use thiserror::Error;
+
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, unreachable_pub, reason = "generated")]
+mod generated {
+    use rekindle_cuda_abi::types::*;
+    use std::ffi::{c_char, c_void};
+    include!(concat!(env!("OUT_DIR"), "/driver.rs"));
+}
+pub(crate) use generated::Driver;
+
+/// Why the driver cannot be used.
+#[derive(Debug, Error)]
+pub(crate) enum LoadError {
+    /// The library does not load.
+    #[error("cannot load {library} ({reason}); install NVIDIA's driver, or name its library with --cuda-driver")]
+    Library { library: String, reason: String },
+    /// The library lacks a function that workers need.
+    #[error("the driver library has no {0}; Rekindle needs a driver of CUDA 12.4 or later")]
+    Symbol(&'static str),
+}
+
+/// A call that the driver refused where nobody but the worker asked.
+#[derive(Clone, Copy, Debug, Error)]
+#[error("{call} failed: {} ({code})", result_name(*.code))]
+pub(crate) struct CallFailed {
+    pub(crate) call: &'static str,
+    pub(crate) code: CUresult,
+}
+
+/// Success, or which call failed and how.
+pub(crate) fn expect(call: &'static str, code: CUresult) -> Result<(), CallFailed> {
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(CallFailed { call, code }) }
+}
+
+/// Loads the driver. It stays loaded as long as the process lives.
+pub(crate) fn load(library: &Path) -> Result<Driver, LoadError> {
+    let failed = |reason: String| LoadError::Library { library: library.display().to_string(), reason };
+    let name = CString::new(library.as_os_str().as_bytes()).map_err(|e| failed(e.to_string()))?;
+    // SAFETY: loading a library runs its initialisers, which is what the administrator asked for.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        return Err(failed(dl_error()));
+    }
+    let find = |symbol: &'static str| {
+        // SAFETY: the generated names end in a NUL; the handle is open.
+        let address = unsafe { libc::dlsym(handle, symbol.as_ptr().cast()) };
+        if address.is_null() {
+            return Err(LoadError::Symbol(symbol.trim_end_matches('\0')));
+        }
+        Ok(address.cast_const() as *const c_void)
+    };
+    // SAFETY: the signatures are those of cuda.h, which a test compares with the table.
+    unsafe { Driver::load(find) }
+}
+
+fn dl_error() -> String {
+    // SAFETY: dlerror returns null or a C string that lives until the next dl call of this thread.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() { "unknown".into() } else { std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned() }
+    }
+}

@@ -1,0 +1,251 @@
+//! The copy engine: moves pieces between the device and the image's data files, several at a time.
+//!
+//! ```text
+//!   save   device ──copy──> lane's pinned buffer ──hash, write──> data file
+//!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
+//! ```
+//!
+//! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
+//! the engine never allocates or uses the legacy stream while it copies.
+
+use std::fs::File;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
+use thiserror::Error;
+
+use super::driver::{CallFailed, Driver, expect};
+
+/// Why a copy was not finished.
+#[derive(Debug, Error)]
+pub(crate) enum EngineError {
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("it was cancelled")]
+    Cancelled,
+    #[error("a copying thread failed")]
+    Lost,
+}
+
+/// One piece of device memory to copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    /// Its first byte on the device.
+    pub(crate) address: u64,
+    /// Its place in its region.
+    pub(crate) offset: u64,
+    /// At most [`PIECE_LENGTH`] when saving.
+    pub(crate) length: u64,
+    /// The worker's number of the device.
+    pub(crate) device: usize,
+    /// The driver's context to copy in.
+    pub(crate) context: CUcontext,
+}
+
+/// Cuts a region into jobs.
+pub(crate) fn jobs(address: u64, size: u64, device: usize, context: CUcontext) -> impl Iterator<Item = Job> {
+    (0..size.div_ceil(PIECE_LENGTH)).map(move |i| {
+        let offset = i * PIECE_LENGTH;
+        Job { address: address + offset, offset, length: PIECE_LENGTH.min(size - offset), device, context }
+    })
+}
+
+/// What a lane has on each device: the primary context, and a stream in it.
+type Streams = Vec<Option<(CUcontext, CUstream)>>;
+
+struct Lane {
+    buffer: *mut u8,
+    streams: Streams,
+}
+
+// SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
+unsafe impl Send for Lane {}
+
+/// All lanes.
+pub(crate) struct Engine {
+    lanes: Vec<Lane>,
+    count: usize,
+}
+
+impl Engine {
+    /// An engine with as many lanes as copying is worth threads on this machine.
+    pub(crate) fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |c| c.get());
+        Self { lanes: Vec::new(), count: (cores / 2).clamp(1, 8) }
+    }
+
+    /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
+    pub(crate) fn prepare(&mut self, driver: &Driver, primaries: &[CUcontext]) -> Result<(), CallFailed> {
+        const PORTABLE: u32 = 1;
+        const NON_BLOCKING: u32 = 1;
+        let Some(&first) = primaries.first() else { return Ok(()) };
+        while self.lanes.len() < self.count {
+            self.lanes.push(Lane { buffer: std::ptr::null_mut(), streams: vec![None; primaries.len()] });
+        }
+        for lane in &mut self.lanes {
+            if lane.buffer.is_null() {
+                let mut buffer = std::ptr::null_mut();
+                // SAFETY: out parameters are locals; the context is the driver's own.
+                unsafe {
+                    expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))?;
+                    let allocated = (driver.cuMemHostAlloc)(&raw mut buffer, PIECE_LENGTH as usize, PORTABLE);
+                    expect("cuMemHostAlloc", allocated)?;
+                }
+                lane.buffer = buffer.cast();
+            }
+            for (slot, &primary) in lane.streams.iter_mut().zip(primaries) {
+                if slot.is_none() {
+                    let mut stream = 0;
+                    // SAFETY: as above.
+                    unsafe {
+                        expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+                        expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+                    }
+                    *slot = Some((primary, stream));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what lies in a device's primary context, which is about to be reset. [`Engine::prepare`] makes it
+    /// anew.
+    pub(crate) fn release(&mut self, driver: &Driver, device: usize) {
+        for lane in &mut self.lanes {
+            if let Some((_, stream)) = lane.streams.get_mut(device).and_then(Option::take) {
+                // SAFETY: the stream is ours and idle.
+                unsafe { (driver.cuStreamDestroy_v2)(stream) };
+            }
+            if device == 0 && !lane.buffer.is_null() {
+                // SAFETY: the buffer is ours and no copy uses it.
+                unsafe { (driver.cuMemFreeHost)(lane.buffer.cast()) };
+                lane.buffer = std::ptr::null_mut();
+            }
+        }
+    }
+
+    /// Copies the jobs' memory into the data file. The pieces come in the jobs' order.
+    pub(crate) fn save(
+        &mut self,
+        driver: &Driver,
+        jobs: &[Job],
+        writer: &DataWriter,
+        cancel: &AtomicBool,
+    ) -> Result<Vec<Piece>, EngineError> {
+        let pieces: Mutex<Vec<Option<Piece>>> = Mutex::new(vec![None; jobs.len()]);
+        self.run(jobs.len(), cancel, |lane, i| {
+            let job = jobs[i];
+            let stream = enter(driver, lane, &job)?;
+            // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's.
+            let content = unsafe {
+                let host = lane.buffer;
+                let copied =
+                    (driver.cuMemcpyDtoHAsync_v2)(host.cast(), job.address, job.length as usize, stream);
+                expect("cuMemcpyDtoHAsync", copied)?;
+                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+                std::slice::from_raw_parts(host, job.length as usize)
+            };
+            let piece = writer.append(job.offset, content)?;
+            if let Ok(mut pieces) = pieces.lock() {
+                pieces[i] = Some(piece);
+            }
+            Ok(())
+        })?;
+        let pieces = pieces.into_inner().map_err(|_| EngineError::Lost)?;
+        pieces.into_iter().collect::<Option<Vec<_>>>().ok_or(EngineError::Lost)
+    }
+
+    /// Fills device memory from data files.
+    pub(crate) fn load(
+        &mut self,
+        driver: &Driver,
+        jobs: &[(Job, Piece)],
+        reader: &DataReader,
+        cancel: &AtomicBool,
+    ) -> Result<(), EngineError> {
+        self.run(jobs.len(), cancel, |lane, i| {
+            let (job, piece) = &jobs[i];
+            let stream = enter(driver, lane, job)?;
+            // A piece may be longer than a lane's buffer: other versions may cut larger ones.
+            let mut large = Vec::new();
+            let length = piece.length as usize;
+            let content = if length <= PIECE_LENGTH as usize {
+                // SAFETY: the buffer holds PIECE_LENGTH bytes, and is this lane's alone.
+                unsafe { std::slice::from_raw_parts_mut(lane.buffer, length) }
+            } else {
+                large.resize(length, 0);
+                &mut large[..]
+            };
+            reader.read(piece, content)?;
+            // SAFETY: the device range was allocated for this region; the content lives until the copy is done.
+            unsafe {
+                let copied = (driver.cuMemcpyHtoDAsync_v2)(job.address, content.as_ptr().cast(), length, stream);
+                expect("cuMemcpyHtoDAsync", copied)?;
+                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs `count` jobs over the lanes, each lane in a thread; the first error ends all of them.
+    fn run(
+        &mut self,
+        count: usize,
+        cancel: &AtomicBool,
+        job: impl Fn(&mut Lane, usize) -> Result<(), EngineError> + Sync,
+    ) -> Result<(), EngineError> {
+        let next = AtomicUsize::new(0);
+        let failed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .lanes
+                .iter_mut()
+                .take(count.max(1))
+                .map(|lane| {
+                    let (next, failed, job) = (&next, &failed, &job);
+                    scope.spawn(move || {
+                        loop {
+                            let i = next.fetch_add(1, Relaxed);
+                            if i >= count || failed.load(Relaxed) {
+                                return Ok(());
+                            }
+                            if cancel.load(Relaxed) {
+                                return Err(EngineError::Cancelled);
+                            }
+                            job(lane, i).inspect_err(|_| failed.store(true, Relaxed))?;
+                        }
+                    })
+                })
+                .collect();
+            let mut result = Ok(());
+            for thread in threads {
+                result = result.and(thread.join().unwrap_or(Err(EngineError::Lost)));
+            }
+            result
+        })
+    }
+}
+
+/// Makes a job's context current in this thread, and says which stream to copy in.
+fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<CUstream, CallFailed> {
+    // SAFETY: the context is the driver's own.
+    expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
+    Ok(match lane.streams.get(job.device) {
+        Some(Some((primary, stream))) if *primary == job.context => *stream,
+        // A context of the client's own making: the thread's default stream in it.
+        _ => CU_STREAM_PER_THREAD,
+    })
+}
+
+/// The data files of a load: all pieces of one client lie in the one that came with it.
+pub(crate) fn reader(key: rekindle_images::HashKey, pieces: &[(Job, Piece)], file: File) -> DataReader {
+    let number = pieces.iter().find_map(|(_, p)| match p.storage {
+        rekindle_images::Storage::Stored(extent) => Some(extent.file),
+        _ => None,
+    });
+    DataReader::new(key, [(number.unwrap_or(0), file)])
+}

@@ -1,0 +1,441 @@
+//! The executor: takes commands from the ring in their order, and does what the daemon asks between them.
+//!
+//! ```text
+//!             Adopt / Load + Connect                    Quiesce
+//!   SPARE ──────────────────────────> OPEN ──────────────────────────> QUIESCED
+//!                                      ^   every stream idle, nothing      │  Save, SaveCode
+//!                                      │   waits, no command taken         │
+//!                                      └──────────────Open─────────────────┘
+//! ```
+//!
+//! From quiesced to open nothing is written to memory that the client shares: no reply, no chunk, not even the ring's
+//! head. So what CRIU saves of it is its state at the quiesce, plus what the client enqueues until it is frozen.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_cuda_abi::table::{self, Function};
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::attach::Attached;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::{self, Kind};
+use rekindle_wire::layout::Shared;
+use rekindle_wire::reply;
+use rekindle_wire::ring::CommandHeader;
+use thiserror::Error;
+use tracing::{error, warn};
+
+use super::code::Globals;
+use super::code_store::{CodeStore, Image};
+use super::driver::Driver;
+use super::engine::Engine;
+use super::memory::DeviceMemory;
+use super::objects::{Object, Objects};
+use super::pinned::PinnedMemory;
+use super::waiting::{For, StreamKey, Then, Waiting};
+
+/// Why a command was not handed to the driver.
+#[derive(Clone, Copy, Debug, Error)]
+pub(crate) enum Refused {
+    /// It is no command: the client is broken or hostile.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// As above.
+    #[error("no call has the number {0}")]
+    UnknownCall(u16),
+    /// It names what does not exist, or cannot be done; the code is the client's answer.
+    #[error("{}", result_name(*.0))]
+    Code(CUresult),
+}
+
+/// How a command ended.
+pub(crate) enum Outcome {
+    /// With this result.
+    Done(CUresult),
+    /// It waits, and answers later.
+    Later,
+}
+
+/// One of the worker's devices.
+pub(crate) struct Device {
+    pub(crate) device: CUdevice,
+    /// The driver's primary context, retained since the worker started.
+    pub(crate) primary: CUcontext,
+    pub(crate) capability: (u32, u32),
+    pub(crate) memory: DeviceMemory,
+}
+
+/// The worker's state around the driver.
+pub(crate) struct Executor {
+    driver: &'static Driver,
+    pub(crate) table: Vec<Function>,
+    pub(crate) attached: Attached,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) objects: Objects,
+    pub(crate) waiting: Waiting,
+    pub(crate) code: CodeStore,
+    /// The image that each module or library was loaded from.
+    pub(crate) loaded: HashMap<u64, Arc<Image>>,
+    /// Where their variables lie.
+    pub(crate) globals: Globals,
+    pub(crate) pinned: PinnedMemory,
+    pub(crate) engine: Engine,
+    /// The client's shared memory, once there is a client.
+    pub(crate) shared: Option<Shared>,
+    pub(crate) staging: *mut u8,
+    /// The command under way.
+    pub(crate) header: CommandHeader,
+    /// The driver's current context of this thread.
+    current: CUcontext,
+    /// Why the client cannot be checkpointed from now on, if so.
+    pub(crate) unsavable: Option<String>,
+    /// Events that were recorded at least once.
+    pub(crate) recorded: HashSet<u64>,
+    pub(crate) commands: u64,
+    /// Pinned memory that a restored client has, until its memfds are here.
+    pub(crate) expected_pins: Vec<(u64, super::pinned::Allocation)>,
+    event_record: u16,
+    finished: Vec<(Then, CUresult)>,
+}
+
+impl Executor {
+    pub(crate) fn new(driver: &'static Driver, devices: Vec<Device>, engine: Engine, attached: Attached) -> Self {
+        let table = table::parse(table::TEXT).unwrap_or_default();
+        let event_record = command::number(&table, "cuEventRecord").unwrap_or(u16::MAX);
+        Self {
+            driver,
+            attached,
+            devices,
+            engine,
+            table,
+            objects: Objects::default(),
+            waiting: Waiting::default(),
+            code: CodeStore::default(),
+            loaded: HashMap::new(),
+            globals: Globals::new(),
+            pinned: PinnedMemory::default(),
+            shared: None,
+            staging: std::ptr::null_mut(),
+            header: CommandHeader::default(),
+            current: 0,
+            unsavable: None,
+            recorded: HashSet::new(),
+            commands: 0,
+            expected_pins: Vec::new(),
+            event_record,
+            finished: Vec::new(),
+        }
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    /// Executes one command. An error means that the client does not speak our language, and is given up.
+    pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
+        self.header = header;
+        self.commands += 1;
+        let mut payload = Writer::new();
+        let outcome = self.enter_context(header.context).and_then(|()| {
+            let mut args = Reader::new(parameters);
+            if header.call < command::FIRST {
+                let result = dispatch(self, header.call, &mut args, &mut payload)?;
+                if header.call == self.event_record && result == CUDA_SUCCESS {
+                    let event = Reader::new(parameters).word()?;
+                    self.recorded.insert(event);
+                }
+                Ok(Outcome::Done(result))
+            } else {
+                self.command(header.call, &mut args, &mut payload)
+            }
+        });
+        match outcome {
+            Ok(Outcome::Later) => {}
+            Ok(Outcome::Done(result)) => self.answer(header.reply, result, payload.bytes()),
+            Err(Refused::Code(code)) => self.answer(header.reply, code, &[]),
+            Err(refused) => return Err(refused),
+        }
+        Ok(())
+    }
+
+    /// Executes a generated call; for a restore.
+    pub(crate) fn dispatch(&mut self, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<CUresult, Refused> {
+        dispatch(self, call, args, reply)
+    }
+
+    /// Answers a call; the error of one that nobody waits for is kept for a later call.
+    pub(crate) fn answer(&mut self, reply_slot: u16, result: CUresult, payload: &[u8]) {
+        let Some(shared) = self.shared else { return };
+        if is_sticky(result) {
+            shared.header().sticky.store(result, std::sync::atomic::Ordering::Release);
+        }
+        match reply_slot.checked_sub(1) {
+            Some(slot) => {
+                if !reply::answer(&shared, slot as usize, result, payload) {
+                    warn!(slot, bytes = payload.len(), "a reply found nobody waiting, or no room");
+                    if payload.len() > rekindle_wire::layout::REPLY_BYTES {
+                        reply::answer(&shared, slot as usize, CUDA_ERROR_NOT_SUPPORTED, &[]);
+                    }
+                }
+            }
+            None if result != CUDA_SUCCESS && !is_sticky(result) => {
+                let call = command::name(&self.table, self.header.call).unwrap_or("?").to_string();
+                warn!(call, error = result_name(result), "a call that did not wait failed");
+                shared.header().deferred.store(result, std::sync::atomic::Ordering::Release);
+            }
+            None => {}
+        }
+    }
+
+    /// Looks at what waits, and finishes what is done.
+    pub(crate) fn poll(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.waiting.finished(self.driver, &mut finished);
+        for (then, result) in finished.drain(..) {
+            match then {
+                Then::Reply(slot) => self.answer(slot, result, &[]),
+                Then::Chunk(chunk) => {
+                    if let Some(shared) = self.shared {
+                        if is_sticky(result) {
+                            shared.header().sticky.store(result, std::sync::atomic::Ordering::Release);
+                        }
+                        reply::finish(shared.chunk(chunk));
+                    }
+                }
+                Then::Free { address, reply } => {
+                    let freed = self.free_memory(address);
+                    self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
+                }
+                Then::Unpin { address, reply } => {
+                    let freed = self.pinned.unmap(self.driver, address);
+                    self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
+                }
+            }
+        }
+        self.finished = finished;
+    }
+
+    pub(crate) fn free_memory(&mut self, address: u64) -> CUresult {
+        for device in &mut self.devices {
+            match device.memory.free(self.driver, address) {
+                Some(Ok(())) => return CUDA_SUCCESS,
+                Some(Err(failed)) => return failed.code,
+                None => {}
+            }
+        }
+        CUDA_ERROR_INVALID_VALUE
+    }
+
+    /// Makes the client's context the driver's current one; 0 leaves none.
+    pub(crate) fn enter_context(&mut self, context: u64) -> Result<(), Refused> {
+        let real = match context {
+            0 => 0,
+            handle => match self.objects.get(handle) {
+                Some(o) if o.kind == Kind::Context => o.real,
+                _ => return Err(Refused::Code(CUDA_ERROR_CONTEXT_IS_DESTROYED)),
+            },
+        };
+        self.enter_real(real)
+    }
+
+    /// Makes one of the driver's contexts current.
+    pub(crate) fn enter_real(&mut self, real: CUcontext) -> Result<(), Refused> {
+        if self.current != real {
+            // SAFETY: 0, or a context that the driver gave.
+            match unsafe { (self.driver.cuCtxSetCurrent)(real) } {
+                CUDA_SUCCESS => self.current = real,
+                error => return Err(Refused::Code(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The driver's current context was changed, or destroyed, by something else.
+    pub(crate) fn context_changed(&mut self) {
+        // SAFETY: leaves the thread without a context.
+        unsafe { (self.driver.cuCtxSetCurrent)(0) };
+        self.current = 0;
+    }
+
+    fn object(&self, handle: u64, kinds: &[Kind]) -> Result<u64, Refused> {
+        match self.objects.get(handle) {
+            Some(o) if kinds.contains(&o.kind) => Ok(o.real),
+            _ => Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
+        }
+    }
+
+    // What the generated dispatch asks for.
+
+    pub(crate) fn device(&self, ordinal: u64) -> Result<CUdevice, Refused> {
+        let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get(o));
+        device.map(|d| d.device).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))
+    }
+
+    pub(crate) fn handle_event(&self, handle: u64) -> Result<u64, Refused> {
+        self.object(handle, &[Kind::Event])
+    }
+
+    /// A function; a kernel is as good, as in the driver.
+    pub(crate) fn handle_function(&self, handle: u64) -> Result<u64, Refused> {
+        self.object(handle, &[Kind::Function, Kind::Kernel])
+    }
+
+    pub(crate) fn handle_kernel(&self, handle: u64) -> Result<u64, Refused> {
+        self.object(handle, &[Kind::Kernel, Kind::Function])
+    }
+
+    /// A stream in which something is about to be enqueued.
+    pub(crate) fn handle_stream(&mut self, handle: u64) -> Result<u64, Refused> {
+        let key = self.stream_key(handle)?;
+        let (driver, objects) = (self.driver, &self.objects);
+        let track = self.waiting.track(key, || match handle {
+            CU_STREAM_LEGACY => Ok(CU_STREAM_LEGACY),
+            CU_STREAM_PER_THREAD => {
+                let mut stream = 0;
+                // SAFETY: the out parameter is a local; the context is current.
+                match unsafe { (driver.cuStreamCreate)(&raw mut stream, 0) } {
+                    CUDA_SUCCESS => Ok(stream),
+                    error => Err(error),
+                }
+            }
+            handle => objects.get(handle).map(|o| o.real).ok_or(CUDA_ERROR_INVALID_HANDLE),
+        });
+        let track = track.map_err(Refused::Code)?;
+        track.enqueued += 1;
+        Ok(track.real)
+    }
+
+    /// The stream that a parameter of the command under way names.
+    pub(crate) fn stream_key(&self, handle: u64) -> Result<StreamKey, Refused> {
+        let context = self.header.context;
+        match handle {
+            CU_STREAM_LEGACY | CU_STREAM_PER_THREAD if context == 0 => Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT)),
+            CU_STREAM_LEGACY => Ok(StreamKey { context, handle, thread: 0 }),
+            CU_STREAM_PER_THREAD => Ok(StreamKey { context, handle, thread: self.header.thread }),
+            handle => match self.objects.get(handle) {
+                Some(o) if o.kind == Kind::Stream => Ok(StreamKey { context: o.context, handle, thread: 0 }),
+                _ => Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
+            },
+        }
+    }
+
+    /// A generated call has created an object.
+    pub(crate) fn created(
+        &mut self,
+        kind: &str,
+        handle: u64,
+        real: u64,
+        call: u16,
+        args: &Reader<'_>,
+    ) -> Result<(), Refused> {
+        let kind = match kind {
+            "Stream" => Kind::Stream,
+            "Event" => Kind::Event,
+            _ => return Err(Refused::UnknownCall(call)),
+        };
+        let context = self.header.context;
+        if !self.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        self.objects.record(call, handle, context, args.all(), None);
+        Ok(())
+    }
+
+    /// A generated call has destroyed an object.
+    pub(crate) fn destroyed(&mut self, handle: u64) {
+        self.objects.remove(handle);
+        self.waiting.forget_stream(handle);
+        self.recorded.remove(&handle);
+    }
+
+    /// A generated call has changed an object (0: the context).
+    pub(crate) fn changed(&mut self, handle: u64, call: u16, args: &Reader<'_>) {
+        let context = self.header.context;
+        self.objects.record_change(call, if handle == 0 { context } else { handle }, context, args.all());
+    }
+
+    /// Waits for everything in these streams, then does something. Streams of other contexts are marked in theirs.
+    pub(crate) fn when_done(&mut self, streams: Vec<StreamKey>, then: Then) -> Result<(), Refused> {
+        let mut marks = Vec::with_capacity(streams.len());
+        for key in streams {
+            self.enter_context(key.context)?;
+            marks.push(self.waiting.mark(self.driver, key).map_err(Refused::Code)?);
+        }
+        self.enter_context(self.header.context)?;
+        self.waiting.add(For::Marks(marks), then);
+        Ok(())
+    }
+
+    /// Brings the device to rest: nothing waits and every stream is idle. The ring is not looked at meanwhile.
+    pub(crate) fn drain(&mut self, timeout: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.poll();
+            let mut busy = None;
+            for key in self.waiting.busy(0) {
+                if self.enter_context(key.context).is_err() {
+                    continue;
+                }
+                let Some(real) = self.waiting.real(key) else { continue };
+                // SAFETY: the handle is the driver's own.
+                match unsafe { (self.driver.cuStreamQuery)(real) } {
+                    CUDA_SUCCESS => self.waiting.all_done(key),
+                    CUDA_ERROR_NOT_READY => busy = Some(key),
+                    code => {
+                        if is_sticky(code) && let Some(shared) = self.shared {
+                            shared.header().sticky.store(code, std::sync::atomic::Ordering::Release);
+                        }
+                        return Err(format!("the context is broken: {}", result_name(code)));
+                    }
+                }
+            }
+            match busy {
+                None if self.waiting.is_empty() => return Ok(()),
+                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
+                Some(key) => {
+                    return Err(format!(
+                        "stream {:#x} was still busy after {} ms; a kernel may never end",
+                        key.handle,
+                        timeout.as_millis()
+                    ));
+                }
+                None => return Err("an event was still pending; its stream may wait for what never comes".into()),
+            }
+        }
+    }
+
+    /// The client has broken its ring or sent what no interposer sends.
+    pub(crate) fn give_up(&self, why: &dyn std::fmt::Display) -> ! {
+        error!("the client's ring is broken ({why}); giving it up");
+        // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The
+        // kernel frees everything, and the closing connection tells the client.
+        unsafe { libc::_exit(3) }
+    }
+}
+
+/// Errors after which the context is lost, and every later call returns the same.
+pub(crate) fn is_sticky(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+    )
+}
+
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, unused_variables, unused_mut, reason = "generated")]
+mod generated {
+    use super::{Executor, Reader, Refused, Writer};
+    use rekindle_cuda_abi::types::*;
+    include!(concat!(env!("OUT_DIR"), "/dispatch.rs"));
+}
+use generated::dispatch;

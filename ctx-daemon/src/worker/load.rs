@@ -1,0 +1,218 @@
+//! Becoming a saved client: device memory at its addresses, code and objects made again in their order, content loaded.
+//! Its shared memory comes later, with the restored process.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::AtomicBool;
+
+use rekindle_images::{Client, CodeHash, DataReader, HashKey, Object, Piece};
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, Kind};
+use rekindle_wire::ring::CommandHeader;
+
+use super::engine::{self, Job};
+use super::executor::{Executor, Outcome};
+use super::memory;
+use super::pinned;
+use super::save::{ARRIVING_CODE, STATE_VERSION};
+
+impl Executor {
+    /// Restores everything but what the client shares. After an error the worker is of no use any more.
+    pub(crate) fn load_client(
+        &mut self,
+        client: &Client,
+        key: HashKey,
+        data: File,
+        code: Vec<(String, File)>,
+    ) -> Result<(), String> {
+        if client.worker_version != STATE_VERSION || client.wire_version != rekindle_wire::WIRE_VERSION {
+            return Err(format!(
+                "the image's client has state of version {} on wire version {}, and this is {STATE_VERSION} on {}; restore with the version of Rekindle that made it",
+                client.worker_version,
+                client.wire_version,
+                rekindle_wire::WIRE_VERSION
+            ));
+        }
+        for (hash, file) in code {
+            self.load_code(&hash, file)?;
+        }
+        let kinds: HashMap<u32, u16> = client
+            .object_kinds
+            .iter()
+            .map(|k| {
+                let number = command::number(&self.table, &k.name);
+                number.map(|n| (k.kind, n)).ok_or(format!("the image uses {}, which is unknown here", k.name))
+            })
+            .collect::<Result<_, _>>()?;
+        for object in &client.objects {
+            self.replay(object, &kinds)?;
+        }
+        self.restore_state(client)?;
+        self.compare_globals(client)?;
+        self.restore_content(client, key, data)?;
+        self.record_events()
+    }
+
+    fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), String> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|e| format!("code image {hash}: {e}"))?;
+        if CodeHash::of(&bytes).to_string() != hash {
+            return Err(format!("code image {hash} does not have the content that its name says"));
+        }
+        let capability = self.capability();
+        self.code.keep(bytes, capability).map(|_| ()).map_err(|e| format!("code image {hash}: {e}"))
+    }
+
+    /// Executes a record of the object log.
+    fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), String> {
+        let call = *kinds.get(&object.kind).ok_or("the image's log has a record of no kind")?;
+        let name = command::name(&self.table, call).unwrap_or("?").to_owned();
+        let failed = |e: &dyn std::fmt::Display| format!("{name} of object {:#x} failed: {e}", object.handle);
+        self.header = CommandHeader { call, context: object.context, ..Default::default() };
+        self.enter_context(object.context).map_err(|e| failed(&e))?;
+        let mut args = Reader::new(&object.args);
+        let mut reply = Writer::new();
+        let outcome = match call {
+            command::MODULE_LOAD | command::LIBRARY_LOAD => {
+                let hash = object.code.first().ok_or_else(|| failed(&"no code image"))?;
+                let image = self.code.get(hash).ok_or_else(|| failed(&"its code image is missing"))?;
+                let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
+                self.load_image(call, kind, object.handle, &image, &args).map(|()| Outcome::Done(0))
+            }
+            // Done by the loading itself or asked for here, in the recorded order either way.
+            command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
+            call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
+            call => self.command(call, &mut args, &mut reply),
+        };
+        match outcome {
+            Ok(Outcome::Done(0)) => Ok(()),
+            Ok(Outcome::Done(code)) => Err(failed(&rekindle_cuda_abi::types::result_name(code))),
+            Ok(Outcome::Later) => Err(failed(&"it is no record")),
+            Err(refused) => Err(failed(&refused)),
+        }
+    }
+
+    fn restore_state(&mut self, client: &Client) -> Result<(), String> {
+        let malformed = |e: rekindle_wire::codec::Malformed| format!("the image's worker state: {e}");
+        let mut state = Reader::new(&client.worker_state);
+        for _ in 0..state.word().map_err(malformed)? {
+            self.recorded.insert(state.word().map_err(malformed)?);
+        }
+        let mut contexts = HashMap::new();
+        for _ in 0..state.word().map_err(malformed)? {
+            contexts.insert(state.word().map_err(malformed)?, state.word().map_err(malformed)?);
+        }
+        for i in 0..state.word().map_err(malformed)? {
+            let end = state.word().map_err(malformed)?;
+            if let Some(device) = self.devices.get_mut(i as usize) {
+                device.memory.client_reserves(end);
+            }
+        }
+        state.end().map_err(malformed)?;
+        self.expected_pins = client
+            .pinned
+            .iter()
+            .map(|p| {
+                let context = contexts.get(&p.address).copied().ok_or("pinned memory without a context")?;
+                Ok((p.address, pinned::Allocation { size: p.size, flags: p.flags as u32, context }))
+            })
+            .collect::<Result<_, &str>>()?;
+        let driver = self.driver();
+        for allocation in &client.allocations {
+            let device = self.devices.get_mut(allocation.device as usize).ok_or("the image uses a device that is not here")?;
+            let memory = memory::Allocation { size: allocation.size, context: allocation.handle };
+            // The driver maps in the current context's process; any context of the device will do.
+            device
+                .memory
+                .allocate_at(driver, allocation.address, memory)
+                .map_err(|e| format!("device memory at {:#x}: {e}", allocation.address))?;
+        }
+        Ok(())
+    }
+
+    /// Addresses of variables may be stored anywhere in the client's memory: each must be what it was.
+    fn compare_globals(&self, client: &Client) -> Result<(), String> {
+        for global in &client.globals {
+            let found = self
+                .globals
+                .iter()
+                .filter(|((module, context), _)| {
+                    *module == global.module
+                        && self.device_of_context(*context).is_ok_and(|d| d == global.device as usize)
+                })
+                .flat_map(|(_, placed)| placed)
+                .any(|p| p.address == global.address && p.size == global.size && *p.name == *c_name(&global.name));
+            if !found {
+                return Err(format!(
+                    "the variable `{}` does not lie at {:#x} any more: the driver has placed the code otherwise; restore on the same driver and kind of GPU",
+                    global.name, global.address
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn restore_content(&mut self, client: &Client, key: HashKey, data: File) -> Result<(), String> {
+        let mut list: Vec<(Job, Piece)> = Vec::new();
+        let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
+            list.extend(pieces.iter().map(|p| {
+                let job = Job { address: address + p.offset, offset: p.offset, length: p.length, device, context };
+                (job, *p)
+            }));
+        };
+        for a in &client.allocations {
+            let device = a.device as usize;
+            add(a.address, device, self.devices[device].primary, &a.pieces);
+        }
+        for g in &client.globals {
+            let context = self.context_of_global(g.module, g.address).ok_or("a variable's context is gone")?;
+            add(g.address, g.device as usize, context, &g.pieces);
+        }
+        let reader = engine::reader(key, &list, data);
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let driver = self.driver();
+        self.engine.prepare(driver, &primaries).map_err(|e| e.to_string())?;
+        let loaded = self.engine.load(driver, &list, &reader, &AtomicBool::new(false));
+        self.context_changed();
+        loaded.map_err(|e| e.to_string())?;
+        self.restore_arriving(client, &reader)
+    }
+
+    fn context_of_global(&self, module: u64, address: u64) -> Option<u64> {
+        let holds = |placed: &Vec<super::code::Placed>| placed.iter().any(|p| p.address == address);
+        let key = self.globals.iter().find(|((m, _), placed)| *m == module && holds(placed))?.0;
+        Some(self.objects.get(key.1)?.real)
+    }
+
+    fn restore_arriving(&mut self, client: &Client, reader: &DataReader) -> Result<(), String> {
+        for blob in client.blobs.iter().filter(|b| b.kind == ARRIVING_CODE) {
+            let mut bytes = vec![0; blob.size as usize];
+            for piece in &blob.pieces {
+                let start = piece.offset as usize;
+                let place = bytes.get_mut(start..start + piece.length as usize).ok_or("a blob's piece lies outside it")?;
+                reader.read(piece, place).map_err(|e| e.to_string())?;
+            }
+            self.code.resume_arriving(blob.handle, bytes);
+        }
+        Ok(())
+    }
+
+    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so.
+    fn record_events(&mut self) -> Result<(), String> {
+        use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
+        let events: Vec<u64> = self.recorded.iter().copied().collect();
+        for event in events {
+            let Some(object) = self.objects.get(event).copied() else { continue };
+            self.enter_context(object.context).map_err(|e| e.to_string())?;
+            // SAFETY: the handles are the driver's own.
+            let result = unsafe { (self.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
+            super::driver::expect("cuEventRecord", result).map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+fn c_name(name: &str) -> std::ffi::CString {
+    std::ffi::CString::new(name).unwrap_or_default()
+}

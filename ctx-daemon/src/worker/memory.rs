@@ -1,0 +1,386 @@
+//! Device memory of one device: addresses in its window, and the physical pieces behind them.
+//!
+//! ```text
+//!   window  ├─ slab 2 MiB ─┼──── large allocation ────┼─ free ...
+//!             small ones      pieces of 64 MiB at most
+//! ```
+//!
+//! Small allocations share slabs of one piece, at the driver's alignment. A large one is a range of its own, made of
+//! pieces that are mapped side by side and given access once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::window;
+use thiserror::Error;
+
+use super::driver::{CallFailed, Driver, expect};
+
+/// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
+const GRANULE: u64 = 2 << 20;
+/// The largest physical piece.
+const PIECE: u64 = 64 << 20;
+/// Allocations up to this size share slabs.
+const SMALL: u64 = 1 << 20;
+/// The alignment of small allocations, as the driver gives it.
+const ALIGN: u64 = 512;
+
+/// Why memory was not given.
+#[derive(Debug, Error)]
+pub(crate) enum MemoryError {
+    /// The client must reserve its side of the window up to this address first.
+    #[error("the client's window must reach {0:#x}")]
+    Window(u64),
+    /// The address is not free (a restore asks for certain ones).
+    #[error("device addresses from {0:#x} on are not free")]
+    Taken(u64),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+}
+
+impl MemoryError {
+    /// What a client is told.
+    pub(crate) fn code(&self) -> CUresult {
+        match self {
+            MemoryError::Driver(failed) => failed.code,
+            MemoryError::Window(_) | MemoryError::Taken(_) => CUDA_ERROR_OUT_OF_MEMORY,
+        }
+    }
+}
+
+/// An allocation of the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) size: u64,
+    pub(crate) context: u64,
+}
+
+/// What stands behind a range of addresses.
+enum Backing {
+    Large(Vec<u64>),
+    Slab { piece: u64, used: BTreeMap<u64, u64> },
+}
+
+/// One device's memory.
+pub(crate) struct DeviceMemory {
+    device: CUdevice,
+    window: Range<u64>,
+    free: BTreeMap<u64, u64>,
+    /// How far the driver has reserved the window for us, and the client for itself.
+    reserved: u64,
+    client_reserved: u64,
+    backings: BTreeMap<u64, (u64, Backing)>,
+    allocations: BTreeMap<u64, Allocation>,
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(device: CUdevice, ordinal: usize) -> Self {
+        let window = window::device(ordinal);
+        Self {
+            device,
+            free: BTreeMap::from([(window.start, window.end - window.start)]),
+            reserved: window.start,
+            client_reserved: window.start,
+            window,
+            backings: BTreeMap::new(),
+            allocations: BTreeMap::new(),
+        }
+    }
+
+    /// All allocations by address.
+    pub(crate) fn allocations(&self) -> &BTreeMap<u64, Allocation> {
+        &self.allocations
+    }
+
+    /// Bytes allocated.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.allocations.values().map(|a| a.size).sum()
+    }
+
+    /// How far the client has reserved the window, for the image.
+    pub(crate) fn client_reserved(&self) -> u64 {
+        self.client_reserved
+    }
+
+    /// The client has reserved its window up to `end`.
+    pub(crate) fn client_reserves(&mut self, end: u64) {
+        if self.window.contains(&end) || end == self.window.end {
+            self.client_reserved = self.client_reserved.max(end);
+        }
+    }
+
+    /// Allocates `size` bytes, at least 1.
+    pub(crate) fn allocate(&mut self, driver: &Driver, size: u64, context: u64) -> Result<u64, MemoryError> {
+        let address = if size <= SMALL { self.small(driver, size)? } else { self.large(driver, size)? };
+        self.allocations.insert(address, Allocation { size, context });
+        Ok(address)
+    }
+
+    /// Allocates at an address that was recorded.
+    pub(crate) fn allocate_at(
+        &mut self,
+        driver: &Driver,
+        address: u64,
+        allocation: Allocation,
+    ) -> Result<(), MemoryError> {
+        if allocation.size <= SMALL {
+            let base = address & !(GRANULE - 1);
+            if !self.backings.contains_key(&base) {
+                self.take_at(base, GRANULE)?;
+                self.map_slab(driver, base)?;
+            }
+            let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) else {
+                return Err(MemoryError::Taken(base));
+            };
+            used.insert(address, allocation.size.next_multiple_of(ALIGN));
+        } else {
+            let length = allocation.size.next_multiple_of(GRANULE);
+            self.take_at(address, length)?;
+            self.map_large(driver, address, length)?;
+        }
+        self.allocations.insert(address, allocation);
+        Ok(())
+    }
+
+    /// Frees an allocation; `None` if there is none at this address. The device must no longer use it.
+    pub(crate) fn free(&mut self, driver: &Driver, address: u64) -> Option<Result<(), CallFailed>> {
+        let allocation = self.allocations.remove(&address)?;
+        if allocation.size <= SMALL {
+            let base = address & !(GRANULE - 1);
+            if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
+                used.remove(&address);
+                if !used.is_empty() {
+                    return Some(Ok(()));
+                }
+            }
+            return Some(self.unmap(driver, base));
+        }
+        Some(self.unmap(driver, address))
+    }
+
+    fn small(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
+        let size = size.next_multiple_of(ALIGN);
+        for (&base, (_, backing)) in &mut self.backings {
+            if let Backing::Slab { used, .. } = backing
+                && let Some(address) = first_fit(base..base + GRANULE, used, size)
+            {
+                used.insert(address, size);
+                return Ok(address);
+            }
+        }
+        let base = self.take(GRANULE)?;
+        self.map_slab(driver, base).inspect_err(|_| self.give(base, GRANULE))?;
+        if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
+            used.insert(base, size);
+        }
+        Ok(base)
+    }
+
+    fn large(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
+        let length = size.checked_next_multiple_of(GRANULE).ok_or(MemoryError::Window(u64::MAX))?;
+        let address = self.take(length)?;
+        self.map_large(driver, address, length).inspect_err(|_| self.give(address, length))?;
+        Ok(address)
+    }
+
+    fn map_slab(&mut self, driver: &Driver, base: u64) -> Result<(), MemoryError> {
+        let pieces = self.map(driver, base, GRANULE)?;
+        let piece = pieces.first().copied().unwrap_or(0);
+        self.backings.insert(base, (GRANULE, Backing::Slab { piece, used: BTreeMap::new() }));
+        Ok(())
+    }
+
+    fn map_large(&mut self, driver: &Driver, address: u64, length: u64) -> Result<(), MemoryError> {
+        let pieces = self.map(driver, address, length)?;
+        self.backings.insert(address, (length, Backing::Large(pieces)));
+        Ok(())
+    }
+
+    /// Makes physical pieces and maps them; what was made before a failure is undone.
+    fn map(&mut self, driver: &Driver, address: u64, length: u64) -> Result<Vec<u64>, MemoryError> {
+        self.reserve(driver, address + length)?;
+        let mut pieces = Vec::new();
+        let result = self.map_pieces(driver, address, length, &mut pieces);
+        if let Err(error) = result {
+            let _ = self.unmap_pieces(driver, address, length, &pieces);
+            return Err(error.into());
+        }
+        Ok(pieces)
+    }
+
+    fn map_pieces(
+        &self,
+        driver: &Driver,
+        address: u64,
+        length: u64,
+        pieces: &mut Vec<u64>,
+    ) -> Result<(), CallFailed> {
+        let properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: self.device,
+            ..Default::default()
+        };
+        for (offset, size) in cut(length) {
+            let mut piece = 0_u64;
+            // SAFETY: out parameters are locals, the properties live through the call.
+            unsafe {
+                let handle = (&raw mut piece).cast();
+                expect("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
+                let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
+                if mapped != CUDA_SUCCESS {
+                    (driver.cuMemRelease)(piece);
+                }
+                expect("cuMemMap", mapped)?;
+            }
+            pieces.push(piece);
+        }
+        let access = CUmemAccessDesc {
+            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: self.device,
+            flags: CU_MEM_ACCESS_READWRITE,
+        };
+        // SAFETY: the descriptor lives through the call.
+        expect("cuMemSetAccess", unsafe {
+            (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1)
+        })
+    }
+
+    fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
+        let Some((length, backing)) = self.backings.remove(&base) else { return Ok(()) };
+        let pieces = match backing {
+            Backing::Large(pieces) => pieces,
+            Backing::Slab { piece, .. } => vec![piece],
+        };
+        let result = self.unmap_pieces(driver, base, length, &pieces);
+        // Addresses whose unmapping failed are not given out again.
+        if result.is_ok() {
+            self.give(base, length);
+        }
+        result
+    }
+
+    fn unmap_pieces(&self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
+        let mut result = Ok(());
+        for ((offset, size), &piece) in cut(length).zip(pieces) {
+            // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
+            unsafe {
+                result = result.and(expect("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
+                result = result.and(expect("cuMemRelease", (driver.cuMemRelease)(piece)));
+            }
+        }
+        result
+    }
+
+    /// Reserves the window with the driver up to at least `end`.
+    fn reserve(&mut self, driver: &Driver, end: u64) -> Result<(), MemoryError> {
+        while self.reserved < end {
+            let mut got = 0;
+            // SAFETY: the out parameter is a local.
+            expect("cuMemAddressReserve", unsafe {
+                (driver.cuMemAddressReserve)(&raw mut got, window::STEP as usize, 0, self.reserved, 0)
+            })?;
+            if got != self.reserved {
+                return Err(MemoryError::Taken(self.reserved));
+            }
+            self.reserved += window::STEP;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, length: u64) -> Result<u64, MemoryError> {
+        let hole = self.free.iter().find(|(_, l)| **l >= length).map(|(a, _)| *a);
+        let address = hole.ok_or(MemoryError::Window(u64::MAX))?;
+        if address + length > self.client_reserved {
+            return Err(MemoryError::Window(address + length));
+        }
+        self.take_at(address, length)?;
+        Ok(address)
+    }
+
+    fn take_at(&mut self, address: u64, length: u64) -> Result<(), MemoryError> {
+        let taken = MemoryError::Taken(address);
+        let Some((&start, &hole)) = self.free.range(..=address).next_back() else { return Err(taken) };
+        let end = address.checked_add(length).ok_or(MemoryError::Taken(address))?;
+        if end > start + hole || address % GRANULE != 0 {
+            return Err(taken);
+        }
+        self.free.remove(&start);
+        if address > start {
+            self.free.insert(start, address - start);
+        }
+        if start + hole > end {
+            self.free.insert(end, start + hole - end);
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, address: u64, length: u64) {
+        let (mut start, mut end) = (address, address + length);
+        if let Some((&before, &l)) = self.free.range(..start).next_back()
+            && before + l == start
+        {
+            start = before;
+        }
+        if let Some(l) = self.free.remove(&end) {
+            end += l;
+        }
+        self.free.insert(start, end - start);
+    }
+}
+
+/// The first place in a slab for `size` bytes.
+fn first_fit(slab: Range<u64>, used: &BTreeMap<u64, u64>, size: u64) -> Option<u64> {
+    let mut at = slab.start;
+    for (&start, &length) in used {
+        if start - at >= size {
+            return Some(at);
+        }
+        at = start + length;
+    }
+    (slab.end - at >= size).then_some(at)
+}
+
+/// Offsets and sizes of the pieces of a range.
+fn cut(length: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..length.div_ceil(PIECE)).map(move |i| (i * PIECE, PIECE.min(length - i * PIECE)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_allocations_fill_the_holes_of_a_slab() {
+        let mut used = BTreeMap::from([(512, 512), (2048, 512)]);
+        assert_eq!(first_fit(0..4096, &used, 512), Some(0));
+        used.insert(0, 512);
+        assert_eq!(first_fit(0..4096, &used, 1024), Some(1024));
+        assert_eq!(first_fit(0..4096, &used, 2048), None);
+    }
+
+    #[test]
+    fn ranges_are_taken_given_back_and_grow_together() {
+        let mut memory = DeviceMemory::new(0, 0);
+        let base = window::device(0).start;
+        assert!(matches!(memory.take(GRANULE), Err(MemoryError::Window(end)) if end == base + GRANULE));
+        memory.client_reserves(base + window::STEP);
+        let a = memory.take(GRANULE).unwrap();
+        let b = memory.take(3 * GRANULE).unwrap();
+        assert_eq!((a, b), (base, base + GRANULE));
+        memory.take_at(base + 8 * GRANULE, GRANULE).unwrap();
+        assert!(memory.take_at(b, GRANULE).is_err());
+        memory.give(a, GRANULE);
+        memory.give(b, 3 * GRANULE);
+        memory.give(base + 8 * GRANULE, GRANULE);
+        assert_eq!(memory.free.len(), 1);
+    }
+
+    #[test]
+    fn pieces_cover_a_range() {
+        let pieces: Vec<_> = cut(130 << 20).collect();
+        assert_eq!(pieces, [(0, PIECE), (PIECE, PIECE), (2 * PIECE, 2 << 20)]);
+    }
+}

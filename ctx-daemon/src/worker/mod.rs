@@ -1,0 +1,47 @@
+//! The worker: one process for one application, which owns the real CUDA contexts.
+//!
+//! ```text
+//!   daemon ──channel──> [channel thread] ──requests──> executor <──commands── ring <── application
+//!   application ──connection──> [connection thread] ──memfds──> executor
+//! ```
+//!
+//! The life of a command: [`serve`] takes it from the ring, [`executor`] hands it to the driver (through generated
+//! dispatch, [`commands`] or [`code`]), [`waiting`] answers it later if it waits. The life of a checkpoint: `Quiesce`
+//! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
+
+mod channel;
+mod code;
+mod code_store;
+mod commands;
+mod driver;
+mod engine;
+#[allow(non_snake_case, reason = "generated code names handles by their C types")]
+mod executor;
+mod load;
+mod memory;
+mod objects;
+mod pinned;
+mod save;
+mod serve;
+mod start;
+mod waiting;
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tracing::error;
+
+/// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load.
+pub(crate) fn main(channel: UnixStream, cuda_driver: PathBuf) -> ExitCode {
+    let executor = match start::start(&cuda_driver) {
+        Ok(executor) => executor,
+        Err(why) => {
+            error!("no worker can start: {why}");
+            let failed = rekindle_wire::control::WorkerReply::Failed { reason: why };
+            let _ = rekindle_wire::frame::send(&channel, &failed, &[], &[]);
+            return ExitCode::from(1);
+        }
+    };
+    serve::serve(executor, channel)
+}

@@ -1,0 +1,143 @@
+//! Pinned host memory on the worker's side: memfds that came over the connection, mapped where the client has them and
+//! registered with the driver.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::attach::Pinned;
+use rekindle_wire::{layout, window};
+use tracing::warn;
+
+use super::driver::Driver;
+
+/// Memfds that have arrived but are not mapped yet. Filled by the thread that reads the connection.
+#[derive(Default)]
+pub(crate) struct Arrived {
+    files: Mutex<HashMap<u64, (u64, OwnedFd)>>,
+    more: Condvar,
+}
+
+/// The most memfds that may lie waiting.
+const MAX_ARRIVED: usize = 1024;
+
+impl Arrived {
+    /// A memfd has come. `false` where a client sends more than it maps.
+    pub(crate) fn put(&self, pinned: Pinned, file: OwnedFd) -> bool {
+        let Ok(mut files) = self.files.lock() else { return false };
+        files.insert(pinned.address, (pinned.size, file));
+        self.more.notify_all();
+        files.len() <= MAX_ARRIVED
+    }
+
+    /// The memfd for an address, waiting a moment for it: it was sent before the command, but on another way.
+    fn take(&self, address: u64) -> Option<(u64, OwnedFd)> {
+        let mut files = self.files.lock().ok()?;
+        for _ in 0..50 {
+            if let Some(found) = files.remove(&address) {
+                return Some(found);
+            }
+            files = self.more.wait_timeout(files, Duration::from_millis(100)).ok()?.0;
+        }
+        None
+    }
+}
+
+/// A pinned allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) size: u64,
+    pub(crate) flags: u32,
+    pub(crate) context: u64,
+}
+
+/// All pinned allocations of the client.
+#[derive(Default)]
+pub(crate) struct PinnedMemory {
+    pub(crate) arrived: Arc<Arrived>,
+    allocations: BTreeMap<u64, Allocation>,
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`: every context and device may use it.
+const REGISTER: u32 = 3;
+
+impl PinnedMemory {
+    pub(crate) fn allocations(&self) -> &BTreeMap<u64, Allocation> {
+        &self.allocations
+    }
+
+    /// Maps and registers the memfd that came for this address.
+    pub(crate) fn map(&mut self, driver: &Driver, address: u64, allocation: Allocation) -> CUresult {
+        let Some((size, file)) = self.arrived.take(address) else { return CUDA_ERROR_INVALID_VALUE };
+        let end = address.checked_add(allocation.size);
+        let inside = end.is_some_and(|end| address >= window::PINNED_BASE && end <= window::pinned().end);
+        let aligned = address.is_multiple_of(4096) && allocation.size.is_multiple_of(4096);
+        if size != allocation.size || !inside || !aligned || !is_sealed(&file, size) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if !map_fixed(&file, address, size) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        // SAFETY: the range was mapped just now and stays until `unmap`.
+        let result = unsafe { (driver.cuMemHostRegister_v2)(address as *mut _, size as usize, REGISTER) };
+        if result != CUDA_SUCCESS {
+            // SAFETY: mapped above, and the driver does not use it.
+            unsafe { libc::munmap(address as *mut _, size as usize) };
+            return result;
+        }
+        self.allocations.insert(address, allocation);
+        CUDA_SUCCESS
+    }
+
+    /// Unregisters and unmaps an allocation that the device no longer uses.
+    pub(crate) fn unmap(&mut self, driver: &Driver, address: u64) -> CUresult {
+        let Some(allocation) = self.allocations.remove(&address) else { return CUDA_ERROR_INVALID_VALUE };
+        // SAFETY: registered and mapped by `map`, once.
+        unsafe {
+            let result = (driver.cuMemHostUnregister)(address as *mut _);
+            if result == CUDA_SUCCESS {
+                libc::munmap(address as *mut _, allocation.size as usize);
+            } else {
+                // The device may still write the pages: they stay mapped here, out of the client's sight.
+                warn!(address, result, "pinned memory could not be unregistered");
+            }
+            result
+        }
+    }
+}
+
+/// Whether a file is a memfd of this size whose size cannot change.
+pub(crate) fn is_sealed(file: &OwnedFd, size: u64) -> bool {
+    // SAFETY: plain system calls on an open descriptor; stat is plain data.
+    unsafe {
+        let seals = libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS);
+        let mut stat: libc::stat = std::mem::zeroed();
+        seals >= 0
+            && seals & layout::SEALS == layout::SEALS
+            && libc::fstat(file.as_raw_fd(), &raw mut stat) == 0
+            && stat.st_size as u64 == size
+    }
+}
+
+fn map_fixed(file: &OwnedFd, address: u64, size: u64) -> bool {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_POPULATE);
+    // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
+    let got = unsafe { libc::mmap(address as *mut _, size as usize, protection, flags, file.as_raw_fd(), 0) };
+    if got != libc::MAP_FAILED && got as u64 != address {
+        // SAFETY: an old kernel took the address as a hint; this mapping is nobody's.
+        unsafe { libc::munmap(got, size as usize) };
+        return false;
+    }
+    got != libc::MAP_FAILED
+}
+
+/// Maps a file shared wherever there is room.
+pub(crate) fn map_anywhere(file: &OwnedFd, size: usize) -> Option<*mut u8> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: no address asked for, so nothing is replaced.
+    let got = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    (got != libc::MAP_FAILED).then_some(got.cast())
+}

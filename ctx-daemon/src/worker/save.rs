@@ -1,0 +1,219 @@
+//! Saving a quiesced client: its device memory into the data file, everything else into its part of the manifest.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::sync::atomic::AtomicBool;
+
+use rekindle_images::{
+    Allocation, Blob, Client, ClientGpu, DataWriter, Global, HashKey, Object, ObjectKind, Pinned, Ring, Window,
+    WindowKind,
+};
+use rekindle_wire::codec::Writer;
+use rekindle_wire::control::SavedCode;
+use rekindle_wire::{command, layout, window};
+
+use super::engine::{Job, jobs};
+use super::executor::Executor;
+
+/// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
+pub(crate) const STATE_VERSION: u32 = 1;
+
+/// The kind of blob that holds a code image whose parts had not all arrived.
+pub(crate) const ARRIVING_CODE: u32 = 1;
+
+/// What saving gives.
+pub(crate) struct Saved {
+    pub(crate) client: Client,
+    pub(crate) code: Vec<SavedCode>,
+    pub(crate) bytes: u64,
+}
+
+impl Executor {
+    /// Saves the client. Nothing runs on the device, and nothing is written to memory that the client shares.
+    pub(crate) fn save(
+        &mut self,
+        head: u64,
+        key: HashKey,
+        number: u32,
+        file: File,
+        cancel: &AtomicBool,
+    ) -> Result<Saved, String> {
+        if let Some(why) = &self.unsavable {
+            return Err(format!("it cannot be checkpointed: {why}"));
+        }
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let driver = self.driver();
+        let failed = |e: &dyn std::fmt::Display| e.to_string();
+        self.engine.prepare(driver, &primaries).map_err(|e| failed(&e))?;
+        self.context_changed();
+        let writer = DataWriter::new(file, number, key).map_err(|e| failed(&e))?;
+
+        let mut all = Vec::new();
+        let mut allocations = self.describe_allocations(&mut all);
+        let mut globals = self.describe_globals(&mut all)?;
+        let list: Vec<Job> = all.iter().map(|(_, job)| *job).collect();
+        let pieces = self.engine.save(driver, &list, &writer, cancel).map_err(|e| failed(&e))?;
+        for ((region, _), piece) in all.iter().zip(pieces) {
+            match *region {
+                Region::Allocation(i) => allocations[i].pieces.push(piece),
+                Region::Global(i) => globals[i].pieces.push(piece),
+            }
+        }
+        let blobs = self.save_arriving(&writer)?;
+        writer.finish().map_err(|e| failed(&e))?;
+
+        let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
+        let code = hashes
+            .iter()
+            .map(|hash| {
+                let size = self.code.get(hash).map(|i| i.bytes.len() as u64);
+                size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or("a code image is missing")
+            })
+            .collect::<Result<_, _>>()?;
+        let bytes = allocations.iter().map(|a| a.size).sum::<u64>() + globals.iter().map(|g| g.size).sum::<u64>();
+        let client = Client {
+            wire_version: rekindle_wire::WIRE_VERSION,
+            gpus: self.describe_gpus(),
+            ring: Ring { size: layout::SHARED_SIZE as u64, head },
+            worker_version: STATE_VERSION,
+            worker_state: self.state_bytes(),
+            windows: self.describe_windows(),
+            object_kinds: self.describe_kinds(),
+            objects: self.describe_objects(),
+            pinned: self.describe_pinned(),
+            allocations,
+            globals,
+            blobs,
+            ..Default::default()
+        };
+        Ok(Saved { client, code, bytes })
+    }
+
+    fn describe_allocations(&self, all: &mut Vec<(Region, Job)>) -> Vec<Allocation> {
+        let mut list = Vec::new();
+        for (ordinal, device) in self.devices.iter().enumerate() {
+            for (&address, allocation) in device.memory.allocations() {
+                let region = Region::Allocation(list.len());
+                all.extend(jobs(address, allocation.size, ordinal, device.primary).map(|j| (region, j)));
+                list.push(Allocation {
+                    device: ordinal as u32,
+                    address,
+                    size: allocation.size,
+                    requested_size: allocation.size,
+                    flags: 0,
+                    handle: allocation.context,
+                    pieces: Vec::new(),
+                });
+            }
+        }
+        list
+    }
+
+    fn describe_globals(&self, all: &mut Vec<(Region, Job)>) -> Result<Vec<Global>, String> {
+        let mut list = Vec::new();
+        let mut places: Vec<_> = self.globals.iter().collect();
+        places.sort_by_key(|(key, _)| **key);
+        for (&(module, context), globals) in places {
+            let known = self.objects.get(context).ok_or("a variable's context is gone")?;
+            let ordinal = known.parent as usize;
+            for global in globals {
+                if global.size == 0 {
+                    continue;
+                }
+                let region = Region::Global(list.len());
+                all.extend(jobs(global.address, global.size, ordinal, known.real).map(|j| (region, j)));
+                list.push(Global {
+                    device: ordinal as u32,
+                    module,
+                    name: global.name.to_string_lossy().into_owned(),
+                    address: global.address,
+                    size: global.size,
+                    pieces: Vec::new(),
+                });
+            }
+        }
+        Ok(list)
+    }
+
+    fn save_arriving(&self, writer: &DataWriter) -> Result<Vec<Blob>, String> {
+        let save = |(&number, bytes): (&u64, &Vec<u8>)| {
+            let pieces = writer.append_all(bytes).map_err(|e| e.to_string())?;
+            Ok(Blob { kind: ARRIVING_CODE, handle: number, device: 0, size: bytes.len() as u64, pieces })
+        };
+        self.code.arriving().iter().map(save).collect()
+    }
+
+    fn describe_gpus(&self) -> Vec<ClientGpu> {
+        let gpus = self.attached.devices.iter().enumerate();
+        gpus.map(|(i, d)| ClientGpu { ordinal: i as u32, uuid: d.uuid }).collect()
+    }
+
+    fn describe_windows(&self) -> Vec<Window> {
+        let device = |(i, d): (usize, &super::executor::Device)| {
+            let start = window::device(i).start;
+            let size = d.memory.client_reserved() - start;
+            (size > 0).then_some(Window { kind: WindowKind::Device, address: start, size })
+        };
+        let mut windows: Vec<_> = self.devices.iter().enumerate().filter_map(device).collect();
+        let allocations = self.pinned.allocations();
+        if let Some((last, allocation)) = allocations.last_key_value() {
+            let size = last + allocation.size - window::PINNED_BASE;
+            windows.push(Window { kind: WindowKind::Pinned, address: window::PINNED_BASE, size });
+        }
+        windows
+    }
+
+    fn describe_kinds(&self) -> Vec<ObjectKind> {
+        let calls: BTreeSet<u16> = self.objects.log().iter().map(|r| r.call).collect();
+        let name = |call| command::name(&self.table, call).unwrap_or("?").to_owned();
+        calls.into_iter().map(|call| ObjectKind { kind: u32::from(call), name: name(call) }).collect()
+    }
+
+    fn describe_objects(&self) -> Vec<Object> {
+        let records = self.objects.log().iter();
+        records
+            .map(|r| Object {
+                sequence: r.sequence,
+                kind: u32::from(r.call),
+                handle: r.owner,
+                device: self.device_of_context(r.context).unwrap_or(0) as u32,
+                context: r.context,
+                args_version: STATE_VERSION,
+                args: r.args.clone(),
+                code: r.code.into_iter().collect(),
+            })
+            .collect()
+    }
+
+    fn describe_pinned(&self) -> Vec<Pinned> {
+        let pinned = self.pinned.allocations().iter();
+        pinned
+            .map(|(&address, p)| Pinned { address, size: p.size, flags: u64::from(p.flags), pieces: Vec::new() })
+            .collect()
+    }
+
+    /// What has no place of its own in the manifest: the events that were recorded, the contexts of pinned memory, and
+    /// how far the client has reserved each window.
+    fn state_bytes(&self) -> Vec<u8> {
+        let mut state = Writer::new();
+        let mut recorded: Vec<u64> = self.recorded.iter().copied().collect();
+        recorded.sort_unstable();
+        state.word(recorded.len() as u64);
+        recorded.into_iter().for_each(|event| state.word(event));
+        state.word(self.pinned.allocations().len() as u64);
+        for (&address, pinned) in self.pinned.allocations() {
+            state.word(address);
+            state.word(pinned.context);
+        }
+        state.word(self.devices.len() as u64);
+        self.devices.iter().for_each(|d| state.word(d.memory.client_reserved()));
+        state.into_bytes()
+    }
+}
+
+/// The region that a piece belongs to, by its place in its list.
+#[derive(Clone, Copy)]
+enum Region {
+    Allocation(usize),
+    Global(usize),
+}

@@ -1,0 +1,322 @@
+//! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{Client, HashKey};
+use rekindle_wire::attach::{Answer, Attach, Pinned};
+use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::frame::{self, Message};
+use rekindle_wire::layout::{self, Shared};
+use rekindle_wire::ring::Consumer;
+use tracing::{error, info};
+
+use super::channel::{self, Channel, Event};
+use super::executor::Executor;
+use super::pinned::{is_sealed, map_anywhere};
+
+/// Commands taken before anything else is looked at.
+const BATCH: usize = 64;
+/// How long a hot worker spins for the next command before it sleeps, and a caller for its reply. Not at all on
+/// machines with few cores, where spinning keeps the other side from running.
+const WORKER_SPIN: Duration = Duration::from_micros(200);
+const CALLER_SPIN_US: u32 = 100;
+const CORES_TO_SPIN: usize = 4;
+/// How long a device may be waited for by looking again and again, and how long the pauses are after that.
+const HOT_WAIT: Duration = Duration::from_micros(500);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Where the worker is in its life (see [`super::executor`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Spare,
+    /// Loaded for a restore; the process is not there yet, or the ring not open.
+    Restoring,
+    Open,
+    Quiesced,
+}
+
+struct Server {
+    executor: Executor,
+    channel: Arc<Channel>,
+    state: State,
+    consumer: Option<Consumer>,
+    /// What a restore knows of its client.
+    restoring: Option<Client>,
+    spin: Duration,
+    caller_spin_us: u32,
+    /// What came ahead of `Load` and `Connect`.
+    code_ahead: Vec<(String, OwnedFd)>,
+    pinned_ahead: Vec<(Pinned, OwnedFd)>,
+}
+
+/// Serves until the client or the daemon of a spare worker is gone.
+pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
+    let (channel, events) = match channel::start(socket) {
+        Ok(started) => started,
+        Err(error) => {
+            error!("cannot start: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    channel.answer(&WorkerReply::Ready { attached: executor.attached.clone() }, &[]);
+    let few_cores = std::thread::available_parallelism().map_or(1, |c| c.get()) < CORES_TO_SPIN;
+    let mut server = Server {
+        executor,
+        channel,
+        state: State::Spare,
+        consumer: None,
+        restoring: None,
+        spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
+        caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
+        code_ahead: Vec::new(),
+        pinned_ahead: Vec::new(),
+    };
+    server.run(&events);
+    ExitCode::SUCCESS
+}
+
+impl Server {
+    fn run(&mut self, events: &Receiver<Event>) {
+        loop {
+            if self.state != State::Open {
+                let Ok(event) = events.recv() else { return };
+                self.handle(event);
+                continue;
+            }
+            while self.channel.news.swap(false, Ordering::AcqRel) {
+                while let Ok(event) = events.try_recv() {
+                    self.handle(event);
+                }
+            }
+            if self.state == State::Open {
+                self.work();
+            }
+        }
+    }
+
+    /// Executes commands and finishes what waits, until there is news; sleeps when there is nothing to do.
+    fn work(&mut self) {
+        let Some(mut consumer) = self.consumer.take() else { return };
+        let mut last_command = Instant::now();
+        loop {
+            let mut worked = false;
+            for _ in 0..BATCH {
+                match consumer.next() {
+                    Ok(Some((header, parameters))) => {
+                        worked = true;
+                        if let Err(refused) = self.executor.execute(header, parameters) {
+                            self.executor.give_up(&refused);
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(broken) => self.executor.give_up(&broken),
+                }
+            }
+            if !self.executor.waiting.is_empty() {
+                self.executor.poll();
+            }
+            if self.channel.news.load(Ordering::Acquire) {
+                break;
+            }
+            if worked {
+                last_command = Instant::now();
+            } else if !self.executor.waiting.is_empty() {
+                if last_command.elapsed() < HOT_WAIT && !self.spin.is_zero() {
+                    std::hint::spin_loop();
+                } else {
+                    self.sleep(&consumer, PAUSE);
+                }
+            } else if last_command.elapsed() < self.spin {
+                std::hint::spin_loop();
+            } else {
+                self.sleep(&consumer, Duration::from_secs(5));
+            }
+        }
+        self.consumer = Some(consumer);
+    }
+
+    fn sleep(&self, consumer: &Consumer, timeout: Duration) {
+        self.channel.sleeps_on(self.executor.shared);
+        // News that came before the line above rang no bell.
+        if !self.channel.news.load(Ordering::Acquire) {
+            consumer.sleep(timeout);
+        }
+        self.channel.sleeps_on(None);
+    }
+
+    fn handle(&mut self, event: Event) {
+        let message = match event {
+            Event::Request(message) => message,
+            Event::DaemonGone => {
+                match self.state {
+                    State::Quiesced => self.state = State::Open,
+                    State::Open => {}
+                    // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
+                    State::Spare | State::Restoring => unsafe { libc::_exit(0) },
+                }
+                return;
+            }
+        };
+        let (reply, blob) = match self.request(message) {
+            Ok(done) => done,
+            Err(reason) => (WorkerReply::Failed { reason }, Vec::new()),
+        };
+        self.channel.answer(&reply, &blob);
+    }
+
+    fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), String> {
+        let Message { body, blob, fds } = message;
+        let mut fds = fds.into_iter();
+        match (body, self.state) {
+            (WorkerRequest::Adopt { attach }, State::Spare) => self.adopt(attach, &mut fds)?,
+            (WorkerRequest::Quiesce { timeout_ms }, State::Open) => self.quiesce(Duration::from_millis(timeout_ms))?,
+            (WorkerRequest::Quiesce { .. }, State::Quiesced) => {}
+            (WorkerRequest::Open, State::Quiesced | State::Restoring) if self.consumer.is_some() => {
+                self.state = State::Open;
+            }
+            (WorkerRequest::Open, State::Open) => {}
+            (WorkerRequest::Save { hash_key, file }, State::Quiesced) => {
+                let data = fds.next().ok_or("no data file came with the request")?;
+                return self.save(HashKey::new(hash_key), file, data);
+            }
+            (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
+                self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
+            }
+            (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
+            (WorkerRequest::Load { hash_key, code }, State::Spare) => {
+                let data = fds.next().ok_or("no data file came with the request")?;
+                self.code_ahead.extend(code.into_iter().zip(fds));
+                self.load(HashKey::new(hash_key), data, &blob)?;
+            }
+            (WorkerRequest::Pinned { pinned }, State::Restoring) => self.pinned_ahead.extend(pinned.into_iter().zip(fds)),
+            (WorkerRequest::Connect { pinned }, State::Restoring) => self.connect(pinned, fds)?,
+            (WorkerRequest::Describe, _) => {
+                let description = WorkerReply::Description {
+                    device_memory: self.executor.devices.iter().map(|d| d.memory.bytes()).collect(),
+                    pinned_memory: self.executor.pinned.allocations().values().map(|p| p.size).sum(),
+                    commands: self.executor.commands,
+                };
+                return Ok((description, Vec::new()));
+            }
+            (request, state) => return Err(format!("a worker that is {state:?} cannot do this: {request:?}")),
+        }
+        Ok((WorkerReply::Done, Vec::new()))
+    }
+
+    /// Takes a client, and tells it so.
+    fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), String> {
+        let connection = UnixStream::from(fds.next().ok_or("no connection came with the client")?);
+        let result = self.share(fds).and_then(|()| self.begin(0));
+        let answer = match &result {
+            Ok(()) => Answer::Attached(self.executor.attached.clone()),
+            Err(reason) => Answer::Refused { reason: reason.clone() },
+        };
+        // The ring is open before the client hears of it; a client that is gone shows on the connection.
+        let _ = frame::send(&connection, &answer, &[], &[]);
+        result?;
+        info!(client = attach.pid, command = attach.command, "serving");
+        self.serve_client(connection, attach)?;
+        self.state = State::Open;
+        Ok(())
+    }
+
+    fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), String> {
+        let arrived = self.executor.pinned.arrived.clone();
+        self.channel
+            .serve_client(connection, attach, self.executor.attached.clone(), arrived)
+            .map_err(|e| format!("no thread for the client's connection: {e}"))
+    }
+
+    /// Maps the client's ring and staging.
+    fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), String> {
+        let mut map = |what: &str, size: usize| {
+            let file = fds.next().ok_or(format!("no {what} came with the client"))?;
+            if !is_sealed(&file, size as u64) {
+                return Err(format!("the client's {what} is not a sealed memfd of {size} bytes"));
+            }
+            map_anywhere(&file, size).ok_or(format!("the client's {what} cannot be mapped"))
+        };
+        let ring = map("ring", layout::SHARED_SIZE)?;
+        let staging = map("staging", layout::STAGING_SIZE)?;
+        // SAFETY: a shared mapping of that size, page-aligned, of a file that cannot shrink; it stays as long as the
+        // process.
+        let shared = unsafe { Shared::new(ring) };
+        if !shared.is_ours() {
+            return Err("the client's ring is of another version; use one version of Rekindle for both".into());
+        }
+        self.executor.shared = Some(shared);
+        self.executor.staging = staging;
+        self.executor.register_staging(0).map_err(|e| format!("the staging cannot be registered: {e}"))
+    }
+
+    fn begin(&mut self, head: u64) -> Result<(), String> {
+        let shared = self.executor.shared.ok_or("there is no ring")?;
+        shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
+        self.consumer = Some(Consumer::new(shared, head));
+        Ok(())
+    }
+
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), String> {
+        self.executor.drain(timeout)?;
+        self.state = State::Quiesced;
+        Ok(())
+    }
+
+    fn save(&mut self, key: HashKey, number: u32, data: OwnedFd) -> Result<(WorkerReply, Vec<u8>), String> {
+        self.channel.cancel.store(false, Ordering::Release);
+        let head = self.consumer.as_ref().map_or(0, Consumer::head);
+        let saved = self.executor.save(head, key, number, channel::file(data), &self.channel.cancel)?;
+        let blob = saved.client.to_bytes().map_err(|e| e.to_string())?;
+        Ok((WorkerReply::Saved { code: saved.code, bytes: saved.bytes }, blob))
+    }
+
+    fn save_code(&mut self, hash: &str, file: OwnedFd) -> Result<(), String> {
+        let parsed = hash.parse().map_err(|_| format!("{hash} is no hash"))?;
+        let image = self.executor.code.get(&parsed).ok_or(format!("there is no code image {hash}"))?;
+        std::io::Write::write_all(&mut channel::file(file), &image.bytes).map_err(|e| format!("code image {hash}: {e}"))
+    }
+
+    fn load(&mut self, key: HashKey, data: OwnedFd, blob: &[u8]) -> Result<(), String> {
+        let client = Client::from_bytes(blob).map_err(|e| e.to_string())?;
+        let code = std::mem::take(&mut self.code_ahead).into_iter().map(|(h, f)| (h, channel::file(f))).collect();
+        self.executor.load_client(&client, key, channel::file(data), code)?;
+        self.restoring = Some(client);
+        self.state = State::Restoring;
+        Ok(())
+    }
+
+    /// The restored process is there: its shared memory takes the place of what was saved with it.
+    fn connect(&mut self, pinned: Vec<Pinned>, mut fds: std::vec::IntoIter<OwnedFd>) -> Result<(), String> {
+        let connection = UnixStream::from(fds.next().ok_or("no connection came with the process")?);
+        self.share(&mut fds)?;
+        let mut files = std::mem::take(&mut self.pinned_ahead);
+        files.extend(pinned.into_iter().zip(fds));
+        for (what, file) in files {
+            self.executor.pinned.arrived.put(what, file);
+        }
+        let driver = self.executor.driver();
+        for (address, allocation) in std::mem::take(&mut self.executor.expected_pins) {
+            self.executor
+                .enter_context(allocation.context)
+                .map_err(|e| format!("pinned memory at {address:#x}: {e}"))?;
+            let result = self.executor.pinned.map(driver, address, allocation);
+            super::driver::expect("mapping pinned memory", result).map_err(|e| format!("{e} at {address:#x}"))?;
+        }
+        let client = self.restoring.take().ok_or("nothing was loaded")?;
+        self.begin(client.ring.head)?;
+        let attach = Attach {
+            pid: client.namespace_pid as i32,
+            command: client.command.clone(),
+            socket: client.socket_path.display().to_string(),
+            cookie: 0,
+            settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
+        };
+        self.serve_client(connection, attach)
+    }
+}

@@ -1,0 +1,102 @@
+//! A worker's start: the driver loaded, contexts made on all devices, staging registered, before there is a client.
+
+use std::ffi::CStr;
+use std::path::Path;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::attach::{self, Attached};
+use rekindle_wire::window::MAX_DEVICES;
+use tracing::warn;
+
+use super::driver::{self, CallFailed, Driver, expect};
+use super::engine::Engine;
+use super::executor::{Device, Executor};
+use super::memory::DeviceMemory;
+
+/// Attributes are asked for up to here; later ones are unknown to this version.
+const ATTRIBUTES: u32 = 160;
+const CAPABILITY_MAJOR: usize = 75;
+const CAPABILITY_MINOR: usize = 76;
+
+/// Makes everything ready for a client, or says why not.
+pub(super) fn start(cuda_driver: &Path) -> Result<Executor, String> {
+    let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver).map_err(|e| e.to_string())?));
+    try_start(driver).map_err(|e| e.to_string())
+}
+
+fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: out parameters are locals.
+    unsafe {
+        expect("cuInit", (driver.cuInit)(0))?;
+        expect("cuDriverGetVersion", (driver.cuDriverGetVersion)(&raw mut version))?;
+        expect("cuDeviceGetCount", (driver.cuDeviceGetCount)(&raw mut count))?;
+    }
+    let mut devices = Vec::new();
+    let mut described = Vec::new();
+    let mut api_version = 0;
+    for ordinal in 0..(count as usize).min(MAX_DEVICES) {
+        let mut device = 0;
+        let mut primary = 0;
+        // SAFETY: out parameters are locals.
+        unsafe {
+            expect("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal as i32))?;
+            let retained = (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device);
+            expect("cuDevicePrimaryCtxRetain", retained)?;
+            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            expect("cuCtxGetApiVersion", (driver.cuCtxGetApiVersion)(primary, &raw mut api_version))?;
+        }
+        let description = describe(driver, device)?;
+        let attribute = |n: usize| description.attributes.get(n).map_or(0, |a| a.1 as u32);
+        let capability = (attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR));
+        devices.push(Device { device, primary, capability, memory: DeviceMemory::new(device, ordinal) });
+        described.push(description);
+    }
+    if devices.windows(2).any(|d| d[0].capability != d[1].capability) {
+        warn!("the devices are of different compute capabilities: code is looked at for the first one's");
+    }
+    let mut engine = Engine::new();
+    let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
+    engine.prepare(driver, &primaries)?;
+    let attached = Attached { driver_version: version, api_version, devices: described };
+    let mut executor = Executor::new(driver, devices, engine, attached);
+    executor.context_changed();
+    Ok(executor)
+}
+
+fn describe(driver: &Driver, device: CUdevice) -> Result<attach::Device, CallFailed> {
+    let mut name = [0; 256];
+    let mut pci = [0; 32];
+    let mut uuid = [0; 16];
+    let mut memory = 0;
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: out parameters are locals of the sizes that are given; the device's context is current.
+    unsafe {
+        expect("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32, device))?;
+        expect("cuDeviceGetPCIBusId", (driver.cuDeviceGetPCIBusId)(pci.as_mut_ptr(), pci.len() as i32, device))?;
+        expect("cuDeviceGetUuid", (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device))?;
+        expect("cuDeviceTotalMem", (driver.cuDeviceTotalMem_v2)(&raw mut memory, device))?;
+        let range = (driver.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest);
+        expect("cuCtxGetStreamPriorityRange", range)?;
+    }
+    let attributes = (0..ATTRIBUTES)
+        .map(|attribute| {
+            let mut value = 0;
+            // SAFETY: the out parameter is a local; an unknown attribute is an error code.
+            let result = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+            (result, value)
+        })
+        .collect();
+    let text = |bytes: &[std::ffi::c_char]| {
+        let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).collect();
+        CStr::from_bytes_until_nul(&bytes).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    Ok(attach::Device {
+        name: text(&name),
+        uuid,
+        memory: memory as u64,
+        pci_bus_id: text(&pci),
+        attributes,
+        stream_priorities: (least, greatest),
+    })
+}
