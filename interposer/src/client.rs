@@ -1,12 +1,13 @@
 //! The attached process: one [`Client`], and [`Call`], which takes a driver call to the worker.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::{Mutex, Once};
+use std::thread::LocalKey;
 use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
@@ -198,7 +199,16 @@ thread_local! {
     /// The buffer of this thread's commands.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     /// The buffer of this thread's replies.
-    static REPLY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static REPLY: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// A thread that is ending has lost its buffers, but may still call: it gets new ones.
+fn taken(buffer: &'static LocalKey<Cell<Vec<u8>>>) -> Vec<u8> {
+    buffer.try_with(Cell::take).unwrap_or_default()
+}
+
+fn keep(buffer: &'static LocalKey<Cell<Vec<u8>>>, bytes: Vec<u8>) {
+    let _ = buffer.try_with(|b| b.set(bytes));
 }
 
 /// The calling thread's number, from 1.
@@ -229,7 +239,7 @@ impl Call {
     /// Begins a call that goes out even when the context is broken.
     pub(crate) fn unchecked(client: &'static Client, number: u16, context: CUcontext) -> Self {
         let header = CommandHeader { call: number, context, thread: thread_number(), ..Default::default() };
-        Self { client, header, writer: Writer::reusing(BUFFER.take()) }
+        Self { client, header, writer: Writer::reusing(taken(&BUFFER)) }
     }
 
     /// Begins a call that needs a current context.
@@ -318,7 +328,7 @@ impl Call {
         };
         self.header.reply = slot as u16 + 1;
         let mut result = self.enqueue();
-        let mut answer = Reply { bytes: REPLY.take(), at: 0 };
+        let mut answer = Reply { bytes: taken(&REPLY), at: 0 };
         if result == CUDA_SUCCESS {
             if reply::wait(&client.shared.reply(slot).state, client.spin(), || client.is_alive()) {
                 result = reply::take(&client.shared, slot, &mut answer.bytes);
@@ -341,7 +351,7 @@ impl Call {
     }
 
     fn keep_buffer(&mut self) {
-        BUFFER.set(std::mem::take(&mut self.writer).into_bytes());
+        keep(&BUFFER, std::mem::take(&mut self.writer).into_bytes());
     }
 }
 
@@ -368,10 +378,6 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        REPLY.with(|r| {
-            if let Ok(mut r) = r.try_borrow_mut() {
-                *r = std::mem::take(&mut self.bytes);
-            }
-        });
+        keep(&REPLY, std::mem::take(&mut self.bytes));
     }
 }

@@ -228,7 +228,7 @@ fn striped(
                 .map(|t| {
                     let work = &work;
                     scope.spawn(move || {
-                        crate::state::contexts::push(context);
+                        crate::state::contexts::set_current(context);
                         crate::THREAD_STREAM.set(by_thread);
                         client::act_for(thread);
                         work(&mut stripe(t, threads))

@@ -330,8 +330,8 @@ impl Executor {
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
         let kind = match kind {
-            "Stream" => Kind::Stream,
-            "Event" => Kind::Event,
+            "stream" => Kind::Stream,
+            "event" => Kind::Event,
             _ => return Err(Refused::UnknownCall(call)),
         };
         let context = self.header.context;

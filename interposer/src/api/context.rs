@@ -7,7 +7,7 @@ use rekindle_wire::command::{CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, Kind
 
 use super::{check, code, put, put_if};
 use crate::client::{self, Call, Client};
-use crate::state::contexts::{self, Context};
+use crate::state::contexts::{self, Context, Contexts};
 use crate::state::memory::Allocation;
 
 /// Drops what the process knows of a context's objects.
@@ -35,7 +35,9 @@ fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresul
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
     client.contexts.insert(handle, Context { device, flags, api_version, id: handle & 0xffff_ffff | 1 << 32 });
-    contexts::push(handle);
+    if !contexts::push(handle) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
     // SAFETY: not null, writable by cuda.h's contract.
     unsafe { put(pctx, handle) }
 }
@@ -91,7 +93,8 @@ pub(crate) unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
 
 pub(crate) unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
     code(client::get().and_then(|client| {
-        if ctx != 0 && client.contexts.get(ctx).is_none() {
+        // A primary context's handle may be made current before the context is retained, as the runtime does.
+        if ctx != 0 && client.contexts.get(ctx).is_none() && !Contexts::is_primary(ctx) {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
         contexts::set_current(ctx);
@@ -102,8 +105,7 @@ pub(crate) unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
 pub(crate) unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
     code(client::get().and_then(|client| {
         client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        contexts::push(ctx);
-        Ok(())
+        if contexts::push(ctx) { Ok(()) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
     }))
 }
 

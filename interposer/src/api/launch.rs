@@ -86,7 +86,7 @@ thread_local! {
 unsafe fn launch(mut what: Launch<'_>, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<(), CUresult> {
     let function = library::known(what.function)?;
     what.stream = named_stream(what.stream);
-    let mut parameters = PARAMETERS.take();
+    let mut parameters = PARAMETERS.try_with(std::cell::Cell::take).unwrap_or_default();
     // SAFETY: the caller's promise.
     let sent = unsafe { gather(&function, params, extra, &mut parameters) }.and_then(|()| {
         let mut call = Call::in_context(LAUNCH)?;
@@ -99,7 +99,7 @@ unsafe fn launch(mut what: Launch<'_>, params: *mut *mut c_void, extra: *mut *mu
         function.proven.store(digest, Relaxed);
         Ok(())
     });
-    PARAMETERS.set(parameters);
+    let _ = PARAMETERS.try_with(|p| p.set(parameters));
     sent
 }
 

@@ -1,41 +1,60 @@
 //! Contexts, and each thread's stack of them. A context here is a handle and what is said about it; the worker has the
 //! real one.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::RwLock;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::Kind;
 
+/// The deepest stack of contexts that a thread may have.
+const DEPTH: usize = 64;
+
+/// A thread's contexts; the last is current. Nothing here has a destructor, so that CUDA still works in the
+/// destructors of a thread's own variables, and at exit.
+struct Stack {
+    depth: Cell<usize>,
+    contexts: [Cell<CUcontext>; DEPTH],
+}
+
 thread_local! {
-    /// The thread's contexts; the last is current. 0 where `cuCtxSetCurrent(NULL)` was called on a deeper stack.
-    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+    static STACK: Stack = const { Stack { depth: Cell::new(0), contexts: [const { Cell::new(0) }; DEPTH] } };
 }
 
 /// The thread's current context, 0 for none.
 pub(crate) fn current() -> CUcontext {
-    STACK.with_borrow(|s| s.last().copied().unwrap_or(0))
+    STACK.with(|s| s.depth.get().checked_sub(1).map_or(0, |top| s.contexts[top].get()))
 }
 
 /// Replaces the thread's current context; 0 leaves none.
 pub(crate) fn set_current(context: CUcontext) {
-    STACK.with_borrow_mut(|s| {
-        s.pop();
-        if context != 0 {
-            s.push(context);
-        }
-    });
+    pop();
+    if context != 0 {
+        push(context);
+    }
 }
 
-/// Makes a context current on top of the others.
-pub(crate) fn push(context: CUcontext) {
-    STACK.with_borrow_mut(|s| s.push(context));
+/// Makes a context current on top of the others; `false` where the stack is full.
+pub(crate) fn push(context: CUcontext) -> bool {
+    STACK.with(|s| {
+        let depth = s.depth.get();
+        if depth == DEPTH {
+            return false;
+        }
+        s.contexts[depth].set(context);
+        s.depth.set(depth + 1);
+        true
+    })
 }
 
 /// Takes the current context off.
 pub(crate) fn pop() -> Option<CUcontext> {
-    STACK.with_borrow_mut(Vec::pop)
+    STACK.with(|s| {
+        let top = s.depth.get().checked_sub(1)?;
+        s.depth.set(top);
+        Some(s.contexts[top].get())
+    })
 }
 
 /// What is known of a context.
@@ -69,6 +88,11 @@ impl Contexts {
     /// The handle of a device's primary context, alive or not.
     pub(crate) fn primary_handle(device: usize) -> CUcontext {
         Kind::Context.handle(0x1_0000_0000 + device as u64)
+    }
+
+    /// Whether a handle is a device's primary context, alive or not.
+    pub(crate) fn is_primary(context: CUcontext) -> bool {
+        (0..rekindle_wire::window::MAX_DEVICES).any(|d| context == Self::primary_handle(d))
     }
 
     pub(crate) fn get(&self, context: CUcontext) -> Option<Context> {

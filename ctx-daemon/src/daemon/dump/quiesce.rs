@@ -20,7 +20,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why clients are not at rest.
 #[derive(Debug, Error)]
-pub(super) enum QuiesceError {
+pub(in crate::daemon) enum QuiesceError {
     #[error("{0} is being dumped or restored already: wait until that is over")]
     Busy(String),
     #[error("{client} does not come to rest: {source}; it goes on")]

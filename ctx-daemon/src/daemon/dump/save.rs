@@ -183,11 +183,7 @@ struct Saved {
 
 impl Shared {
     fn run(&self, writer: ImageWriter, rings: Vec<ClosedRing>) -> Result<Committed, SaveError> {
-        let outcome = self.write(&writer, rings).and_then(|manifest| {
-            info!(clients = manifest.clients.len(), "committing the image");
-            Ok(manifest)
-        });
-        match outcome {
+        match self.write(&writer, rings) {
             Ok(manifest) => {
                 let committed = writer.commit(manifest).map_err(SaveError::from);
                 if let Err(error) = &committed {

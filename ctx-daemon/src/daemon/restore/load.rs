@@ -72,7 +72,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>) -> Result<(), Restore
     Ok(())
 }
 
-fn code_files(image: &Image, record: &Record) -> Result<Vec<(String, OwnedFd)>, ImageError> {
+fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageError> {
     let hashes: BTreeSet<CodeHash> = record
         .objects
         .iter()
@@ -87,8 +87,11 @@ struct Load {
     hash_key: u64,
     blob: Vec<u8>,
     data: OwnedFd,
-    code: Vec<(String, OwnedFd)>,
+    code: Vec<CodeFile>,
 }
+
+/// Its hash, and the file.
+type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
@@ -108,7 +111,7 @@ impl Load {
         worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
     }
 
-    fn split(&self) -> (&[(String, OwnedFd)], std::slice::Chunks<'_, (String, OwnedFd)>) {
+    fn split(&self) -> (&[CodeFile], std::slice::Chunks<'_, CodeFile>) {
         let in_last = self.code.len().min(MAX_FDS - 1);
         let (before, last) = self.code.split_at(self.code.len() - in_last);
         (last, before.chunks(MAX_FDS))

@@ -1,0 +1,113 @@
+//! A fake application: does on its standard input's word what an interposer, or CRIU's plugin in a restored process,
+//! would do.
+
+use std::io::{BufRead, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rekindle_wire::attach::{Answer, Attach};
+use rekindle_wire::control::{Opening, Request};
+use rekindle_wire::frame;
+use rekindle_wire::layout::{
+    PINNED_NAME, SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE,
+};
+
+use crate::support::{cookie_of, memfd};
+
+fn say(what: &str) {
+    println!("client: {what}");
+}
+
+pub(crate) fn main() {
+    let socket = std::env::var("REKINDLE_SOCKET").unwrap();
+    let mut connection = None;
+    let mut mapped = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<_> = line.split(' ').collect();
+        match words.as_slice() {
+            ["connect"] => {
+                connection = Some(UnixStream::connect(&socket).unwrap());
+                say("connected");
+            }
+            ["attach", command] => {
+                let stream = connection
+                    .take()
+                    .unwrap_or_else(|| UnixStream::connect(&socket).unwrap());
+                let ring = memfd(SHARED_NAME, SHARED_SIZE);
+                let staging = memfd(STAGING_NAME, STAGING_SIZE);
+                let request = Request::Attach(Attach {
+                    pid: std::process::id() as i32,
+                    command: (*command).to_owned(),
+                    socket: socket.clone(),
+                    cookie: cookie_of(&stream),
+                    settings: Vec::new(),
+                });
+                let opening = Opening::new(&request).unwrap();
+                let fds = [ring.as_raw_fd(), staging.as_raw_fd()];
+                frame::send(&stream, &opening, &[], &fds).unwrap();
+                match frame::receive::<Answer>(&stream) {
+                    Ok(message) => match message.body {
+                        Answer::Attached(_) => say("attached"),
+                        Answer::Refused { reason } => say(&format!("refused {reason}")),
+                    },
+                    Err(error) => say(&format!("error {error}")),
+                }
+                connection = Some(stream);
+            }
+            // What CRIU brings back: mappings, and by the plugin a connection.
+            ["map", size, address] => {
+                let fixed = usize::from_str_radix(address, 16).unwrap();
+                let size: usize = size.parse().unwrap();
+                mapped.push(map(memfd(PINNED_NAME, size), size, fixed));
+                say("mapped");
+            }
+            ["map"] => {
+                mapped.push(map(memfd(SHARED_NAME, SHARED_SIZE), SHARED_SIZE, 0));
+                mapped.push(map(memfd(STAGING_NAME, STAGING_SIZE), STAGING_SIZE, 0));
+                say("mapped");
+            }
+            ["reattach", restore, id] => {
+                let stream = UnixStream::connect(&socket).unwrap();
+                let request = Request::Reattach {
+                    restore: restore.parse().unwrap(),
+                    socket: id.parse().unwrap(),
+                    cookie: cookie_of(&stream),
+                };
+                frame::send(&stream, &Opening::new(&request).unwrap(), &[], &[]).unwrap();
+                connection = Some(stream);
+                say("reattached");
+            }
+            ["cookie"] => say(&cookie_of(connection.as_ref().unwrap()).to_string()),
+            // Whether the other end closes.
+            ["wait"] => {
+                let mut byte = [0];
+                let read = connection.as_ref().unwrap().read(&mut byte);
+                say(if matches!(read, Ok(1)) { "data" } else { "closed" });
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The file and where it is mapped; the file itself is closed, as it is in a restored process.
+fn map(file: OwnedFd, size: usize, address: usize) -> usize {
+    let fixed = if address == 0 {
+        0
+    } else {
+        libc::MAP_FIXED_NOREPLACE
+    };
+    // SAFETY: without MAP_FIXED a mapping replaces nothing.
+    let at = unsafe {
+        libc::mmap(
+            address as *mut _,
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | fixed,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    assert!(at != libc::MAP_FAILED);
+    at as usize
+}

@@ -1,0 +1,111 @@
+//! The daemon's own life: start, stop, death, another in its place.
+
+use std::process::{Command, Stdio};
+
+use crate::support::{Client, Daemon, eventually};
+
+fn start_second(daemon: &Daemon) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_rekindled"))
+        .arg("serve")
+        .arg("--socket")
+        .arg(daemon.socket())
+        .args(["--config", "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), text)
+}
+
+#[test]
+fn two_daemons_do_not_share_a_socket() {
+    let daemon = Daemon::start();
+    let (code, text) = start_second(&daemon);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("another rekindled serves"), "{text}");
+    assert!(daemon.clients().is_empty());
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_file_is_not() {
+    let mut daemon = Daemon::start();
+    daemon.kill(libc::SIGKILL);
+    daemon.wait_for_exit();
+    assert!(daemon.socket().exists());
+    daemon.start_again();
+    daemon.kill(libc::SIGTERM);
+    assert!(daemon.wait_for_exit().success());
+    assert!(!daemon.socket().exists());
+    std::fs::write(daemon.socket(), "precious").unwrap();
+    let (code, text) = start_second(&daemon);
+    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(std::fs::read(daemon.socket()).unwrap(), b"precious");
+}
+
+#[test]
+fn mistakes_in_the_configuration_are_usage_errors() {
+    let output = Command::new(env!("CARGO_BIN_EXE_rekindled"))
+        .args(["--config", "/nonexistent.toml"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("/nonexistent.toml"), "{text}");
+}
+
+#[test]
+fn the_socket_is_for_its_owner_and_group_unless_configured() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |daemon: &Daemon| {
+        let status = std::fs::metadata(daemon.socket()).unwrap();
+        status.permissions().mode() & 0o777
+    };
+    assert_eq!(mode(&Daemon::start()), 0o660);
+    let config = ("config.toml", "socket_mode = \"0666\"\n");
+    assert_eq!(mode(&Daemon::start_with(&[config])), 0o666);
+}
+
+/// An application does not notice that its daemon is replaced, be it in order or not.
+fn workers_survive(signal: i32) {
+    let mut daemon = Daemon::start();
+    let mut client = Client::attached(&daemon, "app");
+    let worker = daemon.clients()[0].worker;
+    eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+    daemon.kill(signal);
+    daemon.wait_for_event("app daemon gone");
+    daemon.start_again();
+    daemon.wait_for_state(&client, Some("running"));
+    assert_eq!(daemon.clients()[0].worker, worker);
+    daemon.wait_for_event("app Open");
+    // The taken over worker is as good as any.
+    client.tell("wait");
+    client.kill();
+    daemon.wait_for_state(&client, None);
+}
+
+#[test]
+fn workers_in_use_survive_a_daemon_that_is_stopped() {
+    workers_survive(libc::SIGTERM);
+}
+
+#[test]
+fn workers_in_use_survive_a_daemon_that_is_killed() {
+    workers_survive(libc::SIGKILL);
+}
+
+#[test]
+fn spare_workers_end_with_their_daemon() {
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        let mut daemon = Daemon::start();
+        eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+        let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+        let worker = std::fs::read_to_string(children).unwrap();
+        let worker = worker.split_whitespace().next().unwrap().to_owned();
+        daemon.kill(signal);
+        daemon.wait_for_exit();
+        eventually("the spare ends", || {
+            let status = std::fs::read_to_string(format!("/proc/{worker}/stat"));
+            status.map_or(true, |it| it.contains(") Z ")).then_some(())
+        });
+    }
+}

@@ -1,0 +1,32 @@
+//! The daemon as a process, with workers and clients that are fakes: no GPU is touched.
+//!
+//! Worker and client processes are this program again, started with one of the two "tests" `fake_worker` and
+//! `fake_client` and an environment variable that makes them do something.
+
+mod attach;
+mod client;
+mod dump;
+mod hostile;
+mod life;
+mod restore;
+mod support;
+mod worker;
+
+#[path = "../../src/rejoin.rs"]
+mod rejoin;
+
+/// Not a test: what the daemon starts as a worker.
+#[test]
+fn fake_worker() {
+    if let Ok(fd) = std::env::var("FAKE_WORKER_CHANNEL") {
+        worker::main(fd.parse().unwrap());
+    }
+}
+
+/// Not a test: an application.
+#[test]
+fn fake_client() {
+    if std::env::var_os("FAKE_CLIENT").is_some() {
+        client::main();
+    }
+}

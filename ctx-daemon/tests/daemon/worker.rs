@@ -1,0 +1,363 @@
+//! A fake worker: speaks on its channel as a worker does, and misbehaves as its client's command name, or a file in the
+//! test's directory, says.
+
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rekindle_images::{
+    Allocation, Client as Record, ClientGpu, CodeHash, DataReader, DataWriter, HashKey, Object,
+    Pinned,
+};
+use rekindle_wire::attach::{Answer, Attach, Attached, Device};
+use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
+use rekindle_wire::frame::{self, FrameError, Message};
+
+use crate::rejoin;
+
+/// The code image that every client has.
+pub(crate) const CODE: &[u8] = b"a code image";
+/// The content of every client's one allocation is its command's name, and then this.
+pub(crate) const MEMORY: usize = 100_000;
+/// Where clients whose name begins with `pinned` have pinned memory.
+pub(crate) const PINNED: (u64, u64) = (rekindle_wire::window::PINNED_BASE + (1 << 30), 8192);
+
+struct Worker {
+    channel: UnixStream,
+    dir: PathBuf,
+    command: String,
+    attach: Option<Attach>,
+    attached: Attached,
+    client: Option<UnixStream>,
+    pinned: usize,
+    code: usize,
+}
+
+pub(crate) fn main(channel: RawFd) -> ! {
+    // SAFETY: the daemon left it open for us.
+    let channel = unsafe { UnixStream::from_raw_fd(channel) };
+    let dir = PathBuf::from(std::env::var_os("FAKE_DIR").unwrap());
+    if dir.join("no-gpu").exists() {
+        std::process::exit(9);
+    }
+    if let Ok(reason) = std::fs::read_to_string(dir.join("not-ready")) {
+        frame::send(&channel, &WorkerReply::Failed { reason }, &[], &[]).unwrap();
+        std::process::exit(1);
+    }
+    let mut worker = Worker {
+        attached: attached(&dir),
+        channel,
+        dir,
+        command: "spare".to_owned(),
+        attach: None,
+        client: None,
+        pinned: 0,
+        code: 0,
+    };
+    let attached = worker.attached.clone();
+    worker.reply(&WorkerReply::Ready { attached });
+    worker.serve()
+}
+
+fn attached(dir: &std::path::Path) -> Attached {
+    let number = |name: &str, default: i64| {
+        let text = std::fs::read_to_string(dir.join(name));
+        text.map_or(default, |it| it.trim().parse().unwrap())
+    };
+    let mut attributes = vec![(0, 0); 120];
+    attributes[75] = (0, number("capability", 9) as i32);
+    Attached {
+        driver_version: 13000,
+        api_version: 4,
+        devices: vec![Device {
+            name: "Fake".to_owned(),
+            uuid: [1; 16],
+            memory: number("memory", 1 << 30) as u64,
+            pci_bus_id: "0000:01:00.0".to_owned(),
+            attributes,
+            stream_priorities: (0, -5),
+        }],
+    }
+}
+
+impl Worker {
+    fn serve(mut self) -> ! {
+        loop {
+            match self.wait() {
+                Woken::Client => self.end("client gone"),
+                Woken::Daemon => match frame::receive::<WorkerRequest>(&self.channel) {
+                    Ok(message) => self.answer(message),
+                    Err(FrameError::Closed | FrameError::Io(_)) => self.rejoin(),
+                    Err(error) => panic!("{error}"),
+                },
+            }
+        }
+    }
+
+    fn end(&self, why: &str) -> ! {
+        self.note(why);
+        std::process::exit(0)
+    }
+
+    fn rejoin(&mut self) {
+        let (Some(attach), Some(client)) = (&self.attach, &self.client) else {
+            self.end("daemon gone");
+        };
+        self.note("daemon gone");
+        let stop = self.dir.join("stop");
+        let gone = || stop.exists() || !self.dir.exists() || is_closed(client);
+        let rejoined = rejoin::rejoin(attach, &self.attached, std::os::fd::AsFd::as_fd(client), gone);
+        match rejoined {
+            Some(channel) => self.channel = channel,
+            None => self.end("client gone"),
+        }
+    }
+
+    fn note(&self, event: &str) {
+        let file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.join("events"));
+        // One write, so that lines of several workers do not mix. The test may be over.
+        if let Ok(mut file) = file {
+            let _ = file.write_all(format!("{} {event}\n", self.command).as_bytes());
+        }
+    }
+
+    fn reply(&self, reply: &WorkerReply) {
+        self.reply_with(reply, &[]);
+    }
+
+    fn reply_with(&self, reply: &WorkerReply, blob: &[u8]) {
+        if frame::send(&self.channel, reply, blob, &[]).is_err() {
+            self.note("could not reply");
+        }
+    }
+
+    fn failed(&self, reason: &str) {
+        let reason = reason.to_owned();
+        self.reply(&WorkerReply::Failed { reason });
+    }
+
+    /// What its client's name says it is to do.
+    fn is(&self, misbehaviour: &str) -> bool {
+        self.command.starts_with(misbehaviour)
+    }
+
+    fn answer(&mut self, message: Message<WorkerRequest>) {
+        let Message { body, blob, fds } = message;
+        match body {
+            WorkerRequest::Adopt { attach } => self.adopt(attach, fds),
+            WorkerRequest::Quiesce { .. } => {
+                self.note("Quiesce");
+                if self.is("busy") {
+                    return self.failed("stream 0x1 is busy in kernel spin");
+                }
+                if self.is("slow-quiesce") {
+                    std::thread::sleep(Duration::from_millis(3500));
+                }
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Open => {
+                self.note("Open");
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Save { hash_key, file } => self.save(hash_key, file, fds),
+            WorkerRequest::SaveCode { hash } => {
+                self.note("SaveCode");
+                assert_eq!(hash, CodeHash::of(CODE).to_string());
+                let mut file = std::fs::File::from(fds.into_iter().next().unwrap());
+                file.write_all(CODE).unwrap();
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Cancel => self.note("Cancel"),
+            WorkerRequest::Code { code } => {
+                assert_eq!(code.len(), fds.len());
+                self.code += code.len();
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Load { hash_key, code } => self.load(hash_key, &code, &blob, fds),
+            WorkerRequest::Pinned { pinned } => {
+                assert_eq!(pinned.len(), fds.len());
+                self.pinned += pinned.len();
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Connect { pinned } => {
+                assert_eq!(pinned.len() + 3, fds.len());
+                self.pinned += pinned.len();
+                self.note(&format!("Connect {}", self.pinned));
+                let connection = fds.into_iter().next().unwrap();
+                self.client = Some(connection.into());
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Describe => self.reply(&WorkerReply::Description {
+                device_memory: vec![if self.is("huge") { 1 << 60 } else { 4096 }],
+                pinned_memory: 8,
+                commands: 42,
+            }),
+        }
+    }
+
+    fn adopt(&mut self, attach: Attach, fds: Vec<OwnedFd>) {
+        let [connection, _ring, _staging] = <[OwnedFd; 3]>::try_from(fds).unwrap();
+        let client = UnixStream::from(connection);
+        self.command.clone_from(&attach.command);
+        self.attach = Some(attach);
+        self.note("Adopt");
+        if self.is("dies-on-adopt") {
+            std::process::exit(11);
+        }
+        if self.is("refused") {
+            let reason = "no memory for staging".to_owned();
+            frame::send(&client, &Answer::Refused { reason }, &[], &[]).unwrap();
+            return self.failed("no memory for staging");
+        }
+        let answer = Answer::Attached(self.attached.clone());
+        frame::send(&client, &answer, &[], &[]).unwrap();
+        self.client = Some(client);
+        self.reply(&WorkerReply::Done);
+    }
+
+    fn save(&self, hash_key: u64, index: u32, fds: Vec<OwnedFd>) {
+        self.note("Save");
+        if self.is("dies-on-save") {
+            std::process::exit(12);
+        }
+        if self.is("fails-save") {
+            return self.failed("copy of 0x2000 failed: 700");
+        }
+        if self.is("slow-save") {
+            // Until it is cancelled, as a worker that looks for that between two chunks.
+            let mut cancelled = false;
+            for _ in 0..500 {
+                std::thread::sleep(Duration::from_millis(20));
+                cancelled |= self.is_cancelled();
+                if cancelled || self.dir.join("save-now").exists() {
+                    break;
+                }
+            }
+            if cancelled {
+                return self.failed("cancelled");
+            }
+        }
+        let file = std::fs::File::from(fds.into_iter().next().unwrap());
+        let writer = DataWriter::new(file, index, HashKey::new(hash_key)).unwrap();
+        let mut content = self.command.clone().into_bytes();
+        content.resize(MEMORY, 7);
+        let hash = CodeHash::of(CODE);
+        let mut record = Record {
+            gpus: vec![ClientGpu {
+                ordinal: 0,
+                uuid: [1; 16],
+            }],
+            objects: vec![Object {
+                sequence: 1,
+                code: vec![hash],
+                ..Object::default()
+            }],
+            allocations: vec![Allocation {
+                address: 0x2000_0000_0000,
+                size: MEMORY as u64,
+                pieces: writer.append_all(&content).unwrap(),
+                ..Allocation::default()
+            }],
+            ..Record::default()
+        };
+        if self.is("pinned") {
+            record.pinned = vec![Pinned {
+                address: PINNED.0,
+                size: PINNED.1,
+                ..Pinned::default()
+            }];
+        }
+        writer.finish().unwrap();
+        let code = vec![SavedCode {
+            hash: hash.to_string(),
+            size: CODE.len() as u64,
+        }];
+        let bytes = MEMORY as u64;
+        let saved = WorkerReply::Saved { code, bytes };
+        self.reply_with(&saved, &record.to_bytes().unwrap());
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let mut byte = 0_u8;
+        // SAFETY: receives at most one byte into the local, and leaves it queued.
+        let got = unsafe {
+            libc::recv(
+                self.channel.as_raw_fd(),
+                (&raw mut byte).cast(),
+                1,
+                libc::MSG_PEEK | libc::MSG_DONTWAIT,
+            )
+        };
+        got >= 0
+    }
+
+    fn load(&mut self, hash_key: u64, code: &[String], blob: &[u8], fds: Vec<OwnedFd>) {
+        let record = Record::from_bytes(blob).unwrap();
+        self.command.clone_from(&record.command);
+        assert_eq!(fds.len(), 1 + code.len());
+        let mut files = fds.into_iter().map(std::fs::File::from);
+        let data = files.next().unwrap();
+        let reader = DataReader::new(HashKey::new(hash_key), [(record.index, data)]);
+        for allocation in &record.allocations {
+            for piece in &allocation.pieces {
+                let mut content = vec![0; piece.length as usize];
+                if let Err(error) = reader.read(piece, &mut content) {
+                    self.note("Load fails");
+                    return self.failed(&error.to_string());
+                }
+                assert!(content.starts_with(self.command.as_bytes()));
+            }
+        }
+        self.code += code.len();
+        self.attach = Some(Attach {
+            pid: record.namespace_pid as i32,
+            command: record.command.clone(),
+            socket: record.socket_path.display().to_string(),
+            cookie: 0,
+            settings: Vec::new(),
+        });
+        self.note(&format!("Load {}", self.code));
+        self.reply(&WorkerReply::Done);
+    }
+
+    fn wait(&self) -> Woken {
+        let poll = |fd: RawFd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let client = self.client.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut fds = [poll(self.channel.as_raw_fd()), poll(client)];
+        // SAFETY: two structures, alive during the call. A negative descriptor is passed over.
+        unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+        if fds[1].revents == 0 {
+            Woken::Daemon
+        } else {
+            Woken::Client
+        }
+    }
+}
+
+enum Woken {
+    Daemon,
+    Client,
+}
+
+fn is_closed(stream: &UnixStream) -> bool {
+    let mut byte = 0_u8;
+    // SAFETY: receives at most one byte into the local, and leaves it queued.
+    let got = unsafe {
+        libc::recv(
+            stream.as_raw_fd(),
+            (&raw mut byte).cast(),
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    got == 0
+}
