@@ -24,13 +24,14 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
     let Some(allocation) = client.memory.at(address) else {
         if attribute == 13 {
             // SAFETY: the caller's promise.
-            unsafe { data.cast::<bool>().write(false) };
+            unsafe { data.cast::<u32>().write(0) };
             return Ok(());
         }
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
     let range = allocation.range();
     let host = matches!(allocation, Allocation::Pinned { .. } | Allocation::Registered { .. });
+    // Booleans take four bytes: the runtime reads as many.
     // SAFETY: each arm writes the type that cuda.h gives the attribute, for which the caller has room.
     unsafe {
         match attribute {
@@ -40,12 +41,12 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
             4 if host => data.cast::<u64>().write(address),
             // A base address is unique among what is allocated now, which is all that this id promises.
             7 | 20 => data.cast::<u64>().write(range.start),
-            8 => data.cast::<bool>().write(false),
+            8 => data.cast::<u32>().write(0),
             9 => data.cast::<i32>().write(ordinal(client, &allocation)),
             6 | 10 | 15 | 21 => data.cast::<u32>().write(0),
             11 | 19 => data.cast::<u64>().write(range.start),
             12 | 18 => data.cast::<u64>().write(range.end - range.start),
-            13 => data.cast::<bool>().write(true),
+            13 => data.cast::<u32>().write(1),
             14 => data.cast::<u64>().write(0),
             16 => data.cast::<u32>().write(3),
             17 => data.cast::<u64>().write(0),
@@ -86,7 +87,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
                 match attribute {
                     2 => place.cast::<u32>().write(0),
                     9 => place.cast::<i32>().write(-2),
-                    8 | 13 => place.cast::<bool>().write(false),
+                    8 | 13 => place.cast::<u32>().write(0),
                     1 | 3 | 4 | 7 | 11 | 12 => place.cast::<u64>().write(0),
                     _ => {}
                 }
