@@ -1,3 +1,71 @@
-//! The rekindle command line.
+//! The `rekindle` command line.
+//!
+//! | exit code | |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failed, nothing changed |
+//! | 2 | wrong usage |
+//! | 3 | refused: it cannot be done, and why |
+//! | 4 | the image is bad |
+//!
+//! `run` becomes the command, whose exit code is then its own.
 
-fn main() {}
+mod daemon;
+mod failure;
+mod image;
+mod output;
+mod ps;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Checkpoints GPU processes while they run.
+#[derive(Debug, Parser)]
+#[command(name = "rekindle", version)]
+struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run a program so that its GPU state can be checkpointed
+    Run(run::Options),
+    /// List the processes that run under Rekindle
+    Ps(ps::Options),
+    /// Show what is in a checkpoint image
+    Inspect {
+        /// The image's directory: the one that `criu dump` was given
+        dir: PathBuf,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read a whole image and compare every checksum
+    Verify {
+        /// The image's directory
+        dir: PathBuf,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().verb {
+        Verb::Run(options) => run::run(options),
+        Verb::Ps(options) => ps::ps(&options),
+        Verb::Inspect { dir, json } => image::inspect(&dir, json),
+        Verb::Verify { dir, json } => image::verify(&dir, json),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("rekindle: {failure}");
+            failure.exit_code()
+        }
+    }
+}

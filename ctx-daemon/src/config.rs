@@ -69,21 +69,11 @@ pub(crate) struct Config {
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     #[error("cannot read the configuration {}: {source}", .file.display())]
-    Read {
-        file: PathBuf,
-        source: std::io::Error,
-    },
+    Read { file: PathBuf, source: std::io::Error },
     #[error("{}: {source}", .file.display())]
-    Parse {
-        file: PathBuf,
-        source: Box<toml::de::Error>,
-    },
+    Parse { file: PathBuf, source: Box<toml::de::Error> },
     #[error("{what}: {value:?} {problem}")]
-    Value {
-        what: &'static str,
-        value: String,
-        problem: &'static str,
-    },
+    Value { what: &'static str, value: String, problem: &'static str },
     #[error("cannot tell where this program is or runs: {0}")]
     Here(std::io::Error),
 }
@@ -113,9 +103,7 @@ impl Config {
         let file = match &options.config {
             Some(path) => read(path)?,
             None => match read(Path::new(DEFAULT_FILE)) {
-                Err(ConfigError::Read { source, .. })
-                    if source.kind() == std::io::ErrorKind::NotFound =>
-                {
+                Err(ConfigError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                     File::default()
                 }
                 result => result?,
@@ -143,9 +131,7 @@ impl Config {
             socket_group: file.socket_group,
             cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
-            quiesce_timeout: file
-                .quiesce_timeout_ms
-                .map_or(DEFAULT_QUIESCE, Duration::from_millis),
+            quiesce_timeout: file.quiesce_timeout_ms.map_or(DEFAULT_QUIESCE, Duration::from_millis),
             worker_program: match options.worker_program {
                 Some(program) => program,
                 None => std::env::current_exe().map_err(ConfigError::Here)?,
@@ -155,14 +141,8 @@ impl Config {
 }
 
 fn read(path: &Path) -> Result<File, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-        file: path.to_owned(),
-        source,
-    })?;
-    toml::from_str(&text).map_err(|source| ConfigError::Parse {
-        file: path.to_owned(),
-        source: Box::new(source),
-    })
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
+    toml::from_str(&text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
 }
 
 /// Octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
@@ -206,10 +186,7 @@ mod tests {
     #[test]
     fn options_win_over_the_file() {
         let text = "socket = \"/a\"\nsocket_mode = \"0666\"\n[pool]\nspare = 3\n";
-        let options = ServeOptions {
-            socket: Some("/b".into()),
-            ..ServeOptions::default()
-        };
+        let options = ServeOptions { socket: Some("/b".into()), ..ServeOptions::default() };
         let config = Config::merge(options, toml::from_str(text).unwrap()).unwrap();
         assert_eq!(config.socket, Path::new("/b"));
         assert_eq!((config.socket_mode, config.spare), (0o666, 3));
@@ -218,11 +195,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         assert!(parse("sokcet = \"/a\"").unwrap_err().contains("sokcet"));
-        assert!(
-            parse("socket_mode = \"rw\"")
-                .unwrap_err()
-                .contains("in octal")
-        );
+        assert!(parse("socket_mode = \"rw\"").unwrap_err().contains("in octal"));
         let long = format!("socket = \"/{}\"", "x".repeat(120));
         assert!(parse(&long).unwrap_err().contains("107 bytes"));
     }

@@ -54,10 +54,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     log_to_stderr();
     match options.command {
-        Some(Command::Worker {
-            channel_fd,
-            cuda_driver,
-        }) => match inherited_channel(channel_fd) {
+        Some(Command::Worker { channel_fd, cuda_driver }) => match inherited_channel(channel_fd) {
             Ok(channel) => worker::main(channel, cuda_driver),
             Err(reason) => {
                 error!("--channel-fd {channel_fd}: {reason}; workers are started by rekindled only");

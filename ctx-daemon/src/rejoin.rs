@@ -47,10 +47,7 @@ pub(crate) fn rejoin<G: Fn() -> bool>(
     client_is_gone: G,
 ) -> Option<UnixStream> {
     let path = std::env::var_os(SOCKET_VARIABLE)?;
-    let request = Request::Rejoin {
-        attach: attach.clone(),
-        attached: attached.clone(),
-    };
+    let request = Request::Rejoin { attach: attach.clone(), attached: attached.clone() };
     let mut last = String::new();
     while !client_is_gone() {
         match try_once(path.as_ref(), &request, client) {
@@ -71,27 +68,17 @@ pub(crate) fn rejoin<G: Fn() -> bool>(
     None
 }
 
-fn try_once(
-    path: &std::path::Path,
-    request: &Request,
-    client: BorrowedFd<'_>,
-) -> Result<UnixStream, RejoinError> {
+fn try_once(path: &std::path::Path, request: &Request, client: BorrowedFd<'_>) -> Result<UnixStream, RejoinError> {
     let channel = UnixStream::connect(path).map_err(RejoinError::NoDaemon)?;
     let opening = Opening::new(request).map_err(frame::FrameError::from)?;
-    channel
-        .set_read_timeout(Some(ANSWER))
-        .map_err(RejoinError::NoDaemon)?;
+    channel.set_read_timeout(Some(ANSWER)).map_err(RejoinError::NoDaemon)?;
     frame::send(&channel, &opening, &[], &[client.as_raw_fd()])?;
     match frame::receive::<Reply>(&channel)?.body {
         Reply::Rejoined => {
-            channel
-                .set_read_timeout(None)
-                .map_err(RejoinError::NoDaemon)?;
+            channel.set_read_timeout(None).map_err(RejoinError::NoDaemon)?;
             Ok(channel)
         }
         Reply::Failed { reason } => Err(RejoinError::Refused(reason)),
-        _ => Err(RejoinError::Refused(
-            "an answer that does not fit; use one version of Rekindle".to_owned(),
-        )),
+        _ => Err(RejoinError::Refused("an answer that does not fit; use one version of Rekindle".to_owned())),
     }
 }

@@ -20,6 +20,9 @@ commands! {
     0 CONTEXT_RETAIN;
     /// Resets a primary context: everything in it is gone. `context`. Waits.
     1 CONTEXT_RESET;
+    /// The last release of a primary context: everything in it goes; the next retain finds it as new. `context`. Does
+    /// not wait, since programs do this when they end.
+    7 CONTEXT_RELEASE;
     /// `cuCtxCreate`. `context device flags` -> `api_version`. Waits.
     2 CONTEXT_CREATE;
     /// `cuCtxDestroy`. `context`. Waits.

@@ -61,11 +61,7 @@ impl Opening {
     /// Wraps a request with this build's versions.
     pub fn new(request: &Request) -> Result<Self, serde_json::Error> {
         let request = serde_json::to_value(request)?;
-        Ok(Self {
-            wire: crate::WIRE_VERSION,
-            table: crate::TABLE_FINGERPRINT,
-            request,
-        })
+        Ok(Self { wire: crate::WIRE_VERSION, table: crate::TABLE_FINGERPRINT, request })
     }
 }
 

@@ -51,12 +51,7 @@ pub struct Message<T> {
 }
 
 /// Sends a message with descriptors (which stay open here).
-pub fn send<T: Serialize>(
-    socket: &UnixStream,
-    body: &T,
-    blob: &[u8],
-    fds: &[RawFd],
-) -> Result<(), FrameError> {
+pub fn send<T: Serialize>(socket: &UnixStream, body: &T, blob: &[u8], fds: &[RawFd]) -> Result<(), FrameError> {
     let json = serde_json::to_vec(body)?;
     if json.len() > MAX_JSON || blob.len() > MAX_BLOB || fds.len() > MAX_FDS {
         return Err(FrameError::TooLarge(json.len() + blob.len()));
@@ -99,19 +94,12 @@ pub fn receive_at_most<T: DeserializeOwned>(
         blob.resize(blob_length.min(start + (1 << 20)), 0);
         read_exact(socket.as_raw_fd(), &mut blob[start..], &mut fds, false)?;
     }
-    Ok(Message {
-        body: serde_json::from_slice(&json)?,
-        blob,
-        fds,
-    })
+    Ok(Message { body: serde_json::from_slice(&json)?, blob, fds })
 }
 
 fn send_with_fds(socket: RawFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     let mut control = [0_u64; 16 + MAX_FDS / 2];
-    let mut iov = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: msghdr is plain data for which zeros are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut iov;
@@ -151,19 +139,11 @@ fn write_all(socket: RawFd, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn read_exact(
-    socket: RawFd,
-    mut into: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-    first: bool,
-) -> Result<(), FrameError> {
+fn read_exact(socket: RawFd, mut into: &mut [u8], fds: &mut Vec<OwnedFd>, first: bool) -> Result<(), FrameError> {
     let mut at_start = first;
     while !into.is_empty() {
         let mut control = [0_u64; 16 + MAX_FDS / 2];
-        let mut iov = libc::iovec {
-            iov_base: into.as_mut_ptr().cast(),
-            iov_len: into.len(),
-        };
+        let mut iov = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         // SAFETY: msghdr is plain data for which zeros are valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut iov;
@@ -184,9 +164,7 @@ fn read_exact(
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(&raw const message);
             while !header.is_null() {
-                if (*header).cmsg_level == libc::SOL_SOCKET
-                    && (*header).cmsg_type == libc::SCM_RIGHTS
-                {
+                if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
                     let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
                     let data = libc::CMSG_DATA(header).cast::<RawFd>();
                     for i in 0..bytes / size_of::<RawFd>() {
@@ -222,16 +200,9 @@ mod tests {
     fn a_message_arrives_with_its_blob_and_descriptors() {
         let (a, b) = UnixStream::pair().unwrap();
         // SAFETY: a fresh memfd, owned here.
-        let mut file =
-            unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), 0)) };
+        let mut file = unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), 0)) };
         file.write_all(b"inside").unwrap();
-        send(
-            &a,
-            &("hello", 7),
-            &vec![3; 3 << 20][..100_000],
-            &[file.as_raw_fd()],
-        )
-        .unwrap();
+        send(&a, &("hello", 7), &vec![3; 3 << 20][..100_000], &[file.as_raw_fd()]).unwrap();
         let message = receive::<(String, u32)>(&b).unwrap();
         assert_eq!(message.body, ("hello".into(), 7));
         assert_eq!(message.blob, vec![3; 100_000]);
@@ -253,10 +224,7 @@ mod tests {
         assert!(matches!(receive::<u32>(&b), Err(FrameError::Descriptors)));
         let (a, b) = UnixStream::pair().unwrap();
         send(&a, &"four letters", &[], &[]).unwrap();
-        assert!(matches!(
-            receive_at_most::<String>(&b, 8, 0),
-            Err(FrameError::TooLarge(14))
-        ));
+        assert!(matches!(receive_at_most::<String>(&b, 8, 0), Err(FrameError::TooLarge(14))));
     }
 
     #[test]

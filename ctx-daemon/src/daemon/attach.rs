@@ -94,12 +94,7 @@ fn hand_over(
     pending.asks(&attach);
     let worker = daemon.pool.take(&attach.settings)?;
     // From here on the worker is this client's: whatever goes wrong, it is not used for another.
-    let client = Client::new(
-        process,
-        attach.clone(),
-        Arc::clone(&worker),
-        ClientState::Running,
-    );
+    let client = Client::new(process, attach.clone(), Arc::clone(&worker), ClientState::Running);
     while !pending.admit(&client, &process::ancestry(process.pid)) {
         daemon.registry.wait(HELD_LOOK);
         if sys::is_hung_up(stream) {
@@ -134,11 +129,7 @@ pub(crate) fn forget_when_dead(registry: &Arc<Registry>, worker: &Arc<Worker>) {
                 command = client.attach.command,
                 worker = pid,
                 "{}",
-                if alive {
-                    "its worker is gone"
-                } else {
-                    "gone, and its worker with it"
-                }
+                if alive { "its worker is gone" } else { "gone, and its worker with it" }
             );
         }
     });

@@ -54,18 +54,8 @@ impl ClientState {
 
 impl Client {
     /// A client in this state.
-    pub(crate) fn new(
-        process: Process,
-        attach: Attach,
-        worker: Arc<Worker>,
-        state: ClientState,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            process,
-            attach,
-            worker,
-            state: AtomicU8::new(state as u8),
-        })
+    pub(crate) fn new(process: Process, attach: Attach, worker: Arc<Worker>, state: ClientState) -> Arc<Self> {
+        Arc::new(Self { process, attach, worker, state: AtomicU8::new(state as u8) })
     }
 
     /// What is being done with it.
@@ -82,9 +72,7 @@ impl Client {
     /// Takes it in hand, if nobody else has.
     pub(crate) fn leave_running(&self, state: ClientState) -> bool {
         let running = ClientState::Running as u8;
-        self.state
-            .compare_exchange(running, state as u8, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        self.state.compare_exchange(running, state as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
@@ -147,10 +135,7 @@ impl Registry {
     pub(crate) fn pending_among(&self, pids: &[i32]) -> Vec<Pending> {
         let inner = lock(&self.inner);
         let found = inner.pending.values();
-        found
-            .filter(|it| pids.contains(&it.process.pid))
-            .cloned()
-            .collect()
+        found.filter(|it| pids.contains(&it.process.pid)).cloned().collect()
     }
 
     /// Notes a process that has connected; forgotten when the result is dropped.
@@ -159,10 +144,7 @@ impl Registry {
         let number = inner.number();
         let attach = None;
         inner.pending.insert(number, Pending { process, attach });
-        PendingGuard {
-            registry: Arc::clone(self),
-            number,
-        }
+        PendingGuard { registry: Arc::clone(self), number }
     }
 
     /// Adds a client, whatever is being dumped.
@@ -173,10 +155,7 @@ impl Registry {
     /// Removes the client of a worker, and says which it was.
     pub(crate) fn remove(&self, worker: i32) -> Option<Arc<Client>> {
         let mut inner = lock(&self.inner);
-        let at = inner
-            .clients
-            .iter()
-            .position(|it| it.worker.pid() == worker)?;
+        let at = inner.clients.iter().position(|it| it.worker.pid() == worker)?;
         Some(inner.clients.swap_remove(at))
     }
 
@@ -185,10 +164,7 @@ impl Registry {
         let mut inner = lock(&self.inner);
         let number = inner.number();
         inner.holds.insert(number, root);
-        HoldGuard {
-            registry: Arc::clone(self),
-            number,
-        }
+        HoldGuard { registry: Arc::clone(self), number }
     }
 
     /// Whether one of these is the root of a tree that is being dumped.

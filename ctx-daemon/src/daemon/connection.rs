@@ -18,9 +18,7 @@ use tracing::{debug, warn};
 
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{
-    Daemon, attach, dump, list, lock, restore, takeover, thread, wait_timeout,
-};
+use super::{Daemon, attach, dump, list, lock, restore, takeover, thread, wait_timeout};
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
 const MAX_CONNECTIONS: usize = 1024;
@@ -44,10 +42,7 @@ impl Connections {
         let copy = stream.try_clone()?;
         let number = sys::random()?;
         lock(&self.sessions).insert(number, copy);
-        Ok(SessionGuard {
-            connections: self,
-            number,
-        })
+        Ok(SessionGuard { connections: self, number })
     }
 
     /// Closes all sessions and waits until they have cleaned up.
@@ -141,11 +136,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
         Request::Attach(request) => {
             attach::serve(daemon, stream, &pending, process, request, fds);
         }
-        Request::Reattach {
-            restore,
-            socket,
-            cookie,
-        } => {
+        Request::Reattach { restore, socket, cookie } => {
             let restores = &daemon.restores;
             restores.reattach(restore, socket, cookie, process, stream);
         }
@@ -160,10 +151,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
             let reason = "only root, and the user that rekindled runs as, may dump and restore";
             fail(&stream, reason.to_owned());
         }
-        Request::Pause {
-            root,
-            leave_running,
-        } => {
+        Request::Pause { root, leave_running } => {
             drop(pending);
             dump::serve(daemon, &stream, peer, root, leave_running, fds);
         }
@@ -171,10 +159,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
             drop(pending);
             restore::serve(daemon, &stream, peer, fds);
         }
-        Request::Frozen { .. }
-        | Request::Socket { .. }
-        | Request::Finish
-        | Request::Resume { .. } => {
+        Request::Frozen { .. } | Request::Socket { .. } | Request::Finish | Request::Resume { .. } => {
             fail(&stream, "a connection does not begin with this".to_owned());
         }
     }
@@ -236,8 +221,7 @@ fn read(opening: &Opening) -> Result<Request, String> {
             env!("CARGO_PKG_VERSION"),
         ));
     }
-    serde_json::from_value(opening.request.clone())
-        .map_err(|error| format!("a request that is none: {error}"))
+    serde_json::from_value(opening.request.clone()).map_err(|error| format!("a request that is none: {error}"))
 }
 
 /// The name of the request, in whatever version it is.

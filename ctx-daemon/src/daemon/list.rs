@@ -1,26 +1,19 @@
 //! What `rekindle ps` and others ask of the daemon itself.
 
-use std::time::Duration;
-
-use rekindle_wire::control::{ClientInfo, Reply, StatusInfo};
 use rekindle_wire::WIRE_VERSION;
+use rekindle_wire::control::{ClientInfo, Reply, StatusInfo};
 
 use super::clients::Client;
 use super::pidns::PidView;
 use super::sys::Credentials;
 use super::{Daemon, connection};
 
-/// How long a worker may take to say how it fares. One that is busy is not asked.
-const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// The clients that the peer may know of: those it can see, and, unless it is an operator, its own user's.
 pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     let view = match PidView::of(peer.pid) {
         Ok(view) => view,
         Err(error) => {
-            return Reply::Failed {
-                reason: error.to_string(),
-            };
+            return Reply::Failed { reason: error.to_string() };
         }
     };
     let operator = connection::is_operator(peer);
@@ -29,16 +22,10 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
         (operator || super::process::user(client.process.pid) == Some(peer.uid)).then_some(pid)
     };
     let clients = daemon.registry.clients();
-    let clients: Vec<_> = clients
-        .iter()
-        .filter_map(|client| Some((visible(client)?, client)))
-        .collect();
+    let clients: Vec<_> = clients.iter().filter_map(|client| Some((visible(client)?, client))).collect();
     // All at once: one that does not answer holds up none of the others.
     let mut infos: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = clients
-            .iter()
-            .map(|(pid, client)| scope.spawn(|| info(*pid, client)))
-            .collect();
+        let asked: Vec<_> = clients.iter().map(|(pid, client)| scope.spawn(|| info(*pid, client))).collect();
         asked.into_iter().filter_map(|it| it.join().ok()).collect()
     });
     infos.sort_by_key(|it| it.pid);
@@ -46,7 +33,7 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
 }
 
 fn info(pid: i32, client: &Client) -> ClientInfo {
-    let described = client.worker.describe(DESCRIBE_TIMEOUT);
+    let described = client.worker.describe();
     ClientInfo {
         pid,
         worker: client.worker.pid(),

@@ -28,11 +28,7 @@ pub(crate) enum ListenError {
     #[error("another rekindled serves {}: stop it, or give this one another --socket", .path.display())]
     Taken { path: PathBuf },
     #[error("cannot {action} {}: {source}", .path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl Listener {
@@ -41,11 +37,7 @@ impl Listener {
         let path = &config.socket;
         let failed = |action, path: &Path| {
             let path = path.to_owned();
-            move |source| ListenError::Io {
-                action,
-                path,
-                source,
-            }
+            move |source| ListenError::Io { action, path, source }
         };
         if let Some(parent) = path.parent()
             && !parent.is_dir()
@@ -64,18 +56,12 @@ impl Listener {
         }
         std::fs::set_permissions(path, Permissions::from_mode(config.socket_mode))
             .map_err(failed("set the mode of", path))?;
-        Ok(Self {
-            socket,
-            path: path.clone(),
-            _lock: lock,
-        })
+        Ok(Self { socket, path: path.clone(), _lock: lock })
     }
 
     /// What accepts connections, for a thread of its own.
     pub(crate) fn acceptor(&self) -> io::Result<Acceptor> {
-        Ok(Acceptor {
-            socket: self.socket.try_clone()?,
-        })
+        Ok(Acceptor { socket: self.socket.try_clone()? })
     }
 
     /// Nobody finds the daemon from now on.
@@ -117,47 +103,27 @@ fn lock_file(socket: &Path) -> Result<File, ListenError> {
     let path = PathBuf::from(name);
     let failed = |action| {
         let path = path.clone();
-        move |source| ListenError::Io {
-            action,
-            path,
-            source,
-        }
+        move |source| ListenError::Io { action, path, source }
     };
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(failed("open"))?;
+    let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(failed("open"))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(ListenError::Taken {
-            path: socket.to_owned(),
-        }),
+        Err(TryLockError::WouldBlock) => Err(ListenError::Taken { path: socket.to_owned() }),
         Err(TryLockError::Error(error)) => Err(failed("lock")(error)),
     }
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
-    let failed = |action, source| ListenError::Io {
-        action,
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |action, source| ListenError::Io { action, path: path.to_owned(), source };
     match UnixStream::connect(path) {
-        Ok(_) => Err(ListenError::Taken {
-            path: path.to_owned(),
-        }),
+        Ok(_) => Err(ListenError::Taken { path: path.to_owned() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Also what is said of a file that is no socket, which is not ours to remove.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             use std::os::unix::fs::FileTypeExt;
             let status = std::fs::symlink_metadata(path).map_err(|e| failed("examine", e))?;
             if !status.file_type().is_socket() {
-                return Err(failed(
-                    "listen on",
-                    io::Error::other("there is a file that is no socket"),
-                ));
+                return Err(failed("listen on", io::Error::other("there is a file that is no socket")));
             }
             std::fs::remove_file(path).map_err(|e| failed("remove the stale", e))
         }

@@ -17,18 +17,11 @@ pub(crate) enum MemfdError {
     #[error("{0} is no sealed memfd")]
     NotSealed(&'static str),
     #[error("{what} has {found} bytes instead of {expected}")]
-    Size {
-        what: &'static str,
-        found: u64,
-        expected: u64,
-    },
+    Size { what: &'static str, found: u64, expected: u64 },
     #[error("{0} cannot be read and written")]
     Access(&'static str),
     #[error("cannot examine {what}: {source}")]
-    Examine {
-        what: &'static str,
-        source: std::io::Error,
-    },
+    Examine { what: &'static str, source: std::io::Error },
     #[error("{0} descriptors came instead of the ring's and the staging's")]
     Count(usize),
 }
@@ -67,11 +60,7 @@ pub(crate) fn check(file: &File, what: &'static str, size: u64) -> Result<(), Me
     }
     let found = file.metadata().map_err(examine)?.len();
     if found != size {
-        return Err(MemfdError::Size {
-            what,
-            found,
-            expected: size,
-        });
+        return Err(MemfdError::Size { what, found, expected: size });
     }
     Ok(())
 }

@@ -121,10 +121,7 @@ impl Daemon {
 
 /// A thread with a name. There may be a thousand, so their stacks are small.
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(512 << 10)
-        .spawn(body)
+    std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(body)
 }
 
 /// Locks. A thread that panicked left data that is whole: nothing is changed half-way under a lock.
@@ -138,13 +135,6 @@ fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T>
 }
 
 /// As [`wait`], for a time.
-fn wait_timeout<'a, T>(
-    changed: &Condvar,
-    guard: MutexGuard<'a, T>,
-    time: Duration,
-) -> MutexGuard<'a, T> {
-    changed
-        .wait_timeout(guard, time)
-        .unwrap_or_else(PoisonError::into_inner)
-        .0
+fn wait_timeout<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, time: Duration) -> MutexGuard<'a, T> {
+    changed.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0
 }

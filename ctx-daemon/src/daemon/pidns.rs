@@ -15,9 +15,7 @@ use super::{process, sys};
 /// Why a peer's pids mean nothing here.
 #[derive(Debug, Error)]
 pub(crate) enum PidError {
-    #[error(
-        "this process is in no pid namespace that the daemon can see: run rekindled in the host's pid namespace"
-    )]
+    #[error("this process is in no pid namespace that the daemon can see: run rekindled in the host's pid namespace")]
     Foreign,
     #[error("cannot tell the pid namespace of process {pid}: {source}")]
     Examine { pid: i32, source: io::Error },
@@ -62,9 +60,7 @@ impl PidView {
             Self::Same => Ok(pid),
             Self::Below { .. } => {
                 let all = process::all().map_err(|source| PidError::Examine { pid, source })?;
-                all.into_iter()
-                    .find(|it| self.to_theirs(*it) == Some(pid))
-                    .ok_or(PidError::Unknown(pid))
+                all.into_iter().find(|it| self.to_theirs(*it) == Some(pid)).ok_or(PidError::Unknown(pid))
             }
         }
     }
@@ -73,10 +69,7 @@ impl PidView {
     pub(crate) fn to_theirs(self, pid: i32) -> Option<i32> {
         match self {
             Self::Same => Some(pid),
-            Self::Below {
-                depth,
-                namespace: wanted,
-            } => {
+            Self::Below { depth, namespace: wanted } => {
                 let pids = process::namespace_pids(pid).ok()?;
                 let found = *pids.get(depth)?;
                 let mut at = namespace(pid).ok()?;
@@ -117,9 +110,7 @@ mod tests {
     fn pids_of_a_namespace_below_are_translated() {
         // Process 1 of a new namespace, and in a namespace below that one another.
         let shell = "unshare --pid --fork --kill-child sleep 61 & exec sleep 60";
-        let started = Command::new("unshare")
-            .args(["--pid", "--fork", "--kill-child", "sh", "-c", shell])
-            .spawn();
+        let started = Command::new("unshare").args(["--pid", "--fork", "--kill-child", "sh", "-c", shell]).spawn();
         let Ok(mut outer) = started else {
             return eprintln!("skipped: no unshare here");
         };
@@ -134,9 +125,7 @@ mod tests {
                 tree.first().copied()
             })
         };
-        let depth = process::namespace_pids(std::process::id() as i32)
-            .unwrap()
-            .len();
+        let depth = process::namespace_pids(std::process::id() as i32).unwrap().len();
         match (find(depth + 1), find(depth + 2)) {
             (Some(first), Some(second)) => {
                 let view = PidView::of(first).unwrap();

@@ -84,11 +84,7 @@ impl State {
             return None;
         }
         let doubled = BACK_OFF.saturating_mul(1 << self.failures.saturating_sub(1).min(10));
-        let back_off = if self.wanted > 0 {
-            doubled.min(BACK_OFF_WANTED)
-        } else {
-            doubled.min(BACK_OFF_MAX)
-        };
+        let back_off = if self.wanted > 0 { doubled.min(BACK_OFF_WANTED) } else { doubled.min(BACK_OFF_MAX) };
         Some(failure.at + back_off)
     }
 }
@@ -96,12 +92,7 @@ impl State {
 impl Pool {
     /// An empty pool.
     pub(crate) fn new(spawner: Spawner, spare: usize) -> Arc<Self> {
-        Arc::new(Self {
-            spawner,
-            spare,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        })
+        Arc::new(Self { spawner, spare, state: Mutex::default(), changed: Condvar::new() })
     }
 
     /// Starts the thread that fills it.
@@ -223,11 +214,7 @@ impl Pool {
                     error!("{reason}");
                 }
                 state.failures = state.failures.saturating_add(1);
-                state.failure = Some(Failure {
-                    attempt,
-                    at: Instant::now(),
-                    reason,
-                });
+                state.failure = Some(Failure { attempt, at: Instant::now(), reason });
             }
         }
         self.changed.notify_all();

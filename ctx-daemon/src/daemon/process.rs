@@ -106,9 +106,7 @@ pub(crate) fn command(pid: i32) -> String {
 /// Whose it is: its effective user.
 pub(crate) fn user(pid: i32) -> Option<u32> {
     use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(format!("/proc/{pid}"))
-        .ok()
-        .map(|it| it.uid())
+    std::fs::metadata(format!("/proc/{pid}")).ok().map(|it| it.uid())
 }
 
 /// The pids of one process in every pid namespace that it is in, from the daemon's inwards.
@@ -136,10 +134,7 @@ mod tests {
     #[test]
     fn a_child_is_in_its_parents_tree_until_it_ends() {
         let own = std::process::id() as i32;
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
         let process = Process::with_pid(pid).unwrap();
         assert!(process.is_alive());

@@ -66,10 +66,7 @@ impl Spawner {
     /// Starts one and waits until it is ready.
     pub(crate) fn spawn(&self, settings: &Settings) -> Result<Arc<Worker>, SpawnError> {
         let started = std::time::Instant::now();
-        let failed = |source| SpawnError::Start {
-            program: self.program.clone(),
-            source,
-        };
+        let failed = |source| SpawnError::Start { program: self.program.clone(), source };
         let (channel, theirs) = UnixStream::pair().map_err(failed)?;
         let mut child = self.command(&theirs, settings).spawn().map_err(failed)?;
         drop(OwnedFd::from(theirs));
@@ -86,10 +83,7 @@ impl Spawner {
                 let status = end(&mut child);
                 Err(match error {
                     NotReady::Says(reason) => SpawnError::Failed(reason),
-                    NotReady::Closed => SpawnError::Ended {
-                        status,
-                        driver: self.cuda_driver.clone(),
-                    },
+                    NotReady::Closed => SpawnError::Ended { status, driver: self.cuda_driver.clone() },
                     NotReady::Frame(error) => SpawnError::Protocol(error),
                 })
             }
@@ -123,21 +117,12 @@ impl Spawner {
 /// In the child, before it executes the program.
 fn become_worker(channel: RawFd) -> io::Result<()> {
     let check = |result: i64| {
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     };
     // SAFETY: no pointers.
     unsafe {
         // Daemons started by others may have inherited descriptors that are not close-on-exec.
-        check(libc::syscall(
-            libc::SYS_close_range,
-            3,
-            u32::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        ))?;
+        check(libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC))?;
         check(i64::from(libc::fcntl(channel, libc::F_SETFD, 0)))?;
         check(i64::from(libc::setsid()))?;
         check(i64::from(libc::personality(libc::ADDR_NO_RANDOMIZE as _)))
@@ -166,9 +151,7 @@ fn ready(channel: &UnixStream) -> Result<rekindle_wire::attach::Attached, NotRea
     match message.body {
         WorkerReply::Ready { attached } => Ok(attached),
         WorkerReply::Failed { reason } => Err(NotReady::Says(reason)),
-        _ => Err(NotReady::Says(
-            "it is not of this version of Rekindle".to_owned(),
-        )),
+        _ => Err(NotReady::Says("it is not of this version of Rekindle".to_owned())),
     }
 }
 
@@ -196,11 +179,7 @@ mod tests {
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&program, mode).unwrap();
-        let spawner = Spawner {
-            program,
-            cuda_driver: "libcuda.so.1".into(),
-            socket: "/nowhere".into(),
-        };
+        let spawner = Spawner { program, cuda_driver: "libcuda.so.1".into(), socket: "/nowhere".into() };
         spawner.spawn(&Vec::new())
     }
 
@@ -221,10 +200,8 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         let (channel, personality) = (lines[0], lines[lines.len() - 1]);
         // 10 is what some shells keep their script at.
-        let rest: Vec<_> = lines[1..lines.len() - 1]
-            .iter()
-            .filter(|fd| !["0", "1", "2", "10", "255", channel].contains(fd))
-            .collect();
+        let rest: Vec<_> =
+            lines[1..lines.len() - 1].iter().filter(|fd| !["0", "1", "2", "10", "255", channel].contains(fd)).collect();
         assert!(rest.is_empty(), "{text}");
         assert_eq!(personality, "00040000", "{text}");
     }

@@ -15,11 +15,7 @@ pub(crate) struct Credentials {
 
 /// The credentials of the process that made the other end.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
-    let mut found = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into the local.
     let result = unsafe {
@@ -32,10 +28,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
         )
     };
     check(result)?;
-    Ok(Credentials {
-        pid: found.pid,
-        uid: found.uid,
-    })
+    Ok(Credentials { pid: found.pid, uid: found.uid })
 }
 
 /// The seals of a memfd. Other files have none, and it is an error.
@@ -56,15 +49,10 @@ pub(crate) fn wait_readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,
 ) -> io::Result<[bool; N]> {
-    let mut polled = fds.map(|fd| libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN | libc::POLLRDHUP,
-        revents: 0,
-    });
+    let mut polled =
+        fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN | libc::POLLRDHUP, revents: 0 });
     // Rounded up, so that a short wait is not a spin.
-    let timeout = timeout.map_or(-1, |it| {
-        i32::try_from(it.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
-    });
+    let timeout = timeout.map_or(-1, |it| i32::try_from(it.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
     // SAFETY: an array of N structures, alive during the call.
     let result = unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, timeout) };
     match check(result) {
@@ -76,11 +64,7 @@ pub(crate) fn wait_readable<const N: usize>(
 
 /// Whether the other end of a connection is closed. Bytes that wait to be read do not hide it.
 pub(crate) fn is_hung_up(socket: &UnixStream) -> bool {
-    let mut polled = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLRDHUP,
-        revents: 0,
-    };
+    let mut polled = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one structure, alive during the call.
     let result = unsafe { libc::poll(&raw mut polled, 1, 0) };
     result > 0 && polled.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
@@ -131,11 +115,7 @@ pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
     // SAFETY: writes at most eight bytes into the local.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == 8 {
-        Ok(u64::from_ne_bytes(bytes))
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if got == 8 { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Files made from now on are for their owner alone. To be called while there is one thread.
@@ -146,10 +126,7 @@ pub(crate) fn private_files() {
 
 /// As many descriptors as may be had: each client has several, and the default is 1024.
 pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes the local.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
     limit.rlim_cur = limit.rlim_max;
@@ -170,8 +147,7 @@ impl StopSignals {
             libc::sigemptyset(&raw mut set);
             libc::sigaddset(&raw mut set, libc::SIGTERM);
             libc::sigaddset(&raw mut set, libc::SIGINT);
-            let result =
-                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            let result = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
             if result != 0 {
                 return Err(io::Error::from_raw_os_error(result));
             }
@@ -184,11 +160,7 @@ impl StopSignals {
         let mut signal = 0;
         // SAFETY: reads the set, writes the local.
         while unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } != 0 {}
-        if signal == libc::SIGINT {
-            "SIGINT"
-        } else {
-            "SIGTERM"
-        }
+        if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" }
     }
 }
 
@@ -204,20 +176,9 @@ pub(crate) fn group(name: &str) -> io::Result<u32> {
     let mut buffer = vec![0; 64 << 10];
     let mut found = std::ptr::null_mut();
     // SAFETY: all pointers are to locals, with the buffer's length.
-    let result = unsafe {
-        libc::getgrnam_r(
-            c_name.as_ptr(),
-            &raw mut entry,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            &raw mut found,
-        )
-    };
-    if result == 0 && !found.is_null() {
-        Ok(entry.gr_gid)
-    } else {
-        Err(unknown())
-    }
+    let result =
+        unsafe { libc::getgrnam_r(c_name.as_ptr(), &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
+    if result == 0 && !found.is_null() { Ok(entry.gr_gid) } else { Err(unknown()) }
 }
 
 /// The numbers of descriptors, as [`rekindle_wire::frame::send`] takes them.
@@ -226,9 +187,5 @@ pub(crate) fn raw<'a>(fds: impl IntoIterator<Item = &'a OwnedFd>) -> Vec<RawFd> 
 }
 
 fn check(result: i32) -> io::Result<i32> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -29,6 +29,10 @@ use super::sys;
 
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
+/// How long a worker may take to say how it fares.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one that is at something else is waited for before.
+const SOON: Duration = Duration::from_millis(100);
 /// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
 const STATUS_GRACE: Duration = Duration::from_millis(200);
 /// How long such a worker may then take to end.
@@ -42,10 +46,7 @@ pub(crate) enum WorkerError {
     Failed(String),
     /// It may still do it.
     #[error("its worker did not answer {request} within {} ms", .after.as_millis())]
-    Timeout {
-        request: &'static str,
-        after: Duration,
-    },
+    Timeout { request: &'static str, after: Duration },
     #[error("its worker has died ({0})")]
     Dead(String),
     #[error("its worker gave an answer that does not fit {0}; use one version of Rekindle")]
@@ -156,21 +157,15 @@ impl Worker {
         fds: &[RawFd],
         timeout: Option<Duration>,
     ) -> Result<Answered, WorkerError> {
-        let name = name(request);
-        let deadline = timeout.map(|it| (Instant::now() + it, it));
-        let timed_out = || WorkerError::Timeout {
-            request: name,
-            after: timeout.unwrap_or_default(),
-        };
-        let reply = self.begin(deadline.map(|it| it.0)).ok_or_else(timed_out)??;
+        let timed_out = || WorkerError::Timeout { request: name(request), after: timeout.unwrap_or_default() };
+        let deadline = timeout.map(|it| Instant::now() + it);
+        let reply = self.begin(deadline).ok_or_else(timed_out)??;
         if let Err(error) = self.send(request, blob, fds) {
             return Err(self.fail_channel(&error));
         }
         let answered = match deadline {
             None => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some((deadline, _)) => {
-                reply.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-            }
+            Some(deadline) => reply.recv_timeout(deadline.saturating_duration_since(Instant::now())),
         };
         match answered {
             Ok(answered) => match answered.reply {
@@ -220,23 +215,27 @@ impl Worker {
     }
 
     /// How it fares; what it said last if it has no time to say so now.
-    pub(crate) fn describe(&self, timeout: Duration) -> Description {
-        let busy = !matches!(*lock(&self.state), State::Idle);
-        if !busy
-            && let Ok(answered) = self.call(&WorkerRequest::Describe, &[], &[], Some(timeout))
-            && let WorkerReply::Description {
-                device_memory,
-                pinned_memory,
-                commands,
-            } = answered.reply
+    pub(crate) fn describe(&self) -> Description {
+        if self.is_idle_soon()
+            && let Ok(answered) = self.call(&WorkerRequest::Describe, &[], &[], Some(DESCRIBE_TIMEOUT))
+            && let WorkerReply::Description { device_memory, pinned_memory, commands } = answered.reply
         {
-            *lock(&self.described) = Description {
-                device_memory,
-                pinned_memory,
-                commands,
-            };
+            *lock(&self.described) = Description { device_memory, pinned_memory, commands };
         }
         lock(&self.described).clone()
+    }
+
+    /// Waits a moment: most of what a worker is asked takes none.
+    fn is_idle_soon(&self) -> bool {
+        let deadline = Instant::now() + SOON;
+        let mut state = lock(&self.state);
+        while matches!(*state, State::Waiting(_) | State::Abandoned) {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                return false;
+            };
+            state = super::wait_timeout(&self.changed, state, left);
+        }
+        true
     }
 
     /// Waits for its turn. None when time is up.
@@ -274,7 +273,7 @@ impl Worker {
             let mut state = lock(&self.state);
             if matches!(*state, State::Waiting(_)) {
                 *state = State::Idle;
-                self.changed.notify_one();
+                self.changed.notify_all();
             }
             return WorkerError::Failed(error.to_string());
         }
@@ -292,20 +291,15 @@ impl Worker {
     /// Hands out replies until the channel ends; why it did.
     fn read_replies(&self) -> String {
         loop {
-            let message =
-                match frame::receive_at_most::<WorkerReply>(&self.channel, frame::MAX_JSON, MAX_BLOB)
-                {
-                    Ok(message) => message,
-                    Err(error) => break error.to_string(),
-                };
+            let message = match frame::receive_at_most::<WorkerReply>(&self.channel, frame::MAX_JSON, MAX_BLOB) {
+                Ok(message) => message,
+                Err(error) => break error.to_string(),
+            };
             let mut state = lock(&self.state);
             match std::mem::replace(&mut *state, State::Idle) {
                 State::Waiting(sender) => {
                     // The receiver may have given up this moment.
-                    let _ = sender.try_send(Answered {
-                        reply: message.body,
-                        blob: message.blob,
-                    });
+                    let _ = sender.try_send(Answered { reply: message.body, blob: message.blob });
                 }
                 State::Abandoned => {
                     info!(worker = self.pid, "a worker answered after its time was up");
@@ -315,7 +309,7 @@ impl Worker {
                 }
             }
             drop(state);
-            self.changed.notify_one();
+            self.changed.notify_all();
         }
     }
 

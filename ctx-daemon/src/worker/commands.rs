@@ -40,6 +40,7 @@ impl Executor {
             command::PINNED_UNMAP => self.pinned_unmap(args),
             command::CONTEXT_RETAIN => self.context_retain(args, reply),
             command::CONTEXT_RESET => self.context_reset(args),
+            command::CONTEXT_RELEASE => self.context_release(args),
             command::CONTEXT_CREATE => self.context_create(args, reply),
             command::CONTEXT_DESTROY => self.context_destroy(args),
             _ => self.code_command(call, args, reply),
@@ -273,7 +274,10 @@ impl Executor {
         let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
         args.end()?;
         let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
-        let (real, device) = (device.primary, device.device);
+        if device.used {
+            self.reset_primary(ordinal)?;
+        }
+        let (real, device) = (self.devices[ordinal].primary, self.devices[ordinal].device);
         if flags != 0 {
             // SAFETY: no pointers. Of no effect on a context that is active already except for its scheduling flags,
             // which concern a waiting thread, and no thread waits in the driver here.
@@ -372,12 +376,30 @@ impl Executor {
         Ok(Outcome::Done(result))
     }
 
+    fn context_release(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        self.release_primary(args)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
     fn context_reset(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let ordinal = self.release_primary(args)?;
+        self.reset_primary(ordinal)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// Takes down everything of the client's in a primary context, and says whose it is.
+    fn release_primary(&mut self, args: &mut Reader<'_>) -> Result<usize, Refused> {
         let handle = args.word()?;
         args.end()?;
         let ordinal = self.device_of_context(handle)?;
         self.clear_context(handle)?;
         self.objects.remove(handle);
+        self.devices[ordinal].used = true;
+        Ok(ordinal)
+    }
+
+    /// Makes a primary context as new. What the worker itself has in it is taken out before and put back after.
+    fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
         self.engine.release(self.driver(), ordinal);
         self.unregister_staging(ordinal);
         let device = self.devices[ordinal].device;
@@ -394,12 +416,12 @@ impl Executor {
         self.context_changed();
         check(result)?;
         self.devices[ordinal].primary = real;
+        self.devices[ordinal].used = false;
         if let Some(shared) = self.shared {
             // A reset takes the error of a broken context with it.
             shared.header().sticky.store(0, std::sync::atomic::Ordering::Release);
         }
-        self.register_staging(ordinal)?;
-        Ok(Outcome::Done(CUDA_SUCCESS))
+        self.register_staging(ordinal)
     }
 
     /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered

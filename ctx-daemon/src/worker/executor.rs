@@ -62,6 +62,8 @@ pub(crate) struct Device {
     pub(crate) device: CUdevice,
     /// The driver's primary context, retained since the worker started.
     pub(crate) primary: CUcontext,
+    /// The client has released it; a reset makes it new before the next use.
+    pub(crate) used: bool,
     pub(crate) capability: (u32, u32),
     pub(crate) memory: DeviceMemory,
 }

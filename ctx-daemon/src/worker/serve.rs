@@ -25,10 +25,10 @@ const BATCH: usize = 64;
 /// How long a hot worker spins for the next command before it sleeps, and a caller for its reply. Not at all on
 /// machines with few cores, where spinning keeps the other side from running.
 const WORKER_SPIN: Duration = Duration::from_micros(200);
-const CALLER_SPIN_US: u32 = 100;
+const CALLER_SPIN_US: u32 = 2000;
 const CORES_TO_SPIN: usize = 4;
 /// How long a device may be waited for by looking again and again, and how long the pauses are after that.
-const HOT_WAIT: Duration = Duration::from_micros(500);
+const HOT_WAIT: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Where the worker is in its life (see [`super::executor`]).

@@ -15,9 +15,7 @@ fn a_client_gets_a_worker_and_the_pool_is_filled_again() {
     let daemon = Daemon::start();
     let client = Client::attached(&daemon, "app");
     let clients = daemon.clients();
-    let [info] = clients.as_slice() else {
-        panic!("{clients:?}")
-    };
+    let [info] = clients.as_slice() else { panic!("{clients:?}") };
     assert_eq!((info.pid, info.command.as_str()), (client.pid, "app"));
     assert_eq!((info.state.as_str(), info.commands), ("running", 42));
     assert_eq!(info.device_memory, [4096]);
@@ -34,9 +32,7 @@ fn a_clients_death_frees_its_worker() {
     client.kill();
     daemon.wait_for_state(&client, None);
     daemon.wait_for_event("app client gone");
-    eventually("the worker is reaped", || {
-        (!std::path::Path::new(&format!("/proc/{worker}")).exists()).then_some(())
-    });
+    eventually("the worker is reaped", || (!std::path::Path::new(&format!("/proc/{worker}")).exists()).then_some(()));
 }
 
 #[test]
@@ -55,17 +51,12 @@ fn a_workers_death_closes_its_clients_connection() {
 fn an_unsuccessful_adoption_is_told_once() {
     let daemon = Daemon::start();
     let mut client = Client::start(&daemon);
-    assert_eq!(
-        client.ask("attach refused"),
-        "refused no memory for staging"
-    );
+    assert_eq!(client.ask("attach refused"), "refused no memory for staging");
     assert_eq!(client.ask("wait"), "closed");
     let mut client = Client::start(&daemon);
     let answer = client.ask("attach dies-on-adopt");
     assert!(answer.contains("its worker has died"), "{answer}");
-    eventually("nobody is left", || {
-        daemon.clients().is_empty().then_some(())
-    });
+    eventually("nobody is left", || daemon.clients().is_empty().then_some(()));
 }
 
 #[test]
@@ -144,10 +135,7 @@ fn settings_go_to_a_worker_of_its_own_and_only_known_ones() {
     let ring = memfd(SHARED_NAME, SHARED_SIZE);
     let staging = memfd(STAGING_NAME, STAGING_SIZE);
     let fds = [ring.as_raw_fd(), staging.as_raw_fd()];
-    assert!(matches!(
-        attach_with(&daemon, |_| (), &fds),
-        Answer::Attached(_)
-    ));
+    assert!(matches!(attach_with(&daemon, |_| (), &fds), Answer::Attached(_)));
     let change = |it: &mut Opening| {
         it.request["Attach"]["settings"][0][0] = "LD_PRELOAD".into();
     };

@@ -8,9 +8,7 @@ use std::os::unix::net::UnixStream;
 use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::control::{Opening, Request};
 use rekindle_wire::frame;
-use rekindle_wire::layout::{
-    PINNED_NAME, SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE,
-};
+use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE};
 
 use crate::support::{cookie_of, memfd};
 
@@ -31,9 +29,7 @@ pub(crate) fn main() {
                 say("connected");
             }
             ["attach", command] => {
-                let stream = connection
-                    .take()
-                    .unwrap_or_else(|| UnixStream::connect(&socket).unwrap());
+                let stream = connection.take().unwrap_or_else(|| UnixStream::connect(&socket).unwrap());
                 let ring = memfd(SHARED_NAME, SHARED_SIZE);
                 let staging = memfd(STAGING_NAME, STAGING_SIZE);
                 let request = Request::Attach(Attach {
@@ -92,11 +88,7 @@ pub(crate) fn main() {
 
 /// The file and where it is mapped; the file itself is closed, as it is in a restored process.
 fn map(file: OwnedFd, size: usize, address: usize) -> usize {
-    let fixed = if address == 0 {
-        0
-    } else {
-        libc::MAP_FIXED_NOREPLACE
-    };
+    let fixed = if address == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
     // SAFETY: without MAP_FIXED a mapping replaces nothing.
     let at = unsafe {
         libc::mmap(

@@ -1,1 +1,353 @@
-//! Later.
+//! Dumps, as CRIU's plugin asks for them.
+
+use std::path::Path;
+
+use rekindle_images::{Image, PhaseName, Protocol};
+use rekindle_wire::control::{Reply, Request};
+use tempfile::TempDir;
+
+use crate::support::{Client, Daemon, Session, eventually, reason};
+use crate::worker::CODE;
+
+pub(crate) fn pause(root: i32, leave_running: bool) -> Request {
+    Request::Pause { root, leave_running }
+}
+
+/// Begins a dump of a tree, whose clients are these.
+fn begin(daemon: &Daemon, dir: &Path, root: i32, leave_running: bool, clients: &[i32]) -> Session {
+    let (session, reply) = Session::open(daemon, &pause(root, leave_running), dir);
+    let Reply::Paused { mut pids } = reply else { panic!("{reply:?}") };
+    pids.sort_unstable();
+    let mut clients = clients.to_vec();
+    clients.sort_unstable();
+    assert_eq!(pids, clients);
+    session
+}
+
+fn ours(reply: &Reply) -> bool {
+    match reply {
+        Reply::Frozen { ours } | Reply::Socket { ours } => *ours,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A whole dump of one client, with socket 5.
+pub(crate) fn dump(daemon: &Daemon, dir: &Path, client: &mut Client) {
+    let session = begin(daemon, dir, client.pid, false, &[client.pid]);
+    let pid = client.pid;
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+    let cookie = client.cookie();
+    assert!(ours(&session.ask(&Request::Socket { id: 5, cookie })));
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).unwrap().next().is_none()
+}
+
+#[test]
+fn a_dump_that_leaves_its_tree_running() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut one = Client::attached(&daemon, "one");
+    let mut two = Client::attached(&daemon, "two");
+    let mut stranger = Client::attached(&daemon, "stranger");
+    // The clients' parent is this process: all three are of its tree.
+    let root = std::process::id() as i32;
+    let all = [one.pid, two.pid, stranger.pid];
+    let session = begin(&daemon, dir.path(), root, true, &all);
+    for event in ["one Quiesce", "two Quiesce", "stranger Quiesce"] {
+        daemon.wait_for_event(event);
+    }
+    assert_eq!(daemon.state_of(one.pid).unwrap(), "quiesced");
+    assert!(!ours(&session.ask(&Request::Frozen { pid: root })));
+    for client in [&one, &two, &stranger] {
+        assert!(ours(&session.ask(&Request::Frozen { pid: client.pid })));
+    }
+    for (id, client) in (20..).zip([&mut one, &mut two, &mut stranger]) {
+        let cookie = client.cookie();
+        assert!(ours(&session.ask(&Request::Socket { id, cookie })));
+    }
+    let (id, cookie) = (1, 99);
+    assert!(!ours(&session.ask(&Request::Socket { id, cookie })));
+    // The memory is long saved, but CRIU is still writing what a running GPU would change.
+    eventually("it is saved", || {
+        let saved = |it: &&String| it.ends_with("SaveCode");
+        daemon.events().iter().find(saved).map(drop)
+    });
+    assert!(!daemon.events().iter().any(|it| it.ends_with("Open")));
+
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    for client in [&one, &two, &stranger] {
+        assert_eq!(daemon.state_of(client.pid).unwrap(), "running");
+    }
+    let image = Image::open(dir.path()).unwrap();
+    assert!(image.verify(|_| ()).problems.is_empty());
+    let manifest = image.manifest();
+    assert_eq!(manifest.protocol, Protocol::Stop);
+    let sockets: Vec<_> = manifest.clients.iter().map(|it| it.socket_ids[0]).collect();
+    assert_eq!(sockets.len(), 3);
+    for (command, pid, id) in [("one", one.pid, 20), ("stranger", stranger.pid, 22)] {
+        let found = manifest.clients.iter().find(|it| it.command == command);
+        let found = found.unwrap();
+        assert_eq!((found.pid as i32, &found.socket_ids), (pid, &vec![id]));
+        assert_eq!(found.namespace_pid as i32, pid);
+        assert_eq!(found.socket_path, daemon.socket());
+    }
+    // What all have is stored once.
+    assert_eq!(manifest.code.len(), 1);
+    assert_eq!(image.read_code(manifest.code[0].hash).unwrap(), CODE);
+    assert_eq!(manifest.host.gpus[0].compute_major, 9);
+    assert_eq!(manifest.host.driver_version, "CUDA 13.0");
+    let phases: Vec<_> = manifest.phases.iter().map(|it| it.name).collect();
+    for phase in [PhaseName::Quiesce, PhaseName::Freeze, PhaseName::Copy, PhaseName::Write, PhaseName::Stall] {
+        assert!(phases.contains(&phase), "{phase:?}");
+    }
+    drop(session);
+    drop(stranger);
+    one.kill();
+    two.kill();
+}
+
+#[test]
+fn a_dump_that_kills_keeps_rings_closed_until_criu_is_gone() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    let session = begin(&daemon, dir.path(), client.pid, false, &[client.pid]);
+    let pid = client.pid;
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+    let cookie = client.cookie();
+    assert!(ours(&session.ask(&Request::Socket { id: 5, cookie })));
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    assert_eq!(daemon.state_of(client.pid).unwrap(), "saving");
+    assert!(!daemon.events().contains(&"app Open".to_owned()));
+    // A post-dump script failed, so CRIU lets the tasks go on after all.
+    drop(session);
+    daemon.wait_for_event("app Open");
+    daemon.wait_for_state(&client, Some("running"));
+    Image::open(dir.path()).unwrap();
+}
+
+#[test]
+fn a_tree_without_clients_is_none_of_ours_and_an_older_image_goes() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    dump(&daemon, dir.path(), &mut client);
+    client.kill();
+    std::fs::write(dir.path().join("core-1.img"), "CRIU's").unwrap();
+    let other = Client::start(&daemon);
+    let session = begin(&daemon, dir.path(), other.pid, true, &[]);
+    let pid = other.pid;
+    assert!(!ours(&session.ask(&Request::Frozen { pid })));
+    let (id, cookie) = (1, 2);
+    assert!(!ours(&session.ask(&Request::Socket { id, cookie })));
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn a_dump_into_the_directory_of_another_takes_its_place() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut one = Client::attached(&daemon, "one");
+    dump(&daemon, dir.path(), &mut one);
+    let mut two = Client::attached(&daemon, "two");
+    dump(&daemon, dir.path(), &mut two);
+    let image = Image::open(dir.path()).unwrap();
+    assert_eq!(image.manifest().clients[0].command, "two");
+}
+
+#[test]
+fn a_connection_that_closes_gives_the_dump_up() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "slow-save");
+    let pid = client.pid;
+    let cookie = client.cookie();
+    let steps: [&dyn Fn(&Session); 4] = [
+        &|_| (),
+        &|it| assert!(ours(&it.ask(&Request::Frozen { pid }))),
+        &|it| assert!(ours(&it.ask(&Request::Socket { id: 5, cookie }))),
+        &|it| it.tell(&Request::Finish),
+    ];
+    for count in 1..=steps.len() {
+        let session = begin(&daemon, dir.path(), pid, true, &[pid]);
+        steps[..count].iter().for_each(|step| step(&session));
+        if count > 1 {
+            daemon.wait_for_event("slow-save Save");
+        }
+        drop(session);
+        daemon.wait_for_state(&client, Some("running"));
+        eventually("the image is removed", || is_empty(dir.path()).then_some(()));
+        let count = |event: &str| daemon.events().iter().filter(|it| *it == event).count();
+        assert_eq!(count("slow-save Open"), count("slow-save Quiesce"));
+    }
+    daemon.wait_for_event("slow-save Cancel");
+    // And the next one is whole.
+    std::fs::write(daemon.dir.path().join("save-now"), "").unwrap();
+    dump(&daemon, dir.path(), &mut client);
+    Image::open(dir.path()).unwrap();
+}
+
+#[test]
+fn one_that_does_not_come_to_rest_fails_the_dump_by_name() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let good = Client::attached(&daemon, "good");
+    let busy = Client::attached(&daemon, "busy");
+    let root = std::process::id() as i32;
+    let (session, reply) = Session::open(&daemon, &pause(root, true), dir.path());
+    let reason = reason(reply);
+    assert!(reason.contains(&format!("process {} (busy)", busy.pid)), "{reason}");
+    assert!(reason.contains("kernel spin"), "{reason}");
+    daemon.wait_for_event("good Open");
+    daemon.wait_for_state(&good, Some("running"));
+    daemon.wait_for_state(&busy, Some("running"));
+    drop(session);
+    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn one_that_says_nothing_fails_the_dump_and_goes_on_when_it_does() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let slow = Client::attached(&daemon, "slow-quiesce");
+    let (_session, reply) = Session::open(&daemon, &pause(slow.pid, true), dir.path());
+    let reason = reason(reply);
+    assert!(reason.contains("did not answer Quiesce"), "{reason}");
+    daemon.wait_for_event("slow-quiesce Open");
+    daemon.wait_for_state(&slow, Some("running"));
+}
+
+#[test]
+fn a_worker_that_fails_or_dies_fails_the_dump_and_the_others_go_on() {
+    for bad in ["fails-save", "dies-on-save"] {
+        let daemon = Daemon::start();
+        let dir = TempDir::new().unwrap();
+        let good = Client::attached(&daemon, "slow-save");
+        let client = Client::attached(&daemon, bad);
+        let root = std::process::id() as i32;
+        let session = begin(&daemon, dir.path(), root, true, &[good.pid, client.pid]);
+        let pid = good.pid;
+        assert!(ours(&session.ask(&Request::Frozen { pid })));
+        daemon.wait_for_event("slow-save Cancel");
+        let pid = client.pid;
+        let text = reason(session.ask(&Request::Frozen { pid }));
+        assert!(text.contains(&format!("({bad}) cannot be saved")), "{text}");
+        if bad == "fails-save" {
+            assert!(text.contains("0x2000 failed: 700"), "{text}");
+        }
+        // Before CRIU does anything about it.
+        daemon.wait_for_event("slow-save Open");
+        daemon.wait_for_state(&good, Some("running"));
+        eventually("the image is removed", || is_empty(dir.path()).then_some(()));
+        assert!(reason(session.ask(&Request::Finish)).contains("failed already"));
+    }
+}
+
+#[test]
+fn a_connection_that_criu_did_not_see_fails_the_dump() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let client = Client::attached(&daemon, "app");
+    let session = begin(&daemon, dir.path(), client.pid, true, &[client.pid]);
+    let pid = client.pid;
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+    let reason = reason(session.ask(&Request::Finish));
+    assert!(reason.contains("has not dumped the connection"), "{reason}");
+    eventually("the image is removed", || is_empty(dir.path()).then_some(()));
+    daemon.wait_for_state(&client, Some("running"));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_stops() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let client = Client::attached(&daemon, "huge");
+    let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
+    let reason = reason(reply);
+    assert!(reason.contains("1152921504606846976 bytes"), "{reason}");
+    assert!(!daemon.events().contains(&"huge Quiesce".to_owned()));
+}
+
+#[test]
+fn two_dumps_of_one_tree_do_not_mix() {
+    let daemon = Daemon::start();
+    let (dir, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let client = Client::attached(&daemon, "app");
+    let session = begin(&daemon, dir.path(), client.pid, true, &[client.pid]);
+    let (_second, reply) = Session::open(&daemon, &pause(client.pid, true), other.path());
+    assert!(reason(reply).contains("is being dumped"));
+    let pid = client.pid;
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+}
+
+#[test]
+fn a_process_that_attaches_during_a_dump_waits() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    let mut late = Client::start(&daemon);
+    let root = std::process::id() as i32;
+    let session = begin(&daemon, dir.path(), root, true, &[client.pid]);
+    late.tell("attach late");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(daemon.state_of(late.pid), None);
+    let pid = client.pid;
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+    let cookie = client.cookie();
+    assert!(ours(&session.ask(&Request::Socket { id: 5, cookie })));
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    drop(session);
+    assert_eq!(late.hear(), "attached");
+}
+
+#[test]
+fn a_handshake_that_was_frozen_is_noted_and_goes_on() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    // One has connected and not said why.
+    let mut silent = Client::start(&daemon);
+    assert_eq!(silent.ask("connect"), "connected");
+    let root = std::process::id() as i32;
+    let both = [client.pid, silent.pid];
+    eventually("it is noticed", || {
+        let (_session, reply) = Session::open(&daemon, &pause(root, true), dir.path());
+        matches!(reply, Reply::Paused { pids } if pids.len() == 2).then_some(())
+    });
+    daemon.wait_for_state(&client, Some("running"));
+    let session = begin(&daemon, dir.path(), root, true, &both);
+    for pid in both {
+        assert!(ours(&session.ask(&Request::Frozen { pid })));
+    }
+    for (id, cookie) in [(7, client.cookie()), (8, silent.cookie())] {
+        assert!(ours(&session.ask(&Request::Socket { id, cookie })));
+    }
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    drop(session);
+    let image = Image::open(dir.path()).unwrap();
+    let record = image.client(1).unwrap();
+    assert_eq!((record.pid as i32, record.ring.size), (silent.pid, 0));
+    assert_eq!(record.socket_ids, [8]);
+    assert_eq!(silent.ask("attach silent"), "attached");
+}
+
+#[test]
+fn a_daemon_that_stops_gives_dumps_up() {
+    let mut daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let client = Client::attached(&daemon, "slow-save");
+    let session = begin(&daemon, dir.path(), client.pid, true, &[client.pid]);
+    let pid = client.pid;
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+    daemon.wait_for_event("slow-save Save");
+    daemon.kill(libc::SIGTERM);
+    assert!(daemon.wait_for_exit().success());
+    assert!(is_empty(dir.path()));
+    daemon.start_again();
+    daemon.wait_for_state(&client, Some("running"));
+}

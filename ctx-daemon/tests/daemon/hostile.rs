@@ -40,19 +40,13 @@ fn malformed_frames_close_their_connection_and_leak_nothing() {
         let mut rest = Vec::new();
         let _ = (&stream).read_to_end(&mut rest);
     }
-    let reattach = Request::Reattach {
-        restore: 1,
-        socket: 2,
-        cookie: 3,
-    };
+    let reattach = Request::Reattach { restore: 1, socket: 2, cookie: 3 };
     let stream = UnixStream::connect(daemon.socket()).unwrap();
     frame::send(&stream, &Opening::new(&reattach).unwrap(), &[], &[]).unwrap();
     let mut rest = Vec::new();
     (&stream).read_to_end(&mut rest).unwrap();
     assert!(rest.is_empty(), "nothing may be queued to a restored process");
-    eventually("everything is closed", || {
-        (daemon.descriptors() == before).then_some(())
-    });
+    eventually("everything is closed", || (daemon.descriptors() == before).then_some(()));
     Client::attached(&daemon, "app");
 }
 
@@ -71,11 +65,7 @@ fn a_strangers_worker_is_not_taken_over() {
                 cookie: 0,
                 settings: Vec::new(),
             },
-            attached: rekindle_wire::attach::Attached {
-                driver_version: 0,
-                api_version: 0,
-                devices: Vec::new(),
-            },
+            attached: rekindle_wire::attach::Attached { driver_version: 0, api_version: 0, devices: Vec::new() },
         };
         reason(ask(&daemon.socket(), &request, fds))
     };

@@ -44,10 +44,8 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
 
 #[test]
 fn mistakes_in_the_configuration_are_usage_errors() {
-    let output = Command::new(env!("CARGO_BIN_EXE_rekindled"))
-        .args(["--config", "/nonexistent.toml"])
-        .output()
-        .unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_rekindled")).args(["--config", "/nonexistent.toml"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("/nonexistent.toml"), "{text}");

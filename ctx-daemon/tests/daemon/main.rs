@@ -3,6 +3,8 @@
 //! Worker and client processes are this program again, started with one of the two "tests" `fake_worker` and
 //! `fake_client` and an environment variable that makes them do something.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod attach;
 mod client;
 mod dump;

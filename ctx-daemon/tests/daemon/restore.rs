@@ -1,1 +1,269 @@
-//! Later.
+//! Restores, as CRIU's plugin asks for them.
+
+use std::path::Path;
+
+use rekindle_images::{CreateOptions, Image, ImageDir, ImageWriter};
+use rekindle_wire::control::{Reply, Request};
+use tempfile::TempDir;
+
+use crate::dump::dump;
+use crate::support::{Client, Daemon, Session, eventually, reason};
+use crate::worker::PINNED;
+
+/// A process that "CRIU" has brought back, and the image, whose client is made to be it.
+struct Restored {
+    dir: TempDir,
+    process: Client,
+}
+
+/// Dumps a client of this name, kills it, and makes a new process take its pid in the image.
+fn dumped(daemon: &Daemon, command: &str) -> Restored {
+    let mut client = Client::attached(daemon, command);
+    let dir = TempDir::new().unwrap();
+    dump(daemon, dir.path(), &mut client);
+    client.kill();
+    daemon.wait_for_state(&client, None);
+    let process = Client::start(daemon);
+    change_pid(&dir, process.pid);
+    Restored { dir, process }
+}
+
+/// Writes the image again with another pid: a test cannot choose pids as CRIU does.
+fn change_pid(dir: &TempDir, pid: i32) {
+    let image = Image::open(dir.path()).unwrap();
+    let mut manifest = image.manifest().clone();
+    manifest.clients[0].namespace_pid = pid as u32;
+    let mut data = image.data_file(0).unwrap();
+    let mut content = Vec::new();
+    std::io::Read::read_to_end(&mut data, &mut content).unwrap();
+    let code = image.read_code(manifest.code[0].hash).unwrap();
+    drop(image);
+    let options = CreateOptions { id: manifest.id, key: manifest.hash_key, replace: true };
+    let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+    std::io::Write::write_all(&mut writer.data_file(0).unwrap(), &content).unwrap();
+    writer.put_code(&code).unwrap();
+    writer.commit(manifest).unwrap();
+}
+
+fn begin(daemon: &Daemon, dir: &Path) -> (Session, u64) {
+    let (session, reply) = Session::open(daemon, &Request::Restore, dir);
+    let Reply::Prepared { restore, sockets } = reply else { panic!("{reply:?}") };
+    assert_eq!((sockets[0].id, Path::new(&sockets[0].path)), (5, &*daemon.socket()));
+    (session, restore)
+}
+
+fn refused(daemon: &Daemon, dir: &Path) -> String {
+    reason(Session::open(daemon, &Request::Restore, dir).1)
+}
+
+const OPEN: Reply = Reply::Resumed { ours: true, open: true };
+
+#[test]
+fn a_client_comes_back_and_can_be_dumped_again() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    let (session, restore) = begin(&daemon, dir.path());
+    assert_eq!(process.ask("map"), "mapped");
+    assert_eq!(process.ask(&format!("reattach {restore} 5")), "reattached");
+    // Another task of the tree, which has nothing to do with us.
+    let pid = std::process::id() as i32;
+    let none = Reply::Resumed { ours: false, open: false };
+    assert_eq!(session.ask(&Request::Resume { pid }), none);
+    let pid = process.pid;
+    assert_eq!(session.ask(&Request::Resume { pid }), OPEN);
+    drop(session);
+    daemon.wait_for_state(&process, Some("running"));
+    let events = daemon.events();
+    let after_load = events.iter().skip_while(|it| *it != "app Load 1");
+    let after_load: Vec<_> = after_load.collect();
+    assert_eq!(after_load[..3], ["app Load 1", "app Connect 0", "app Open"]);
+
+    let second = TempDir::new().unwrap();
+    dump(&daemon, second.path(), &mut process);
+    let image = Image::open(second.path()).unwrap();
+    assert_eq!(image.manifest().clients[0].pid as i32, process.pid);
+    process.kill();
+    daemon.wait_for_state(&process, None);
+}
+
+#[test]
+fn pinned_memory_comes_with_it_however_much_there_is() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "pinned");
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    let pid = process.pid;
+    let text = reason(session.ask(&Request::Resume { pid }));
+    assert!(text.contains("is not what was dumped"), "{text}");
+    drop(session);
+
+    let (session, restore) = begin(&daemon, dir.path());
+    assert_eq!(process.ask("wait"), "closed");
+    process.ask(&format!("reattach {restore} 5"));
+    for i in 0..300 {
+        let (address, size) = (PINNED.0 + i * (1 << 20), PINNED.1);
+        assert_eq!(process.ask(&format!("map {size} {address:x}")), "mapped");
+    }
+    assert_eq!(session.ask(&Request::Resume { pid }), OPEN);
+    daemon.wait_for_event("pinned Connect 300");
+}
+
+#[test]
+fn a_directory_without_an_image_is_none_of_ours() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("inventory.img"), "CRIU's").unwrap();
+    let (session, reply) = Session::open(&daemon, &Request::Restore, dir.path());
+    assert_eq!(reply, Reply::NotOurs);
+    let none = Reply::Resumed { ours: false, open: false };
+    assert_eq!(session.ask(&Request::Resume { pid: 1 }), none);
+}
+
+#[test]
+fn what_can_be_known_beforehand_fails_beforehand() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    let path = dir.path();
+    let names: Vec<_> = std::fs::read_dir(path).unwrap().map(|it| it.unwrap().path()).collect();
+    for file in &names {
+        let good = std::fs::read(file).unwrap();
+        std::fs::remove_file(file).unwrap();
+        let text = refused(&daemon, path);
+        assert!(text.starts_with("bad image: "), "{text}");
+        let mut bad = good.clone();
+        bad[good.len() / 2] ^= 1;
+        std::fs::write(file, bad).unwrap();
+        // Content of memory is compared when it is loaded.
+        if !file.to_string_lossy().contains("data") {
+            let text = refused(&daemon, path);
+            assert!(text.starts_with("bad image: "), "{text}");
+        }
+        std::fs::write(file, &good[..good.len() - 1]).unwrap();
+        let text = refused(&daemon, path);
+        assert!(text.starts_with("bad image: "), "{text}");
+        std::fs::write(file, good).unwrap();
+    }
+    let _session = begin(&daemon, path);
+    let no_load = |events: Vec<String>| events.iter().filter(|it| it.contains("Load")).count();
+    eventually("only the last was loaded", || (no_load(daemon.events()) == 1).then_some(()));
+}
+
+#[test]
+fn another_kind_of_gpu_or_too_little_memory_is_refused() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    for (file, content, says) in [
+        ("capability", "8", "of compute capability 9.0, and here it is a Fake of 8.0"),
+        ("memory", "4096", "100000 bytes are needed on GPU 0, which has 4096"),
+    ] {
+        let other = Daemon::start_with(&[(file, content)]);
+        let text = refused(&other, dir.path());
+        assert!(text.contains(says), "{text}");
+        assert!(!other.events().iter().any(|it| it.contains("Load")));
+        eventually("the pool is filled again", || (other.status().spare == 1).then_some(()));
+    }
+    let none = Daemon::start_with(&[("no-gpu", "")]);
+    assert!(refused(&none, dir.path()).contains("no worker: "));
+}
+
+#[test]
+fn content_that_was_changed_fails_when_the_process_is_resumed() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    let file = dir.path().join("rekindle-data-0.raw");
+    let mut content = std::fs::read(&file).unwrap();
+    content[50_000] ^= 1;
+    std::fs::write(&file, content).unwrap();
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    let pid = process.pid;
+    let text = reason(session.ask(&Request::Resume { pid }));
+    assert!(text.contains("rekindle-data-0.raw"), "{text}");
+    assert_eq!(process.ask("wait"), "closed");
+    let text = reason(session.ask(&Request::Resume { pid }));
+    assert!(text.contains("failed already"), "{text}");
+}
+
+#[test]
+fn what_did_not_come_back_fails_at_its_process() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    let pid = process.pid;
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask(&format!("reattach {restore} 5"));
+    let text = reason(session.ask(&Request::Resume { pid }));
+    assert!(text.contains("without the memory"), "{text}");
+    drop(session);
+    let (session, _) = begin(&daemon, dir.path());
+    process.ask("map");
+    let text = reason(session.ask(&Request::Resume { pid }));
+    assert!(text.contains("without its connection"), "{text}");
+}
+
+#[test]
+fn a_restore_that_is_given_up_leaves_nothing() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+    let before = daemon.descriptors();
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    drop(session);
+    assert_eq!(process.ask("wait"), "closed");
+    // Too late.
+    process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(process.ask("wait"), "closed");
+    eventually("everything is closed", || (daemon.descriptors() == before && daemon.status().spare == 1).then_some(()));
+    assert!(daemon.clients().is_empty());
+}
+
+#[test]
+fn nobody_takes_a_clients_place() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    let (session, restore) = begin(&daemon, dir.path());
+    let mut thief = Client::start(&daemon);
+    for (number, socket) in [(restore ^ 1, 5), (restore, 6), (1, 5)] {
+        thief.ask(&format!("reattach {number} {socket}"));
+        assert_eq!(thief.ask("wait"), "closed");
+    }
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    let pid = process.pid;
+    assert_eq!(session.ask(&Request::Resume { pid }), OPEN);
+}
+
+#[test]
+fn a_process_that_was_in_its_handshake_begins_it_again() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut silent = Client::start(&daemon);
+    silent.ask("connect");
+    let pid = silent.pid;
+    let pause = crate::dump::pause(pid, false);
+    let session = eventually("it is noticed", || {
+        let (session, reply) = Session::open(&daemon, &pause, dir.path());
+        matches!(reply, Reply::Paused { pids } if pids == [pid]).then_some(session)
+    });
+    session.ask(&Request::Frozen { pid });
+    let cookie = silent.cookie();
+    session.ask(&Request::Socket { id: 5, cookie });
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    silent.kill();
+    drop(session);
+
+    let (session, restore) = begin(&daemon, dir.path());
+    let mut process = Client::start(&daemon);
+    process.ask(&format!("reattach {restore} 5"));
+    assert_eq!(process.ask("wait"), "closed");
+    let pid = process.pid;
+    let resumed = session.ask(&Request::Resume { pid });
+    let expected = Reply::Resumed { ours: false, open: true };
+    assert_eq!(resumed, expected);
+    drop(session);
+    let mut process = Client::start(&daemon);
+    assert_eq!(process.ask("attach app"), "attached");
+}

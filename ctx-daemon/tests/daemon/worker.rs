@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rekindle_images::{
-    Allocation, Client as Record, ClientGpu, CodeHash, DataReader, DataWriter, HashKey, Object,
-    Pinned,
+    Allocation, Client as Record, ClientGpu, CodeHash, DataReader, DataWriter, HashKey, Object, Pinned,
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, Device};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
@@ -46,7 +45,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         frame::send(&channel, &WorkerReply::Failed { reason }, &[], &[]).unwrap();
         std::process::exit(1);
     }
-    let mut worker = Worker {
+    let worker = Worker {
         attached: attached(&dir),
         channel,
         dir,
@@ -116,10 +115,7 @@ impl Worker {
     }
 
     fn note(&self, event: &str) {
-        let file = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.join("events"));
+        let file = std::fs::File::options().create(true).append(true).open(self.dir.join("events"));
         // One write, so that lines of several workers do not mix. The test may be over.
         if let Ok(mut file) = file {
             let _ = file.write_all(format!("{} {event}\n", self.command).as_bytes());
@@ -248,15 +244,8 @@ impl Worker {
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
         let mut record = Record {
-            gpus: vec![ClientGpu {
-                ordinal: 0,
-                uuid: [1; 16],
-            }],
-            objects: vec![Object {
-                sequence: 1,
-                code: vec![hash],
-                ..Object::default()
-            }],
+            gpus: vec![ClientGpu { ordinal: 0, uuid: [1; 16] }],
+            objects: vec![Object { sequence: 1, code: vec![hash], ..Object::default() }],
             allocations: vec![Allocation {
                 address: 0x2000_0000_0000,
                 size: MEMORY as u64,
@@ -266,17 +255,10 @@ impl Worker {
             ..Record::default()
         };
         if self.is("pinned") {
-            record.pinned = vec![Pinned {
-                address: PINNED.0,
-                size: PINNED.1,
-                ..Pinned::default()
-            }];
+            record.pinned = vec![Pinned { address: PINNED.0, size: PINNED.1, ..Pinned::default() }];
         }
         writer.finish().unwrap();
-        let code = vec![SavedCode {
-            hash: hash.to_string(),
-            size: CODE.len() as u64,
-        }];
+        let code = vec![SavedCode { hash: hash.to_string(), size: CODE.len() as u64 }];
         let bytes = MEMORY as u64;
         let saved = WorkerReply::Saved { code, bytes };
         self.reply_with(&saved, &record.to_bytes().unwrap());
@@ -286,12 +268,7 @@ impl Worker {
         let mut byte = 0_u8;
         // SAFETY: receives at most one byte into the local, and leaves it queued.
         let got = unsafe {
-            libc::recv(
-                self.channel.as_raw_fd(),
-                (&raw mut byte).cast(),
-                1,
-                libc::MSG_PEEK | libc::MSG_DONTWAIT,
-            )
+            libc::recv(self.channel.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT)
         };
         got >= 0
     }
@@ -326,20 +303,12 @@ impl Worker {
     }
 
     fn wait(&self) -> Woken {
-        let poll = |fd: RawFd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let client = self.client.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut fds = [poll(self.channel.as_raw_fd()), poll(client)];
         // SAFETY: two structures, alive during the call. A negative descriptor is passed over.
         unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-        if fds[1].revents == 0 {
-            Woken::Daemon
-        } else {
-            Woken::Client
-        }
+        if fds[1].revents == 0 { Woken::Daemon } else { Woken::Client }
     }
 }
 
@@ -351,13 +320,6 @@ enum Woken {
 fn is_closed(stream: &UnixStream) -> bool {
     let mut byte = 0_u8;
     // SAFETY: receives at most one byte into the local, and leaves it queued.
-    let got = unsafe {
-        libc::recv(
-            stream.as_raw_fd(),
-            (&raw mut byte).cast(),
-            1,
-            libc::MSG_PEEK | libc::MSG_DONTWAIT,
-        )
-    };
+    let got = unsafe { libc::recv(stream.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
     got == 0
 }

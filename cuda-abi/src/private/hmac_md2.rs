@@ -118,10 +118,7 @@ mod tests {
             (b"abc", 0xda853b0d3f88d99b30283a69e6ded6bb),
             (b"message digest", 0xab4f496bfb2a530b219ff33031fe06b0),
             (b"abcdefghijklmnopqrstuvwxyz", 0x4e8ddff3650292ab5a4108c3aa47940b),
-            (
-                b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789",
-                0xda33def2a42df13975352846c30338cd,
-            ),
+            (b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789", 0xda33def2a42df13975352846c30338cd),
             (
                 b"12345678901234567890123456789012345678901234567890123456789012345678901234567890",
                 0xd5976f79d83d3a0dc9806c3c66f3efd8,

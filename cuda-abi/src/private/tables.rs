@@ -60,8 +60,7 @@ pub(super) static CUDART: Table<13> =
 /// The runtime's handshake.
 pub(super) static INT: Table<3> = Table::new().with(1, handshake::answer_runtime as *const c_void);
 static TLS: Table<3> = Table::new().with(2, current_context as *const c_void);
-static HOOKS: Table<7> =
-    Table::new().with(2, large_buffer as *const c_void).with(6, small_buffer as *const c_void);
+static HOOKS: Table<7> = Table::new().with(2, large_buffer as *const c_void).with(6, small_buffer as *const c_void);
 static CLS: Table<8> = Table::refusing()
     .with(0, storage::put_value as *const c_void)
     .with(1, storage::delete_value as *const c_void)

@@ -92,7 +92,8 @@ fn the_primary_context_has_a_handle_before_it_is_active() {
 
 #[test]
 fn the_handshake_is_what_the_runtime_computes() {
-    let caller = handshake::Caller { version: 13002, pid: 4711, thread: 0x89abcdef, addresses: [16, 32, 48], seconds: 99 };
+    let caller =
+        handshake::Caller { version: 13002, pid: 4711, thread: 0x89abcdef, addresses: [16, 32, 48], seconds: 99 };
     assert_eq!(handshake::words(&Fake, handshake::Caller { version: 13000, ..caller })[0], 0x3341181c03cb675c);
     assert_eq!(handshake::words(&Fake, handshake::Caller { version: 13001, ..caller })[0], 0x1841181c03cb675c);
     // Computed independently, in Python, from the description of the message.

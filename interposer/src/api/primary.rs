@@ -1,7 +1,7 @@
 //! Primary contexts: one for each device, counted here; the worker has had it ready since before the process was born.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{CONTEXT_RESET, CONTEXT_RETAIN};
+use rekindle_wire::command::{CONTEXT_RELEASE, CONTEXT_RESET, CONTEXT_RETAIN};
 
 use super::{check, code, put};
 use crate::client::{self, Call, Client};
@@ -49,7 +49,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
                 0 => Err(CUDA_ERROR_INVALID_CONTEXT),
                 1 => {
                     primary.retained = 0;
-                    reset(client, device)
+                    release(client, device)
                 }
                 _ => {
                     primary.retained -= 1;
@@ -87,7 +87,18 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
     unsafe { cuDevicePrimaryCtxReset_v2(dev) }
 }
 
-/// Drops everything in a primary context, here and in the worker.
+/// Lets a primary context go that nobody retains any more.
+fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
+    let handle = Contexts::primary_handle(device);
+    rekindle_cuda_abi::private::cls_reset(handle);
+    let mut call = Call::unchecked(client, CONTEXT_RELEASE, handle);
+    call.word(handle);
+    check(call.send())?;
+    super::context::forget(client, handle);
+    Ok(())
+}
+
+/// Drops everything in a primary context, here and in the worker, and waits until that is done.
 fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     rekindle_cuda_abi::private::cls_reset(handle);

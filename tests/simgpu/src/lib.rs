@@ -1,1 +1,50 @@
-//! A software GPU: a libcuda.so.1 that runs on the CPU, for tests.
+//! A software GPU: a `libcuda.so.1` that runs on the CPU, for tests.
+//!
+//! Programs built by nvcc find it through `LD_LIBRARY_PATH` and run on it: their PTX is interpreted, kernels of
+//! different streams run at the same time, and errors are those of the driver. What it does not support, it refuses
+//! with `CUDA_ERROR_NOT_SUPPORTED`. `config` lists the environment variables that shape the devices, `fault` how
+//! faults are injected.
+//!
+//! ```text
+//!   exported symbols ─► process::entry ─► api::*      what each driver function does with its arguments
+//!                                           │
+//!        current ─► context ─► stream ──────┤          threads' contexts; queues with a thread each
+//!        library ─► module ─► execution ────┤          code, and running it on rekindle-ptx
+//!        device ─► memory, pool ────────────┘          addresses, pages, and who may access them
+//! ```
+
+mod api;
+mod attributes;
+mod config;
+mod context;
+mod copy;
+mod current;
+mod device;
+mod event;
+mod execution;
+mod fault;
+mod handles;
+mod host;
+mod image;
+mod library;
+mod memory;
+mod module;
+mod pool;
+mod process;
+mod status;
+mod stream;
+mod word;
+
+pub(crate) use current::with_thread_stream;
+pub(crate) use process::{entry, refuse};
+
+/// The symbols of `libcuda.so.1`, generated from the table of driver functions.
+#[allow(missing_docs, non_snake_case, unreachable_pub, reason = "generated; the names are cuda.h's")]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, reason = "generated")]
+mod exports {
+    use std::ffi::{c_char, c_void};
+
+    use rekindle_cuda_abi::types::*;
+
+    include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+}

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rekindle_images::{Client as Record, Gpu, Host, Manifest, Phase, PhaseName, Protocol, Setting};
+use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::{Attached, Device};
 use rekindle_wire::layout::SHARED_SIZE;
-use rekindle_wire::WIRE_VERSION;
 
 use super::super::clients::{Client, Pending};
 use super::super::process::{self, Process};
@@ -78,12 +78,7 @@ pub(in crate::daemon) fn is_unattached(record: &Record) -> bool {
 }
 
 /// Writes into a worker's record what the daemon knows better.
-pub(super) fn identify(
-    record: &mut Record,
-    client: &Client,
-    namespace_pid: i32,
-    sockets: &[(Whose, u32)],
-) {
+pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32, sockets: &[(Whose, u32)]) {
     let attach = &client.attach;
     record.pid = client.process.pid.unsigned_abs();
     record.namespace_pid = namespace_pid.unsigned_abs();
@@ -92,10 +87,7 @@ pub(super) fn identify(
     record.socket_path = attach.socket.clone().into();
     record.socket_ids = ids_of(client.process, sockets);
     record.ring.size = SHARED_SIZE as u64;
-    let setting = |(name, value): &(String, String)| Setting {
-        name: name.clone(),
-        value: value.clone(),
-    };
+    let setting = |(name, value): &(String, String)| Setting { name: name.clone(), value: value.clone() };
     record.settings = attach.settings.iter().map(setting).collect();
 }
 
@@ -166,11 +158,8 @@ pub(super) fn build<'a>(
     mut records: Vec<Record>,
     sockets: &[(Whose, u32)],
 ) -> Manifest {
-    let unattached: BTreeMap<_, _> = sockets
-        .iter()
-        .filter_map(|(whose, _)| whose.unattached())
-        .map(|it| (it.process.pid, it))
-        .collect();
+    let unattached: BTreeMap<_, _> =
+        sockets.iter().filter_map(|(whose, _)| whose.unattached()).map(|it| (it.process.pid, it)).collect();
     let next = records.iter().map(|it| it.index + 1).max().unwrap_or(0);
     let more = (next..).zip(unattached.values());
     records.extend(more.map(|(index, it)| it.record(index, sockets)));
@@ -229,7 +218,6 @@ pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,9 +270,7 @@ mod tests {
             bytes: 0,
         };
         let manifest = build(&timeline, std::iter::empty(), Vec::new(), &sockets);
-        let [record] = manifest.clients.as_slice() else {
-            panic!("{:?}", manifest.clients)
-        };
+        let [record] = manifest.clients.as_slice() else { panic!("{:?}", manifest.clients) };
         assert!(is_unattached(record));
         assert_eq!(record.socket_ids, [31]);
         assert_eq!(record.socket_path, Path::new("/run/s"));

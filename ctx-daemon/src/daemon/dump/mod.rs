@@ -23,7 +23,7 @@ mod save;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter};
 use rekindle_wire::control::{Reply, Request};
@@ -35,15 +35,12 @@ use self::manifest::{Unattached, Whose};
 pub(super) use self::manifest::{driver_version, gpu, is_unattached};
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
+use super::Daemon;
 use super::clients::{Client, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
 use super::pidns::{PidError, PidView};
 use super::process;
 use super::sys::Credentials;
-use super::Daemon;
-
-/// How long a worker may take to say how much memory its client has.
-const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a dump fails. The applications go on.
 #[derive(Debug, Error)]
@@ -57,11 +54,7 @@ pub(super) enum DumpError {
     #[error(
         "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free: free some or dump elsewhere"
     )]
-    Space {
-        needed: u64,
-        free: u64,
-        directory: String,
-    },
+    Space { needed: u64, free: u64, directory: String },
     #[error(transparent)]
     Quiesce(#[from] QuiesceError),
     #[error(transparent)]
@@ -205,11 +198,7 @@ impl<'a> Dump<'a> {
         let processes = clients.iter().map(|it| it.process);
         let processes = processes.chain(pending.iter().map(|it| it.process));
         let pids = processes.filter_map(|it| view.to_theirs(it.pid)).collect();
-        dump.stage = Stage::Quiesced {
-            dir,
-            rings,
-            idle_at,
-        };
+        dump.stage = Stage::Quiesced { dir, rings, idle_at };
         Ok((dump, Reply::Paused { pids }))
     }
 
@@ -241,20 +230,14 @@ impl<'a> Dump<'a> {
             Stage::Durable(_) | Stage::Failed(_) => return Err(DumpError::Order("Frozen")),
         }
         let registry = &self.daemon.registry;
-        let ours = !registry.clients_among(&[pid]).is_empty()
-            || !registry.pending_among(&[pid]).is_empty();
+        let ours = !registry.clients_among(&[pid]).is_empty() || !registry.pending_among(&[pid]).is_empty();
         Ok(Reply::Frozen { ours })
     }
 
     /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
     fn start_saving(&mut self) -> Result<(), DumpError> {
         let stage = std::mem::replace(&mut self.stage, Stage::NotOurs);
-        let Stage::Quiesced {
-            dir,
-            mut rings,
-            mut idle_at,
-        } = stage
-        else {
+        let Stage::Quiesced { dir, mut rings, mut idle_at } = stage else {
             return Err(DumpError::Order("Frozen"));
         };
         for ring in &rings {
@@ -266,10 +249,7 @@ impl<'a> Dump<'a> {
         let (mut clients, _) = self.find()?;
         clients.retain(|it| !rings.iter().any(|ring| Arc::ptr_eq(ring.client(), it)));
         if !clients.is_empty() {
-            rings.extend(quiesce::quiesce(
-                &clients,
-                self.daemon.config.quiesce_timeout,
-            )?);
+            rings.extend(quiesce::quiesce(&clients, self.daemon.config.quiesce_timeout)?);
             idle_at = Instant::now();
         }
         let options = CreateOptions {
@@ -278,15 +258,7 @@ impl<'a> Dump<'a> {
             ..CreateOptions::new()?
         };
         let writer = ImageWriter::create(dir, options)?;
-        let job = SaveJob::start(
-            writer,
-            rings,
-            save::Times {
-                began: self.began,
-                idle_at,
-            },
-            self.leave_running,
-        );
+        let job = SaveJob::start(writer, rings, save::Times { began: self.began, idle_at }, self.leave_running);
         self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);
         Ok(())
     }
@@ -313,9 +285,7 @@ impl<'a> Dump<'a> {
             let mut noted = noted.filter_map(Whose::unattached);
             noted.any(|unattached| unattached.process == it.process)
         };
-        let by_cookie = pending
-            .iter()
-            .find(|it| it.attach.as_ref().is_some_and(|it| it.cookie == cookie));
+        let by_cookie = pending.iter().find(|it| it.attach.as_ref().is_some_and(|it| it.cookie == cookie));
         // One that was frozen before it said anything: the plugin has seen that it is connected to us, and not why.
         let silent = || pending.iter().find(|it| it.attach.is_none() && !noted(it));
         let found = by_cookie.or_else(silent)?;
@@ -336,9 +306,8 @@ impl<'a> Dump<'a> {
             }
         };
         for client in job.clients() {
-            let dumped = |(whose, _): &(Whose, u32)| {
-                matches!(whose, Whose::Client(process) if *process == client.process)
-            };
+            let dumped =
+                |(whose, _): &(Whose, u32)| matches!(whose, Whose::Client(process) if *process == client.process);
             if !self.sockets.iter().any(dumped) {
                 return Err(DumpError::NoSocket(client.to_string()));
             }
@@ -367,17 +336,13 @@ fn image_directory(fds: Vec<OwnedFd>) -> Result<ImageDir, DumpError> {
 /// it lets through and does not fit fails later.
 fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<(), DumpError> {
     let memory = |client: &Arc<Client>| {
-        let description = client.worker.describe(DESCRIBE_TIMEOUT);
+        let description = client.worker.describe();
         description.device_memory.iter().sum::<u64>()
     };
     let needed = clients.iter().map(memory).sum();
     let free = dir.free_space()?;
     if needed > free {
-        return Err(DumpError::Space {
-            needed,
-            free,
-            directory: dir.path().display().to_string(),
-        });
+        return Err(DumpError::Space { needed, free, directory: dir.path().display().to_string() });
     }
     Ok(())
 }

@@ -73,15 +73,9 @@ impl Drop for ClosedRing {
 }
 
 /// Quiesces clients, all at the same time. On an error all of them go on.
-pub(super) fn quiesce(
-    clients: &[Arc<Client>],
-    timeout: Duration,
-) -> Result<Vec<ClosedRing>, QuiesceError> {
+pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<ClosedRing>, QuiesceError> {
     let results: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = clients
-            .iter()
-            .map(|client| scope.spawn(move || quiesce_one(client, timeout)))
-            .collect();
+        let asked: Vec<_> = clients.iter().map(|client| scope.spawn(move || quiesce_one(client, timeout))).collect();
         asked.into_iter().filter_map(|it| it.join().ok()).collect()
     });
     results.into_iter().collect()
@@ -96,10 +90,7 @@ fn quiesce_one(client: &Arc<Client>, timeout: Duration) -> Result<ClosedRing, Qu
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    let mut ring = ClosedRing {
-        client: Arc::clone(client),
-        closed: true,
-    };
+    let mut ring = ClosedRing { client: Arc::clone(client), closed: true };
     let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     let request = WorkerRequest::Quiesce { timeout_ms };
     let limit = timeout.saturating_add(GRACE);
@@ -108,10 +99,7 @@ fn quiesce_one(client: &Arc<Client>, timeout: Duration) -> Result<ClosedRing, Qu
         Err(source) => {
             // One that has said so is open; one that said nothing may close yet.
             ring.closed = !matches!(source, WorkerError::Failed(_));
-            Err(QuiesceError::Client {
-                client: client.to_string(),
-                source,
-            })
+            Err(QuiesceError::Client { client: client.to_string(), source })
         }
     }
 }

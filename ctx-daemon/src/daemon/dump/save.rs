@@ -115,12 +115,7 @@ impl SaveJob {
             lock(&of_thread.state).outcome = Some(outcome);
             drop(theirs);
         })?;
-        Ok(Self {
-            shared,
-            clients,
-            over,
-            thread: Some(thread),
-        })
+        Ok(Self { shared, clients, over, thread: Some(thread) })
     }
 
     /// Whose memory is saved.
@@ -163,8 +158,7 @@ impl SaveJob {
 
 impl Drop for SaveJob {
     fn drop(&mut self) {
-        self.shared
-            .fail(SaveError("the dump was given up".to_owned()));
+        self.shared.fail(SaveError("the dump was given up".to_owned()));
         if let Some(thread) = self.thread.take() {
             // A panic in there has been reported, and its unwinding let everything go.
             let _ = thread.join();
@@ -201,11 +195,7 @@ impl Shared {
     }
 
     /// Everything but the commit.
-    fn write(
-        &self,
-        writer: &ImageWriter,
-        rings: Vec<ClosedRing>,
-    ) -> Result<rekindle_images::Manifest, SaveError> {
+    fn write(&self, writer: &ImageWriter, rings: Vec<ClosedRing>) -> Result<rekindle_images::Manifest, SaveError> {
         let count = rings.len();
         let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
         let (saved, synced) = std::thread::scope(|scope| {
@@ -217,6 +207,8 @@ impl Shared {
                 let synced = writer.sync().map(|()| Instant::now());
                 synced.map_err(|error| self.fail(error.into()))
             });
+            // Where there is no client with a worker, nobody else waits for it.
+            self.wait_for_finish();
             let saved = threads.into_iter().filter_map(|it| it.join().ok()?);
             (saved.collect::<Vec<_>>(), synced)
         });
@@ -242,7 +234,7 @@ impl Shared {
         drop(state);
         for phase in timeline.phases() {
             let ms = phase.duration / 1_000_000;
-            info!(phase = phase.name.as_str(), ms, bytes = phase.bytes);
+            info!(ms, bytes = phase.bytes, "phase {}", phase.name.as_str());
         }
         let mut records = Vec::new();
         let mut closed = Vec::new();
@@ -304,25 +296,14 @@ impl Shared {
         Some(saved)
     }
 
-    fn save(
-        &self,
-        writer: &ImageWriter,
-        index: u32,
-        client: &Client,
-    ) -> Result<Record, SaveError> {
+    fn save(&self, writer: &ImageWriter, index: u32, client: &Client) -> Result<Record, SaveError> {
         let file = writer.data_file(index)?;
         if let Some(error) = &lock(&self.state).failed {
             return Err(error.clone());
         }
         let failed = |error: WorkerError| SaveError::of(client, &error);
-        let request = WorkerRequest::Save {
-            hash_key: writer.key().seed(),
-            file: index,
-        };
-        let answered = client
-            .worker
-            .call(&request, &[], &[file.as_raw_fd()], None)
-            .map_err(failed)?;
+        let request = WorkerRequest::Save { hash_key: writer.key().seed(), file: index };
+        let answered = client.worker.call(&request, &[], &[file.as_raw_fd()], None).map_err(failed)?;
         let WorkerReply::Saved { code, bytes } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
@@ -367,13 +348,7 @@ fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode) -> Result
         // Another client has the same code.
         return Ok(());
     };
-    let request = WorkerRequest::SaveCode {
-        hash: image.hash.clone(),
-    };
+    let request = WorkerRequest::SaveCode { hash: image.hash.clone() };
     let fds = [OwnedFd::from(file)];
-    client
-        .worker
-        .ask(&request, &sys::raw(&fds), Some(CODE_TIMEOUT))
-        .map_err(|error| SaveError::of(client, &error))
+    client.worker.ask(&request, &sys::raw(&fds), Some(CODE_TIMEOUT)).map_err(|error| SaveError::of(client, &error))
 }
-

@@ -25,28 +25,14 @@ pub(in crate::daemon) enum CheckError {
     #[error("bad image: {0}: a GPU that the image does not describe")]
     UnknownGpu(String),
     #[error("{client} needs {needed} GPUs, and there are {found} here: restore it on a machine that has them")]
-    Count {
-        client: String,
-        needed: usize,
-        found: usize,
-    },
+    Count { client: String, needed: usize, found: usize },
     #[error(
         "GPU {ordinal} was a {} of compute capability {}.{}, and here it is a {} of {}.{}: restore on a GPU of the same kind",
         .was.name, .was.compute_major, .was.compute_minor, .is.name, .is.compute_major, .is.compute_minor
     )]
-    Architecture {
-        ordinal: u32,
-        was: Box<Gpu>,
-        is: Box<Gpu>,
-    },
-    #[error(
-        "{needed} bytes are needed on GPU {ordinal}, which has {found}: restore on a GPU with more memory"
-    )]
-    Memory {
-        ordinal: u32,
-        needed: u64,
-        found: u64,
-    },
+    Architecture { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
+    #[error("{needed} bytes are needed on GPU {ordinal}, which has {found}: restore on a GPU with more memory")]
+    Memory { ordinal: u32, needed: u64, found: u64 },
 }
 
 /// Checks what the image alone says; code is compared with its hashes, content of memory when it is loaded.
@@ -54,11 +40,7 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
     let mut sockets = BTreeSet::new();
     for record in &image.manifest().clients {
         if record.wire_version != WIRE_VERSION {
-            return Err(CheckError::Wire {
-                client: name(record),
-                found: record.wire_version,
-            }
-            .into());
+            return Err(CheckError::Wire { client: name(record), found: record.wire_version }.into());
         }
         for id in &record.socket_ids {
             if !sockets.insert(*id) {
@@ -117,11 +99,7 @@ pub(super) fn devices(image: &Image, workers: &[&Attached]) -> Result<(), CheckE
     }
     for (ordinal, (needed, found)) in needed {
         if needed > found {
-            return Err(CheckError::Memory {
-                ordinal,
-                needed,
-                found,
-            });
+            return Err(CheckError::Memory { ordinal, needed, found });
         }
     }
     Ok(())

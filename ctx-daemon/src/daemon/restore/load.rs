@@ -16,10 +16,7 @@ use super::state::Restore;
 use super::{RestoreError, check};
 
 /// A worker for each client that needs one, in their order.
-pub(super) fn take_workers(
-    daemon: &Daemon,
-    image: &Image,
-) -> Result<Vec<Arc<Worker>>, RestoreError> {
+pub(super) fn take_workers(daemon: &Daemon, image: &Image) -> Result<Vec<Arc<Worker>>, RestoreError> {
     let taken: Vec<Result<_, PoolError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = check::attached(image)
             .map(|record| {
@@ -61,7 +58,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>) -> Result<(), Restore
             match &result {
                 Ok(()) => {
                     let ms = began.elapsed().as_millis() as u64;
-                    info!(worker = worker.pid(), ms, phase = "load", "{name} is loaded");
+                    info!(worker = worker.pid(), ms, "phase load: {name}");
                 }
                 // Told when the process is resumed.
                 Err(error) => debug!(worker = worker.pid(), "{name}: {error}"),
@@ -73,11 +70,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>) -> Result<(), Restore
 }
 
 fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageError> {
-    let hashes: BTreeSet<CodeHash> = record
-        .objects
-        .iter()
-        .flat_map(|it| it.code.iter().copied())
-        .collect();
+    let hashes: BTreeSet<CodeHash> = record.objects.iter().flat_map(|it| it.code.iter().copied()).collect();
     let open = |hash: CodeHash| Ok((hash.to_string(), image.code_file(hash)?.into()));
     hashes.into_iter().map(open).collect()
 }
@@ -98,15 +91,11 @@ impl Load {
         // The data file takes a place in the last message.
         let (last, before) = self.split();
         for code in before {
-            let request = WorkerRequest::Code {
-                code: code.iter().map(|it| it.0.clone()).collect(),
-            };
+            let request = WorkerRequest::Code { code: code.iter().map(|it| it.0.clone()).collect() };
             worker.ask(&request, &sys::raw(code.iter().map(|it| &it.1)), None)?;
         }
-        let request = WorkerRequest::Load {
-            hash_key: self.hash_key,
-            code: last.iter().map(|it| it.0.clone()).collect(),
-        };
+        let request =
+            WorkerRequest::Load { hash_key: self.hash_key, code: last.iter().map(|it| it.0.clone()).collect() };
         let fds = std::iter::once(&self.data).chain(last.iter().map(|it| &it.1));
         worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
     }

@@ -34,12 +34,12 @@ use self::check::CheckError;
 use self::shared::SharedError;
 use self::state::Restore;
 pub(super) use self::state::Restores;
+use super::Daemon;
 use super::connection::{self, MAX_REQUEST};
 use super::pidns::{PidError, PidView};
 use super::pool::PoolError;
 use super::sys::Credentials;
 use super::worker::WorkerError;
-use super::Daemon;
 
 /// Why a restore fails. Nothing of it is left with the daemon.
 #[derive(Debug, Error)]
@@ -104,10 +104,7 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
     };
     let mut stage = match prepare(daemon, fds) {
         Ok(Some(prepared)) => {
-            let reply = Reply::Prepared {
-                restore: prepared.restore.id(),
-                sockets: prepared.restore.sockets(),
-            };
+            let reply = Reply::Prepared { restore: prepared.restore.id(), sockets: prepared.restore.sockets() };
             connection::reply(stream, &reply);
             Stage::Restoring(prepared)
         }
@@ -185,10 +182,7 @@ fn prepare(daemon: &Arc<Daemon>, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, 
     check::image(&image)?;
     let workers = load::take_workers(daemon, &image)?;
     let restore = Restore::new(super::sys::random()?, &image, workers);
-    let prepared = Prepared {
-        daemon: Arc::clone(daemon),
-        restore: Arc::new(restore),
-    };
+    let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>())?;
     load::start(&image, &prepared.restore)?;

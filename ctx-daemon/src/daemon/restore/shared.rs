@@ -25,10 +25,7 @@ pub(in crate::daemon) enum SharedError {
     #[error("{0} is mapped more than once, or not at all")]
     Count(&'static str),
     #[error("cannot open {what}: {source}")]
-    Open {
-        what: &'static str,
-        source: io::Error,
-    },
+    Open { what: &'static str, source: io::Error },
     #[error(transparent)]
     Memory(#[from] MemfdError),
     #[error("pinned memory at {0:#x} is not what was dumped")]
@@ -74,11 +71,7 @@ pub(super) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedMemory, Shar
     if let Some((address, _)) = dumped.iter().find(found) {
         return Err(SharedError::Pinned(*address));
     }
-    Ok(SharedMemory {
-        ring,
-        staging,
-        pinned,
-    })
+    Ok(SharedMemory { ring, staging, pinned })
 }
 
 /// One memfd of pinned memory. Its mapping may be in parts, where the process has changed the protection of some.
@@ -100,10 +93,7 @@ fn take_pinned(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), Shared
 }
 
 /// The mappings of each memfd of this name.
-fn files<'a>(
-    maps: &'a [Mapping],
-    name: &std::ffi::CStr,
-) -> BTreeMap<(&'a str, u64), Vec<&'a Mapping>> {
+fn files<'a>(maps: &'a [Mapping], name: &std::ffi::CStr) -> BTreeMap<(&'a str, u64), Vec<&'a Mapping>> {
     let mut files = BTreeMap::<_, Vec<_>>::new();
     for mapping in maps.iter().filter(|it| it.is(name)) {
         let file = (mapping.device.as_str(), mapping.inode);
@@ -178,11 +168,9 @@ mod tests {
         assert!(mapping.is(PINNED_NAME) && !mapping.is(SHARED_NAME));
         assert_eq!(parse(&line.replace("rw-s", "r--s")), None);
         assert_eq!(parse(&line.replace("rw-s", "rw-p")), None);
-        for path in [
-            "/tmp/memfd:rekindle-pinned (deleted)",
-            "/memfd:rekindle-pinned",
-            "/memfd:rekindle-pinned2 (deleted)",
-        ] {
+        for path in
+            ["/tmp/memfd:rekindle-pinned (deleted)", "/memfd:rekindle-pinned", "/memfd:rekindle-pinned2 (deleted)"]
+        {
             let other = line.replace("/memfd:rekindle-pinned (deleted)", path);
             assert!(!parse(&other).unwrap().is(PINNED_NAME), "{path}");
         }
@@ -195,16 +183,7 @@ mod tests {
         let flags = libc::MAP_SHARED | if address == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: without MAP_FIXED a mapping replaces nothing.
-        let at = unsafe {
-            libc::mmap(
-                address as *mut _,
-                size,
-                protection,
-                flags,
-                file.as_raw_fd(),
-                0,
-            )
-        };
+        let at = unsafe { libc::mmap(address as *mut _, size, protection, flags, file.as_raw_fd(), 0) };
         assert!(at != libc::MAP_FAILED);
         assert!(address == 0 || at as u64 == address);
     }

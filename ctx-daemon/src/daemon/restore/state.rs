@@ -106,11 +106,7 @@ impl Restore {
             id,
             unattached: unattached.flat_map(sockets_of).collect(),
             clients: clients
-                .map(|(record, worker)| Restored {
-                    name: check::name(record),
-                    record: record.clone(),
-                    worker,
-                })
+                .map(|(record, worker)| Restored { name: check::name(record), record: record.clone(), worker })
                 .collect(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -149,11 +145,7 @@ impl Restore {
         };
         let mut state = lock(&self.state);
         // The first counts: whoever comes with the same number later has no business here.
-        state.connections.entry(place).or_insert(Reattached {
-            process,
-            cookie,
-            stream,
-        });
+        state.connections.entry(place).or_insert(Reattached { process, cookie, stream });
         drop(state);
         self.changed.notify_all();
     }
@@ -211,9 +203,7 @@ impl Restore {
                         Err(RestoreError::Shared { pid, source })
                     }
                     ([place], Ok(true)) => Ok(Some(*place)),
-                    ([place, ..], Ok(true)) => {
-                        Err(RestoreError::Ambiguous(self.clients[*place].name.clone()))
-                    }
+                    ([place, ..], Ok(true)) => Err(RestoreError::Ambiguous(self.clients[*place].name.clone())),
                     ([], Ok(true)) => Ok(None),
                 };
             }
@@ -259,13 +249,10 @@ impl Restore {
             Arc::clone(&restored.worker),
             ClientState::Restoring,
         );
-        lock(&self.state)
-            .connected
-            .insert(place, Arc::clone(&client));
+        lock(&self.state).connected.insert(place, Arc::clone(&client));
         daemon.registry.add(client);
         attach::forget_when_dead(&daemon.registry, &restored.worker);
-        send_memory(&restored.worker, reattached.stream, memory)
-            .map_err(|error| self.failure(place, error))
+        send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
     }
 
     /// Opens all rings if every client is connected.
@@ -286,10 +273,8 @@ impl Restore {
                 }
                 result
             };
-            let asked: Vec<_> = clients
-                .iter()
-                .map(|(place, client)| (*place, scope.spawn(move || open(client))))
-                .collect();
+            let asked: Vec<_> =
+                clients.iter().map(|(place, client)| (*place, scope.spawn(move || open(client)))).collect();
             let joined = asked.into_iter();
             joined.map(|(place, it)| (place, it.join())).collect()
         });
@@ -325,31 +310,18 @@ fn attach_of(record: &Record, cookie: u64) -> Attach {
         command: record.command.clone(),
         socket: record.socket_path.to_string_lossy().into_owned(),
         cookie,
-        settings: settings
-            .map(|it| (it.name.clone(), it.value.clone()))
-            .collect(),
+        settings: settings.map(|it| (it.name.clone(), it.value.clone())).collect(),
     }
 }
 
 fn sockets_of(record: &Record) -> impl Iterator<Item = RestoredSocket> {
     let path = record.socket_path.to_string_lossy();
-    record.socket_ids.iter().map(move |id| RestoredSocket {
-        id: *id,
-        path: path.clone().into_owned(),
-    })
+    record.socket_ids.iter().map(move |id| RestoredSocket { id: *id, path: path.clone().into_owned() })
 }
 
 /// Hands a process's connection and memory to its worker, in as many messages as it takes.
-fn send_memory(
-    worker: &Worker,
-    connection: UnixStream,
-    memory: SharedMemory,
-) -> Result<(), WorkerError> {
-    let fixed = [
-        OwnedFd::from(connection),
-        memory.ring.into(),
-        memory.staging.into(),
-    ];
+fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory) -> Result<(), WorkerError> {
+    let fixed = [OwnedFd::from(connection), memory.ring.into(), memory.staging.into()];
     let (pinned, files): (Vec<Pinned>, Vec<_>) = memory.pinned.into_iter().unzip();
     let files: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
     let in_last = pinned.len().min(MAX_FDS - fixed.len());

@@ -1,1 +1,67 @@
-//! A PTX parser and interpreter.
+//! A PTX parser and interpreter: what lets a software GPU really execute kernels.
+//!
+//! ```text
+//!  PTX text ──lex──► tokens ──parse──► Module ──link──► Program ──launch──► memory, printf
+//!                                        │                 ▲
+//!                                        │ globals():      │ the loader's addresses
+//!                                        └─ names, sizes, ─┘
+//!                                           initial bytes
+//! ```
+//!
+//! [`Module::parse`] reads the text of one module. The loader looks at [`Module::globals`], chooses
+//! an address for each variable, and calls [`Module::link`], which turns every function into a flat
+//! list of decoded instructions. [`Program::image`] then gives the first content of each variable,
+//! and [`launch`] runs a kernel on the caller's [`Memory`].
+//!
+//! # How it runs
+//!
+//! A warp's registers are rows of 32 lanes, and one decoded instruction works on a whole row, so
+//! decoding costs little. Lanes that part at a branch become *fragments*, each with its own program
+//! counter, which are joined again when they meet; the fragment that is behind runs first, and
+//! every fragment, warp and block is preempted after some time, so lanes may wait for each other,
+//! for another block, or for the CPU. A block runs on the calling thread only.
+//!
+//! # Addresses
+//!
+//! A generic address says by its value which space it belongs to. The windows lie above the
+//! 47 bits that a Linux process can map, so no address of the caller's is ever in one:
+//!
+//! ```text
+//!  0x0000_0000_0000_0000 ┐
+//!                        │ global and constant memory: the caller's `Memory`
+//!  0x0000_7fff_ffff_ffff ┘
+//!  0x0000_8000_0000_0000   SHARED_WINDOW   the block's shared memory
+//!  0x0000_8100_0000_0000   LOCAL_WINDOW    the thread's own stack
+//!  0x0000_8200_0000_0000   PARAM_WINDOW    the kernel's parameters, read only
+//!  0x0000_8300_0000_0000   GRID_WINDOW     the barrier word of a cooperative launch
+//!  0x0000_8400_0000_0000   CODE_WINDOW     functions; never readable, only callable
+//! ```
+
+mod ast;
+mod exec;
+mod fault;
+mod format;
+mod launch;
+mod lex;
+mod link;
+mod memory;
+mod module;
+mod parse;
+mod program;
+
+pub use fault::{Fault, FaultKind, LaunchFault, LinkError, ParseError, Unsupported};
+pub use launch::{Env, Heap, LaunchConfig, launch};
+pub use memory::{Memory, Span};
+pub use module::{Global, Kernel, Module, Param, Relocation, Space};
+pub use program::Program;
+
+/// Where shared memory begins in the generic address space.
+pub const SHARED_WINDOW: u64 = 0x0000_8000_0000_0000;
+/// Where local memory begins in the generic address space.
+pub const LOCAL_WINDOW: u64 = 0x0000_8100_0000_0000;
+/// Where a kernel's parameters begin in the generic address space.
+pub const PARAM_WINDOW: u64 = 0x0000_8200_0000_0000;
+/// Where the workspace of a cooperative launch begins, which `%envreg1` and `%envreg2` name.
+pub const GRID_WINDOW: u64 = 0x0000_8300_0000_0000;
+/// A good place for the addresses of functions, for [`Module::link`].
+pub const CODE_WINDOW: u64 = 0x0000_8400_0000_0000;

@@ -1,0 +1,57 @@
+//! Asking the daemon.
+
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::frame;
+
+use crate::failure::Failure;
+
+const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+const VARIABLE: &str = "REKINDLE_SOCKET";
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the daemon listens: as told, as the environment says, or where it does unless told otherwise. Absolute.
+pub(crate) fn socket(option: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let path = option.or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
+    let path = path.unwrap_or_else(|| DEFAULT_SOCKET.into());
+    std::path::absolute(path).context("cannot tell the current directory")
+}
+
+/// One question.
+pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
+    let stream = UnixStream::connect(socket).map_err(|error| {
+        let hint = match error.kind() {
+            ErrorKind::PermissionDenied => {
+                "its socket is not for you: be root, or of the group that its configuration names"
+            }
+            _ => "is rekindled running, and is --socket the same for both?",
+        };
+        let said = format!("cannot reach the daemon at {}; {hint}", socket.display());
+        match error.kind() {
+            ErrorKind::PermissionDenied => Failure::refused(anyhow!(error).context(said)),
+            _ => anyhow!(error).context(said).into(),
+        }
+    })?;
+    let reply =
+        exchange(&stream, request).with_context(|| format!("the daemon at {} does not answer", socket.display()))?;
+    match reply {
+        Reply::Failed { reason } => Err(Failure::refused(anyhow!("the daemon refuses: {reason}"))),
+        reply => Ok(reply),
+    }
+}
+
+fn exchange(stream: &UnixStream, request: &Request) -> anyhow::Result<Reply> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    frame::send(stream, &Opening::new(request)?, &[], &[])?;
+    Ok(frame::receive(stream)?.body)
+}
+
+/// An answer that does not fit the question.
+pub(crate) fn nonsense() -> anyhow::Error {
+    anyhow!("the daemon gave an answer that does not fit: install one version of Rekindle")
+}

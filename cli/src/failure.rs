@@ -1,0 +1,52 @@
+//! What a verb ends with when it does not succeed.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use rekindle_images::{ErrorKind, ImageError};
+
+/// An error and the exit code that says what kind it is.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    /// It cannot be done, whatever one does here.
+    pub(crate) fn refused(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: 3, error: error.into() }
+    }
+
+    /// The image is bad.
+    pub(crate) fn bad_image(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: 4, error: error.into() }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // With its causes, on one line.
+        write!(f, "{:#}", self.error)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self { code: 1, error }
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        if error.kind().is_bad_image() || error.kind() == ErrorKind::NotAnImage {
+            Self::bad_image(error)
+        } else {
+            anyhow::Error::from(error).into()
+        }
+    }
+}

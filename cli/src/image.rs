@@ -1,0 +1,75 @@
+//! `rekindle inspect` and `rekindle verify`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use rekindle_images::{Image, ImageDir, Manifest, Report, Summary};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// Shows what is in an image; of a damaged one what can be read, and what is wrong with it.
+pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
+    let (summary, failure) = match Image::open(dir) {
+        Ok(image) => (image.summary(), None),
+        Err(error) => {
+            let readable = ImageDir::open(dir).and_then(|dir| Manifest::peek(&dir));
+            match readable {
+                Ok(manifest) if error.kind().is_bad_image() => (Summary::of(&manifest), Some(error)),
+                _ => return Err(error.into()),
+            }
+        }
+    };
+    if json {
+        output::print_json(&summary)?;
+    } else {
+        output::print(&summary.to_string())?;
+    }
+    failure.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Compares every checksum.
+pub(crate) fn verify(dir: &Path, json: bool) -> Result<(), Failure> {
+    let image = Image::open(dir)?;
+    let report = image.verify(|_| ());
+    if json {
+        output::print_json(&report)?;
+    } else {
+        let text = describe(&report).context("cannot describe the report")?;
+        output::print(&text)?;
+    }
+    if report.is_good() {
+        return Ok(());
+    }
+    let count = report.problem_count;
+    let said = format!("the image in {} is bad in {count} places", dir.display());
+    Err(Failure::bad_image(anyhow!(said)))
+}
+
+fn describe(report: &Report) -> Result<String, std::fmt::Error> {
+    let mut text = String::new();
+    for problem in &report.problems {
+        write!(text, "{}", output::plain(&problem.file))?;
+        if let Some(offset) = problem.offset {
+            write!(text, ", byte {offset}")?;
+        }
+        if let Some(region) = &problem.region {
+            write!(text, " ({})", output::plain(region))?;
+        }
+        writeln!(text, ": {}", output::plain(&problem.what))?;
+    }
+    let listed = report.problems.len() as u64;
+    if report.problem_count > listed {
+        writeln!(text, "and {} more", report.problem_count - listed)?;
+    }
+    writeln!(
+        text,
+        "{}: {} pieces and {} code images, {} read",
+        if report.is_good() { "good" } else { "bad" },
+        report.pieces,
+        report.code_images,
+        output::size(report.bytes)
+    )?;
+    Ok(text)
+}

@@ -1,0 +1,79 @@
+//! `rekindle ps`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rekindle_wire::control::{ClientInfo, Reply, Request};
+
+use crate::failure::Failure;
+use crate::{daemon, output};
+
+/// Which processes run under Rekindle.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists.
+pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
+    let socket = daemon::socket(options.socket.clone())?;
+    let Reply::Clients(clients) = daemon::ask(&socket, &Request::List)? else {
+        return Err(daemon::nonsense().into());
+    };
+    if options.json {
+        output::print_json(&clients)?;
+    } else {
+        output::print(&table(&clients))?;
+    }
+    Ok(())
+}
+
+fn table(clients: &[ClientInfo]) -> String {
+    let heads = ["PID", "WORKER", "STATE", "GPU MEMORY", "PINNED", "COMMANDS", "NAME"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    rows.extend(clients.iter().map(|client| {
+        let memory = client.device_memory.iter().copied().map(output::size);
+        let memory: Vec<_> = memory.collect();
+        vec![
+            client.pid.to_string(),
+            client.worker.to_string(),
+            output::plain(&client.state),
+            // One size for each GPU.
+            memory.join(" + "),
+            output::size(client.pinned_memory),
+            client.commands.to_string(),
+            output::plain(&client.command),
+        ]
+    }));
+    output::table(&rows, &[0, 1, 3, 4, 5])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_to_a_process() {
+        let client = |pid, device_memory: &[u64], command: &str| ClientInfo {
+            pid,
+            worker: pid + 1,
+            command: command.to_owned(),
+            state: "running".to_owned(),
+            device_memory: device_memory.to_vec(),
+            pinned_memory: 0,
+            commands: 7,
+        };
+        let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
+        let expected = "  \
+              PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  NAME
+    9      10  running  3.0 GiB + 0 B     0 B         7  python3
+31415   31416  running        1.0 MiB     0 B         7  bad\u{fffd}[2Jname
+";
+        assert_eq!(table(&clients), expected);
+    }
+}

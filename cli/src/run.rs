@@ -1,0 +1,86 @@
+//! `rekindle run`: becomes a program that finds Rekindle's `libcuda.so.1` before the driver's.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+
+use crate::daemon;
+use crate::failure::Failure;
+
+/// The name by which programs look for the driver.
+const LIBRARY: &str = "libcuda.so.1";
+/// Where it is, beside the directory of this program.
+const INSTALLED: &str = "../lib/rekindle";
+
+/// Which program, and with what.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle beside this program]
+    #[arg(long, value_name = "PATH")]
+    lib: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Returns only if it could not.
+pub(crate) fn run(options: Options) -> Result<(), Failure> {
+    let socket = daemon::socket(options.socket)?;
+    let lib = match options.lib {
+        Some(path) => path,
+        None => beside_program()?,
+    };
+    let lib = library_directory(&lib)?;
+    let [program, arguments @ ..] = options.command.as_slice() else {
+        return Err(anyhow!("no program").into());
+    };
+    let error = Command::new(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", prepended(lib.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")))
+        .env("REKINDLE_SOCKET", socket)
+        .exec();
+    Err(anyhow!(error).context(format!("cannot run {}", program.display())).into())
+}
+
+fn beside_program() -> anyhow::Result<PathBuf> {
+    // Through links: /usr/local/bin/rekindle may lead into the built tree.
+    let program = std::env::current_exe().and_then(|it| it.canonicalize());
+    let program = program.context("cannot tell where this program is; use --lib")?;
+    let directory = program.parent().unwrap_or(Path::new("/"));
+    Ok(directory.join(INSTALLED))
+}
+
+/// The directory for the loader, which finds the library there by its name.
+fn library_directory(path: &Path) -> anyhow::Result<PathBuf> {
+    let file = if path.is_dir() { path.join(LIBRARY) } else { path.to_owned() };
+    if !file.is_file() {
+        bail!("there is no {}: install Rekindle whole, or say with --lib where its {LIBRARY} is", file.display());
+    }
+    if file.file_name() != Some(OsStr::new(LIBRARY)) {
+        bail!("{} is not named {LIBRARY}, by which programs look for it", file.display());
+    }
+    let directory = file.parent().unwrap_or(Path::new("."));
+    // Not resolved further: a link by the right name may lead to a file with another.
+    let directory = directory.canonicalize().with_context(|| format!("cannot resolve {}", directory.display()))?;
+    if directory.as_os_str().as_encoded_bytes().contains(&b':') {
+        bail!("{} has a colon in it, which LD_LIBRARY_PATH cannot express", directory.display());
+    }
+    Ok(directory)
+}
+
+/// An empty entry would be the current directory, so there is none.
+fn prepended(directory: &OsStr, rest: Option<OsString>) -> OsString {
+    let mut path = directory.to_owned();
+    if let Some(rest) = rest.filter(|it| !it.is_empty()) {
+        path.push(":");
+        path.push(rest);
+    }
+    path
+}

@@ -1,0 +1,230 @@
+//! The verbs as a user calls them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use rekindle_images::{Allocation, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
+use rekindle_wire::control::{ClientInfo, Opening, Reply, Request};
+use rekindle_wire::frame;
+use tempfile::TempDir;
+
+fn rekindle() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rekindle"));
+    command.env_remove("REKINDLE_SOCKET");
+    command
+}
+
+fn ran(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// A daemon that answers one question.
+fn answers(dir: &Path, reply: Reply) -> std::thread::JoinHandle<Request> {
+    let listener = UnixListener::bind(dir.join("s")).unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let opening = frame::receive::<Opening>(&stream).unwrap().body;
+        frame::send(&stream, &reply, &[], &[]).unwrap();
+        serde_json::from_value(opening.request).unwrap()
+    })
+}
+
+fn ps(dir: &Path) -> Command {
+    let mut command = rekindle();
+    command.arg("ps").arg("--socket").arg(dir.join("s"));
+    command
+}
+
+#[test]
+fn ps_lists_for_people_and_for_programs() {
+    let client = ClientInfo {
+        pid: 12,
+        worker: 13,
+        command: "train".to_owned(),
+        state: "running".to_owned(),
+        device_memory: vec![1 << 30],
+        pinned_memory: 4096,
+        commands: 99,
+    };
+    let dir = TempDir::new().unwrap();
+    let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));
+    let (code, out, _) = ran(&mut ps(dir.path()));
+    assert!(matches!(daemon.join().unwrap(), Request::List));
+    assert_eq!(code, 0);
+    let expected = "PID  WORKER  STATE    GPU MEMORY   PINNED  COMMANDS  NAME\n \
+                    12      13  running     1.0 GiB  4.0 KiB        99  train\n";
+    assert_eq!(out, expected);
+
+    let dir = TempDir::new().unwrap();
+    answers(dir.path(), Reply::Clients(vec![client.clone()]));
+    let (code, out, _) = ran(ps(dir.path()).arg("--json"));
+    assert_eq!(code, 0);
+    let parsed: Vec<ClientInfo> = serde_json::from_str(&out).unwrap();
+    assert_eq!(parsed, [client]);
+}
+
+#[test]
+fn without_a_daemon_ps_says_what_to_start() {
+    let dir = TempDir::new().unwrap();
+    let (code, out, err) = ran(&mut ps(dir.path()));
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains("is rekindled running"), "{err}");
+    assert!(err.contains(&dir.path().display().to_string()), "{err}");
+    let dir = TempDir::new().unwrap();
+    let reason = "wire version 1 was spoken, and this speaks 2".to_owned();
+    answers(dir.path(), Reply::Failed { reason });
+    let (code, _, err) = ran(&mut ps(dir.path()));
+    assert_eq!(code, 3);
+    assert!(err.contains("this speaks 2"), "{err}");
+}
+
+/// A tree as it is installed, with this program in it.
+fn installed() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for sub in ["bin", "lib/rekindle"] {
+        std::fs::create_dir_all(dir.path().join(sub)).unwrap();
+    }
+    let program = dir.path().join("bin/rekindle");
+    std::fs::copy(env!("CARGO_BIN_EXE_rekindle"), &program).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(dir.path().join("lib/rekindle/libcuda.so.1"), "").unwrap();
+    dir
+}
+
+#[test]
+fn run_puts_the_library_first_and_passes_everything_on() {
+    let dir = installed();
+    let library = dir.path().canonicalize().unwrap().join("lib/rekindle");
+    let script = "echo \"$LD_LIBRARY_PATH|$REKINDLE_SOCKET|$1|$2\"; exit 42";
+    let run = |before: Option<&str>, socket: Option<&str>| {
+        let mut command = Command::new(dir.path().join("bin/rekindle"));
+        command.env_remove("REKINDLE_SOCKET").arg("run");
+        match before {
+            Some(path) => command.env("LD_LIBRARY_PATH", path),
+            None => command.env_remove("LD_LIBRARY_PATH"),
+        };
+        if let Some(socket) = socket {
+            command.args(["--socket", socket]);
+        }
+        command.args(["--", "sh", "-c", script, "sh", "--json", "a b"]);
+        let (code, out, err) = ran(&mut command);
+        assert_eq!(code, 42, "{err}");
+        out
+    };
+    let library = library.display();
+    let usual = "/run/rekindle/rekindled.sock";
+    assert_eq!(run(None, None), format!("{library}|{usual}|--json|a b\n"));
+    let out = run(Some("/x:/y"), Some("/run/s"));
+    assert_eq!(out, format!("{library}:/x:/y|/run/s|--json|a b\n"));
+}
+
+#[test]
+fn run_says_what_is_missing() {
+    let dir = TempDir::new().unwrap();
+    let with = |lib: &Path, program: &str| {
+        let mut command = rekindle();
+        ran(command.args(["run", "--lib"]).arg(lib).arg(program))
+    };
+    let (code, _, err) = with(dir.path(), "true");
+    assert_eq!(code, 1);
+    assert!(err.contains("there is no") && err.contains("--lib"), "{err}");
+    let other = dir.path().join("librekindle.so");
+    std::fs::write(&other, "").unwrap();
+    let (code, _, err) = with(&other, "true");
+    assert_eq!(code, 1);
+    assert!(err.contains("is not named libcuda.so.1"), "{err}");
+    std::fs::write(dir.path().join("libcuda.so.1"), "").unwrap();
+    assert_eq!(with(dir.path(), "true").0, 0);
+    let (code, _, err) = with(dir.path(), "/nonexistent/program");
+    assert_eq!(code, 1);
+    assert!(err.contains("cannot run /nonexistent/program"), "{err}");
+    assert_eq!(ran(rekindle().arg("run")).0, 2);
+    assert_eq!(ran(rekindle().arg("fly")).0, 2);
+}
+
+/// An image with one client of one allocation.
+fn image() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let options = CreateOptions::new().unwrap();
+    let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+    let file = writer.data_file(0).unwrap();
+    let data = DataWriter::new(file, 0, writer.key()).unwrap();
+    let content = [5; 10_000];
+    let pieces = data.append_all(&content).unwrap();
+    data.finish().unwrap();
+    let mut manifest = Manifest::new(1_700_000_000, Protocol::Stop);
+    manifest.clients = vec![Client {
+        command: "train".to_owned(),
+        allocations: vec![Allocation {
+            address: 0x2000_0000_0000,
+            size: content.len() as u64,
+            pieces,
+            ..Allocation::default()
+        }],
+        ..Client::default()
+    }];
+    writer.commit(manifest).unwrap();
+    dir
+}
+
+fn on(verb: &str, dir: &Path, json: bool) -> (i32, String, String) {
+    let mut command = rekindle();
+    command.arg(verb).arg(dir);
+    if json {
+        command.arg("--json");
+    }
+    ran(&mut command)
+}
+
+#[test]
+fn a_good_image_is_shown_and_verified() {
+    let dir = image();
+    let (code, out, _) = on("inspect", dir.path(), false);
+    assert_eq!(code, 0);
+    assert!(out.contains("train"), "{out}");
+    let (_, out, _) = on("inspect", dir.path(), true);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["protocol"], "stop");
+    assert_eq!(json["clients"][0]["bytes"]["device"], 10_000);
+    let (code, out, _) = on("verify", dir.path(), false);
+    assert_eq!(code, 0);
+    assert_eq!(out, "good: 1 pieces and 0 code images, 9.8 KiB read\n");
+    let (_, out, _) = on("verify", dir.path(), true);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["problem_count"], 0);
+}
+
+#[test]
+fn a_bad_image_is_4() {
+    let dir = image();
+    let data = dir.path().join("rekindle-data-0.raw");
+    let mut content = std::fs::read(&data).unwrap();
+    content[7] = 6;
+    std::fs::write(&data, &content).unwrap();
+    let (code, out, err) = on("verify", dir.path(), false);
+    assert_eq!(code, 4);
+    assert!(out.contains("rekindle-data-0.raw"), "{out}");
+    assert!(err.contains("is bad in 1 places"), "{err}");
+    // Looking at it does not read its content.
+    assert_eq!(on("inspect", dir.path(), false).0, 0);
+
+    std::fs::remove_file(dir.path().join("rekindle.commit")).unwrap();
+    let (code, out, err) = on("inspect", dir.path(), false);
+    assert_eq!(code, 4);
+    assert!(out.contains("train"), "{out}");
+    assert!(err.contains("is not committed"), "{err}");
+    assert_eq!(on("verify", dir.path(), false).0, 4);
+
+    let empty = TempDir::new().unwrap();
+    for verb in ["inspect", "verify"] {
+        assert_eq!(on(verb, empty.path(), false).0, 4);
+        let (code, _, err) = on(verb, Path::new("/nonexistent"), false);
+        assert_eq!(code, 1);
+        assert!(err.contains("/nonexistent"), "{err}");
+    }
+}

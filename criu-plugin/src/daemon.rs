@@ -1,0 +1,137 @@
+//! The connection to the daemon.
+
+use std::env;
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
+
+/// Where the daemon listens unless `REKINDLE_SOCKET` says otherwise. (Under podman it never does: CRIU gets `PATH` and
+/// little else.)
+pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+
+/// How long a daemon may take to say that it is there. A stopped one must not hold up dumps of other processes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why the daemon did not answer as it should.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// Nobody listens.
+    #[error("no daemon at {path}: {source}")]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It listens, but does not answer.
+    #[error("the daemon at {path} is not answering: {source}")]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: FrameError,
+    },
+    /// It says no, and why.
+    #[error("{0}")]
+    Refused(String),
+    /// The connection broke.
+    #[error("lost the daemon: {0}")]
+    Lost(#[from] FrameError),
+    /// A reply to some other request.
+    #[error("the daemon answers out of turn: {0:?}")]
+    Unexpected(Box<Reply>),
+}
+
+/// A session with the daemon. It lasts until this is dropped or CRIU ends, and its end tells the daemon that nothing
+/// more will come. The descriptor is close-on-exec, and restored tasks do not hold it: CRIU closes what it had open in
+/// each task that it makes, before it opens the task's own files.
+#[derive(Debug)]
+pub struct Daemon {
+    socket: UnixStream,
+}
+
+/// The daemon's socket.
+pub fn socket_path() -> PathBuf {
+    env::var_os("REKINDLE_SOCKET").filter(|path| !path.is_empty()).unwrap_or_else(|| DEFAULT_SOCKET.into()).into()
+}
+
+/// Connects, also when a signal comes between.
+pub fn connect(path: &Path) -> Result<UnixStream, DaemonError> {
+    loop {
+        match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(socket) => return Ok(socket),
+            Err(source) => {
+                return Err(DaemonError::Unreachable { path: path.into(), source });
+            }
+        }
+    }
+}
+
+/// Asks whether a daemon that understands us is there, without waiting long.
+pub fn probe(path: &Path) -> Result<(), DaemonError> {
+    let socket = connect(path)?;
+    let silent = |source| DaemonError::Silent { path: path.into(), source };
+    socket
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+        .map_err(|error| silent(error.into()))?;
+    open(&socket, &Request::Status, &[]).map_err(silent)?;
+    match frame::receive(&socket).map_err(silent)?.body {
+        Reply::Status(_) => Ok(()),
+        Reply::Failed { reason } => Err(DaemonError::Refused(reason)),
+        other => Err(DaemonError::Unexpected(Box::new(other))),
+    }
+}
+
+/// Sends a connection's first message.
+pub fn open(socket: &UnixStream, request: &Request, fds: &[RawFd]) -> Result<(), FrameError> {
+    frame::send(socket, &Opening::new(request)?, &[], fds)
+}
+
+impl Daemon {
+    /// Opens a session and waits for the first reply, however long it takes.
+    pub fn session(path: &Path, request: &Request, image_dir: RawFd) -> Result<(Self, Reply), DaemonError> {
+        let daemon = Self { socket: connect(path)? };
+        open(&daemon.socket, request, &[image_dir])?;
+        let reply = daemon.reply()?;
+        Ok((daemon, reply))
+    }
+
+    /// Asks and waits for the answer, however long it takes.
+    pub fn ask(&self, request: &Request) -> Result<Reply, DaemonError> {
+        frame::send(&self.socket, request, &[], &[])?;
+        self.reply()
+    }
+
+    fn reply(&self) -> Result<Reply, DaemonError> {
+        match frame::receive(&self.socket)?.body {
+            Reply::Failed { reason } => Err(DaemonError::Refused(reason)),
+            reply => Ok(reply),
+        }
+    }
+}
+
+/// The number by which the kernel tells a socket, the same for whoever holds it.
+pub fn cookie(fd: RawFd) -> Result<u64, String> {
+    let mut cookie = 0_u64;
+    let mut size = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: `cookie` has the size that SO_COOKIE asks for.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut size) };
+    match result {
+        0 => Ok(cookie),
+        _ => Err(format!("a socket has no cookie: {}", std::io::Error::last_os_error())),
+    }
+}
+
+/// The error that a reply to some other request is.
+pub fn out_of_turn(reply: Reply) -> String {
+    DaemonError::Unexpected(Box::new(reply)).to_string()
+}

@@ -1,0 +1,174 @@
+//! CRIU's own functions and variables, found when they are needed: only `criu_get_image_dir` is promised to plugins, and
+//! an import that is missing would keep CRIU from loading us, and then from dumping anything.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem;
+use std::os::fd::RawFd;
+use std::ptr::{self, NonNull};
+
+/// What becomes of the tasks after a dump, and the argument of `pstree_switch_state`: CRIU's `TASK_ALIVE` and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// `--leave-running`.
+    Alive = 1,
+    /// Killed, as usual.
+    Dead = 2,
+    /// `--leave-stopped`.
+    Stopped = 3,
+}
+
+/// Whether the image's inventory names the plugin, that is, whether the dump had processes of ours in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inventory {
+    /// It does.
+    Names,
+    /// It does not.
+    Omits,
+    /// The dump, or this CRIU, is older than 4.1 and knows no such list.
+    Unknown,
+}
+
+/// What finishing a dump takes beyond the promised functions.
+#[derive(Debug)]
+pub struct Control {
+    final_state: *const c_int,
+    root_item: *mut *mut c_void,
+    switch_state: unsafe extern "C" fn(*mut c_void, c_int),
+}
+
+// SAFETY: the addresses of CRIU's variables are good in all of the process; CRIU calls hooks from one thread.
+unsafe impl Send for Control {}
+
+/// From dlfcn.h.
+const RTLD_DL_SYMENT: c_int = 1;
+
+fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: a look-up by name in what is loaded.
+    NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
+}
+
+/// A function of CRIU's.
+///
+/// # Safety
+///
+/// `F` is the type of a function pointer and agrees with the function's declaration in CRIU.
+pub unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
+    let symbol = symbol(name)?.as_ptr();
+    // SAFETY: the caller says that this is a function of that type; both are pointers.
+    Some(unsafe { mem::transmute_copy::<*mut c_void, F>(&symbol) })
+}
+
+/// How many kinds of hooks the CRIU that has loaded us knows. No variable says so, but the size of the table does in
+/// which it keeps them: a list head, and one for each kind.
+pub fn hook_count() -> Option<u32> {
+    let table = symbol(c"cr_plugin_ctl")?;
+    // SAFETY: plain data, filled by dladdr1.
+    let mut info: libc::Dl_info = unsafe { mem::zeroed() };
+    let mut entry = ptr::null_mut::<c_void>();
+    // SAFETY: the pointers are to live locals; with RTLD_DL_SYMENT what is written is a pointer to a symbol.
+    let found = unsafe { libc::dladdr1(table.as_ptr(), &raw mut info, &raw mut entry, RTLD_DL_SYMENT) };
+    let entry = NonNull::new(entry.cast::<libc::Elf64_Sym>())?;
+    if found == 0 {
+        return None;
+    }
+    // SAFETY: dladdr1 has found it in the symbol table of a library that stays loaded.
+    let size = unsafe { entry.as_ref() }.st_size;
+    const LIST_HEAD: u64 = 16;
+    u32::try_from((size / LIST_HEAD).checked_sub(1)?).ok()
+}
+
+/// The image directory, which stays CRIU's.
+pub fn image_dir() -> Option<RawFd> {
+    // SAFETY: the declaration in criu-plugin.h.
+    let get = unsafe { function::<unsafe extern "C" fn() -> c_int>(c"criu_get_image_dir") }?;
+    // SAFETY: it takes no arguments and may be called from any hook.
+    let fd = unsafe { get() };
+    (fd >= 0).then_some(fd)
+}
+
+/// Has the inventory name the plugin, so that a CRIU without it refuses to restore. Nothing to do before CRIU 4.1.
+pub fn add_to_inventory() -> Result<(), String> {
+    // SAFETY: the declaration in criu/include/image.h.
+    let add = unsafe { function::<unsafe extern "C" fn(*const c_char) -> c_int>(c"add_inventory_plugin") };
+    // SAFETY: CRIU copies the name.
+    match add.map(|add| unsafe { add(crate::NAME.as_ptr()) }) {
+        None | Some(0) => Ok(()),
+        Some(_) => Err("CRIU cannot add the plugin to the image's inventory".into()),
+    }
+}
+
+/// Looks into the inventory and, as CRIU wants of a plugin that is there, strikes the name out.
+pub fn take_from_inventory() -> Inventory {
+    // SAFETY: the declaration in criu/include/image.h.
+    let take =
+        unsafe { function::<unsafe extern "C" fn(*const c_char, usize) -> bool>(c"check_and_remove_inventory_plugin") };
+    let Some(take) = take else {
+        return Inventory::Unknown;
+    };
+    // SAFETY: a string and its length, which CRIU compares.
+    let has = |name: &CStr| unsafe { take(name.as_ptr(), name.count_bytes()) };
+    // With an image of before 4.1 it says yes to every name.
+    if has(c"no plugin has this name") {
+        Inventory::Unknown
+    } else if has(crate::NAME) {
+        Inventory::Names
+    } else {
+        Inventory::Omits
+    }
+}
+
+impl Control {
+    /// Fails where this CRIU lacks one of them.
+    pub fn find() -> Result<Self, String> {
+        let missing = |name: &str| format!("this CRIU has no symbol `{name}` for its plugins");
+        // SAFETY: the declaration in criu/include/pstree.h.
+        let switch_state = unsafe { function::<unsafe extern "C" fn(*mut c_void, c_int)>(c"pstree_switch_state") };
+        Ok(Self {
+            final_state: symbol(c"opts").ok_or_else(|| missing("opts"))?.as_ptr().cast(),
+            root_item: symbol(c"root_item").ok_or_else(|| missing("root_item"))?.as_ptr().cast(),
+            switch_state: switch_state.ok_or_else(|| missing("pstree_switch_state"))?,
+        })
+    }
+
+    /// What CRIU was told to do with the tasks.
+    pub fn fate(&self) -> Result<Fate, String> {
+        // SAFETY: `final_state` is the first member of CRIU's options.
+        match unsafe { self.final_state.read() } {
+            1 => Ok(Fate::Alive),
+            2 => Ok(Fate::Dead),
+            3 => Ok(Fate::Stopped),
+            other => Err(format!("this CRIU leaves tasks in a state {other}")),
+        }
+    }
+
+    /// Lets the stopped tasks run, and leaves CRIU without a tree, so that its own step of the same kind does nothing.
+    /// Only from `exit` of a dump: CRIU has taken its code out of the tasks by then.
+    pub fn resume_tasks(&self) {
+        // SAFETY: in `exit` of a dump `root_item` is the tree or null, which both that function and what follows in
+        // CRIU (`free_pstree`) allow.
+        unsafe {
+            (self.switch_state)(self.root_item.read(), Fate::Alive as c_int);
+            self.root_item.write(ptr::null_mut());
+        }
+    }
+}
+
+/// What CRIU does when a dump fails and has not done before `exit` of a dump that kills: unlocks connections, removes
+/// helper files and mounts. The same functions in the same order as its `cr_dump_finish`.
+pub fn roll_back() {
+    // SAFETY: the declaration in criu/include/lsm.h.
+    let unsuspend = unsafe { function::<unsafe extern "C" fn() -> c_int>(c"unsuspend_lsm") };
+    if let Some(unsuspend) = unsuspend {
+        // SAFETY: `exit` comes at the point where CRIU itself may call it.
+        unsafe { unsuspend() };
+    }
+    for name in [c"network_unlock", c"delete_link_remaps", c"clean_cr_time_mounts"] {
+        // SAFETY: all three are declared `void f(void)`.
+        match unsafe { function::<unsafe extern "C" fn()>(name) } {
+            // SAFETY: as above.
+            Some(step) => unsafe { step() },
+            None => crate::log::warn(&format!("this CRIU has no symbol {name:?}: not called")),
+        }
+    }
+}

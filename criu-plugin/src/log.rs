@@ -1,0 +1,52 @@
+//! CRIU's log.
+
+use std::ffi::{CString, c_char, c_uint};
+
+use crate::host;
+
+/// CRIU's log levels.
+#[derive(Clone, Copy, Debug)]
+pub enum Level {
+    /// Why a dump or a restore fails.
+    Error = 1,
+    /// Shown by default.
+    Warn = 2,
+    /// With `-v3`.
+    Info = 3,
+}
+
+/// Writes one line, whatever the text holds: some of it comes from the daemon.
+pub fn write(level: Level, text: &str) {
+    // What runc and others look for in the log to explain a failure is "Error (".
+    let prefix = match level {
+        Level::Error => "Error (rekindle): ",
+        Level::Warn => "Warn  (rekindle): ",
+        Level::Info => "rekindle: ",
+    };
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    // `text` has no NUL any more.
+    let Ok(line) = CString::new(format!("{prefix}{text}\n")) else {
+        return;
+    };
+    // SAFETY: the declaration of CRIU's criu/include/log.h, where the level is unsigned.
+    let print = unsafe { host::function::<unsafe extern "C" fn(c_uint, *const c_char, ...)>(c"print_on_level") };
+    if let Some(print) = print {
+        // SAFETY: "%s" and one string that ends in NUL; CRIU copies it.
+        unsafe { print(level as c_uint, c"%s".as_ptr(), line.as_ptr()) }
+    }
+}
+
+/// Why a dump or a restore fails.
+pub fn error(text: &str) {
+    write(Level::Error, text);
+}
+
+/// What somebody should look at.
+pub fn warn(text: &str) {
+    write(Level::Warn, text);
+}
+
+/// What happened.
+pub fn info(text: &str) {
+    write(Level::Info, text);
+}

@@ -1,0 +1,66 @@
+//! What this host has to give to a container: the interposer, and a daemon that listens.
+
+use std::env;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Where the daemon listens unless told otherwise.
+pub(crate) const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+
+/// What makes a folder the interposer's.
+const INTERPOSER: &str = "libcuda.so.1";
+
+/// What a container is given.
+#[derive(Debug)]
+pub(crate) struct Provided {
+    /// The folder with the interposer.
+    pub(crate) lib_dir: PathBuf,
+    /// The folder with the daemon's socket. Not the socket itself: a daemon that starts anew makes a new one.
+    pub(crate) socket_dir: PathBuf,
+    /// The socket's name in it.
+    pub(crate) socket_name: String,
+}
+
+/// What this host lacks.
+#[derive(Debug, Error)]
+pub(crate) enum HostError {
+    #[error("cannot tell where this program is: {0}")]
+    Program(io::Error),
+    #[error("no interposer at {}: {source} (--lib-dir says where it is)", path.display())]
+    Interposer { path: PathBuf, source: io::Error },
+    #[error("no daemon at {}: {source} (start rekindled; --socket says where it listens)", path.display())]
+    Daemon { path: PathBuf, source: io::Error },
+    #[error("the daemon's socket {} has a name that no environment variable can hold", .0.display())]
+    Name(PathBuf),
+}
+
+/// This program's own file, links resolved.
+pub(crate) fn this_program() -> Result<PathBuf, HostError> {
+    env::current_exe().and_then(|path| path.canonicalize()).map_err(HostError::Program)
+}
+
+/// Looks for all of it.
+pub(crate) fn find(lib_dir: Option<&Path>, socket: &Path) -> Result<Provided, HostError> {
+    let lib_dir = match lib_dir {
+        Some(dir) => dir.to_path_buf(),
+        None => this_program()?.parent().unwrap_or(Path::new("/")).join("../lib/rekindle"),
+    };
+    let interposer = lib_dir.join(INTERPOSER);
+    // Resolved, since podman and CRIU compare paths as text.
+    let lib_dir = interposer
+        .metadata()
+        .and_then(|_| lib_dir.canonicalize())
+        .map_err(|source| HostError::Interposer { path: interposer, source })?;
+
+    let away = |source| HostError::Daemon { path: socket.into(), source };
+    // A connection without a word; the file alone may be a dead daemon's.
+    UnixStream::connect(socket).map_err(away)?;
+    let socket = socket.canonicalize().map_err(away)?;
+    let (Some(dir), Some(name)) = (socket.parent(), socket.file_name().and_then(|name| name.to_str())) else {
+        return Err(HostError::Name(socket));
+    };
+    Ok(Provided { lib_dir, socket_dir: dir.into(), socket_name: name.into() })
+}

@@ -1,0 +1,183 @@
+//! A block: its warps, its shared memory, its barriers.
+
+use super::core::{Core, Launch};
+use super::warp::{Stop, Warp};
+use super::{Action, Inst, LANES};
+use crate::fault::FaultKind;
+
+/// How long a warp runs before the next gets its turn.
+const WARP_QUANTUM: i64 = 50_000;
+
+/// What a barrier instruction does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BarrierOp {
+    Wait,
+    /// Counts, but does not wait.
+    Arrive,
+    /// Wait, and count predicates.
+    Count,
+    /// Wait, and tell whether all predicates hold.
+    All,
+    /// Wait, and tell whether any predicate holds.
+    Any,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Barrier {
+    arrived: u32,
+    /// As given with the instruction; all live threads if it was not.
+    expected: Option<u32>,
+    /// How many predicates were true.
+    yes: u32,
+    touched: bool,
+}
+
+/// The barriers of a block.
+#[derive(Debug, Default)]
+pub(crate) struct Barriers {
+    barriers: [Barrier; 16],
+    any: bool,
+}
+
+impl Barriers {
+    /// Counts some lanes; false if there is no such barrier.
+    pub(crate) fn arrive(&mut self, id: u32, lanes: u32, expected: Option<u32>, predicate: u32) -> bool {
+        let Some(barrier) = self.barriers.get_mut(id as usize) else { return false };
+        barrier.arrived += lanes.count_ones();
+        barrier.yes += predicate.count_ones();
+        barrier.expected = expected;
+        barrier.touched = true;
+        self.any = true;
+        true
+    }
+}
+
+/// How a block's turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Ended,
+    /// Its time is up; whether it seemed to wait for somebody else all the time.
+    Preempted,
+    Fault,
+}
+
+/// A resident block.
+pub(crate) struct Block {
+    pub(crate) at: [u32; 3],
+    warps: Vec<Warp>,
+    shared: Vec<u128>,
+    barriers: Barriers,
+    /// The warp that runs next.
+    next: usize,
+    /// The thread that failed, and the line.
+    pub(crate) failed: ([u32; 3], u32),
+}
+
+impl Block {
+    pub(crate) fn new(launch: &Launch<'_>) -> Block {
+        let threads: u32 = launch.block.iter().product();
+        let warps = (0..threads.div_ceil(LANES as u32)).map(|n| Warp::new(launch, n)).collect();
+        Block {
+            at: [0; 3],
+            warps,
+            shared: vec![0; (launch.shared_bytes as usize).div_ceil(16)],
+            barriers: Barriers::default(),
+            next: 0,
+            failed: ([0; 3], 0),
+        }
+    }
+
+    /// Puts it at the beginning of a kernel.
+    pub(crate) fn start(&mut self, launch: &Launch<'_>, kernel: usize, at: [u32; 3]) {
+        self.at = at;
+        self.shared.fill(0);
+        self.barriers = Barriers::default();
+        self.next = 0;
+        for warp in &mut self.warps {
+            warp.start(launch, kernel, at);
+        }
+    }
+
+    /// Runs for about `budget` instructions of warps.
+    pub(crate) fn run(&mut self, w: &mut Core<'_>, mut budget: i64) -> Turn {
+        w.shared = self.shared.as_mut_ptr().cast();
+        w.shared_len = u64::from(w.launch.shared_bytes);
+        let count = self.warps.len();
+        // Warps in a row that could not run.
+        let mut blocked = 0;
+        while budget > 0 {
+            let index = self.next;
+            self.next = (self.next + 1) % count;
+            let quantum = budget.min(WARP_QUANTUM);
+            w.budget = quantum;
+            let warp = &mut self.warps[index];
+            let stop = if warp.live == 0 { Stop::Ended } else { warp.run(w, &mut self.barriers) };
+            budget -= (quantum - w.budget).max(0);
+            match stop {
+                Stop::Fault => {
+                    self.blame(w, index);
+                    return Turn::Fault;
+                }
+                Stop::Preempted => blocked = 0,
+                Stop::Blocked | Stop::Ended => {
+                    blocked = if w.budget < quantum { 0 } else { blocked + 1 };
+                }
+            }
+            if self.barriers.any && self.open_barriers(w) {
+                blocked = 0;
+            }
+            if blocked >= count {
+                if self.warps.iter().all(|warp| warp.live == 0) {
+                    return Turn::Ended;
+                }
+                let index = self.warps.iter().position(|warp| warp.live != 0).unwrap_or(0);
+                let what = "threads of the block wait for each other".to_owned();
+                let lane = self.warps[index].some_lane();
+                w.fail(FaultKind::Deadlock(what), 0, lane);
+                self.blame(w, index);
+                return Turn::Fault;
+            }
+        }
+        Turn::Preempted
+    }
+
+    fn blame(&mut self, w: &Core<'_>, warp: usize) {
+        let lane = w.fault.as_ref().map_or(0, |(_, lane)| *lane);
+        let thread = (warp * LANES + lane) as u32;
+        let [x, y, _] = w.launch.block;
+        self.failed = ([thread % x, thread / x % y, thread / x / y], self.warps[warp].line);
+    }
+
+    /// Opens the barriers at which everybody has arrived; whether there was one.
+    fn open_barriers(&mut self, w: &mut Core<'_>) -> bool {
+        let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
+        let mut opened = false;
+        for id in 0..self.barriers.barriers.len() {
+            let barrier = self.barriers.barriers[id];
+            // Threads that have ended are not waited for, even where a count was given.
+            let expected = barrier.expected.unwrap_or(live);
+            if !barrier.touched || barrier.arrived < expected {
+                continue;
+            }
+            self.barriers.barriers[id] = Barrier::default();
+            opened = true;
+            for warp in &mut self.warps {
+                warp.release(w, id as u32, |inst: &Inst| result(inst, &barrier));
+            }
+        }
+        if opened {
+            self.barriers.any = self.barriers.barriers.iter().any(|b| b.touched);
+        }
+        opened
+    }
+}
+
+fn result(inst: &Inst, barrier: &Barrier) -> u32 {
+    let ones = |holds: bool| if holds { u32::MAX } else { 0 };
+    match inst.action {
+        Action::Barrier(BarrierOp::Count) => barrier.yes,
+        Action::Barrier(BarrierOp::All) => ones(barrier.yes >= barrier.arrived),
+        Action::Barrier(BarrierOp::Any) => ones(barrier.yes > 0),
+        _ => 0,
+    }
+}

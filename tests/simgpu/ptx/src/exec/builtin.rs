@@ -1,0 +1,191 @@
+//! Functions that the device runtime provides: printing, assertions, the heap.
+
+use super::core::{Access, Core};
+use super::lanes::Lanes;
+use super::{Flow, Inst};
+use crate::fault::{FaultKind, Unsupported};
+
+/// A function the interpreter provides itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Builtin {
+    Print,
+    AssertFail,
+    Malloc,
+    Free,
+}
+
+impl Builtin {
+    /// The function of that name.
+    pub(crate) fn named(name: &str) -> Option<Builtin> {
+        Some(match name {
+            "vprintf" => Builtin::Print,
+            "__assertfail" => Builtin::AssertFail,
+            "malloc" => Builtin::Malloc,
+            "free" => Builtin::Free,
+            _ => return None,
+        })
+    }
+}
+
+/// No string of a kernel's is longer; one without an end would be read until it faults.
+const TEXT_LIMIT: usize = 64 << 10;
+
+/// Runs a builtin for the active lanes. `arguments` and `result` are where the caller's parameter
+/// variables lie in its frame.
+pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32], result: Option<u32>) -> Flow {
+    for lane in Lanes(w.active) {
+        let argument = |w: &mut Core<'_>, index: usize, bytes: u64| {
+            let offset = arguments.get(index).copied().map(u64::from)?;
+            read(w, Access::Local, w.frame + offset, bytes, lane)
+        };
+        let done = match builtin {
+            Builtin::Print => (|| {
+                let format = argument(w, 0, 8)?;
+                let values = argument(w, 1, 8)?;
+                let text = print(w, format, values, lane)?;
+                (w.launch.env.print)(&text);
+                Some(text.len() as u64)
+            })(),
+            Builtin::AssertFail => (|| {
+                let message = argument(w, 0, 8).and_then(|at| text(w, at, lane))?;
+                let file = argument(w, 1, 8).and_then(|at| text(w, at, lane))?;
+                let line = argument(w, 2, 4)?;
+                let function = argument(w, 3, 8).and_then(|at| text(w, at, lane))?;
+                let [message, file, function] =
+                    [message, file, function].map(|t| String::from_utf8_lossy(&t).into_owned());
+                let said = format!("{file}:{line}: {function}: Assertion `{message}' failed.\n");
+                (w.launch.env.print)(said.as_bytes());
+                w.fail(FaultKind::Assert, 0, lane);
+                None
+            })(),
+            Builtin::Malloc => (|| {
+                let bytes = argument(w, 0, 8)?;
+                let Some(heap) = w.launch.env.heap else {
+                    no_heap(w, i, lane);
+                    return None;
+                };
+                Some(heap.malloc(bytes).unwrap_or(0))
+            })(),
+            Builtin::Free => (|| {
+                let addr = argument(w, 0, 8)?;
+                match w.launch.env.heap {
+                    _ if addr == 0 => {}
+                    Some(heap) => heap.free(addr),
+                    None => {
+                        no_heap(w, i, lane);
+                        return None;
+                    }
+                }
+                Some(0)
+            })(),
+        };
+        let Some(value) = done else { return Flow::Fault };
+        if let Some(offset) = result {
+            let bytes = if builtin == Builtin::Malloc { 8 } else { 4 };
+            let at = w.frame + u64::from(offset);
+            let Some(at) = w.pointer(Access::Local, at, bytes, true, lane) else {
+                return Flow::Fault;
+            };
+            // SAFETY: `pointer` vouches for that many bytes.
+            unsafe {
+                if bytes == 8 {
+                    at.cast::<u64>().write(value);
+                } else {
+                    at.cast::<u32>().write(value as u32);
+                }
+            }
+        }
+    }
+    Flow::Next
+}
+
+fn no_heap(w: &mut Core<'_>, i: &Inst, lane: usize) {
+    let what = "malloc: this device has no heap".to_owned();
+    let refused = Unsupported { function: String::new(), line: i.line, what };
+    w.fail(FaultKind::Unsupported(refused), 0, lane);
+}
+
+fn read(w: &mut Core<'_>, access: Access, addr: u64, bytes: u64, lane: usize) -> Option<u64> {
+    let at = w.pointer(access, addr, bytes, false, lane)?;
+    // SAFETY: `pointer` vouches for that many bytes, aligned.
+    Some(unsafe {
+        match bytes {
+            1 => u64::from(at.read()),
+            4 => u64::from(at.cast::<u32>().read()),
+            _ => at.cast::<u64>().read(),
+        }
+    })
+}
+
+/// A string that ends with a zero.
+fn text(w: &mut Core<'_>, addr: u64, lane: usize) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    while text.len() < TEXT_LIMIT {
+        match read(w, Access::Generic, addr.wrapping_add(text.len() as u64), 1, lane)? {
+            0 => break,
+            byte => text.push(byte as u8),
+        }
+    }
+    Some(text)
+}
+
+/// Formats as C does; arguments lie one after the other, each aligned to its size.
+fn print(w: &mut Core<'_>, format: u64, values: u64, lane: usize) -> Option<Vec<u8>> {
+    let format = text(w, format, lane)?;
+    let mut out = Vec::new();
+    let mut at = values;
+    let mut next = |w: &mut Core<'_>, bytes: u64| {
+        at = at.next_multiple_of(bytes);
+        let value = read(w, Access::Generic, at, bytes, lane);
+        at += bytes;
+        value
+    };
+    let mut rest = format.as_slice();
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let Some((mut spec, tail)) = crate::format::Spec::parse(rest) else {
+            out.push(byte);
+            continue;
+        };
+        rest = tail;
+        if spec.width_from_argument {
+            spec.set_width(next(w, 4)? as i32);
+        }
+        if spec.precision_from_argument {
+            spec.set_precision(next(w, 4)? as i32);
+        }
+        match spec.conversion {
+            b'%' => out.push(b'%'),
+            b's' => {
+                let string = next(w, 8)?;
+                let string = text(w, string, lane)?;
+                spec.string(&mut out, &string);
+            }
+            b'c' => {
+                let value = next(w, 4)?;
+                spec.string(&mut out, &[value as u8]);
+            }
+            b'p' => {
+                let value = next(w, 8)?;
+                spec.pointer(&mut out, value);
+            }
+            b'd' | b'i' => {
+                let value = if spec.long { next(w, 8)? as i64 } else { i64::from(next(w, 4)? as i32) };
+                spec.signed(&mut out, value);
+            }
+            b'u' | b'x' | b'X' | b'o' => {
+                let value = next(w, if spec.long { 8 } else { 4 })?;
+                spec.unsigned(&mut out, value);
+            }
+            _ => {
+                let value = next(w, 8)?;
+                spec.float(&mut out, f64::from_bits(value));
+            }
+        }
+    }
+    Some(out)
+}

@@ -1,0 +1,267 @@
+//! Instructions that are more than a step: calls, barriers, what a warp does together.
+
+use super::block::{BarrierOp, Barriers};
+use super::builtin;
+use super::core::Core;
+use super::fragment::{Fragment, Frame, Pause, State};
+use super::lanes::Lanes;
+use super::warp::{Warp, words_to_cells};
+use super::{Action, Flow, Inst, NO_ROW};
+use crate::fault::FaultKind;
+
+/// How deep calls may nest, whatever the size of the stack.
+const DEPTH_LIMIT: usize = 4096;
+
+impl Warp {
+    /// Executes an instruction that is more than a step. None if the fragment goes on at once.
+    pub(super) fn control(
+        &mut self,
+        w: &mut Core<'_>,
+        fragment: &mut Fragment,
+        inst: &Inst,
+        active: u32,
+        barriers: &mut Barriers,
+    ) -> Option<Pause> {
+        let program = w.launch.program;
+        match inst.action {
+            Action::Run(_) | Action::Compare(_) | Action::Branch(_) => None,
+            Action::BranchTable(table) => {
+                let lane = active.trailing_zeros() as usize;
+                let index: u32 = w.get(inst.a, lane);
+                let same = Lanes(active).filter(|&l| w.get::<u32>(inst.a, l) == index).fold(0, |mask, l| mask | 1 << l);
+                let Some(&target) = program.tables[table as usize].get(index as usize) else {
+                    return Some(self.fault(w, inst, FaultKind::BadCall));
+                };
+                // Lanes with another index come back to this instruction, the inactive ones go on.
+                if active & !same != 0 {
+                    self.part(fragment, active & !same, fragment.pc);
+                }
+                if fragment.mask & !active != 0 {
+                    self.part(fragment, fragment.mask & !active, fragment.pc + 1);
+                }
+                fragment.mask = same;
+                fragment.pc = target;
+                Some(self.after_parting(w))
+            }
+            Action::Call(site) => {
+                self.narrow(fragment, active);
+                let target = program.sites[site as usize].target;
+                self.call(w, fragment, inst, site, target)
+            }
+            Action::CallIndirect(site) => {
+                let lane = active.trailing_zeros() as usize;
+                let address: u64 = w.get(inst.a, lane);
+                let same =
+                    Lanes(active).filter(|&l| w.get::<u64>(inst.a, l) == address).fold(0, |mask, l| mask | 1 << l);
+                if active & !same != 0 {
+                    self.part(fragment, active & !same, fragment.pc);
+                }
+                if fragment.mask & !active != 0 {
+                    self.part(fragment, fragment.mask & !active, fragment.pc + 1);
+                }
+                fragment.mask = same;
+                w.active = same;
+                let offset = address.wrapping_sub(program.code_base);
+                let index = (offset / 16) as usize;
+                let callable = program.functions.get(index).is_some_and(|f| {
+                    let shape = &program.sites[site as usize].shape;
+                    offset.is_multiple_of(16) && f.callable && f.shape == *shape
+                });
+                if !callable {
+                    w.fail(FaultKind::BadCall, address, lane);
+                    self.line = inst.line;
+                    return Some(Pause::Fault);
+                }
+                self.call(w, fragment, inst, site, index as u32)
+            }
+            Action::Builtin(function, site) => {
+                let site = &program.sites[site as usize];
+                match builtin::run(w, inst, function, &site.arguments, site.result) {
+                    Flow::Next => {
+                        fragment.pc += 1;
+                        None
+                    }
+                    Flow::Fault => Some(self.fail(fragment, fragment.pc, inst)),
+                }
+            }
+            Action::Return => {
+                if fragment.frames.is_empty() {
+                    return Some(self.exit(w, fragment, active));
+                }
+                self.narrow(fragment, active);
+                let frame = fragment.frames.pop()?;
+                let site = &program.sites[frame.site as usize];
+                for lane in Lanes(active) {
+                    for copy in &site.returns {
+                        self.copy(lane, fragment.stack + copy.from, frame.stack + copy.to, copy.bytes);
+                    }
+                }
+                (fragment.pc, fragment.words, fragment.stack) = (frame.pc, frame.words, frame.stack);
+                self.attach(w, fragment);
+                // Those that called together come together again.
+                (!self.fragments.is_empty()).then_some(Pause::Reschedule)
+            }
+            Action::Exit => Some(self.exit(w, fragment, active)),
+            Action::Trap => Some(self.fault(w, inst, FaultKind::Trap)),
+            Action::Refused(index) => {
+                let refusal = program.refusals[index as usize].clone();
+                Some(self.fault(w, inst, FaultKind::Unsupported(refusal)))
+            }
+            Action::Barrier(op) => self.barrier(w, fragment, inst, active, op, barriers),
+            Action::Collective(collective) => {
+                self.narrow(fragment, active);
+                // Those of this warp that wait at the same instruction are met here.
+                let mut at = 0;
+                while at < self.fragments.len() {
+                    let other = &self.fragments[at];
+                    if other.state == State::Collective && other.joins(fragment) {
+                        fragment.mask |= other.mask;
+                        self.fragments.swap_remove(at);
+                    } else {
+                        at += 1;
+                    }
+                }
+                w.active = fragment.mask;
+                self.inputs.take(w, inst, collective);
+                if self.inputs.ready(fragment.mask, self.live) == fragment.mask {
+                    self.inputs.finish(w, inst, collective, fragment.mask);
+                    fragment.pc += 1;
+                    let others = !self.fragments.is_empty();
+                    return others.then_some(Pause::Reschedule);
+                }
+                fragment.state = State::Collective;
+                let waiting = fragment.clone();
+                self.fragments.push(waiting);
+                self.finish_collectives(w);
+                // It was put among the others, which know whether it goes on.
+                Some(Pause::Gone)
+            }
+        }
+    }
+
+    /// Lets go fragments that wait at collective instructions, if all they wait for are there.
+    fn finish_collectives(&mut self, w: &mut Core<'_>) {
+        let waiting = |f: &&Fragment| f.state == State::Collective;
+        let present = self.fragments.iter().filter(waiting).fold(0, |mask, f| mask | f.mask);
+        if present == 0 {
+            return;
+        }
+        let ready = self.inputs.ready(present, self.live);
+        for index in 0..self.fragments.len() {
+            let fragment = self.fragments[index].clone();
+            if fragment.state != State::Collective || fragment.mask & ready == 0 {
+                continue;
+            }
+            let inst = &w.launch.program.code[fragment.pc as usize];
+            let Action::Collective(collective) = inst.action else { continue };
+            self.attach(w, &fragment);
+            w.active = fragment.mask & ready;
+            self.inputs.finish(w, inst, collective, ready);
+            let rest = fragment.mask & !ready;
+            if rest != 0 {
+                let mut left = fragment.clone();
+                left.mask = rest;
+                self.fragments.push(left);
+            }
+            let done = &mut self.fragments[index];
+            done.mask &= ready;
+            done.state = State::Ready;
+            done.pc += 1;
+        }
+    }
+
+    /// Ends the active lanes of a fragment.
+    fn exit(&mut self, w: &mut Core<'_>, fragment: &mut Fragment, active: u32) -> Pause {
+        self.live &= !active;
+        fragment.mask &= !active;
+        fragment.pc += 1;
+        // Nobody waits for them any more.
+        if !self.fragments.is_empty() {
+            self.finish_collectives(w);
+        }
+        if fragment.mask == 0 { Pause::Gone } else { Pause::Reschedule }
+    }
+
+    fn barrier(
+        &mut self,
+        w: &mut Core<'_>,
+        fragment: &mut Fragment,
+        inst: &Inst,
+        active: u32,
+        op: BarrierOp,
+        barriers: &mut Barriers,
+    ) -> Option<Pause> {
+        // Lanes might name different barriers; the first one's goes first.
+        let lane = active.trailing_zeros() as usize;
+        let id: u32 = w.get(inst.a, lane);
+        let same = Lanes(active).filter(|&l| w.get::<u32>(inst.a, l) == id).fold(0, |mask, l| mask | 1 << l);
+        if active & !same != 0 {
+            self.part(fragment, active & !same, fragment.pc);
+        }
+        if fragment.mask & !active != 0 {
+            self.part(fragment, fragment.mask & !active, fragment.pc + 1);
+        }
+        fragment.mask = same;
+        w.active = same;
+        let expected = (inst.b != NO_ROW).then(|| w.get::<u32>(inst.b, lane));
+        let predicate = if inst.c == NO_ROW { 0 } else { (w.predicate(inst.c) ^ inst.imm as u32) & same };
+        if !barriers.arrive(id, same, expected, predicate) {
+            return Some(self.fault(w, inst, FaultKind::InvalidLaunch(format!("barrier {id}"))));
+        }
+        if op == BarrierOp::Arrive {
+            fragment.pc += 1;
+            // The arrival may have opened the barrier for others.
+            return Some(Pause::Reschedule);
+        }
+        fragment.state = State::Barrier(id);
+        Some(Pause::Waits)
+    }
+
+    fn copy(&mut self, lane: usize, from: u32, to: u32, bytes: u32) {
+        let stride = self.stack_bytes as usize;
+        let cells = self.stack.len() * 8;
+        let (from, to) = (lane * stride + from as usize, lane * stride + to as usize);
+        let bytes = bytes as usize;
+        debug_assert!(from + bytes <= cells && to + bytes <= cells);
+        if from + bytes > cells || to + bytes > cells {
+            return;
+        }
+        let stack = self.stack.as_mut_ptr().cast::<u8>();
+        // SAFETY: both ranges were checked to lie within the stack.
+        unsafe { std::ptr::copy(stack.add(from), stack.add(to), bytes) };
+    }
+
+    /// Enters a function with all lanes of a fragment.
+    fn call(
+        &mut self,
+        w: &mut Core<'_>,
+        fragment: &mut Fragment,
+        inst: &Inst,
+        site: u32,
+        target: u32,
+    ) -> Option<Pause> {
+        let program = w.launch.program;
+        let (called, from) = (&program.functions[target as usize], &program.sites[site as usize]);
+        let frame = Frame { pc: fragment.pc + 1, words: fragment.words, stack: fragment.stack, site };
+        let words = fragment.words + from.caller_words;
+        let stack = fragment.stack + from.caller_stack;
+        let needed = stack.saturating_add(called.stack_bytes);
+        if needed > w.launch.env.stack_bytes.max(program.least_stack) || fragment.frames.len() >= DEPTH_LIMIT {
+            return Some(self.fault(w, inst, FaultKind::StackOverflow));
+        }
+        self.reserve_stack(needed);
+        let cells = words_to_cells(words + called.words);
+        if cells > self.words.len() {
+            self.words.resize(cells.max(self.words.len() * 2), 0);
+        }
+        for lane in Lanes(fragment.mask) {
+            for copy in &from.copies {
+                self.copy(lane, fragment.stack + copy.from, stack + copy.to, copy.bytes);
+            }
+        }
+        fragment.frames.push(frame);
+        (fragment.pc, fragment.words, fragment.stack) = (called.entry, words, stack);
+        self.attach(w, fragment);
+        (!self.fragments.is_empty()).then_some(Pause::Reschedule)
+    }
+}

@@ -1,0 +1,102 @@
+//! Launching a kernel: its shape, its surroundings, and the call itself.
+
+use std::sync::atomic::AtomicBool;
+
+use crate::fault::LaunchFault;
+use crate::memory::Memory;
+use crate::program::Program;
+
+/// The shape of a launch.
+#[derive(Debug, Clone, Copy)]
+pub struct LaunchConfig<'a> {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+    /// The parameters, laid out as [`Kernel::params`](crate::Kernel::params) says. May be longer
+    /// than the kernel's parameters are, not shorter.
+    pub params: &'a [u8],
+    /// Whether all blocks must be resident together, as a grid barrier needs.
+    pub cooperative: bool,
+    /// Blocks of a cluster in x, y and z; all one if there are none.
+    pub cluster: [u32; 3],
+}
+
+impl<'a> LaunchConfig<'a> {
+    /// A plain launch, without dynamic shared memory.
+    #[must_use]
+    pub fn new(grid: [u32; 3], block: [u32; 3], params: &'a [u8]) -> Self {
+        Self { grid, block, dynamic_shared: 0, params, cooperative: false, cluster: [1; 3] }
+    }
+}
+
+/// The device's heap, from which kernels take memory with `malloc`.
+pub trait Heap: Sync {
+    /// A new allocation's address, or none. It must be in [`Memory`] from then on.
+    fn malloc(&self, bytes: u64) -> Option<u64>;
+    /// Gives one back.
+    fn free(&self, addr: u64);
+}
+
+/// What surrounds a launch.
+#[derive(Clone, Copy)]
+pub struct Env<'a> {
+    /// Set to end the launch soon, with a fault of kind [`Cancelled`](crate::FaultKind::Cancelled).
+    pub cancel: &'a AtomicBool,
+    /// Nanoseconds since some moment, for `%globaltimer` and `%clock`.
+    pub clock: &'a (dyn Fn() -> u64 + Sync),
+    /// Takes what the kernel prints, one call of `printf` at a time.
+    pub print: &'a (dyn Fn(&[u8]) + Sync),
+    /// Where `malloc` takes memory from. Without one, a kernel that executes `malloc` fails.
+    pub heap: Option<&'a dyn Heap>,
+    /// How many bytes of stack a thread has.
+    pub stack_bytes: u32,
+    /// `%nsmid`: how many multiprocessors the device has.
+    pub multiprocessors: u32,
+    /// `%gridid`: the number of this launch.
+    pub grid_id: u64,
+}
+
+impl<'a> Env<'a> {
+    /// An environment that prints to nowhere, has no heap, and reads the process's clock.
+    #[must_use]
+    pub fn new(cancel: &'a AtomicBool) -> Self {
+        Self {
+            cancel,
+            clock: &monotonic_nanos,
+            print: &|_| (),
+            heap: None,
+            stack_bytes: 256 << 10,
+            multiprocessors: 16,
+            grid_id: 1,
+        }
+    }
+}
+
+fn monotonic_nanos() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Runs a kernel to its end, on the calling thread.
+///
+/// Blocks run in order, a few at a time where one does not end soon, all of them where the launch
+/// is cooperative.
+///
+/// # Errors
+///
+/// The kernel is unknown or not supported, the configuration is impossible, a thread failed, or
+/// the launch was cancelled. Writes made before are in memory.
+pub fn launch(
+    program: &Program,
+    kernel: &str,
+    config: &LaunchConfig<'_>,
+    memory: &dyn Memory,
+    env: &Env<'_>,
+) -> Result<(), LaunchFault> {
+    crate::exec::grid::launch(program, kernel, config, memory, env)
+}

@@ -1,0 +1,232 @@
+//! Devices and their primary contexts.
+
+use std::ffi::{c_char, c_void};
+
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUresult,
+};
+
+use crate::attributes;
+use crate::context::Context;
+use crate::device::{Device, device, devices};
+use crate::status::{ensure, put, put_if, status, text};
+
+pub unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> CUresult {
+    status(|| {
+        device(ordinal)?;
+        unsafe { put(out, ordinal) }
+    })
+}
+
+pub unsafe fn cuDeviceGetCount(count: *mut i32) -> CUresult {
+    status(|| unsafe { put(count, devices().len() as i32) })
+}
+
+pub unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
+    status(|| {
+        device(dev)?;
+        unsafe { put_text(name, len, "Rekindle software GPU") }
+    })
+}
+
+/// Writes as much of a text as there is room for, and a NUL.
+unsafe fn put_text(out: *mut c_char, len: i32, text: &str) -> crate::status::Result<()> {
+    ensure(!out.is_null() && len > 0, CUDA_ERROR_INVALID_VALUE)?;
+    let fits = text.len().min(len as usize - 1);
+    unsafe {
+        out.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), fits);
+        out.add(fits).write(0);
+    }
+    Ok(())
+}
+
+pub unsafe fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
+    status(|| unsafe { put(uuid, device(dev)?.uuid()) })
+}
+
+pub unsafe fn cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
+    unsafe { cuDeviceGetUuid_v2(uuid, dev) }
+}
+
+pub unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, dev: CUdevice) -> CUresult {
+    status(|| {
+        device(dev)?;
+        unsafe { put(value, attributes::value(attribute, dev).ok_or(CUDA_ERROR_INVALID_VALUE)?) }
+    })
+}
+
+pub unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CUresult {
+    status(|| unsafe { put(bytes, device(dev)?.memory as usize) })
+}
+
+pub unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) -> CUresult {
+    status(|| {
+        device(dev)?;
+        let part = |attribute| attributes::value(attribute, dev).ok_or(CUDA_ERROR_INVALID_VALUE);
+        unsafe {
+            put(major, part(75)?)?;
+            put(minor, part(76)?)
+        }
+    })
+}
+
+/// `CUdevprop`.
+#[repr(C)]
+struct Properties {
+    max_threads: i32,
+    max_block: [i32; 3],
+    max_grid: [i32; 3],
+    shared: i32,
+    constant: i32,
+    warp: i32,
+    pitch: i32,
+    registers: i32,
+    clock: i32,
+    texture_align: i32,
+}
+
+pub unsafe fn cuDeviceGetProperties(properties: *mut c_void, dev: CUdevice) -> CUresult {
+    status(|| {
+        device(dev)?;
+        let of = |attribute| attributes::value(attribute, dev).unwrap_or(0);
+        let answer = Properties {
+            max_threads: of(1),
+            max_block: [of(2), of(3), of(4)],
+            max_grid: [of(5), of(6), of(7)],
+            shared: of(8),
+            constant: of(9),
+            warp: of(10),
+            pitch: of(11),
+            registers: of(12),
+            clock: of(13),
+            texture_align: of(14),
+        };
+        unsafe { put(properties.cast(), answer) }
+    })
+}
+
+fn bus_id(device: &Device) -> String {
+    let [domain, bus, slot] = device.pci();
+    format!("{domain:04x}:{bus:02x}:{slot:02x}.0")
+}
+
+pub unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
+    status(|| unsafe { put_text(out, len, &bus_id(device(dev)?)) })
+}
+
+pub unsafe fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) -> CUresult {
+    status(|| {
+        let id = unsafe { text(id) }?.to_ascii_lowercase();
+        // Domain and function may be left out.
+        let found = devices().iter().find(|device| {
+            let full = bus_id(device);
+            let short = full.trim_end_matches(".0");
+            full == id || short == id || full[5..] == id || short[5..] == id
+        });
+        unsafe { put(out, found.ok_or(CUDA_ERROR_INVALID_DEVICE)?.ordinal as CUdevice) }
+    })
+}
+
+pub unsafe fn cuDeviceCanAccessPeer(can: *mut i32, dev: CUdevice, peer: CUdevice) -> CUresult {
+    status(|| {
+        let other = device(dev)?.ordinal != device(peer)?.ordinal;
+        unsafe { put(can, i32::from(other)) }
+    })
+}
+
+pub unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, src: CUdevice, dst: CUdevice) -> CUresult {
+    status(|| {
+        ensure(device(src)?.ordinal != device(dst)?.ordinal, CUDA_ERROR_INVALID_DEVICE)?;
+        let answer = match attribute {
+            // Rank, access, atomics; arrays there are none.
+            1 => 0,
+            2 | 3 => 1,
+            4 | 5 => 0,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        unsafe { put(value, answer) }
+    })
+}
+
+pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CUresult {
+    status(|| {
+        let device = device(dev)?;
+        let mut primary = device.primary();
+        if primary.active.is_none() {
+            primary.active = Some(Context::new(primary.handle, device, primary.flags));
+        }
+        unsafe { put(out, primary.handle) }?;
+        primary.retained += 1;
+        Ok(())
+    })
+}
+
+pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
+    status(|| {
+        let device = device(dev)?;
+        let mut primary = device.primary();
+        primary.retained = primary.retained.checked_sub(1).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        if primary.retained == 0 {
+            drop(primary);
+            end_primary(device);
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
+    unsafe { cuDevicePrimaryCtxRelease_v2(dev) }
+}
+
+/// Whoever has retained the context keeps it, to be active again when it is next retained.
+pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
+    status(|| {
+        let device = device(dev)?;
+        device.primary().retained = 0;
+        end_primary(device);
+        Ok(())
+    })
+}
+
+pub unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
+    unsafe { cuDevicePrimaryCtxReset_v2(dev) }
+}
+
+/// Ends the active primary context. It is active until it has ended: destructors of what libraries keep with it
+/// still use it.
+fn end_primary(device: &Device) {
+    let Some(context) = device.primary().active.clone() else { return };
+    context.end();
+    let mut primary = device.primary();
+    if primary.active.as_ref().is_some_and(|active| active.id == context.id) {
+        primary.active = None;
+        primary.flags = 0;
+    }
+}
+
+pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
+    status(|| {
+        ensure(flags & !0xff == 0, CUDA_ERROR_INVALID_VALUE)?;
+        let mut primary = device(dev)?.primary();
+        primary.flags = flags;
+        if let Some(context) = &primary.active {
+            context.flags.store(flags, std::sync::atomic::Ordering::Relaxed);
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> CUresult {
+    unsafe { cuDevicePrimaryCtxSetFlags_v2(dev, flags) }
+}
+
+pub unsafe fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) -> CUresult {
+    status(|| {
+        let primary = device(dev)?.primary();
+        unsafe {
+            put_if(flags, primary.flags);
+            put_if(active, i32::from(primary.active.is_some()));
+        }
+        Ok(())
+    })
+}

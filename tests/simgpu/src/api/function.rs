@@ -1,0 +1,59 @@
+//! Functions and their attributes.
+
+use std::ffi::c_char;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUmodule, CUresult};
+
+use super::library::parameter;
+use crate::library::function;
+use crate::status::{ensure, put, status};
+
+pub unsafe fn cuFuncGetAttribute(value: *mut i32, attribute: u32, handle: CUfunction) -> CUresult {
+    status(|| unsafe { put(value, function(handle)?.attribute(attribute)?) })
+}
+
+pub unsafe fn cuFuncSetAttribute(handle: CUfunction, attribute: u32, value: i32) -> CUresult {
+    status(|| {
+        let function = function(handle)?;
+        function.settings.set(&function.kernel, attribute, value)
+    })
+}
+
+pub unsafe fn cuFuncSetCacheConfig(handle: CUfunction, config: u32) -> CUresult {
+    status(|| {
+        function(handle)?;
+        ensure(config <= 3, CUDA_ERROR_INVALID_VALUE)
+    })
+}
+
+pub unsafe fn cuFuncSetSharedMemConfig(handle: CUfunction, config: u32) -> CUresult {
+    status(|| {
+        function(handle)?;
+        ensure(config <= 2, CUDA_ERROR_INVALID_VALUE)
+    })
+}
+
+pub unsafe fn cuFuncGetModule(module: *mut CUmodule, handle: CUfunction) -> CUresult {
+    status(|| unsafe { put(module, function(handle)?.module) })
+}
+
+pub unsafe fn cuFuncGetName(name: *mut *const c_char, handle: CUfunction) -> CUresult {
+    // The text lives as long as the module.
+    status(|| unsafe { put(name, function(handle)?.name.as_ptr()) })
+}
+
+pub unsafe fn cuFuncGetParamInfo(handle: CUfunction, index: usize, offset: *mut usize, size: *mut usize) -> CUresult {
+    status(|| unsafe { parameter(&function(handle)?.kernel, index, offset, size) })
+}
+
+pub unsafe fn cuFuncIsLoaded(state: *mut u32, handle: CUfunction) -> CUresult {
+    const LOADED: u32 = 1;
+    status(|| {
+        function(handle)?;
+        unsafe { put(state, LOADED) }
+    })
+}
+
+pub unsafe fn cuFuncLoad(handle: CUfunction) -> CUresult {
+    status(|| function(handle).map(drop))
+}

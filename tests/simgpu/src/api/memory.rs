@@ -1,0 +1,87 @@
+//! Device memory that is allocated by the byte.
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUresult};
+
+use crate::current;
+use crate::device::devices;
+use crate::memory::space::{self, Kind, Region};
+use crate::status::{Result, ensure, put, put_if, status};
+
+fn allocate(out: *mut CUdeviceptr, bytes: u64) -> Result<()> {
+    let context = current::healthy()?;
+    ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    let base = context.device.heap.allocate(context.device, context.handle, Kind::Device, bytes)?;
+    unsafe { put(out, base) }
+}
+
+pub unsafe fn cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    status(|| allocate(out, bytes as u64))
+}
+
+/// Rows are padded to what copies and textures like best.
+pub unsafe fn cuMemAllocPitch_v2(
+    out: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> CUresult {
+    status(|| {
+        ensure(matches!(element, 4 | 8 | 16) && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE)?;
+        let row = width.checked_next_multiple_of(512).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let bytes = row.checked_mul(height).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(pitch, row) }?;
+        allocate(out, bytes as u64)
+    })
+}
+
+/// The driver waits for what may still use the memory; so does this.
+pub unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        if pointer == 0 {
+            return Ok(());
+        }
+        let region = allocation(pointer)?;
+        context.synchronize()?;
+        if let Ok(owner) = current::named(region.context) {
+            owner.synchronize()?;
+        }
+        release(&region)
+    })
+}
+
+fn allocation(base: u64) -> Result<Region> {
+    let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
+    region.ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+fn release(region: &Region) -> Result<()> {
+    let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let gone = space::remove(region.base, |r| r.id == region.id).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    device.pools.forget(gone.base, gone.len);
+    device.reclaim(&gone);
+    Ok(())
+}
+
+pub unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
+    status(|| {
+        let device = current::healthy()?.device;
+        unsafe {
+            put(free, device.free_memory() as usize)?;
+            put(total, device.memory as usize)
+        }
+    })
+}
+
+pub unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, pointer: CUdeviceptr) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        let region = space::find(pointer).ok_or(CUDA_ERROR_NOT_FOUND)?;
+        unsafe {
+            put_if(base, region.base);
+            put_if(size, region.len as usize);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,98 @@
+//! Modules.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUfunction, CUmodule, CUresult};
+
+use crate::image::{self, Image};
+use crate::module::Module;
+use crate::status::{Result, ensure, put, put_if, status, text};
+use crate::{current, handles};
+
+unsafe fn load(out: *mut CUmodule, image: &Image) -> Result<()> {
+    let context = current::healthy()?;
+    context.flush_prints();
+    let module = Module::load(&context, image, |_| None)?;
+    unsafe { put(out, module.handle) }
+}
+
+pub unsafe fn cuModuleLoadDataEx(
+    out: *mut CUmodule,
+    image: *const c_void,
+    count: u32,
+    options: *mut u32,
+    values: *mut *mut c_void,
+) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let image: Arc<Image> = unsafe { image::answer(image::load(image.cast()), count, options, values) }?;
+        unsafe { load(out, &image) }
+    })
+}
+
+pub unsafe fn cuModuleLoadData(out: *mut CUmodule, image: *const c_void) -> CUresult {
+    unsafe { cuModuleLoadDataEx(out, image, 0, std::ptr::null_mut(), std::ptr::null_mut()) }
+}
+
+pub unsafe fn cuModuleLoadFatBinary(out: *mut CUmodule, image: *const c_void) -> CUresult {
+    unsafe { cuModuleLoadData(out, image) }
+}
+
+pub unsafe fn cuModuleLoad(out: *mut CUmodule, path: *const c_char) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let image = image::load_file(unsafe { text(path) }?).map_err(|error| error.code)?;
+        unsafe { load(out, &image) }
+    })
+}
+
+pub unsafe fn cuModuleUnload(module: CUmodule) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        let module = handles::module(module)?;
+        context.synchronize()?;
+        module.unload();
+        Ok(())
+    })
+}
+
+pub unsafe fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult {
+    status(|| {
+        let function = handles::module(module)?.function(unsafe { text(name) }?)?;
+        unsafe { put(out, function.handle) }
+    })
+}
+
+pub unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule) -> CUresult {
+    status(|| unsafe { put(count, handles::module(module)?.functions().len() as u32) })
+}
+
+pub unsafe fn cuModuleEnumerateFunctions(out: *mut CUfunction, room: u32, module: CUmodule) -> CUresult {
+    status(|| {
+        let module = handles::module(module)?;
+        ensure(room > 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        for (i, function) in module.functions().iter().take(room as usize).enumerate() {
+            unsafe { put(out.add(i), function.handle) }?;
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuModuleGetGlobal_v2(
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    module: CUmodule,
+    name: *const c_char,
+) -> CUresult {
+    status(|| {
+        let variable = handles::module(module)?.global(unsafe { text(name) }?)?;
+        unsafe {
+            put_if(address, variable.address);
+            put_if(bytes, variable.size as usize);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,132 @@
+//! How many blocks and clusters of a function fit on a device.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUlaunchConfig, CUresult};
+
+use super::launch::shape;
+use crate::attributes::{MAX_BLOCK_THREADS, MULTIPROCESSORS, SHARED_OF_MULTIPROCESSOR, SHARED_RESERVED};
+use crate::current;
+use crate::execution::launch::blocks_of_multiprocessor;
+use crate::library::function;
+use crate::status::{ensure, put, put_if, status};
+
+pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: *mut i32,
+    handle: CUfunction,
+    threads: i32,
+    shared: usize,
+) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(threads > 0, CUDA_ERROR_INVALID_VALUE)?;
+        let fitting = blocks_of_multiprocessor(&*function(handle)?, threads as u32, shared as u64);
+        unsafe { put(blocks, fitting as i32) }
+    })
+}
+
+pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    blocks: *mut i32,
+    handle: CUfunction,
+    threads: i32,
+    shared: usize,
+    _flags: u32,
+) -> CUresult {
+    unsafe { cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, handle, threads, shared) }
+}
+
+pub unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
+    bytes: *mut usize,
+    handle: CUfunction,
+    blocks: i32,
+    threads: i32,
+) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(blocks > 0 && threads > 0, CUDA_ERROR_INVALID_VALUE)?;
+        let function = function(handle)?;
+        ensure(blocks_of_multiprocessor(&function, threads as u32, 0) >= blocks as u32, CUDA_ERROR_INVALID_VALUE)?;
+        let taken = function.kernel.shared_bytes + SHARED_RESERVED;
+        let share = (SHARED_OF_MULTIPROCESSOR / blocks as u32).saturating_sub(taken);
+        unsafe { put(bytes, share.min(function.max_dynamic_shared()) as usize) }
+    })
+}
+
+type SharedOfBlock = unsafe extern "C" fn(i32) -> usize;
+
+/// The smallest block size that fills the device best, and the grid that goes with it.
+pub unsafe fn cuOccupancyMaxPotentialBlockSize(
+    min_grid: *mut i32,
+    block: *mut i32,
+    handle: CUfunction,
+    shared_of_block: *mut c_void,
+    shared: usize,
+    limit: i32,
+) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        let function = function(handle)?;
+        let most = if limit > 0 { limit as u32 } else { MAX_BLOCK_THREADS }.min(function.max_threads());
+        let shared_of = |threads: u32| match shared_of_block.is_null() {
+            true => shared,
+            false => unsafe {
+                let of_block = std::mem::transmute::<*mut c_void, SharedOfBlock>(shared_of_block);
+                of_block(threads as i32)
+            },
+        };
+        let mut best = (0, 0, 0);
+        let mut threads = most;
+        while threads > 0 {
+            let blocks = blocks_of_multiprocessor(&function, threads, shared_of(threads) as u64);
+            if blocks * threads > best.0 {
+                best = (blocks * threads, threads, blocks);
+            }
+            threads = (threads - 1) / 32 * 32;
+        }
+        unsafe {
+            put_if(min_grid, (best.2 * MULTIPROCESSORS) as i32);
+            put_if(block, best.1 as i32);
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+    min_grid: *mut i32,
+    block: *mut i32,
+    handle: CUfunction,
+    shared_of_block: *mut c_void,
+    shared: usize,
+    limit: i32,
+    _flags: u32,
+) -> CUresult {
+    unsafe { cuOccupancyMaxPotentialBlockSize(min_grid, block, handle, shared_of_block, shared, limit) }
+}
+
+pub unsafe fn cuOccupancyMaxActiveClusters(
+    clusters: *mut i32,
+    handle: CUfunction,
+    config: *const CUlaunchConfig,
+) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let config = unsafe { config.read_unaligned() };
+        let shape = unsafe { shape(&config) }?;
+        let threads = shape.block.iter().product();
+        let blocks = blocks_of_multiprocessor(&*function(handle)?, threads, shape.shared.into()) * MULTIPROCESSORS;
+        unsafe { put(clusters, (blocks / shape.cluster.iter().product::<u32>().max(1)) as i32) }
+    })
+}
+
+pub unsafe fn cuOccupancyMaxPotentialClusterSize(
+    size: *mut i32,
+    handle: CUfunction,
+    _config: *const CUlaunchConfig,
+) -> CUresult {
+    const PORTABLE: i32 = 8;
+    status(|| {
+        function(handle)?;
+        unsafe { put(size, PORTABLE) }
+    })
+}

@@ -1,0 +1,70 @@
+//! Page-locked and registered host memory.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
+
+use crate::current;
+use crate::memory::pinned;
+use crate::memory::space::{self, Kind};
+use crate::status::{Result, ensure, put, status};
+
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: with unified addresses, all of it is.
+const MAPPED: u32 = 2;
+
+pub unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CUresult {
+    status(|| {
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let context = current::healthy()?;
+        unsafe { put(out, pinned::allocate(&context, bytes, flags)? as *mut c_void) }
+    })
+}
+
+pub unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> CUresult {
+    unsafe { cuMemHostAlloc(out, bytes, 0) }
+}
+
+/// As for device memory, what may still use it comes first.
+pub unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
+    status(|| {
+        current::healthy()?.synchronize()?;
+        pinned::free(pointer as u64)
+    })
+}
+
+pub unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        pinned::register(&context, pointer as u64, bytes, flags)
+    })
+}
+
+pub unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        pinned::unregister(pointer as u64)
+    })
+}
+
+fn host_flags(pointer: u64) -> Result<u32> {
+    match space::find(pointer).map(|region| region.kind) {
+        Some(Kind::Pinned(flags) | Kind::Registered(flags)) => Ok(flags),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+pub unsafe fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, pointer: *mut c_void, flags: u32) -> CUresult {
+    status(|| {
+        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
+        current::healthy()?;
+        host_flags(pointer as u64)?;
+        unsafe { put(out, pointer as u64) }
+    })
+}
+
+pub unsafe fn cuMemHostGetFlags(out: *mut u32, pointer: *mut c_void) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        unsafe { put(out, host_flags(pointer as u64)? | MAPPED) }
+    })
+}

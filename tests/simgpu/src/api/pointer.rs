@@ -1,0 +1,95 @@
+//! What there is to know of an address.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult};
+
+use crate::current;
+use crate::device::devices;
+use crate::memory::space::{self, Kind, Region};
+use crate::memory::vmm;
+use crate::status::{Result, ensure, put, status};
+
+/// An attribute's value, and how many bytes C reserves for it.
+struct Value {
+    bits: u64,
+    bytes: usize,
+}
+
+const HOST: u64 = 1;
+const DEVICE: u64 = 2;
+
+/// `CU_DEVICE_INVALID`.
+const NO_DEVICE: i32 = -2;
+
+/// `CU_POINTER_ATTRIBUTE_*`, of memory that is known or not.
+fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value> {
+    let of = |get: &dyn Fn(&Region) -> u64| region.map_or(0, get);
+    let pool = |r: &Region| devices().get(r.device).and_then(|d| d.pools.origin(r.base)).unwrap_or(0);
+    let (bits, bytes) = match attribute {
+        1 => (of(&|r| r.context), 8),
+        2 => (of(&|r| if r.kind.is_host() { HOST } else { DEVICE }), 4),
+        3 => (of(&|_| pointer), 8),
+        4 => (of(&|r| if r.kind.is_host() { pointer } else { 0 }), 8),
+        5 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+        6 => (0, 4),
+        7 | 20 => (of(&|r| r.id), 8),
+        8 => (0, 4),
+        9 => (region.map_or(NO_DEVICE, |r| r.device as i32) as u32 as u64, 4),
+        10 => (0, 4),
+        11 => (of(&|r| vmm::reservation_at(r.base).map_or(r.base, |v| v.0)), 8),
+        12 => (of(&|r| vmm::reservation_at(r.base).map_or(r.len, |v| v.1)), 8),
+        13 => (of(&|_| 1), 4),
+        // POSIX descriptors, for mapped memory.
+        14 => (of(&|r| u64::from(r.kind == Kind::Mapped)), 8),
+        15 => (0, 4),
+        16 => (of(&|_| 3), 4),
+        17 => (of(&pool), 8),
+        18 => (of(&|r| r.len), 8),
+        19 => (of(&|r| r.base), 8),
+        21 => (0, 4),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    Ok(Value { bits, bytes })
+}
+
+unsafe fn write(out: *mut c_void, value: &Value) -> Result<()> {
+    match value.bytes {
+        4 => unsafe { put(out.cast(), value.bits as u32) },
+        _ => unsafe { put(out.cast(), value.bits) },
+    }
+}
+
+pub unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
+    status(|| {
+        let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // What only one side of memory has is an error for the other.
+        ensure(attribute != 4 || region.kind.is_host(), CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { write(data, &value(attribute, pointer, Some(&region))?) }
+    })
+}
+
+/// Of memory that is not known, this says so by defaults, without an error.
+pub unsafe fn cuPointerGetAttributes(
+    count: u32,
+    attributes: *mut u32,
+    data: *mut *mut c_void,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    status(|| {
+        ensure(!attributes.is_null() && !data.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let region = space::find(pointer);
+        for i in 0..count as usize {
+            unsafe { write(*data.add(i), &value(*attributes.add(i), pointer, region.as_ref())?) }?;
+        }
+        Ok(())
+    })
+}
+
+/// Copies here never return before the host's part is done, whatever `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` asks.
+pub unsafe fn cuPointerSetAttribute(_value: *const c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(attribute == 6 && space::find(pointer).is_some(), CUDA_ERROR_INVALID_VALUE)
+    })
+}

@@ -1,0 +1,137 @@
+//! Stream-ordered allocation and its pools.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::{
+    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult, CUstream,
+};
+
+use crate::device::device;
+use crate::memory::space::{self, Kind};
+use crate::status::{ensure, put, status};
+use crate::{current, pool};
+
+pub unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
+    status(|| unsafe { put(out.cast(), device(dev)?.pools.default()) })
+}
+
+pub unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
+    status(|| unsafe { put(out.cast(), device(dev)?.pools.current()) })
+}
+
+pub unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
+    status(|| device(dev)?.pools.set_current(pool))
+}
+
+/// `CUmemPoolProps`, as far as it is looked at.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location_type: u32,
+    location_id: i32,
+}
+
+pub unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CUresult {
+    status(|| {
+        ensure(!out.is_null() && !properties.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let properties = unsafe { properties.cast::<Properties>().read_unaligned() };
+        ensure(properties.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
+        let on_device = properties.location_type == CU_MEM_LOCATION_TYPE_DEVICE;
+        ensure(on_device && properties.handle_types == 0, CUDA_ERROR_NOT_SUPPORTED)?;
+        unsafe { put(out.cast(), device(properties.location_id)?.pools.create()) }
+    })
+}
+
+pub unsafe fn cuMemPoolDestroy(pool: u64) -> CUresult {
+    status(|| pool::find(pool)?.0.pools.destroy(pool))
+}
+
+/// The attributes 1 to 3 are of 32 bits, the others of 64.
+pub unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
+    status(|| {
+        let number = pool::find(pool)?.1.attribute(attribute)?;
+        match attribute {
+            1..=3 => unsafe { put(value.cast(), number as u32) },
+            _ => unsafe { put(value.cast(), number) },
+        }
+    })
+}
+
+pub unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
+    status(|| {
+        ensure(!value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let number = match attribute {
+            1..=3 => unsafe { value.cast::<u32>().read_unaligned() }.into(),
+            _ => unsafe { value.cast::<u64>().read_unaligned() },
+        };
+        pool::find(pool)?.1.set_attribute(attribute, number)
+    })
+}
+
+/// Pools keep nothing that they could give back.
+pub unsafe fn cuMemPoolTrimTo(pool: u64, _keep: usize) -> CUresult {
+    status(|| pool::find(pool).map(drop))
+}
+
+/// Lets devices into what is and will be allocated. That is not kept by pool: the device's own access is always
+/// there, that of others as with `cuCtxEnablePeerAccess`.
+pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc, count: usize) -> CUresult {
+    status(|| {
+        ensure(!descriptors.is_null() || count == 0, CUDA_ERROR_INVALID_VALUE)?;
+        let owner = pool::find(pool)?.0;
+        for i in 0..count {
+            let access = unsafe { descriptors.add(i).read_unaligned() };
+            ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
+            let other = device(access.location_id)?.ordinal;
+            let open = access.flags == CU_MEM_ACCESS_READWRITE;
+            ensure(open || other != owner.ordinal, CUDA_ERROR_INVALID_VALUE)?;
+            if other == owner.ordinal {
+                continue;
+            }
+            owner.set_peer(other, open);
+            space::change_all(|region| {
+                if region.device == owner.ordinal && region.kind == Kind::Device {
+                    let bit = 1 << other;
+                    region.readers = if open { region.readers | bit } else { region.readers & !bit };
+                    region.writers = if open { region.writers | bit } else { region.writers & !bit };
+                }
+            });
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
+    status(|| {
+        ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let [_, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
+        let owner = pool::find(pool)?.0;
+        let other = device(id)?.ordinal;
+        let open = other == owner.ordinal || owner.peers() & (1 << other) != 0;
+        unsafe { put(flags.cast(), if open { CU_MEM_ACCESS_READWRITE } else { 0 }) }
+    })
+}
+
+pub unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+    status(|| {
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let stream = current::stream(stream)?;
+        let pool = stream.context()?.device.pools.current();
+        unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
+    })
+}
+
+pub unsafe fn cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool: u64, stream: CUstream) -> CUresult {
+    status(|| {
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let stream = current::stream(stream)?;
+        unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
+    })
+}
+
+pub unsafe fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult {
+    status(|| pool::free(&current::stream(stream)?, pointer))
+}

@@ -1,0 +1,154 @@
+//! Virtual memory management.
+
+use std::ffi::c_void;
+use std::os::fd::IntoRawFd;
+
+use rekindle_cuda_abi::types::{
+    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult,
+};
+
+use crate::device::{Device, device};
+use crate::memory::heap::BLOCK;
+use crate::memory::{space, vmm};
+use crate::status::{Result, ensure, put, status};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: u32 = 1;
+const READ: u32 = 1;
+
+/// The device that a property names: memory of the host is not supported.
+fn device_of(property: &CUmemAllocationProp) -> Result<&'static Device> {
+    ensure(property.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
+    ensure(property.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
+    ensure(property.handle_types & !DESCRIPTOR == 0, CUDA_ERROR_NOT_SUPPORTED)?;
+    device(property.location_id)
+}
+
+unsafe fn read<T: Copy>(pointer: *const T) -> Result<T> {
+    ensure(!pointer.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    Ok(unsafe { pointer.read_unaligned() })
+}
+
+pub unsafe fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    property: *const CUmemAllocationProp,
+    _option: u32,
+) -> CUresult {
+    status(|| {
+        device_of(&unsafe { read(property) }?)?;
+        unsafe { put(granularity, BLOCK as usize) }
+    })
+}
+
+pub unsafe fn cuMemAddressReserve(
+    out: *mut CUdeviceptr,
+    size: usize,
+    alignment: usize,
+    hint: CUdeviceptr,
+    flags: u64,
+) -> CUresult {
+    status(|| {
+        ensure(flags == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(out, vmm::reserve(size as u64, alignment as u64, hint)?) }
+    })
+}
+
+pub unsafe fn cuMemAddressFree(pointer: CUdeviceptr, size: usize) -> CUresult {
+    status(|| vmm::unreserve(pointer, size as u64))
+}
+
+pub unsafe fn cuMemCreate(
+    handle: *mut c_void,
+    size: usize,
+    property: *const CUmemAllocationProp,
+    flags: u64,
+) -> CUresult {
+    status(|| {
+        ensure(flags == 0 && !handle.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let property = unsafe { read(property) }?;
+        let piece = vmm::create(device_of(&property)?, size as u64, property)?;
+        unsafe { put(handle.cast(), piece) }
+    })
+}
+
+pub unsafe fn cuMemRelease(handle: u64) -> CUresult {
+    status(|| vmm::release(handle))
+}
+
+pub unsafe fn cuMemRetainAllocationHandle(handle: *mut c_void, address: *mut c_void) -> CUresult {
+    status(|| {
+        ensure(!handle.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(handle.cast(), vmm::retain_at(address as u64)?) }
+    })
+}
+
+pub unsafe fn cuMemGetAllocationPropertiesFromHandle(property: *mut CUmemAllocationProp, handle: u64) -> CUresult {
+    status(|| unsafe { put(property, vmm::piece(handle)?.properties) })
+}
+
+pub unsafe fn cuMemMap(pointer: CUdeviceptr, size: usize, offset: usize, handle: u64, flags: u64) -> CUresult {
+    status(|| {
+        ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
+        vmm::map(pointer, size as u64, offset as u64, handle)
+    })
+}
+
+pub unsafe fn cuMemUnmap(pointer: CUdeviceptr, size: usize) -> CUresult {
+    status(|| vmm::unmap(pointer, size as u64))
+}
+
+pub unsafe fn cuMemSetAccess(
+    pointer: CUdeviceptr,
+    size: usize,
+    descriptors: *const CUmemAccessDesc,
+    count: usize,
+) -> CUresult {
+    status(|| {
+        ensure(!descriptors.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
+        for i in 0..count {
+            let access = unsafe { descriptors.add(i).read_unaligned() };
+            ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
+            let (read, write) = match access.flags {
+                0 => (false, false),
+                READ => (true, false),
+                CU_MEM_ACCESS_READWRITE => (true, true),
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            };
+            vmm::set_access(pointer, size as u64, device(access.location_id)?, read, write)?;
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, pointer: CUdeviceptr) -> CUresult {
+    status(|| {
+        let [kind, id] = unsafe { read(location.cast::<[i32; 2]>()) }?;
+        ensure(kind == CU_MEM_LOCATION_TYPE_DEVICE as i32, CUDA_ERROR_NOT_SUPPORTED)?;
+        let bit = 1 << device(id)?.ordinal;
+        let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let access = match (region.readers & bit != 0, region.writers & bit != 0) {
+            (true, true) => CU_MEM_ACCESS_READWRITE,
+            (true, false) => READ,
+            _ => 0,
+        };
+        unsafe { put(flags, access.into()) }
+    })
+}
+
+pub unsafe fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: u32, flags: u64) -> CUresult {
+    status(|| {
+        ensure(flags == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(kind == DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
+        let descriptor = vmm::export(handle)?;
+        unsafe { put(out.cast::<i32>(), descriptor.into_raw_fd()) }
+    })
+}
+
+pub unsafe fn cuMemImportFromShareableHandle(handle: *mut c_void, descriptor: *mut c_void, kind: u32) -> CUresult {
+    status(|| {
+        ensure(!handle.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(kind == DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
+        unsafe { put(handle.cast(), vmm::import(descriptor as usize as i32)?) }
+    })
+}

@@ -1,0 +1,106 @@
+//! What the environment says about the devices.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `SIMGPU_DEVICES` | how many devices there are | 2 |
+//! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
+//! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
+//! | `SIMGPU_CC` | compute capability | `9.0` |
+//! | `SIMGPU_QUEUE_DEPTH` | how many commands a stream takes before submitting one blocks | 1024 |
+//! | `SIMGPU_FAULT` | what goes wrong when, see [`crate::fault`] | nothing |
+//! | `SIMGPU_LOG` | `1`: a line on stderr for what is refused and what fails; `2`: for every call | off |
+
+use std::sync::OnceLock;
+
+/// What the environment said when it was first asked for.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// How many devices there are.
+    pub(crate) devices: usize,
+    /// Bytes of memory of each.
+    pub(crate) memory: u64,
+    /// Bytes a second of a copy between device and host.
+    pub(crate) copy_rate: Option<f64>,
+    /// Compute capability: major, minor.
+    pub(crate) capability: (u32, u32),
+    /// Commands that a stream takes before submitting one blocks.
+    pub(crate) queue_depth: usize,
+    /// Whether refusals and failures are told on stderr.
+    pub(crate) log: bool,
+    /// Whether every call is.
+    pub(crate) trace: bool,
+}
+
+/// The most devices that access masks have room for.
+pub(crate) const MAX_DEVICES: usize = 64;
+
+/// The configuration of this process.
+pub(crate) fn config() -> &'static Config {
+    static CONFIG: OnceLock<Config> = OnceLock::new();
+    CONFIG.get_or_init(|| Config::read(|name| std::env::var(name).ok()))
+}
+
+impl Config {
+    fn read(get: impl Fn(&str) -> Option<String>) -> Self {
+        let number = |name: &str| get(name).and_then(|text| text.trim().parse::<usize>().ok());
+        Self {
+            devices: number("SIMGPU_DEVICES").unwrap_or(2).min(MAX_DEVICES),
+            memory: get("SIMGPU_MEMORY").and_then(|t| bytes(&t)).unwrap_or(4 << 30),
+            copy_rate: get("SIMGPU_COPY_GBPS")
+                .and_then(|t| t.trim().parse::<f64>().ok())
+                .filter(|rate| *rate > 0.0)
+                .map(|rate| rate * 1e9),
+            capability: get("SIMGPU_CC").and_then(|t| capability(&t)).unwrap_or((9, 0)),
+            queue_depth: number("SIMGPU_QUEUE_DEPTH").unwrap_or(1024).max(1),
+            trace: get("SIMGPU_LOG").is_some_and(|t| t == "2"),
+            log: get("SIMGPU_LOG").is_some_and(|t| !t.is_empty() && t != "0"),
+        }
+    }
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (digits, shift) = match text.chars().last()? {
+        'K' | 'k' => (&text[..text.len() - 1], 10),
+        'M' | 'm' => (&text[..text.len() - 1], 20),
+        'G' | 'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+fn capability(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.trim().split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Tells on stderr, where the environment asks for it.
+macro_rules! log {
+    ($($arg:tt)*) => {
+        if $crate::config::config().log {
+            eprintln!("simgpu: {}", format_args!($($arg)*));
+        }
+    };
+}
+pub(crate) use log;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_hold_where_nothing_or_nonsense_is_said() {
+        for config in [Config::read(|_| None), Config::read(|_| Some("x".into()))] {
+            assert_eq!((config.devices, config.memory, config.capability), (2, 4 << 30, (9, 0)));
+            assert!(config.copy_rate.is_none());
+        }
+    }
+
+    #[test]
+    fn sizes_have_suffixes() {
+        assert_eq!(bytes("512M"), Some(512 << 20));
+        assert_eq!(bytes(" 7 "), Some(7));
+        assert_eq!(bytes("99999999999G"), None);
+        assert_eq!(capability("8.6"), Some((8, 6)));
+    }
+}

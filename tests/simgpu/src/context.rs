@@ -1,0 +1,245 @@
+//! Contexts: what belongs to one, its streams, its error, its end.
+//!
+//! ```text
+//!   primary   one per device, counted by retain and release, its handle outlives resets
+//!   created   by cuCtxCreate, ended by cuCtxDestroy
+//! ```
+//!
+//! The first failure of a command is the context's for good: everything after it answers with that error.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rekindle_cuda_abi::private;
+use rekindle_cuda_abi::types::{
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_UNSUPPORTED_LIMIT, CUDA_SUCCESS, CUresult,
+};
+
+use crate::config::log;
+use crate::device::{Device, devices};
+use crate::execution::malloc::MallocHeap;
+use crate::execution::print::Prints;
+use crate::handles::{self, Object};
+use crate::memory::{pinned, space};
+use crate::status::Result;
+use crate::stream::{Mark, Role, Stream};
+
+/// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
+const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
+
+/// A context that is alive.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// Its handle.
+    pub(crate) handle: u64,
+    /// What `cuCtxGetId` says.
+    pub(crate) id: u64,
+    /// Its device.
+    pub(crate) device: &'static Device,
+    /// The flags it was made with.
+    pub(crate) flags: AtomicU32,
+    /// `cuCtxSetCacheConfig`'s hint, which has no effect.
+    pub(crate) cache_config: AtomicU32,
+    /// Device memory for `malloc` in kernels.
+    pub(crate) malloc: MallocHeap,
+    error: AtomicI32,
+    cancel: AtomicBool,
+    limits: Mutex<[usize; LIMITS.len()]>,
+    prints: Prints,
+    peers: AtomicU64,
+    streams: Mutex<Streams>,
+}
+
+/// A context's streams. Submitting holds the lock, so that the order of commands is the same for all of them.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    legacy: Arc<Stream>,
+    /// The per-thread default stream of each thread, by a number of ours.
+    per_thread: HashMap<u64, Arc<Stream>>,
+    others: Vec<Arc<Stream>>,
+    /// Streams that have been destroyed with work left.
+    leaving: Vec<Arc<Stream>>,
+}
+
+impl Context {
+    /// A new context on a device, under that handle.
+    pub(crate) fn new(handle: u64, device: &'static Device, flags: u32) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Arc::new_cyclic(|weak: &Weak<Self>| Self {
+            handle,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            device,
+            flags: AtomicU32::new(flags),
+            cache_config: AtomicU32::new(0),
+            malloc: MallocHeap::default(),
+            error: AtomicI32::new(CUDA_SUCCESS),
+            cancel: AtomicBool::new(false),
+            limits: Mutex::new(LIMITS),
+            prints: Prints::default(),
+            peers: AtomicU64::new(0),
+            streams: Mutex::new(Streams {
+                legacy: Stream::new(weak.clone(), CU_STREAM_LEGACY, Role::Legacy, 0),
+                per_thread: HashMap::new(),
+                others: Vec::new(),
+                leaving: Vec::new(),
+            }),
+        })
+    }
+
+    /// The error that the context has failed with.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.error.load(Ordering::SeqCst) {
+            CUDA_SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// Makes the context fail, unless it has already, and ends its kernels.
+    pub(crate) fn fail(&self, code: CUresult) {
+        let first = self.error.compare_exchange(CUDA_SUCCESS, code, Ordering::SeqCst, Ordering::SeqCst);
+        if first.is_ok() && code != CUDA_ERROR_CONTEXT_IS_DESTROYED {
+            log!("a context of device {} fails with error {code}", self.device.ordinal);
+        }
+        self.cancel();
+    }
+
+    /// Ends the context's kernels soon.
+    pub(crate) fn cancel(&self) {
+        self.cancel.store(true, Ordering::SeqCst);
+    }
+
+    /// Set when the context's kernels shall end.
+    pub(crate) fn cancelled(&self) -> &AtomicBool {
+        &self.cancel
+    }
+
+    /// Its streams, for as long as nothing may be submitted to them.
+    pub(crate) fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new stream.
+    pub(crate) fn create_stream(self: &Arc<Self>, role: Role, priority: i32) -> u64 {
+        let stream = Stream::new(Arc::downgrade(self), handles::next(), role, priority);
+        let handle = stream.handle;
+        self.streams().others.push(stream.clone());
+        handles::insert(handle, Object::Stream(stream));
+        handle
+    }
+
+    /// Ends a stream's handle. What it holds is still done.
+    pub(crate) fn destroy_stream(&self, stream: &Arc<Stream>) {
+        handles::remove(stream.handle);
+        let mut streams = self.streams();
+        streams.others.retain(|other| !Arc::ptr_eq(other, stream));
+        streams.leaving.retain(|left| !left.last().reached());
+        streams.leaving.push(stream.clone());
+    }
+
+    /// The stream that a handle means in this context.
+    pub(crate) fn stream(self: &Arc<Self>, handle: u64, thread: u64) -> Result<Arc<Stream>> {
+        match handle {
+            CU_STREAM_LEGACY => Ok(self.streams().legacy.clone()),
+            CU_STREAM_PER_THREAD => {
+                let new = || Stream::new(Arc::downgrade(self), CU_STREAM_PER_THREAD, Role::Blocking, 0);
+                Ok(self.streams().per_thread.entry(thread).or_insert_with(new).clone())
+            }
+            _ => match handles::get(handle)? {
+                Object::Stream(stream) => Ok(stream),
+                _ => Err(CUDA_ERROR_INVALID_HANDLE),
+            },
+        }
+    }
+
+    /// Waits until every stream has done what it has so far.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let marks = self.streams().last_of_all();
+        marks.iter().for_each(Mark::wait);
+        self.flush_prints();
+        self.check()
+    }
+
+    /// Takes what a kernel prints.
+    pub(crate) fn print(&self, text: &[u8]) {
+        self.prints.add(text);
+    }
+
+    /// Writes what kernels have printed to the program's output.
+    pub(crate) fn flush_prints(&self) {
+        self.prints.flush();
+    }
+
+    /// A limit's value.
+    pub(crate) fn limit(&self, limit: u32) -> Result<usize> {
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        limits.get(limit as usize).copied().ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)
+    }
+
+    /// Changes a limit's value.
+    pub(crate) fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)? = value;
+        Ok(())
+    }
+
+    /// Notes that the context may access another device's memory; answers whether that is new.
+    pub(crate) fn add_peer(&self, device: usize) -> bool {
+        self.peers.fetch_or(1 << device, Ordering::SeqCst) & (1 << device) == 0
+    }
+
+    /// Ends what [`Self::add_peer`] noted; answers whether there was anything to end.
+    pub(crate) fn remove_peer(&self, device: usize) -> bool {
+        self.peers.fetch_and(!(1 << device), Ordering::SeqCst) & (1 << device) != 0
+    }
+
+    /// Ends the context: waits for its work, and takes everything away that belongs to it.
+    pub(crate) fn end(&self) {
+        private::cls_reset(self.handle);
+        let _ = self.synchronize();
+        self.cancel();
+        let mine = self.handle;
+        handles::remove_all(|object| match object {
+            Object::Stream(s) => s.context().is_ok_and(|c| c.id == self.id),
+            Object::Event(e) => e.context.upgrade().is_some_and(|c| c.id == self.id),
+            Object::Module(m) => m.context.upgrade().is_some_and(|c| c.id == self.id),
+            Object::Function(f) => f.context.upgrade().is_some_and(|c| c.id == self.id),
+            Object::Context(_) | Object::Library(_) | Object::Kernel(_) => false,
+        });
+        for object in handles::all() {
+            if let Object::Library(library) = object {
+                library.forget(self.id);
+            }
+        }
+        for region in space::remove_all(|region| region.context == mine) {
+            pinned::release(&region);
+            if let Some(device) = devices().get(region.device) {
+                device.reclaim(&region);
+            }
+        }
+        self.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    }
+}
+
+impl Streams {
+    fn all(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        let default = std::iter::once(&self.legacy).chain(self.per_thread.values());
+        default.chain(&self.others).chain(&self.leaving)
+    }
+
+    fn last_of_all(&self) -> Vec<Mark> {
+        self.all().map(|stream| stream.last()).filter(|mark| !mark.reached()).collect()
+    }
+
+    /// What a new command in a stream has to wait for.
+    pub(crate) fn predecessors(&self, stream: &Stream) -> Vec<Mark> {
+        let wanted = match stream.role {
+            Role::NonBlocking => return Vec::new(),
+            Role::Blocking => Role::Legacy,
+            Role::Legacy => Role::Blocking,
+        };
+        let others = self.all().filter(|other| other.role == wanted);
+        others.map(|other| other.last()).filter(|mark| !mark.reached()).collect()
+    }
+}

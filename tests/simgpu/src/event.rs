@@ -1,0 +1,80 @@
+//! Events: moments in streams that can be asked about, waited for, and measured.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY};
+
+use crate::context::Context;
+use crate::status::{Result, ensure};
+use crate::stream::{Mark, Stream};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    /// The context it was made in.
+    pub(crate) context: Weak<Context>,
+    flags: u32,
+    last: Mutex<Option<Record>>,
+}
+
+/// The last time an event was recorded.
+#[derive(Clone, Debug)]
+struct Record {
+    mark: Mark,
+    time: Arc<AtomicU64>,
+}
+
+impl Event {
+    /// An event that has not been recorded.
+    pub(crate) fn new(context: Weak<Context>, flags: u32) -> Self {
+        Self { context, flags, last: Mutex::default() }
+    }
+
+    fn last(&self) -> Option<Record> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the moment when the stream has done what it has so far.
+    pub(crate) fn record(&self, stream: &Arc<Stream>) -> Result<()> {
+        let time = Arc::new(AtomicU64::new(0));
+        let clock = time.clone();
+        let mark = stream.submit_always(move |_, state| {
+            clock.store(now(), Ordering::SeqCst);
+            state
+        })?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Record { mark, time });
+        Ok(())
+    }
+
+    /// Whether what it recorded is done; one that has recorded nothing is.
+    pub(crate) fn is_done(&self) -> bool {
+        self.last().is_none_or(|record| record.mark.reached())
+    }
+
+    /// The moment it recorded, if any.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        self.last().map(|record| record.mark)
+    }
+
+    /// The milliseconds from one event to another.
+    pub(crate) fn elapsed(start: &Self, end: &Self) -> Result<f32> {
+        let (Some(first), Some(second)) = (start.last(), end.last()) else {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        };
+        ensure((start.flags | end.flags) & DISABLE_TIMING == 0, CUDA_ERROR_INVALID_HANDLE)?;
+        ensure(first.mark.reached() && second.mark.reached(), CUDA_ERROR_NOT_READY)?;
+        let [first, second] = [first, second].map(|r| r.time.load(Ordering::SeqCst) as f64);
+        Ok(((second - first) / 1e6) as f32)
+    }
+}
+
+/// Nanoseconds since the first time this was asked.
+pub(crate) fn now() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}

@@ -1,0 +1,197 @@
+//! Launching a kernel: checks in the caller's thread, execution in the stream's.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_ASSERT, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+    CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
+};
+use rekindle_ptx::{Env, FaultKind, LaunchConfig, LaunchFault};
+
+use crate::attributes::{
+    BLOCKS_OF_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, MULTIPROCESSORS, SHARED_OF_MULTIPROCESSOR,
+    SHARED_OPT_IN, SHARED_RESERVED, THREADS_OF_MULTIPROCESSOR,
+};
+use crate::context::Context;
+use crate::current;
+use crate::fault;
+use crate::library::function_in;
+use crate::memory::space::View;
+use crate::module::{Function, REGISTERS};
+use crate::status::{Result, ensure};
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Blocks in x, y and z.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub(crate) block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: u32,
+    /// Whether all blocks must be resident together.
+    pub(crate) cooperative: bool,
+    /// Blocks of a cluster in x, y and z.
+    pub(crate) cluster: [u32; 3],
+}
+
+/// Launches a kernel in a stream.
+///
+/// # Safety
+///
+/// `params` and `extra` must be null or what `cuLaunchKernel` describes.
+pub(crate) unsafe fn launch(
+    function: u64,
+    shape: Shape,
+    stream: u64,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<()> {
+    let context = current::healthy()?;
+    let stream = current::stream(stream)?;
+    // Copies may go to streams of other contexts, launches may not.
+    ensure(stream.context()?.id == context.id, CUDA_ERROR_INVALID_HANDLE)?;
+    let function = function_in(&context, function)?;
+    ensure(function.context.upgrade().is_some_and(|c| c.id == context.id), CUDA_ERROR_INVALID_HANDLE)?;
+    check(&function, &shape)?;
+    // SAFETY: the caller's promise.
+    let params = unsafe { gather(&function, params, extra) }?;
+    stream.submit(move |context| run(context, &function, &shape, &params))?;
+    Ok(())
+}
+
+/// What the driver refuses at once, without harm to the context.
+fn check(function: &Function, shape: &Shape) -> Result<()> {
+    let within = |size: [u32; 3], most: [u32; 3]| size.iter().zip(most).all(|(n, m)| (1..=m).contains(n));
+    ensure(within(shape.grid, MAX_GRID) && within(shape.block, MAX_BLOCK), CUDA_ERROR_INVALID_VALUE)?;
+    let threads = shape.block.iter().product::<u32>();
+    ensure(threads <= MAX_BLOCK_THREADS, CUDA_ERROR_INVALID_VALUE)?;
+    if let Some(required) = function.kernel.required_threads {
+        ensure(shape.block == required, CUDA_ERROR_INVALID_VALUE)?;
+    }
+    ensure(threads <= function.max_threads(), CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)?;
+    ensure(shape.shared <= function.max_dynamic_shared(), CUDA_ERROR_INVALID_VALUE)?;
+    ensure(function.kernel.shared_bytes + shape.shared <= SHARED_OPT_IN, CUDA_ERROR_INVALID_VALUE)?;
+    if shape.cooperative {
+        let blocks = shape.grid.iter().map(|n| u64::from(*n)).product::<u64>();
+        let most = blocks_of_multiprocessor(function, threads, u64::from(shape.shared)) * MULTIPROCESSORS;
+        ensure(blocks <= u64::from(most), CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)?;
+    }
+    function.ensure_supported()
+}
+
+/// How many blocks a multiprocessor holds at once.
+pub(crate) fn blocks_of_multiprocessor(function: &Function, threads: u32, shared: u64) -> u32 {
+    if threads == 0 || threads > function.max_threads() {
+        return 0;
+    }
+    let threads = threads.next_multiple_of(32);
+    let shared = u64::from(function.kernel.shared_bytes) + shared + u64::from(SHARED_RESERVED);
+    let by_shared = u64::from(SHARED_OF_MULTIPROCESSOR) / shared;
+    let by_registers = 65_536 / (threads * REGISTERS);
+    BLOCKS_OF_MULTIPROCESSOR.min(THREADS_OF_MULTIPROCESSOR / threads).min(by_registers).min(by_shared as u32)
+}
+
+/// `CU_LAUNCH_PARAM_*`: what the words of `extra` announce.
+const END: usize = 0;
+const BUFFER: usize = 1;
+const BUFFER_SIZE: usize = 2;
+
+/// Puts the parameters together, from pointers to each or from one buffer of them all.
+///
+/// # Safety
+///
+/// As for [`launch`].
+unsafe fn gather(function: &Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Vec<u8>> {
+    let kernel = &function.kernel;
+    let mut bytes = vec![0; kernel.param_bytes as usize];
+    if !params.is_null() {
+        for (i, param) in kernel.params.iter().enumerate() {
+            // SAFETY: the array has a pointer for each parameter.
+            let value = unsafe { *params.add(i) };
+            ensure(!value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+            let place = bytes.get_mut(param.offset as usize..).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let place = place.get_mut(..param.size as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            // SAFETY: it points to a value of the parameter's size.
+            unsafe { place.as_mut_ptr().copy_from_nonoverlapping(value.cast(), place.len()) };
+        }
+    } else if !extra.is_null() {
+        let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
+        let mut at = extra;
+        loop {
+            // SAFETY: the array alternates announcements and values, and ends with END.
+            let (word, value) = unsafe {
+                match *at as usize {
+                    END => break,
+                    word => (word, *at.add(1)),
+                }
+            };
+            match word {
+                BUFFER => buffer = value.cast(),
+                // SAFETY: the value of this one is a pointer to a size.
+                BUFFER_SIZE => size = unsafe { *value.cast::<usize>() },
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            }
+            // SAFETY: still before END.
+            at = unsafe { at.add(2) };
+        }
+        ensure(!buffer.is_null() || size == 0, CUDA_ERROR_INVALID_VALUE)?;
+        // The last parameter's padding may be left out.
+        let needed = kernel.params.last().map_or(0, |p| (p.offset + p.size) as usize);
+        ensure(size >= needed, CUDA_ERROR_INVALID_VALUE)?;
+        let size = size.min(bytes.len());
+        if size > 0 {
+            // SAFETY: the buffer has as many bytes as the caller says.
+            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(buffer, size) };
+        }
+    } else {
+        ensure(kernel.params.is_empty(), CUDA_ERROR_INVALID_VALUE)?;
+    }
+    Ok(bytes)
+}
+
+/// Runs a kernel to its end. What fails here is the context's error.
+fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    fault::point("kernel")?;
+    let view = View::open(context.device.ordinal);
+    let env = Env {
+        print: &|text| context.print(text),
+        heap: Some(context),
+        multiprocessors: MULTIPROCESSORS,
+        grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
+        ..Env::new(context.cancelled())
+    };
+    let config = LaunchConfig {
+        grid: shape.grid,
+        block: shape.block,
+        dynamic_shared: shape.shared,
+        params,
+        cooperative: shape.cooperative,
+        cluster: shape.cluster,
+    };
+    let launched = rekindle_ptx::launch(&function.program, &function.kernel.name, &config, &view, &env);
+    launched.map_err(|fault| code(context, &fault))
+}
+
+fn code(context: &Context, fault: &LaunchFault) -> CUresult {
+    let code = match &fault.fault.kind {
+        FaultKind::Unmapped | FaultKind::ReadOnly => CUDA_ERROR_ILLEGAL_ADDRESS,
+        FaultKind::Misaligned => CUDA_ERROR_MISALIGNED_ADDRESS,
+        FaultKind::Assert => CUDA_ERROR_ASSERT,
+        FaultKind::BadCall => CUDA_ERROR_INVALID_PC,
+        FaultKind::InvalidLaunch(_) => CUDA_ERROR_INVALID_VALUE,
+        // The context has failed elsewhere, or is being ended.
+        FaultKind::Cancelled => return context.check().err().unwrap_or(CUDA_ERROR_LAUNCH_FAILED),
+        FaultKind::Trap | FaultKind::StackOverflow => CUDA_ERROR_LAUNCH_FAILED,
+        FaultKind::Deadlock(_) | FaultKind::Unsupported(_) => {
+            // A GPU would hang, or would have run it: worth a line, whatever the log's setting.
+            eprintln!("simgpu: {fault}");
+            CUDA_ERROR_LAUNCH_FAILED
+        }
+    };
+    crate::config::log!("{fault}");
+    code
+}

@@ -1,0 +1,5 @@
+//! Running kernels: what a launch checks, and what a stream's thread then does.
+
+pub(crate) mod launch;
+pub(crate) mod malloc;
+pub(crate) mod print;

@@ -1,0 +1,31 @@
+//! What kernels print: kept until the program synchronises, then written to its standard output, as by the driver.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+/// A context's printed text that has not been written yet.
+#[derive(Debug, Default)]
+pub(crate) struct Prints(Mutex<Vec<u8>>);
+
+unsafe extern "C" {
+    /// C's `stdout`: text written through it keeps its place among what the program prints itself.
+    #[link_name = "stdout"]
+    static STDOUT: *mut libc::FILE;
+}
+
+impl Prints {
+    /// Adds text.
+    pub(crate) fn add(&self, text: &[u8]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(text);
+    }
+
+    /// Writes it out.
+    pub(crate) fn flush(&self) {
+        let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !text.is_empty() {
+            // SAFETY: C's own stream, which locks itself, and bytes that are there.
+            unsafe { libc::fwrite(text.as_ptr().cast::<c_void>(), 1, text.len(), STDOUT) };
+            text.clear();
+        }
+    }
+}

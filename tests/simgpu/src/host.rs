@@ -1,0 +1,44 @@
+//! What the private tables of `cuGetExportTable` ask of the driver around them.
+
+use rekindle_cuda_abi::private::{DeviceIdentity, Host};
+use rekindle_cuda_abi::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream};
+
+use crate::device::{create, device};
+use crate::{current, handles};
+
+/// The version that `cuDriverGetVersion` says: CUDA 13.0.
+pub(crate) const DRIVER_VERSION: i32 = 13_000;
+
+/// This driver.
+pub(crate) struct SoftwareGpu;
+
+impl Host for SoftwareGpu {
+    fn driver_version(&self) -> i32 {
+        DRIVER_VERSION
+    }
+
+    fn devices(&self) -> Vec<DeviceIdentity> {
+        create().iter().map(|device| DeviceIdentity { uuid: device.uuid(), pci: device.pci() }).collect()
+    }
+
+    fn primary_context(&self, ordinal: CUdevice) -> Result<CUcontext, CUresult> {
+        Ok(device(ordinal)?.primary().handle)
+    }
+
+    fn current_context(&self) -> Result<CUcontext, CUresult> {
+        Ok(current::handle())
+    }
+
+    fn context_id(&self, context: CUcontext) -> Result<u64, CUresult> {
+        Ok(current::named(context)?.id)
+    }
+
+    fn stream_id(&self, context: CUcontext, stream: CUstream, per_thread: bool) -> Result<u64, CUresult> {
+        let context = current::or_named(context)?;
+        Ok(current::stream_of(&context, stream, per_thread)?.id)
+    }
+
+    fn module_functions(&self, _context: CUcontext, module: CUmodule) -> Result<Vec<CUfunction>, CUresult> {
+        Ok(handles::module(module)?.functions().iter().map(|function| function.handle).collect())
+    }
+}

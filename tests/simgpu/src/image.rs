@@ -1,0 +1,157 @@
+//! Images of code: from what a program passes to parsed PTX.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rekindle_cuda_abi::code;
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED,
+};
+
+use crate::config::{config, log};
+use crate::status::{Result, ensure};
+
+/// A parsed image, shared by all modules and libraries that were loaded from the same text.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// What the text holds.
+    pub(crate) ptx: rekindle_ptx::Module,
+    /// Ten times the compute capability that it was made for, `CU_FUNC_ATTRIBUTE_PTX_VERSION`: templates of libraries
+    /// choose their parameters by it.
+    pub(crate) target: u32,
+}
+
+/// Why an image could not be loaded: the driver's code, and what its compiler would say.
+#[derive(Debug)]
+pub(crate) struct Unloadable {
+    pub(crate) code: i32,
+    pub(crate) text: String,
+}
+
+impl Unloadable {
+    fn new(code: i32, text: impl ToString) -> Self {
+        let text = text.to_string();
+        log!("a code image cannot be loaded ({code}): {text}");
+        Self { code, text }
+    }
+
+    fn none() -> Self {
+        Self::new(CUDA_ERROR_NO_BINARY_FOR_GPU, "no PTX for this device, and machine code cannot be run")
+    }
+}
+
+/// Loads what a program passed to `cuModuleLoadData` or `cuLibraryLoadData`.
+///
+/// # Safety
+///
+/// `image` must be null or point to an image of code.
+pub(crate) unsafe fn load(image: *const u8) -> std::result::Result<Arc<Image>, Unloadable> {
+    if image.is_null() {
+        return Err(Unloadable::new(CUDA_ERROR_INVALID_VALUE, "null"));
+    }
+    // SAFETY: the caller's promise.
+    let extent = unsafe { code::image_extent(image) };
+    let extent = extent.map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
+    // SAFETY: the image is still there: the caller is waiting for us.
+    let mut parts = extent.parts.iter().map(|part| load_bytes(unsafe { part.as_slice() }));
+    let first = parts.next().unwrap_or_else(|| Err(Unloadable::none()));
+    if !matches!(&first, Err(error) if error.code == CUDA_ERROR_NO_BINARY_FOR_GPU) {
+        return first;
+    }
+    // The device linker's output has no PTX; it is kept for each of the files that were linked.
+    let others: Vec<_> =
+        parts.filter(|part| !matches!(part, Err(e) if e.code == CUDA_ERROR_NO_BINARY_FOR_GPU)).collect();
+    if others.len() > 1 {
+        let text = "linking the PTX of several files is not supported";
+        return Err(Unloadable::new(CUDA_ERROR_NOT_SUPPORTED, text));
+    }
+    others.into_iter().next().unwrap_or(first)
+}
+
+/// Loads a file, as `cuModuleLoad` does.
+pub(crate) fn load_file(path: &str) -> std::result::Result<Arc<Image>, Unloadable> {
+    let mut bytes =
+        std::fs::read(path).map_err(|error| Unloadable::new(CUDA_ERROR_FILE_NOT_FOUND, format!("{path}: {error}")))?;
+    // PTX is a text that ends in NUL, which a file does not have.
+    bytes.push(0);
+    load_bytes(&bytes)
+}
+
+fn load_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Unloadable> {
+    let image = code::parse(bytes).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
+    let Some(entry) = image.select_ptx(config().capability) else {
+        return Err(Unloadable::none());
+    };
+    let payload = entry.payload().map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
+    let end = payload.iter().position(|byte| *byte == 0).unwrap_or(payload.len());
+    let text = std::str::from_utf8(&payload[..end]).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_PTX, error))?;
+    parse(text)
+}
+
+/// Parses a text once, however often it is loaded while someone has it.
+fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
+    static PARSED: Mutex<Option<HashMap<u64, Weak<Image>>>> = Mutex::new(None);
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let key = hasher.finish();
+    let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
+    let parsed = parsed.get_or_insert_default();
+    if let Some(image) = parsed.get(&key).and_then(Weak::upgrade) {
+        return Ok(image);
+    }
+    let ptx = rekindle_ptx::Module::parse(text).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_PTX, error))?;
+    let digits = |c: &char| c.is_ascii_digit();
+    let target = ptx.target().chars().skip_while(|c| !digits(c)).take_while(digits).collect::<String>();
+    let image = Arc::new(Image { target: target.parse().unwrap_or(0), ptx });
+    parsed.insert(key, Arc::downgrade(&image));
+    Ok(image)
+}
+
+/// `CU_JIT_*` options that ask for the compiler's words.
+const INFO_BUFFER: u32 = 3;
+const INFO_SIZE: u32 = 4;
+const ERROR_BUFFER: u32 = 5;
+const ERROR_SIZE: u32 = 6;
+
+/// Turns a load's failure into its code, and writes its words where the caller's options ask for them.
+///
+/// # Safety
+///
+/// `options` and `values` must be null or arrays of `count`, with values as `cuda.h` describes them.
+pub(crate) unsafe fn answer(
+    loaded: std::result::Result<Arc<Image>, Unloadable>,
+    count: u32,
+    options: *const u32,
+    values: *mut *mut std::ffi::c_void,
+) -> Result<Arc<Image>> {
+    ensure(count == 0 || (!options.is_null() && !values.is_null()), CUDA_ERROR_INVALID_VALUE)?;
+    let text = loaded.as_ref().err().map_or("", |error| error.text.as_str());
+    // SAFETY: the caller's promise: arrays of `count`; where that is 0, empty slices.
+    let (options, values) = unsafe {
+        match count {
+            0 => (&[][..], &mut [][..]),
+            _ => (
+                std::slice::from_raw_parts(options, count as usize),
+                std::slice::from_raw_parts_mut(values, count as usize),
+            ),
+        }
+    };
+    for (buffer, size, text) in [(ERROR_BUFFER, ERROR_SIZE, text), (INFO_BUFFER, INFO_SIZE, "")] {
+        let place = |option| options.iter().position(|o| *o == option);
+        let (Some(buffer), Some(size)) = (place(buffer), place(size)) else { continue };
+        let room = values[size] as usize & 0xffff_ffff;
+        let fits = text.len().min(room.saturating_sub(1));
+        if room > 0 && !values[buffer].is_null() {
+            // SAFETY: the buffer has as many bytes as the other option says.
+            unsafe {
+                let out = values[buffer].cast::<u8>();
+                out.copy_from_nonoverlapping(text.as_ptr(), fits);
+                out.add(fits).write(0);
+            }
+        }
+        values[size] = fits as *mut _;
+    }
+    loaded.map_err(|error| error.code)
+}

@@ -1,0 +1,172 @@
+//! Device memory that is allocated by the byte: `cuMemAlloc`, stream-ordered allocation, module globals.
+//!
+//! As in the real driver, memory comes in blocks of 2 MiB; small allocations share one. Addresses are deterministic:
+//! the same calls in the same order give the same addresses in every process, as long as they are free there.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+
+use super::pages;
+use super::space::{self, Kind, Region};
+use crate::device::Device;
+use crate::fault;
+use crate::status::{Result, ensure};
+
+/// The unit in which a device gives out memory.
+pub(crate) const BLOCK: u64 = 2 << 20;
+
+/// What allocations are aligned to.
+const ALIGN: u64 = 512;
+
+/// Allocations of this size and more get blocks of their own.
+const LARGE: u64 = BLOCK / 2;
+
+/// A heap of one device in a window of addresses of its own.
+#[derive(Debug)]
+pub(crate) struct Heap {
+    window: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Mapped blocks, by their offset in the window.
+    blocks: BTreeMap<u64, Block>,
+}
+
+#[derive(Debug)]
+struct Block {
+    len: u64,
+    /// What is allocated in it, offset to length; nothing for a block that something else in the process sits on.
+    used: BTreeMap<u64, u64>,
+    shared: bool,
+}
+
+/// How many bytes of addresses a heap has.
+pub(crate) const WINDOW: u64 = 1 << 40;
+
+impl Heap {
+    /// A heap whose addresses begin at `window`.
+    pub(crate) fn new(window: u64) -> Self {
+        Self { window, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes memory of the device. It is the device's alone; peers are let in by their contexts.
+    pub(crate) fn allocate(&self, device: &Device, context: u64, kind: Kind, len: u64) -> Result<u64> {
+        ensure(len > 0, CUDA_ERROR_INVALID_VALUE)?;
+        fault::point("alloc")?;
+        let size = len.checked_next_multiple_of(ALIGN).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let mut state = self.state();
+        let at = if size >= LARGE {
+            let size = size.checked_next_multiple_of(BLOCK).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            let block = self.map_block(&mut state, device, size, false)?;
+            state.take(block, 0, size)
+        } else {
+            let (block, offset) = match state.room_for(size) {
+                Some(place) => place,
+                None => (self.map_block(&mut state, device, BLOCK, true)?, 0),
+            };
+            state.take(block, offset, size)
+        };
+        let base = self.window + at;
+        let bit = 1 << device.ordinal;
+        let peers = bit | device.peers();
+        let region = Region {
+            base,
+            len,
+            kind,
+            device: device.ordinal,
+            context,
+            readers: peers,
+            writers: peers,
+            id: space::next_id(),
+        };
+        if space::insert(region).is_err() {
+            self.give_back(&mut state, device, base);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        Ok(base)
+    }
+
+    /// Gives an allocation back; the caller has taken its region out of the space.
+    pub(crate) fn free(&self, device: &Device, base: u64) {
+        self.give_back(&mut self.state(), device, base);
+    }
+
+    fn give_back(&self, state: &mut State, device: &Device, base: u64) {
+        let offset = base.wrapping_sub(self.window);
+        let Some((&start, block)) = state.blocks.range_mut(..=offset).next_back() else { return };
+        block.used.remove(&(offset - start));
+        if block.used.is_empty() {
+            let len = block.len;
+            state.blocks.remove(&start);
+            pages::unmap(self.window + start, len);
+            device.release(len);
+        }
+    }
+
+    /// Maps a block at the lowest address where it fits.
+    fn map_block(&self, state: &mut State, device: &Device, len: u64, shared: bool) -> Result<u64> {
+        device.charge(len)?;
+        let mut next = 0;
+        loop {
+            let offset = state.gap(next, len);
+            if offset + len > WINDOW {
+                device.release(len);
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            match pages::map(self.window + offset, len) {
+                Ok(_) => {
+                    state.blocks.insert(offset, Block { len, used: BTreeMap::new(), shared });
+                    return Ok(offset);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => next = offset + BLOCK,
+                Err(_) => {
+                    device.release(len);
+                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// The lowest offset from `from` on where `len` bytes are free.
+    fn gap(&self, from: u64, len: u64) -> u64 {
+        let mut at = from;
+        for (&start, block) in &self.blocks {
+            if start >= at + len {
+                break;
+            }
+            at = at.max(start + block.len);
+        }
+        at
+    }
+
+    /// Room in a shared block: its offset, and the offset in it.
+    fn room_for(&self, size: u64) -> Option<(u64, u64)> {
+        self.blocks.iter().filter(|(_, block)| block.shared).find_map(|(&start, block)| {
+            let mut at = 0;
+            for (&offset, &len) in &block.used {
+                if offset - at >= size {
+                    break;
+                }
+                at = offset + len;
+            }
+            (block.len - at >= size).then_some((start, at))
+        })
+    }
+
+    fn take(&mut self, block: u64, offset: u64, size: u64) -> u64 {
+        if let Some(found) = self.blocks.get_mut(&block) {
+            found.used.insert(offset, size);
+        }
+        block + offset
+    }
+}

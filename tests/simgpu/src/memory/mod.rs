@@ -1,0 +1,19 @@
+//! Memory: which addresses there are, what may be accessed by whom, and what lies behind them.
+//!
+//! ```text
+//!   api ──► heap      cuMemAlloc, module globals: slabs and large blocks
+//!       ──► pinned    page-locked and registered host memory
+//!       ──► vmm       reservations, physical pieces, mappings
+//!                │
+//!                ▼ regions
+//!              space  every accessible range, and snapshots of them for kernels and copies
+//! ```
+//!
+//! Device memory is ordinary memory of this process, mapped at its device address. So every access that a program
+//! makes is checked against [`space`] before it is made.
+
+pub(crate) mod heap;
+pub(crate) mod pages;
+pub(crate) mod pinned;
+pub(crate) mod space;
+pub(crate) mod vmm;

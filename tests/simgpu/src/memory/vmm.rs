@@ -1,0 +1,270 @@
+//! Virtual memory management: reserved addresses, physical pieces of memory, and mappings of one at the other.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUmemAllocationProp,
+};
+
+use super::heap::BLOCK;
+use super::pages;
+use super::space::{self, Kind, Region};
+use crate::device::Device;
+use crate::fault;
+use crate::handles;
+use crate::status::{Result, ensure};
+
+/// A piece of a device's memory, mapped any number of times. Gone with its last handle and mapping.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// The number that names it in calls.
+    pub(crate) handle: u64,
+    /// Its length in bytes.
+    pub(crate) len: u64,
+    /// What it was created with.
+    pub(crate) properties: CUmemAllocationProp,
+    device: &'static Device,
+    file: OwnedFd,
+    /// Whether its memory is counted on this process's device; that of an imported piece is counted elsewhere.
+    charged: bool,
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if self.charged {
+            self.device.release(self.len);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Vmm {
+    reservations: BTreeMap<u64, u64>,
+    /// What is mapped: base to length and piece.
+    mappings: BTreeMap<u64, (u64, Arc<Piece>)>,
+    /// Pieces that the program holds, and how often.
+    held: HashMap<u64, (Arc<Piece>, usize)>,
+}
+
+static VMM: Mutex<Option<Vmm>> = Mutex::new(None);
+
+fn with<T>(body: impl FnOnce(&mut Vmm) -> T) -> T {
+    let mut guard: MutexGuard<'_, Option<Vmm>> = VMM.lock().unwrap_or_else(PoisonError::into_inner);
+    body(guard.get_or_insert_default())
+}
+
+/// Where reservations without a hint begin.
+const WINDOW: u64 = 0x1800_0000_0000;
+const WINDOW_END: u64 = 0x1f00_0000_0000;
+
+fn is_blocks(value: u64) -> bool {
+    value != 0 && value.is_multiple_of(BLOCK)
+}
+
+/// Reserves addresses: those hinted at where they are free, others where not.
+pub(crate) fn reserve(len: u64, align: u64, hint: u64) -> Result<u64> {
+    ensure(is_blocks(len) && (align == 0 || align.is_power_of_two()), CUDA_ERROR_INVALID_VALUE)?;
+    let align = align.max(BLOCK);
+    with(|vmm| {
+        let mut next = WINDOW;
+        let mut candidate = if hint != 0 && hint.is_multiple_of(align) { hint } else { 0 };
+        loop {
+            if candidate == 0 {
+                candidate = vmm.gap(next, len, align).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+                next = candidate + align;
+            }
+            match pages::reserve(candidate, len) {
+                Ok(_) => {
+                    vmm.reservations.insert(candidate, len);
+                    return Ok(candidate);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
+                }
+                Err(_) => candidate = 0,
+            }
+        }
+    })
+}
+
+/// Gives reserved addresses back, which nothing may be mapped at.
+pub(crate) fn unreserve(base: u64, len: u64) -> Result<()> {
+    with(|vmm| {
+        ensure(vmm.reservations.get(&base) == Some(&len), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(vmm.mappings.range(base..base + len).next().is_none(), CUDA_ERROR_INVALID_VALUE)?;
+        vmm.reservations.remove(&base);
+        pages::unmap(base, len);
+        Ok(())
+    })
+}
+
+/// Creates a piece of memory on a device, held once.
+pub(crate) fn create(device: &'static Device, len: u64, properties: CUmemAllocationProp) -> Result<u64> {
+    ensure(is_blocks(len), CUDA_ERROR_INVALID_VALUE)?;
+    fault::point("alloc")?;
+    device.charge(len)?;
+    let name = std::ffi::CString::new(format!("{FILE_NAME}{}", device.ordinal)).unwrap_or_default();
+    let Ok(file) = pages::memfd(&name, len) else {
+        device.release(len);
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    };
+    Ok(hold_new(Piece { handle: handles::next(), len, properties, device, file, charged: true }))
+}
+
+fn hold_new(piece: Piece) -> u64 {
+    let handle = piece.handle;
+    with(|vmm| vmm.held.insert(handle, (Arc::new(piece), 1)));
+    handle
+}
+
+/// Lets go of a piece once.
+pub(crate) fn release(handle: u64) -> Result<()> {
+    with(|vmm| {
+        let (_, times) = vmm.held.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        *times -= 1;
+        if *times == 0 {
+            vmm.held.remove(&handle);
+        }
+        Ok(())
+    })
+}
+
+/// Holds, once more, the piece that is mapped at an address.
+pub(crate) fn retain_at(address: u64) -> Result<u64> {
+    with(|vmm| {
+        let piece = vmm.piece_at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?.clone();
+        let handle = piece.handle;
+        vmm.held.entry(handle).or_insert((piece, 0)).1 += 1;
+        Ok(handle)
+    })
+}
+
+/// The piece that a handle names.
+pub(crate) fn piece(handle: u64) -> Result<Arc<Piece>> {
+    with(|vmm| vmm.held.get(&handle).map(|held| held.0.clone()).ok_or(CUDA_ERROR_INVALID_VALUE))
+}
+
+/// Maps a whole piece into reserved addresses. No device has access yet.
+pub(crate) fn map(base: u64, len: u64, offset: u64, handle: u64) -> Result<()> {
+    ensure(offset == 0, CUDA_ERROR_NOT_SUPPORTED)?;
+    ensure(is_blocks(len) && base.is_multiple_of(BLOCK), CUDA_ERROR_INVALID_VALUE)?;
+    let piece = piece(handle)?;
+    ensure(len <= piece.len, CUDA_ERROR_INVALID_VALUE)?;
+    with(|vmm| {
+        let end = base.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let reserved = vmm.reservations.range(..=base).next_back();
+        ensure(reserved.is_some_and(|(&start, &size)| end <= start + size), CUDA_ERROR_INVALID_VALUE)?;
+        let region = Region {
+            base,
+            len,
+            kind: Kind::Mapped,
+            device: piece.device.ordinal,
+            context: 0,
+            readers: 0,
+            writers: 0,
+            id: space::next_id(),
+        };
+        space::insert(region).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        if pages::place_file(base, len, &piece.file).is_err() {
+            space::remove(base, |_| true);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        vmm.mappings.insert(base, (len, piece));
+        Ok(())
+    })
+}
+
+/// Ends the mappings from `base` to `base + len`, which must be whole.
+pub(crate) fn unmap(base: u64, len: u64) -> Result<()> {
+    ensure(is_blocks(len), CUDA_ERROR_INVALID_VALUE)?;
+    let end = base.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    ensure(space::find(base).is_some_and(|r| r.base == base), CUDA_ERROR_INVALID_VALUE)?;
+    ensure(space::find(end - 1).is_some_and(|r| r.end() == end), CUDA_ERROR_INVALID_VALUE)?;
+    ensure(space::is_covered(base, len, |r| r.kind == Kind::Mapped), CUDA_ERROR_INVALID_VALUE)?;
+    let gone = space::remove_all(|r| r.kind == Kind::Mapped && r.base >= base && r.end() <= end);
+    with(|vmm| {
+        for region in gone {
+            pages::clear(region.base, region.len);
+            vmm.mappings.remove(&region.base);
+        }
+    });
+    Ok(())
+}
+
+/// Sets what a device may do with mapped addresses.
+pub(crate) fn set_access(base: u64, len: u64, device: &Device, read: bool, write: bool) -> Result<()> {
+    let bit = 1 << device.ordinal;
+    let set = |mask: &mut u64, on: bool| *mask = if on { *mask | bit } else { *mask & !bit };
+    let changed = space::change(base, len, Kind::Mapped, |region| {
+        set(&mut region.readers, read);
+        set(&mut region.writers, write);
+    });
+    ensure(len > 0 && changed, CUDA_ERROR_INVALID_VALUE)
+}
+
+/// What the descriptor of a piece is called; the ordinal of its device follows.
+const FILE_NAME: &str = "simgpu-device-";
+
+/// A descriptor by which another process can map the piece.
+pub(crate) fn export(handle: u64) -> Result<OwnedFd> {
+    let piece = piece(handle)?;
+    ensure(piece.charged, CUDA_ERROR_INVALID_VALUE)?;
+    piece.file.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+/// A piece from its descriptor, which stays the caller's.
+pub(crate) fn import(fd: i32) -> Result<u64> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let name = name.to_string_lossy();
+    let ordinal = name
+        .strip_prefix("/memfd:")
+        .and_then(|n| n.strip_prefix(FILE_NAME))
+        .and_then(|n| n.split_whitespace().next()?.parse().ok())
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let device = crate::device::device(ordinal)?;
+    // SAFETY: makes a new descriptor of one that the caller says is open.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    ensure(copy >= 0, CUDA_ERROR_OUT_OF_MEMORY)?;
+    // SAFETY: the new descriptor is ours alone.
+    let file = unsafe { OwnedFd::from_raw_fd(copy) };
+    // SAFETY: all zero is a valid value of this structure.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: writes the structure.
+    ensure(unsafe { libc::fstat(file.as_raw_fd(), &mut about) } == 0, CUDA_ERROR_INVALID_VALUE)?;
+    let len = about.st_size.cast_unsigned();
+    ensure(is_blocks(len), CUDA_ERROR_INVALID_VALUE)?;
+    let properties =
+        CUmemAllocationProp { kind: 1, handle_types: 1, location_type: 1, location_id: ordinal, ..Default::default() };
+    Ok(hold_new(Piece { handle: handles::next(), len, properties, device, file, charged: false }))
+}
+
+/// The reservation that holds an address: where it begins, and its length.
+pub(crate) fn reservation_at(address: u64) -> Option<(u64, u64)> {
+    with(|vmm| {
+        let (&base, &len) = vmm.reservations.range(..=address).next_back()?;
+        (address < base + len).then_some((base, len))
+    })
+}
+
+impl Vmm {
+    fn piece_at(&self, address: u64) -> Option<&Arc<Piece>> {
+        let (&base, (len, piece)) = self.mappings.range(..=address).next_back()?;
+        (address < base + len).then_some(piece)
+    }
+
+    /// The lowest aligned address from `from` on that no reservation covers.
+    fn gap(&self, from: u64, len: u64, align: u64) -> Option<u64> {
+        let mut at = from.next_multiple_of(align);
+        for (&start, &size) in &self.reservations {
+            if start >= at.checked_add(len)? {
+                break;
+            }
+            if start + size > at {
+                at = (start + size).next_multiple_of(align);
+            }
+        }
+        (at.checked_add(len)? <= WINDOW_END).then_some(at)
+    }
+}

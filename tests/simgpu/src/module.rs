@@ -1,0 +1,239 @@
+//! Modules: code loaded into a context, its variables in device memory, its functions.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Weak};
+
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
+};
+use rekindle_ptx::{CODE_WINDOW, Kernel, Program, Space};
+
+use crate::attributes::{MAX_BLOCK_THREADS, SHARED_DEFAULT, SHARED_OPT_IN};
+use crate::config::{config, log};
+use crate::context::Context;
+use crate::handles::{self, Object};
+use crate::image::Image;
+use crate::memory::space::{self, Kind};
+use crate::status::{Result, ensure};
+
+/// A module: an image of code with its variables in a context's memory.
+#[derive(Debug)]
+pub(crate) struct Module {
+    /// Its handle.
+    pub(crate) handle: u64,
+    /// The context it was loaded into.
+    pub(crate) context: Weak<Context>,
+    functions: Vec<Arc<Function>>,
+    globals: HashMap<String, Variable>,
+}
+
+/// A variable of a module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Variable {
+    /// Its address.
+    pub(crate) address: u64,
+    /// Its size in bytes.
+    pub(crate) size: u64,
+}
+
+/// A function of a module that can be launched.
+#[derive(Debug)]
+pub(crate) struct Function {
+    /// Its handle.
+    pub(crate) handle: u64,
+    /// The context its module was loaded into.
+    pub(crate) context: Weak<Context>,
+    /// The module's handle.
+    pub(crate) module: u64,
+    /// What it executes.
+    pub(crate) program: Arc<Program>,
+    /// How it is declared.
+    pub(crate) kernel: Kernel,
+    /// What its image was made for.
+    pub(crate) target: u32,
+    /// Its name as a C string.
+    pub(crate) name: std::ffi::CString,
+    /// What can be set.
+    pub(crate) settings: Arc<Settings>,
+}
+
+/// What `cuFuncSetAttribute` sets. For kernels of libraries, `cuKernelSetAttribute` sets the same.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, 0 if never set.
+    max_dynamic_shared: AtomicI32,
+    /// The attributes 9 to 15: hints, and clusters.
+    others: [AtomicI32; 7],
+}
+
+const MAX_DYNAMIC_SHARED: u32 = 8;
+const FIRST_OTHER: u32 = 9;
+
+impl Module {
+    /// Loads an image: places and fills its variables. Settings are those of `shared`, by function, if it has them.
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        image: &Image,
+        shared: impl Fn(&str) -> Option<Arc<Settings>>,
+    ) -> Result<Arc<Self>> {
+        let device = context.device;
+        let mut globals = HashMap::new();
+        for global in image.ptx.globals() {
+            if global.external {
+                log!("the variable {} is defined in no image", global.name);
+                return Err(CUDA_ERROR_INVALID_IMAGE);
+            }
+            let size = global.size.max(1);
+            let address = device.internal.allocate(device, context.handle, Kind::Internal, size)?;
+            if global.space == Space::Const {
+                space::change(address, size, Kind::Internal, |region| region.writers = 0);
+            }
+            globals.insert(global.name.clone(), Variable { address, size: global.size });
+        }
+        let program = image.ptx.link(CODE_WINDOW, &|name| globals.get(name).map(|g| g.address));
+        let program = Arc::new(program.map_err(|error| {
+            log!("a module cannot be linked: {error}");
+            CUDA_ERROR_INVALID_IMAGE
+        })?);
+        for global in image.ptx.globals() {
+            let Some(variable) = globals.get(&global.name) else { continue };
+            let bytes = program.image(global);
+            // SAFETY: the memory was just allocated for these bytes, and nobody else knows it.
+            unsafe { (variable.address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        let handle = handles::next();
+        let functions = image.ptx.kernels().iter().map(|kernel| {
+            Arc::new(Function {
+                handle: handles::next(),
+                context: Arc::downgrade(context),
+                module: handle,
+                program: program.clone(),
+                kernel: kernel.clone(),
+                target: image.target,
+                name: std::ffi::CString::new(kernel.name.as_str()).unwrap_or_default(),
+                settings: shared(&kernel.name).unwrap_or_default(),
+            })
+        });
+        let functions: Vec<_> = functions.collect();
+        let module = Arc::new(Self { handle, context: Arc::downgrade(context), functions, globals });
+        handles::insert(handle, Object::Module(module.clone()));
+        for function in &module.functions {
+            handles::insert(function.handle, Object::Function(function.clone()));
+        }
+        Ok(module)
+    }
+
+    /// Unloads the module: ends its handles and frees its variables. The context must be idle.
+    pub(crate) fn unload(&self) {
+        handles::remove(self.handle);
+        for function in &self.functions {
+            handles::remove(function.handle);
+        }
+        let Ok(context) = self.context.upgrade().ok_or(()) else { return };
+        for variable in self.globals.values() {
+            if let Some(region) = space::remove(variable.address, |r| r.kind == Kind::Internal) {
+                context.device.reclaim(&region);
+            }
+        }
+    }
+
+    /// Its functions, in the order of the image.
+    pub(crate) fn functions(&self) -> &[Arc<Function>] {
+        &self.functions
+    }
+
+    /// The function of that name.
+    pub(crate) fn function(&self, name: &str) -> Result<Arc<Function>> {
+        let found = self.functions.iter().find(|function| function.kernel.name == name);
+        found.cloned().ok_or(CUDA_ERROR_NOT_FOUND)
+    }
+
+    /// The variable of that name. It need not be `.visible`: nvcc does not declare variables so that the runtime
+    /// looks up by name.
+    pub(crate) fn global(&self, name: &str) -> Result<Variable> {
+        self.globals.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+impl Function {
+    /// An attribute's value.
+    pub(crate) fn attribute(&self, attribute: u32) -> Result<i32> {
+        attribute_of(&self.kernel, self.target, &self.settings, attribute)
+    }
+
+    /// Whether the interpreter can run it.
+    pub(crate) fn ensure_supported(&self) -> Result<()> {
+        self.program.supported(&self.kernel.name).map_err(|unsupported| {
+            eprintln!("simgpu: a kernel cannot be run: {unsupported}");
+            CUDA_ERROR_NOT_SUPPORTED
+        })
+    }
+
+    /// The most dynamic shared memory it may be launched with.
+    pub(crate) fn max_dynamic_shared(&self) -> u32 {
+        self.settings.max_dynamic_shared(&self.kernel)
+    }
+
+    /// The most threads it may be launched with.
+    pub(crate) fn max_threads(&self) -> u32 {
+        max_threads(&self.kernel)
+    }
+}
+
+/// The most threads a kernel may be launched with.
+fn max_threads(kernel: &Kernel) -> u32 {
+    let declared = kernel.required_threads.or(kernel.max_threads);
+    declared.map_or(MAX_BLOCK_THREADS, |[x, y, z]| x.saturating_mul(y).saturating_mul(z).min(MAX_BLOCK_THREADS))
+}
+
+/// How many registers each kernel is said to use.
+pub(crate) const REGISTERS: u32 = 32;
+
+/// An attribute of a kernel, `CU_FUNC_ATTRIBUTE_*`.
+pub(crate) fn attribute_of(kernel: &Kernel, target: u32, settings: &Settings, attribute: u32) -> Result<i32> {
+    let (major, minor) = config().capability;
+    let value = match attribute {
+        0 => max_threads(kernel),
+        1 => kernel.shared_bytes,
+        2 => 0,
+        3 => kernel.local_bytes,
+        4 => REGISTERS,
+        5 => target,
+        6 => major * 10 + minor,
+        7 => 0,
+        MAX_DYNAMIC_SHARED => settings.max_dynamic_shared(kernel),
+        FIRST_OTHER..=15 => return Ok(settings.others[(attribute - FIRST_OTHER) as usize].load(Ordering::Relaxed)),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    Ok(value as i32)
+}
+
+impl Settings {
+    fn max_dynamic_shared(&self, kernel: &Kernel) -> u32 {
+        match self.max_dynamic_shared.load(Ordering::Relaxed) {
+            0 => SHARED_DEFAULT.saturating_sub(kernel.shared_bytes),
+            set => set as u32,
+        }
+    }
+
+    /// Sets an attribute of a kernel.
+    pub(crate) fn set(&self, kernel: &Kernel, attribute: u32, value: i32) -> Result<()> {
+        match attribute {
+            MAX_DYNAMIC_SHARED => {
+                let most = SHARED_OPT_IN.saturating_sub(kernel.shared_bytes) as i32;
+                ensure((0..=most).contains(&value), CUDA_ERROR_INVALID_VALUE)?;
+                self.max_dynamic_shared.store(value, Ordering::Relaxed);
+            }
+            FIRST_OTHER..=15 => {
+                // The first is the carveout: a percentage, or -1 for the default.
+                let good = attribute != FIRST_OTHER || (-1..=100).contains(&value);
+                ensure(good, CUDA_ERROR_INVALID_VALUE)?;
+                let place = (attribute - FIRST_OTHER) as usize;
+                self.others[place].store(value, Ordering::Relaxed);
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Pools of stream-ordered allocation. Memory is taken when asked for, and given back when the stream comes to it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+
+use crate::device::{Device, devices};
+use crate::handles;
+use crate::memory::space::{self, Kind};
+use crate::status::Result;
+use crate::stream::Stream;
+
+/// A device's pools.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    default: Arc<Pool>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    created: BTreeMap<u64, Arc<Pool>>,
+    current: u64,
+    /// Which pool an allocation came from, by its address.
+    origin: BTreeMap<u64, Arc<Pool>>,
+}
+
+/// A pool: mostly numbers that can be set and asked for.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// Its handle.
+    pub(crate) handle: u64,
+    /// The attributes 1 to 4: three ways of reuse, and the release threshold.
+    settings: [AtomicU64; 4],
+    used: AtomicU64,
+    used_high: AtomicU64,
+}
+
+impl Pool {
+    fn new() -> Arc<Self> {
+        let settings = [1, 1, 1, 0].map(AtomicU64::new);
+        Arc::new(Self { handle: handles::next(), settings, used: AtomicU64::new(0), used_high: AtomicU64::new(0) })
+    }
+
+    /// An attribute, `CU_MEMPOOL_ATTR_*`.
+    pub(crate) fn attribute(&self, attribute: u32) -> Result<u64> {
+        Ok(match attribute {
+            1..=4 => self.settings[attribute as usize - 1].load(Ordering::Relaxed),
+            5 | 7 => self.used.load(Ordering::Relaxed),
+            6 | 8 => self.used_high.load(Ordering::Relaxed),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        })
+    }
+
+    /// Sets an attribute; the high-water marks can only be set to 0.
+    pub(crate) fn set_attribute(&self, attribute: u32, value: u64) -> Result<()> {
+        match attribute {
+            1..=4 => self.settings[attribute as usize - 1].store(value, Ordering::Relaxed),
+            6 | 8 if value == 0 => self.used_high.store(self.used.load(Ordering::Relaxed), Ordering::Relaxed),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        Ok(())
+    }
+}
+
+impl Pools {
+    /// A device's default pool.
+    pub(crate) fn new() -> Self {
+        let default = Pool::new();
+        let current = default.handle;
+        Self { default, state: Mutex::new(State { current, ..State::default() }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The default pool.
+    pub(crate) fn default(&self) -> u64 {
+        self.default.handle
+    }
+
+    /// The pool that allocations are taken from.
+    pub(crate) fn current(&self) -> u64 {
+        self.state().current
+    }
+
+    /// Sets the pool that allocations are taken from.
+    pub(crate) fn set_current(&self, handle: u64) -> Result<()> {
+        self.get(handle)?;
+        self.state().current = handle;
+        Ok(())
+    }
+
+    /// The pool that a handle names.
+    pub(crate) fn get(&self, handle: u64) -> Result<Arc<Pool>> {
+        if handle == self.default.handle {
+            return Ok(self.default.clone());
+        }
+        self.state().created.get(&handle).cloned().ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// Creates a pool.
+    pub(crate) fn create(&self) -> u64 {
+        let pool = Pool::new();
+        let handle = pool.handle;
+        self.state().created.insert(handle, pool);
+        handle
+    }
+
+    /// Destroys a pool; what is allocated from it stays.
+    pub(crate) fn destroy(&self, handle: u64) -> Result<()> {
+        let mut state = self.state();
+        state.created.remove(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if state.current == handle {
+            state.current = self.default.handle;
+        }
+        Ok(())
+    }
+
+    /// The pool that the allocation at an address came from.
+    pub(crate) fn origin(&self, base: u64) -> Option<u64> {
+        self.state().origin.get(&base).map(|pool| pool.handle)
+    }
+
+    fn note(&self, base: u64, pool: Arc<Pool>, bytes: u64) {
+        let used = pool.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        pool.used_high.fetch_max(used, Ordering::Relaxed);
+        self.state().origin.insert(base, pool);
+    }
+
+    /// Notes that an allocation is gone, if it came from a pool.
+    pub(crate) fn forget(&self, base: u64, bytes: u64) {
+        if let Some(pool) = self.state().origin.remove(&base) {
+            pool.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The device and the pool that a handle names.
+pub(crate) fn find(handle: u64) -> Result<(&'static Device, Arc<Pool>)> {
+    let found = devices().iter().find_map(|device| Some((device, device.pools.get(handle).ok()?)));
+    found.ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Allocates in a stream's order: memory whose free is still ahead in the stream can be waited for.
+pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u64> {
+    let context = stream.context()?;
+    let (device, pool) = find(pool)?;
+    let take = || device.heap.allocate(device, 0, Kind::Device, bytes);
+    let base = match take() {
+        Err(CUDA_ERROR_OUT_OF_MEMORY) => {
+            stream.synchronize()?;
+            take()?
+        }
+        other => other?,
+    };
+    context.check()?;
+    device.pools.note(base, pool, bytes);
+    Ok(base)
+}
+
+/// Frees when the stream comes to it.
+pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
+    let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
+    let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    stream.submit(move |_| {
+        let region = space::remove(base, |r| r.kind == Kind::Device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        device.pools.forget(base, region.len);
+        device.reclaim(&region);
+        Ok(())
+    })?;
+    Ok(())
+}

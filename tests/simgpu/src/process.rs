@@ -1,0 +1,113 @@
+//! The process's life: initialisation, fork, exit, and the gate that every call passes.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult,
+};
+
+use crate::config::{config, log};
+use crate::exports::SYMBOLS;
+use crate::handles::{self, Object};
+use crate::status::{Result, ensure};
+use crate::{device, fault};
+
+const NEW: u8 = 0;
+const READY: u8 = 1;
+/// A child of a process that had initialised CUDA: it can never use it.
+const FORKED: u8 = 2;
+/// The process is exiting.
+const OVER: u8 = 3;
+
+static STATE: AtomicU8 = AtomicU8::new(NEW);
+
+/// What may be called before `cuInit`, in a forked child, and at exit.
+const ALWAYS: &[&str] = &[
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGetExportTable",
+    "cuGetProcAddress",
+    "cuGetProcAddress_v2",
+    "cuInit",
+    "cuModuleGetLoadingMode",
+];
+
+/// Initialises the process, once.
+pub(crate) fn initialize() -> Result<()> {
+    static ONCE: Once = Once::new();
+    state()?;
+    ONCE.call_once(|| {
+        device::create();
+        // SAFETY: registers functions that only store to an atomic, or cancel what runs.
+        unsafe {
+            libc::pthread_atfork(None, None, Some(forked));
+            libc::atexit(exiting);
+        }
+        STATE.store(READY, Ordering::SeqCst);
+    });
+    ensure(!device::devices().is_empty(), CUDA_ERROR_NO_DEVICE)
+}
+
+unsafe extern "C" fn forked() {
+    STATE.store(FORKED, Ordering::SeqCst);
+}
+
+/// The program's own exit handlers were registered before and so run after this: what they still call is refused,
+/// as the real driver does. Kernels end; threads end with the process.
+extern "C" fn exiting() {
+    let _ = catch_unwind(|| {
+        // In a forked child there is nothing to end, and locks may be held by threads that are not there.
+        if STATE.swap(OVER, Ordering::SeqCst) != READY {
+            return;
+        }
+        for device in device::devices() {
+            if let Some(context) = &device.primary().active {
+                context.cancel();
+            }
+        }
+        for object in handles::all() {
+            if let Object::Context(context) = object {
+                context.cancel();
+            }
+        }
+    });
+}
+
+fn state() -> Result<bool> {
+    match STATE.load(Ordering::SeqCst) {
+        NEW => Ok(false),
+        READY => Ok(true),
+        FORKED => Err(CUDA_ERROR_NOT_INITIALIZED),
+        _ => Err(CUDA_ERROR_DEINITIALIZED),
+    }
+}
+
+fn name(index: usize) -> &'static str {
+    SYMBOLS.get(index).map_or("?", |symbol| symbol.0)
+}
+
+/// Passes a call of the function at that place of the table. Panics stay inside.
+pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
+    let gate = || -> Result<()> {
+        if !ALWAYS.contains(&name(index)) {
+            ensure(state()?, CUDA_ERROR_NOT_INITIALIZED)?;
+        }
+        fault::point(name(index))
+    };
+    let call = || gate().err().unwrap_or_else(body);
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(CUDA_ERROR_UNKNOWN);
+    if config().trace || (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+        log!("{} answers {result}", name(index));
+    }
+    result
+}
+
+/// Answers for a function that is not implemented.
+pub(crate) fn refuse(index: usize) -> CUresult {
+    log!("{} is not supported", name(index));
+    CUDA_ERROR_NOT_SUPPORTED
+}

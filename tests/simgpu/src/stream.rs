@@ -1,0 +1,273 @@
+//! Streams: queues of commands, each worked off by a thread of its own.
+//!
+//! A command waits for its predecessor in the stream and for the marks it was given, runs, and is done; the stream's
+//! [`Timeline`] counts what is done. Marks are how order between streams comes about:
+//!
+//! ```text
+//!   legacy default stream   waits for the last command of every blocking stream of the context
+//!   blocking stream         waits for the last command of the legacy default stream
+//!   non-blocking stream     waits for nothing but what cuStreamWaitEvent says
+//! ```
+//!
+//! Commands of a context that has failed are not run, but done, so that whoever waits goes on and sees the error.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_OUT_OF_MEMORY};
+
+use crate::config::config;
+use crate::context::Context;
+use crate::status::Result;
+
+/// How long a stream's thread waits for work before it ends. The next command starts another.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// Which of the kinds of streams one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The legacy default stream.
+    Legacy,
+    /// Ordered with the legacy default stream.
+    Blocking,
+    /// Not ordered with it (`CU_STREAM_NON_BLOCKING`).
+    NonBlocking,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// Its handle; the default streams' is their name's number.
+    pub(crate) handle: u64,
+    /// What `cuStreamGetId` says.
+    pub(crate) id: u64,
+    /// Its kind.
+    pub(crate) role: Role,
+    /// Its priority.
+    pub(crate) priority: i32,
+    context: Weak<Context>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    timeline: Arc<Timeline>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    submitted: u64,
+    has_thread: bool,
+}
+
+/// How far a stream has come: how many of its commands are done.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    done: AtomicU64,
+    waiters: Mutex<()>,
+    advanced: Condvar,
+}
+
+/// A moment in a stream: when so many of its commands are done.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    timeline: Arc<Timeline>,
+    count: u64,
+}
+
+/// What a command does. It is told whether its context has failed, and its own failure makes the context fail.
+type Work = Box<dyn FnOnce(&Context, Result<()>) -> Result<()> + Send>;
+
+struct Command {
+    after: Vec<Mark>,
+    work: Work,
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Command").field("after", &self.after).finish_non_exhaustive()
+    }
+}
+
+impl Timeline {
+    fn advance(&self, count: u64) {
+        let _waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+        self.done.store(count, Ordering::SeqCst);
+        self.advanced.notify_all();
+    }
+}
+
+impl Mark {
+    /// Whether the moment has come.
+    pub(crate) fn reached(&self) -> bool {
+        self.timeline.done.load(Ordering::SeqCst) >= self.count
+    }
+
+    /// Waits for the moment.
+    pub(crate) fn wait(&self) {
+        self.wait_unless(|| false);
+    }
+
+    /// Waits for the moment, or until `cancelled` holds.
+    fn wait_unless(&self, cancelled: impl Fn() -> bool) {
+        let mut waiters = self.timeline.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.reached() && !cancelled() {
+            let waited = self.timeline.advanced.wait_timeout(waiters, Duration::from_millis(20));
+            waiters = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Stream {
+    /// A stream of a context, without a thread yet.
+    pub(crate) fn new(context: Weak<Context>, handle: u64, role: Role, priority: i32) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Arc::new(Self {
+            handle,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            role,
+            priority,
+            context,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            timeline: Arc::default(),
+        })
+    }
+
+    /// The context it belongs to.
+    pub(crate) fn context(&self) -> Result<Arc<Context>> {
+        self.context.upgrade().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When all that has been submitted so far will be done.
+    pub(crate) fn last(&self) -> Mark {
+        Mark { timeline: self.timeline.clone(), count: self.queue().submitted }
+    }
+
+    /// Puts a command at the end, which is skipped if the context has failed by then.
+    pub(crate) fn submit(self: &Arc<Self>, work: impl FnOnce(&Context) -> Result<()> + Send + 'static) -> Result<Mark> {
+        self.submit_always(|context, state| state.and_then(|()| work(context)))
+    }
+
+    /// Puts a command at the end, which also runs if the context has failed by then.
+    pub(crate) fn submit_always(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Context, Result<()>) -> Result<()> + Send + 'static,
+    ) -> Result<Mark> {
+        let context = self.context()?;
+        context.check()?;
+        self.wait_for_room(&context);
+        // From here on, no command can come between those that this one has to wait for and itself.
+        let streams = context.streams();
+        let after = streams.predecessors(self);
+        let mut queue = self.queue();
+        if !queue.has_thread {
+            self.start_thread(&context)?;
+            queue.has_thread = true;
+        }
+        queue.submitted += 1;
+        queue.commands.push_back(Command { after, work: Box::new(work) });
+        self.changed.notify_all();
+        Ok(Mark { timeline: self.timeline.clone(), count: queue.submitted })
+    }
+
+    /// A driver's queue is finite: a program that is far ahead waits.
+    fn wait_for_room(&self, context: &Context) {
+        let mut queue = self.queue();
+        while queue.commands.len() >= config().queue_depth && context.check().is_ok() {
+            let waited = self.changed.wait_timeout(queue, Duration::from_millis(20));
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn start_thread(self: &Arc<Self>, context: &Arc<Context>) -> Result<()> {
+        let (stream, context) = (self.clone(), context.clone());
+        let thread = std::thread::Builder::new().name("simgpu-stream".into());
+        // A thread inherits the mask of its creator: the program's signals are for the program's threads.
+        let old = block_signals();
+        let started = thread.spawn(move || stream.work_off(&context));
+        restore_signals(&old);
+        started.map(drop).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    fn work_off(&self, context: &Context) {
+        loop {
+            let mut queue = self.queue();
+            while queue.commands.is_empty() {
+                let (again, waited) = self.changed.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
+                queue = again;
+                if waited.timed_out() && queue.commands.is_empty() {
+                    queue.has_thread = false;
+                    return;
+                }
+            }
+            let command = queue.commands.pop_front();
+            drop(queue);
+            self.changed.notify_all();
+            if let Some(command) = command {
+                command.run(context);
+            }
+            self.timeline.advance(self.timeline.done.load(Ordering::SeqCst) + 1);
+        }
+    }
+
+    /// Whether all that has been submitted is done; for the legacy default stream, also what it would wait for.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
+        let context = self.context()?;
+        let before = if self.role == Role::Legacy { context.streams().predecessors(self) } else { Vec::new() };
+        Ok(self.last().reached() && before.iter().all(Mark::reached))
+    }
+
+    /// Lets what follows wait for a moment in another stream.
+    pub(crate) fn hold(self: &Arc<Self>, mark: Mark) -> Result<()> {
+        self.submit(move |context| {
+            mark.wait_unless(|| context.check().is_err());
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Waits for all that has been submitted so far; in the legacy default stream, also for what it waits for.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let context = self.context()?;
+        let before = if self.role == Role::Legacy { context.streams().predecessors(self) } else { Vec::new() };
+        before.iter().for_each(Mark::wait);
+        self.last().wait();
+        context.flush_prints();
+        context.check()
+    }
+}
+
+impl Command {
+    fn run(self, context: &Context) {
+        for mark in &self.after {
+            mark.wait_unless(|| context.check().is_err());
+        }
+        let work = self.work;
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(context, context.check())));
+        match ran {
+            Ok(Ok(())) => {}
+            Ok(Err(code)) => context.fail(code),
+            Err(_) => context.fail(rekindle_cuda_abi::types::CUDA_ERROR_UNKNOWN),
+        }
+    }
+}
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: the sets are written before they are read; the mask is this thread's own.
+    unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        old
+    }
+}
+
+fn restore_signals(old: &libc::sigset_t) {
+    // SAFETY: sets this thread's mask to what it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
+}
