@@ -56,7 +56,7 @@ __global__ void walk(uint32_t each) {
     if (i < each) {
         uint32_t x = node->data[i] * factors[i & 7] + primed[i & 7] + outer::value * outer::inner::value;
         node->data[i] = x ^ (uint32_t)salt ^ (uint32_t)hidden;
-        node->global[i % 32] += x >> 16;
+        atomicAdd(&node->global[i % 32], x >> 16); // i and i + 32 meet here
     }
     __syncthreads();
     if (i == 0) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::application::{ANSWER, ECHO, QUESTION};
 use crate::daemon::{Event, Script};
-use crate::stage::{Application, Container, Stage, alive, sockets, tree, until, word};
+use crate::stage::{Application, Container, Stage, alive, gone, sockets, tree, until, word};
 
 const NOWHERE: &str = "/tmp/test/no daemon here";
 
@@ -132,7 +132,9 @@ pub(crate) fn a_running_process_goes_on_before_its_image_is_durable(stage: &Stag
 
     // The image is of the moment of the dump.
     let later = application.count();
+    let pids = tree(pid);
     drop(application);
+    gone(&pids);
     assert!(stage.restore(&images).success);
     let application = Application::restored(pid);
     assert!(application.count() < later);
@@ -375,7 +377,7 @@ pub(crate) fn a_process_that_cannot_go_on_takes_the_tree_with_it(stage: &Stage) 
         let ended = stage.restore(&images);
         assert!(!ended.success);
         assert!(ended.log.contains("a memfd is gone"));
-        until("all are dead", || !pids.iter().any(|&pid| alive(pid)));
+        gone(&pids);
         closed(stage, Event::RestoreClosed);
     }
     // The image is as good as before.

@@ -139,8 +139,7 @@ impl Daemon {
                 state.clients.retain(|client| client.pid != pid);
                 state.clients.push(Client { pid, inner, cookie, path: dumped.path });
                 state.connections.push(socket);
-                drop(state);
-                self.note(Event::Reattach);
+                state.events.push((Instant::now(), Event::Reattach));
             }
             Request::Pause { root, leave_running } => {
                 self.note(Event::Pause { root, leave_running });
@@ -243,6 +242,12 @@ impl Daemon {
             };
             asked += 1;
             let ours = !script.forgetful && prepared.iter().any(|(inner, _)| *inner == inner_pid(pid));
+            if ours {
+                // It was sent before this, but on another connection.
+                crate::stage::until("the process has a connection", || {
+                    self.state().clients.iter().any(|client| client.pid == pid)
+                });
+            }
             self.note(Event::Resume { pid, ours });
             let reply = match &script.resume {
                 Some((from, reason)) if asked >= *from => Reply::Failed { reason: reason.clone() },

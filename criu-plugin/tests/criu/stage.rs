@@ -94,7 +94,7 @@ impl Stage {
             let pids = tree(pid);
             pids.len() == expected && pids.iter().all(|&pid| count(pid) > Some(5))
         });
-        Application { pid, child: Some(child) }
+        Application { pid, all: tree(pid), child: Some(child) }
     }
 
     pub(crate) fn images(&self, name: &str) -> PathBuf {
@@ -201,22 +201,22 @@ fn log_name(verb: &str) -> String {
 /// An application, killed when it goes out of scope.
 pub(crate) struct Application {
     pub(crate) pid: i32,
+    all: BTreeSet<i32>,
     child: Option<Child>,
 }
 
 impl Application {
     /// One that CRIU has restored.
     pub(crate) fn restored(pid: i32) -> Self {
-        Self { pid, child: None }
+        Self { pid, all: tree(pid), child: None }
     }
 
     /// Waits until all its processes have gone, so that their pids are free.
     pub(crate) fn gone(mut self) {
-        let pid = self.pid;
         if let Some(mut child) = self.child.take() {
             child.wait().unwrap();
         }
-        until("the processes are gone", || !alive(pid));
+        gone(&self.all);
     }
 
     /// Whether every process of it counts, and none is traced.
@@ -254,6 +254,13 @@ fn status(pid: i32) -> String {
 pub(crate) fn alive(pid: i32) -> bool {
     let status = status(pid);
     !status.is_empty() && !status.contains("State:\tZ")
+}
+
+/// Waits until their pids are free, which they are not while they are zombies.
+pub(crate) fn gone<'a>(pids: impl IntoIterator<Item = &'a i32>) {
+    for pid in pids {
+        until("the process is gone", || !Path::new(&format!("/proc/{pid}")).exists());
+    }
 }
 
 /// A process and its descendants.

@@ -16,6 +16,7 @@ use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 use tracing::{debug, warn};
 
+use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::{Daemon, attach, dump, list, lock, restore, takeover, thread, wait_timeout};
@@ -77,11 +78,13 @@ impl Drop for SessionGuard<'_> {
 
 /// Serves a connection in a thread of its own.
 pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream) {
-    let slot = Slot::take(daemon);
+    let Some(slot) = Slot::take(daemon) else {
+        return warn!("{MAX_CONNECTIONS} connections at a time: one more is closed");
+    };
     let daemon = Arc::clone(daemon);
-    let result = thread("connection", move || match slot {
-        Some(_slot) => handle(&daemon, stream),
-        None => warn!("{MAX_CONNECTIONS} connections at a time: one more is closed"),
+    let result = thread("connection", move || {
+        handle(&daemon, stream);
+        drop(slot);
     });
     if let Err(error) = result {
         warn!(%error, "cannot serve a connection");
@@ -133,6 +136,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
         }
     };
     match request {
+        Request::Attach(_) if peer.pid == 0 => {
+            warn!("refused: a process in a pid namespace that is not seen from here");
+            attach::refuse(&stream, PidError::Foreign.to_string());
+        }
         Request::Attach(request) => {
             attach::serve(daemon, stream, &pending, process, request, fds);
         }

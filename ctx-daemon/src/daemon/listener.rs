@@ -6,13 +6,16 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::{Daemon, connection, sys};
 use crate::config::Config;
+
+/// How long a daemon that starts, or one that stops, may hold the lock without listening.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The socket, and the lock that says whose it is.
 #[derive(Debug)]
@@ -96,7 +99,8 @@ impl Acceptor {
     }
 }
 
-/// Held as long as the daemon lives, so that two that start at once do not both find a stale socket.
+/// Held as long as the daemon lives, so that two that start at once do not both find a stale socket. Nobody is kept out
+/// by the lock alone: the socket's directory may be visible in containers, where anybody can hold it.
 fn lock_file(socket: &Path) -> Result<File, ListenError> {
     let mut name = socket.as_os_str().to_owned();
     name.push(".lock");
@@ -106,10 +110,20 @@ fn lock_file(socket: &Path) -> Result<File, ListenError> {
         move |source| ListenError::Io { action, path, source }
     };
     let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(failed("open"))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(ListenError::Taken { path: socket.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(failed("lock")(error)),
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(failed("lock")(error)),
+            Err(TryLockError::WouldBlock) if UnixStream::connect(socket).is_ok() => {
+                return Err(ListenError::Taken { path: socket.to_owned() });
+            }
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                warn!("{} is locked, but nobody serves: starting all the same", path.display());
+                return Ok(file);
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(50)),
+        }
     }
 }
 

@@ -94,6 +94,32 @@ pub(crate) fn pidfd_kill(process: BorrowedFd<'_>) -> io::Result<()> {
     check(i32::try_from(result).unwrap_or(-1)).map(drop)
 }
 
+/// A copy of another process's descriptor.
+pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) };
+    let copy = check(i32::try_from(copy).unwrap_or(-1))?;
+    // SAFETY: new, and owned here.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// The number by which the kernel tells a socket, the same for whoever holds it.
+pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut found = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into the local.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    check(result).map(|_| found)
+}
+
 /// The pid namespace that contains the one behind the descriptor.
 pub(crate) fn parent_pid_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     /// `_IO(0xb7, 0x2)`.

@@ -1,7 +1,7 @@
 //! A worker whose daemon is gone is taken over: the other side of [`crate::rejoin`].
 //!
 //! Whoever offers itself as a worker is given data files and asked about its client's memory, so it must be one of the
-//! daemon's own: of its user and in its namespaces, where no client in a container is. Whose worker it is, is not for it
+//! daemon's own: of its user and in its pid namespace, where no client in a container is. Whose worker it is, is not for it
 //! to say: the client's connection, a copy of which comes with the offer, has the client's credentials.
 
 use std::fs;
@@ -27,7 +27,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]
 enum TakeoverError {
-    #[error("process {0} is no worker of this daemon's user and namespaces")]
+    #[error("process {0} is no worker of this daemon's user and pid namespace")]
     Stranger(i32),
     #[error("the client's connection must come with the offer")]
     Connection,
@@ -95,9 +95,10 @@ fn take_over(
     Ok(process.pid)
 }
 
-/// Whether a process is in the daemon's pid and mount namespaces.
+/// Whether a process is in the daemon's pid and user namespaces. Not the mount namespace: an init system gives each start
+/// of a service a new one.
 fn is_neighbour(pid: i32) -> bool {
-    ["pid", "mnt"].iter().all(|kind| {
+    ["pid", "user"].iter().all(|kind| {
         let own = fs::read_link(format!("/proc/self/ns/{kind}"));
         let theirs = fs::read_link(format!("/proc/{pid}/ns/{kind}"));
         matches!((own, theirs), (Ok(own), Ok(theirs)) if own == theirs)

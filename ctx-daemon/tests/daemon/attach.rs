@@ -142,3 +142,18 @@ fn settings_go_to_a_worker_of_its_own_and_only_known_ones() {
     let reason = refusal(attach_with(&daemon, change, &fds));
     assert!(reason.contains("LD_PRELOAD"), "{reason}");
 }
+
+#[test]
+fn a_spare_worker_that_dies_is_replaced() {
+    let daemon = Daemon::start();
+    eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+    let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+    let first = std::fs::read_to_string(&children).unwrap();
+    // SAFETY: a process that this test has caused to be.
+    assert_eq!(unsafe { libc::kill(first.trim().parse().unwrap(), libc::SIGKILL) }, 0);
+    eventually("another", || {
+        let now = std::fs::read_to_string(&children).unwrap();
+        (daemon.status().spare == 1 && now != first).then_some(())
+    });
+    Client::attached(&daemon, "app");
+}

@@ -30,9 +30,14 @@ fn dumped(daemon: &Daemon, command: &str) -> Restored {
 
 /// Writes the image again with another pid: a test cannot choose pids as CRIU does.
 fn change_pid(dir: &TempDir, pid: i32) {
+    change(dir, |client| client.namespace_pid = pid as u32);
+}
+
+/// Writes the image again with a change.
+fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
     let image = Image::open(dir.path()).unwrap();
     let mut manifest = image.manifest().clone();
-    manifest.clients[0].namespace_pid = pid as u32;
+    change(&mut manifest.clients[0]);
     let mut data = image.data_file(0).unwrap();
     let mut content = Vec::new();
     std::io::Read::read_to_end(&mut data, &mut content).unwrap();
@@ -60,7 +65,7 @@ const OPEN: Reply = Reply::Resumed { ours: true, open: true };
 
 #[test]
 fn a_client_comes_back_and_can_be_dumped_again() {
-    let daemon = Daemon::start();
+    let mut daemon = Daemon::start();
     let Restored { dir, mut process } = dumped(&daemon, "app");
     let (session, restore) = begin(&daemon, dir.path());
     assert_eq!(process.ask("map"), "mapped");
@@ -77,6 +82,12 @@ fn a_client_comes_back_and_can_be_dumped_again() {
     let after_load = events.iter().skip_while(|it| *it != "app Load 1");
     let after_load: Vec<_> = after_load.collect();
     assert_eq!(after_load[..3], ["app Load 1", "app Connect 0", "app Open"]);
+
+    // Under another daemon, which has not seen it come back.
+    daemon.kill(libc::SIGKILL);
+    daemon.wait_for_event("app daemon gone");
+    daemon.start_again();
+    daemon.wait_for_state(&process, Some("running"));
 
     let second = TempDir::new().unwrap();
     dump(&daemon, second.path(), &mut process);
@@ -147,6 +158,16 @@ fn what_can_be_known_beforehand_fails_beforehand() {
     let _session = begin(&daemon, path);
     let no_load = |events: Vec<String>| events.iter().filter(|it| it.contains("Load")).count();
     eventually("only the last was loaded", || (no_load(daemon.events()) == 1).then_some(()));
+}
+
+#[test]
+fn an_image_of_another_build_is_refused() {
+    let daemon = Daemon::start();
+    let Restored { dir, process: _ } = dumped(&daemon, "app");
+    change(&dir, |client| client.shared_state = vec![1; 8]);
+    assert!(refused(&daemon, dir.path()).contains("another table of driver calls"));
+    change(&dir, |client| client.wire_version = 9);
+    assert!(refused(&daemon, dir.path()).contains("spoke wire version 9"));
 }
 
 #[test]

@@ -1,1 +1,39 @@
-//! End-to-end tests.
+//! End-to-end tests: real programs made by nvcc, the real CRIU and podman, and every part of Rekindle as it is installed,
+//! on the software GPU.
+//!
+//! ```text
+//!   Node ── rekindled, its workers         one host of its own for each test: directory, socket, GPUs
+//!    ├── run ────── App                    a program under the interposer
+//!    ├── dump ───── Image                  `criu dump` of an App
+//!    ├── restore ── App                    `criu restore` of an Image
+//!    └── finish                            nothing is left behind
+//! ```
+//!
+//! - [`stage`]: what is tested: the built tree, the programs
+//! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP
+//! - [`criu`]: dumps and restores; [`image`]: what they leave, and damage to it
+//! - [`podman`]: containers
+//! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
+//! - [`random`]: a seed to repeat a test with
+//!
+//! Tests must run where `scripts/lib/enter` leads; `tests/e2e/run` does all of it.
+
+pub mod app;
+pub mod counter;
+pub mod criu;
+pub mod image;
+pub mod node;
+pub mod podman;
+pub mod process;
+pub mod random;
+pub mod stage;
+pub mod wait;
+
+pub use app::App;
+pub use criu::{Dump, Fate};
+pub use image::Image;
+pub use node::Node;
+pub use wait::until;
+
+/// What tests and everything here return: an error fails the test and says what happened.
+pub type Result<T = ()> = anyhow::Result<T>;

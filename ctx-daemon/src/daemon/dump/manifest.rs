@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rekindle_images::{Client as Record, Gpu, Host, Manifest, Phase, PhaseName, Protocol, Setting};
-use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::{Attached, Device};
 use rekindle_wire::layout::SHARED_SIZE;
+use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 
 use super::super::clients::{Client, Pending};
 use super::super::process::{self, Process};
@@ -87,8 +87,14 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
     record.socket_path = attach.socket.clone().into();
     record.socket_ids = ids_of(client.process, sockets);
     record.ring.size = SHARED_SIZE as u64;
+    record.shared_state = shared_state();
     let setting = |(name, value): &(String, String)| Setting { name: name.clone(), value: value.clone() };
     record.settings = attach.settings.iter().map(setting).collect();
+}
+
+/// What a record says of the ring's content: which table of driver calls its commands are numbered by.
+pub(in crate::daemon) fn shared_state() -> Vec<u8> {
+    TABLE_FINGERPRINT.to_le_bytes().to_vec()
 }
 
 fn ids_of(process: Process, sockets: &[(Whose, u32)]) -> Vec<u32> {

@@ -19,6 +19,7 @@
 mod manifest;
 mod quiesce;
 mod save;
+mod socket;
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -32,14 +33,14 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use self::manifest::{Unattached, Whose};
-pub(super) use self::manifest::{driver_version, gpu, is_unattached};
+pub(super) use self::manifest::{driver_version, gpu, is_unattached, shared_state};
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
 use super::Daemon;
 use super::clients::{Client, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
 use super::pidns::{PidError, PidView};
-use super::process;
+use super::process::{self, Process};
 use super::sys::Credentials;
 
 /// Why a dump fails. The applications go on.
@@ -275,22 +276,23 @@ impl<'a> Dump<'a> {
     }
 
     fn whose(&self, job: &SaveJob, cookie: u64) -> Option<Whose> {
-        let mut clients = job.clients().iter();
-        if let Some(client) = clients.find(|it| it.attach.cookie == cookie) {
+        let path = &self.daemon.config.socket;
+        // A process that is gone, or of which we may see nothing, has no socket of ours.
+        let leads_here = |process: Process| socket::leads_to(process.pid, cookie, path).unwrap_or(false);
+        let of_client = |client: &&Arc<Client>| match client.attach.cookie {
+            0 => leads_here(client.process),
+            known => known == cookie,
+        };
+        if let Some(client) = job.clients().iter().find(of_client) {
             return Some(Whose::Client(client.process));
         }
         let (_, pending) = self.find().ok()?;
-        let noted = |it: &&Pending| {
-            let noted = self.sockets.iter().map(|(whose, _)| whose);
-            let mut noted = noted.filter_map(Whose::unattached);
-            noted.any(|unattached| unattached.process == it.process)
+        let of_pending = |pending: &&Pending| match &pending.attach {
+            None => leads_here(pending.process),
+            Some(attach) => attach.cookie == cookie,
         };
-        let by_cookie = pending.iter().find(|it| it.attach.as_ref().is_some_and(|it| it.cookie == cookie));
-        // One that was frozen before it said anything: the plugin has seen that it is connected to us, and not why.
-        let silent = || pending.iter().find(|it| it.attach.is_none() && !noted(it));
-        let found = by_cookie.or_else(silent)?;
-        let daemon_path = &self.daemon.config.socket;
-        Some(Whose::Unattached(Unattached::new(found, daemon_path)))
+        let pending = pending.iter().find(of_pending)?;
+        Some(Whose::Unattached(Unattached::new(pending, path)))
     }
 
     /// Waits until the image is durable. The plugin has resumed the tasks, if they are to go on.

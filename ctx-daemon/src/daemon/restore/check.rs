@@ -8,7 +8,7 @@ use rekindle_wire::attach::Attached;
 use thiserror::Error;
 use tracing::info;
 
-use super::super::dump::{driver_version, gpu, is_unattached};
+use super::super::dump::{driver_version, gpu, is_unattached, shared_state};
 
 /// Why an image cannot be restored here.
 #[derive(Debug, Error)]
@@ -18,6 +18,10 @@ pub(in crate::daemon) enum CheckError {
         .client, env!("CARGO_PKG_VERSION")
     )]
     Wire { client: String, found: u32 },
+    #[error(
+        "{0} was dumped under another build of Rekindle, with another table of driver calls: restore it under that one"
+    )]
+    Table(String),
     #[error("bad image: {0}: its memory is not in the data file of its own")]
     Files(String),
     #[error("bad image: socket {0} is listed twice")]
@@ -41,6 +45,9 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
     for record in &image.manifest().clients {
         if record.wire_version != WIRE_VERSION {
             return Err(CheckError::Wire { client: name(record), found: record.wire_version }.into());
+        }
+        if !is_unattached(record) && record.shared_state != shared_state() {
+            return Err(CheckError::Table(name(record)).into());
         }
         for id in &record.socket_ids {
             if !sockets.insert(*id) {

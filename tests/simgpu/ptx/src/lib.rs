@@ -11,7 +11,7 @@
 //! [`Module::parse`] reads the text of one module. The loader looks at [`Module::globals`], chooses
 //! an address for each variable, and calls [`Module::link`], which turns every function into a flat
 //! list of decoded instructions. [`Program::image`] then gives the first content of each variable,
-//! and [`launch`] runs a kernel on the caller's [`Memory`].
+//! and [`launch()`] runs a kernel on the caller's [`Memory`].
 //!
 //! # How it runs
 //!

@@ -2,11 +2,11 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{BASE, Device, Params};
-use rekindle_ptx::{Env, FaultKind, LaunchConfig, Memory, launch};
+use rekindle_ptx::{Env, Fault, FaultKind, LaunchConfig, Memory, Span, launch};
 
 #[test]
 fn cooperative_grids_synchronise() {
@@ -88,4 +88,53 @@ fn clocks_go_with_time() {
     let took = d.alloc(8);
     d.run("delay", 1, 1, &Params::new().with(20_000_000i64).with(took));
     assert!((20_000_000..500_000_000).contains(&d.read::<i64>(took, 1)[0]));
+}
+
+/// Memory that moves to another place in the host at a safe point.
+struct Moving {
+    places: [[AtomicI32; 2]; 2],
+    turns: AtomicU64,
+}
+
+// SAFETY: both places live as long as this does.
+unsafe impl Memory for Moving {
+    fn resolve(&self, addr: u64, _write: bool) -> Result<Span, Fault> {
+        if addr.wrapping_sub(BASE) >= 8 {
+            return Err(Fault { kind: FaultKind::Unmapped, addr });
+        }
+        let place = &self.places[usize::from(self.turns.load(Ordering::Relaxed) > 5)];
+        Ok(Span { base: BASE, len: 8, host: place.as_ptr().cast_mut().cast(), writable: true })
+    }
+
+    fn safe_point(&self) -> u64 {
+        u64::from(self.turns.fetch_add(1, Ordering::Relaxed) >= 5)
+    }
+}
+
+#[test]
+fn memory_may_move_while_a_kernel_runs() {
+    let d = Device::with_fixture("grid");
+    let new = || AtomicI32::new(0);
+    let memory = Moving { places: [[new(), new()], [AtomicI32::new(6), new()]], turns: AtomicU64::new(0) };
+    let params = Params::new().with(BASE).with(BASE + 4);
+    let config = LaunchConfig::new([1; 3], [1; 3], params.bytes());
+    let cancel = AtomicBool::new(false);
+    launch(&d.program, &d.kernel("answer"), &config, &memory, &Env::new(&cancel)).unwrap();
+    assert_eq!(memory.places[0][1].load(Ordering::Relaxed), 0);
+    assert_eq!(memory.places[1][1].load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn launches_share_memory() {
+    let mut d = Device::with_fixture("basic");
+    let n = 20_000;
+    let data = d.upload(&vec![1i32; n]);
+    let out = d.upload(&[0i32]);
+    let params = Params::new().with(data).with(out);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| d.run("warp_sum", n as u32 / 32, 32, &params));
+        }
+    });
+    assert_eq!(d.read::<i32>(out, 1), [2 * n as i32]);
 }

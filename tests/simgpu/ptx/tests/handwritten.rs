@@ -1,5 +1,7 @@
 //! Instructions that compilers seldom emit, written by hand.
 
+#![allow(clippy::unwrap_used, reason = "only tests are here")]
+
 mod common;
 
 use common::{Device, Params};
@@ -150,7 +152,7 @@ fn numbers_of_many_types() {
          cvt.sat.u8.s32 %r3, -5; cvt.s32.s8 %r4, 0x80; add.u16x2 %r5, %r10, 0x0001ffff;
          slct.b32.f32 %r6, 1, 2, 0fBF800000; copysign.f32 %f2, 0fBF800000, %f1; mov.b32 %r7, %f2;");
     for (t, row) in rows.iter().enumerate() {
-        let ones = |low: bool, high: bool| u32::from(low) * 0x3c00 | u32::from(high) * 0x3c00_0000;
+        let ones = |low: bool, high: bool| u32::from(low) * 0x3c00 + u32::from(high) * 0x3c00_0000;
         assert_eq!(row[0], ones(t >= 2, t >= 3));
         assert_eq!(row[1..3], [u32::from(t < 2), u32::from(t < 3)]);
         assert_eq!(row[3..7], [0, 0xffff_ff80, 0x4201_3fff, 2]);

@@ -5,6 +5,7 @@ mod common;
 use common::{Device, Params};
 use rekindle_ptx::{FaultKind, LaunchConfig, Module};
 
+#[allow(clippy::unwrap_used, reason = "only tests use this")]
 fn fixture(name: &str) -> String {
     let path = format!("{}/tests/fixtures/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(path).unwrap()

@@ -1,0 +1,107 @@
+//! Looking at processes, and ending them.
+//!
+//! The process of the tests is a subreaper: a process that CRIU has restored becomes its child, so that its exit status
+//! is known and its number is free again once it was waited for.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::Once;
+
+use crate::Result;
+use crate::wait::until_true;
+
+/// Makes orphans below this process its children.
+pub fn adopt_orphans() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: changes an attribute of this process; no pointers.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    });
+}
+
+/// Sends a signal; a process that is gone already is no error.
+pub fn signal(pid: i32, signal: i32) -> Result {
+    // SAFETY: no pointers.
+    if unsafe { libc::kill(pid, signal) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(error.into()) }
+}
+
+/// The status of a child that has ended, which is then gone.
+pub fn reap(pid: i32) -> Option<ExitStatus> {
+    let mut status = 0;
+    // SAFETY: the status is a live local.
+    let reaped = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+    (reaped == pid).then(|| ExitStatus::from_raw(status))
+}
+
+/// Whether there is no such process any more. A child that has ended is waited for.
+pub fn is_gone(pid: i32) -> bool {
+    reap(pid);
+    !Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Waits until a process is gone.
+pub fn wait_gone(what: &str, pid: i32) -> Result {
+    until_true(&format!("{what} (process {pid}) ends"), || Ok(is_gone(pid)))
+}
+
+/// Kills processes and waits until they are gone.
+pub fn kill_all(pids: &[i32]) -> Result {
+    for pid in pids {
+        signal(*pid, libc::SIGKILL)?;
+    }
+    pids.iter().try_for_each(|pid| wait_gone("a killed process", *pid))
+}
+
+/// A process and all below it, itself first.
+pub fn tree(root: i32) -> Vec<i32> {
+    let mut pids = vec![root];
+    let mut next = 0;
+    while let Some(pid) = pids.get(next).copied() {
+        next += 1;
+        let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for thread in threads.flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+        }
+    }
+    pids
+}
+
+/// The processes with this entry in their environment as it was when they began: `NAME=VALUE`. Those that have ended and
+/// were not waited for have none any more.
+pub fn with_environment(entry: &str) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
+    let has_entry = |pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|it| it == entry.as_bytes())
+    };
+    pids.filter(has_entry).collect()
+}
+
+/// What a process is, for messages: its command line.
+pub fn command_line(pid: i32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    format!("{pid}: {}", String::from_utf8_lossy(&bytes).replace('\0', " "))
+}
+
+/// What a process's descriptors lead to, by kind: what has numbers in its name is one kind.
+pub fn descriptors(pid: i32) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // One that has been closed since is gone.
+        let Ok(target) = fs::read_link(entry?.path()) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        let kind = target.split(":[").next().unwrap_or_default();
+        all.push(kind.to_owned());
+    }
+    all.sort();
+    Ok(all)
+}

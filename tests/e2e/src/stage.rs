@@ -1,0 +1,88 @@
+//! What is tested: the tree as it is installed, and the programs. `tests/e2e/run` says where they are.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+use crate::Result;
+
+/// The built tree, laid out as it is distributed.
+const STAGE: &str = "REKINDLE_STAGE";
+/// The folder of the programs in `tests/apps`.
+const APPS: &str = "REKINDLE_APPS";
+
+/// A program of Rekindle's: `rekindled`, `rekindle`, `rekindle-oci-hook`.
+pub fn program(name: &str) -> Result<PathBuf> {
+    existing(folder(STAGE)?.join("bin").join(name))
+}
+
+/// The folder of the interposer, for the loader's search.
+pub fn interposer() -> Result<PathBuf> {
+    library("lib/rekindle")
+}
+
+/// The folder of the software GPU's driver library: programs run on it directly with that in the loader's search.
+pub fn software_gpu() -> Result<PathBuf> {
+    library("lib/rekindle/simgpu")
+}
+
+/// A program of `tests/apps`.
+pub fn app(name: &str) -> Result<PathBuf> {
+    existing(apps()?.join(name))
+}
+
+/// The folder of these programs.
+pub fn apps() -> Result<PathBuf> {
+    folder(APPS)
+}
+
+/// CRIU, once it is certain that it loads the plugin of the stage and no other.
+pub fn criu() -> Result<Command> {
+    const CONFIGURATION: &str = "/etc/criu/default.conf";
+    let plugin = existing(folder(STAGE)?.join("lib/rekindle/criu/rekindle.so"))?;
+    let wanted = format!("libdir {}", plugin.parent().unwrap_or(Path::new("/")).display());
+    let configured = std::fs::read_to_string(CONFIGURATION).unwrap_or_default();
+    if !configured.lines().any(|line| line == wanted) {
+        bail!("{CONFIGURATION} does not say \"{wanted}\": {}", advice());
+    }
+    Ok(Command::new("criu"))
+}
+
+/// The repository's folder, whose scripts know how to call podman.
+pub fn repository() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(here.join("../..").canonicalize()?)
+}
+
+/// Only what a program needs and what is said here: what a developer has exported must not decide a test.
+pub fn clean_environment(command: &mut Command) {
+    let kept = |name: &OsString| {
+        let name = name.to_string_lossy();
+        !["REKINDLE_", "SIMGPU_", "CUDA_", "LD_"].iter().any(|prefix| name.starts_with(prefix))
+    };
+    let environment: Vec<_> = env::vars_os().filter(|(name, _)| kept(name)).collect();
+    command.env_clear().envs(environment);
+}
+
+fn library(folder_in_stage: &str) -> Result<PathBuf> {
+    let dir = folder(STAGE)?.join(folder_in_stage);
+    existing(dir.join("libcuda.so.1"))?;
+    Ok(dir)
+}
+
+fn folder(variable: &str) -> Result<PathBuf> {
+    let value = env::var_os(variable).with_context(|| format!("{variable} is not set: {}", advice()))?;
+    existing(value.into())
+}
+
+fn existing(path: PathBuf) -> Result<PathBuf> {
+    path.metadata().with_context(|| format!("{} is missing: {}", path.display(), advice()))?;
+    Ok(path)
+}
+
+fn advice() -> &'static str {
+    "run these tests with tests/e2e/run, which builds and stages what they need"
+}
