@@ -226,7 +226,11 @@ impl Daemon {
         let script = self.state().script.clone();
         let image = fs::read(in_dir(&image_dir, "rekindle.img")).unwrap();
         let prepared: Vec<(i32, RestoredSocket)> = serde_json::from_slice(&image).unwrap();
-        self.state().prepared.clone_from(&prepared);
+        let mut state = self.state();
+        state.prepared.clone_from(&prepared);
+        // They died.
+        state.clients.retain(|client| !prepared.iter().any(|(inner, _)| *inner == client.inner));
+        drop(state);
         let reply = match script.prepare {
             Some(reason) => Reply::Failed { reason },
             None => {

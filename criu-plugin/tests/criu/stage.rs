@@ -261,6 +261,8 @@ pub(crate) fn gone<'a>(pids: impl IntoIterator<Item = &'a i32>) {
     for pid in pids {
         until("the process is gone", || !Path::new(&format!("/proc/{pid}")).exists());
     }
+    // The kernel frees a number a moment after it takes it from /proc.
+    thread::sleep(Duration::from_millis(20));
 }
 
 /// A process and its descendants.

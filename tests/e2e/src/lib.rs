@@ -30,7 +30,7 @@ pub mod stage;
 pub mod wait;
 
 pub use app::App;
-pub use criu::{Dump, Fate};
+pub use criu::{Fate, Outcome};
 pub use image::Image;
 pub use node::Node;
 pub use wait::until;

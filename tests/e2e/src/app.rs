@@ -1,0 +1,195 @@
+//! A program of `tests/apps` that runs.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::{Context, bail, ensure};
+
+use crate::wait::until;
+use crate::{Result, process, stage};
+
+/// What stays the same of a program through dumps and restores.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Its name.
+    pub name: String,
+    /// The number of its process, which CRIU restores.
+    pub pid: i32,
+    /// What it writes to stdout goes here.
+    pub out: PathBuf,
+    /// And this to stderr.
+    pub err: PathBuf,
+    /// What it was told to say how far it is in, if that.
+    pub progress: Option<PathBuf>,
+}
+
+/// A running program. It is killed, with all below it, when this is dropped.
+#[derive(Debug)]
+pub struct App {
+    identity: Identity,
+    ended: Cell<Option<ExitStatus>>,
+    given_up: bool,
+}
+
+impl App {
+    /// Starts a command in a session of its own, since CRIU dumps whole sessions. Its output goes to `base` with `.out`
+    /// and `.err` behind it; both are appended to, so that CRIU does not insist on their size.
+    pub fn start(command: &mut Command, base: &Path, progress: Option<PathBuf>) -> Result<Self> {
+        process::adopt_orphans();
+        let (out, err) = (base.with_extension("out"), base.with_extension("err"));
+        let append = |path: &Path| File::options().append(true).create(true).open(path);
+        command.stdin(Stdio::null()).stdout(append(&out)?).stderr(append(&err)?).current_dir("/");
+        // SAFETY: the closure makes one system call.
+        unsafe {
+            command.pre_exec(|| match libc::setsid() {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let name = Path::new(command.get_program()).file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        Ok(Self::adopt(Identity { name, pid: child.id() as i32, out, err, progress }))
+    }
+
+    /// A process that is there: this process's child, or about to be.
+    pub fn adopt(identity: Identity) -> Self {
+        Self { identity, ended: Cell::new(None), given_up: false }
+    }
+
+    /// What CRIU dumps and restores.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.identity.pid
+    }
+
+    /// What it has written to stdout so far.
+    pub fn output(&self) -> Result<String> {
+        Ok(fs::read_to_string(&self.identity.out)?)
+    }
+
+    /// What it has written to stderr so far.
+    pub fn errors(&self) -> Result<String> {
+        Ok(fs::read_to_string(&self.identity.err)?)
+    }
+
+    /// How far it says that it is.
+    pub fn progress(&self) -> Result<u64> {
+        let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
+        // Empty for a moment whenever it is written.
+        Ok(fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+    }
+
+    /// Waits until it is this far.
+    pub fn reaches(&self, progress: u64) -> Result {
+        until(&format!("{} reaches {progress}", self.identity.name), || {
+            self.must_run()?;
+            Ok((self.progress()? >= progress).then_some(()))
+        })
+    }
+
+    /// Waits until it goes on from where it is now.
+    pub fn advances(&self) -> Result {
+        let now = self.progress()?;
+        self.reaches(now + 1)
+    }
+
+    /// Waits for a line that begins so, and returns the rest of it.
+    pub fn says(&self, beginning: &str) -> Result<String> {
+        until(&format!("{} says {beginning:?}", self.identity.name), || {
+            self.must_run()?;
+            let output = self.output()?;
+            let whole = output.rsplit_once('\n').map_or("", |(lines, _)| lines);
+            Ok(whole.lines().find_map(|line| line.strip_prefix(beginning)).map(|rest| rest.trim().to_owned()))
+        })
+    }
+
+    /// Waits for its end.
+    pub fn end(&self) -> Result<ExitStatus> {
+        until(&format!("{} ends", self.identity.name), || Ok(self.status()))
+    }
+
+    /// Waits for its successful end, and returns what it has printed.
+    pub fn finish(self) -> Result<String> {
+        let status = self.end()?;
+        ensure!(status.success(), "{} ended with {status}: {}", self.identity.name, self.errors()?);
+        self.output()
+    }
+
+    /// Kills it and all below it, and waits until they are gone.
+    pub fn kill(mut self) -> Result {
+        self.kill_tree()
+    }
+
+    /// The process is no longer this value's affair: CRIU has killed it. Waits until all of `tree` is gone.
+    pub fn was_killed(mut self, tree: &[i32]) -> Result<Identity> {
+        self.given_up = true;
+        let killed = until(&format!("{} is killed", self.identity.name), || Ok(self.status()))?;
+        ensure!(!killed.success(), "{} was to be killed, and ended by itself", self.identity.name);
+        for pid in tree.iter().filter(|pid| **pid != self.pid()) {
+            process::wait_gone("a process of a dumped tree", *pid)?;
+        }
+        Ok(self.identity.clone())
+    }
+
+    /// Empties what it has written: a restored program writes again.
+    pub fn forget_output(identity: &Identity) -> Result {
+        for file in [&identity.out, &identity.err] {
+            File::options().write(true).open(file)?.set_len(0)?;
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Option<ExitStatus> {
+        if self.ended.get().is_none() {
+            self.ended.set(process::reap(self.pid()));
+        }
+        self.ended.get()
+    }
+
+    fn must_run(&self) -> Result {
+        match self.status() {
+            None => Ok(()),
+            Some(status) => bail!("{} has ended with {status}: {}", self.identity.name, self.errors()?),
+        }
+    }
+
+    fn kill_tree(&mut self) -> Result {
+        self.given_up = true;
+        if self.ended.get().is_some() {
+            return Ok(());
+        }
+        process::kill_all(&process::tree(self.pid()))
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        if !self.given_up {
+            let _ = self.kill_tree();
+        }
+    }
+}
+
+/// What a program prints when it runs directly on the software GPU, with nothing between.
+pub fn undisturbed(name: &str, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(stage::app(name)?);
+    stage::clean_environment(&mut command);
+    let output = command
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", stage::software_gpu()?)
+        .output()
+        .with_context(|| format!("cannot start {name}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} alone ended with {}: {errors}", output.status);
+    let printed = String::from_utf8(output.stdout)?;
+    ensure!(!printed.is_empty(), "{name} prints nothing: there would be nothing to compare");
+    Ok(printed)
+}

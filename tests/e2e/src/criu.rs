@@ -1,0 +1,131 @@
+//! `criu dump` and `criu restore`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context, ensure};
+
+use crate::{Result, stage};
+
+/// How much of a log is worth reading when a test fails.
+const TAIL: usize = 40;
+
+/// What becomes of the processes after a dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// CRIU kills them.
+    Killed,
+    /// `--leave-running`.
+    Running,
+}
+
+/// A CRIU that runs.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+/// A CRIU that has ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its log.
+    pub log: String,
+}
+
+/// Where CRIU finds a daemon, and which plugins it loads.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// A folder of plugins in place of Rekindle's.
+    pub plugins: Option<PathBuf>,
+}
+
+impl Setting {
+    /// Starts a dump of the process tree below `root` into `dir`.
+    pub fn dump(&self, root: i32, dir: &Path, fate: Fate, log: PathBuf) -> Result<Running> {
+        let mut command = self.command("dump", dir, &log)?;
+        command.arg("--tree").arg(root.to_string());
+        if fate == Fate::Running {
+            command.arg("--leave-running");
+        }
+        Running::start(command, log)
+    }
+
+    /// Copies memory ahead of a dump.
+    pub fn pre_dump(&self, root: i32, dir: &Path, log: PathBuf) -> Result<Running> {
+        let mut command = self.command("pre-dump", dir, &log)?;
+        command.arg("--tree").arg(root.to_string());
+        Running::start(command, log)
+    }
+
+    /// Starts a restore. The restored processes are let go of, and become children of this process.
+    pub fn restore(&self, dir: &Path, log: PathBuf) -> Result<Running> {
+        let mut command = self.command("restore", dir, &log)?;
+        command.arg("--restore-detached");
+        Running::start(command, log)
+    }
+
+    /// The log is not put into the image directory, which may be full.
+    fn command(&self, verb: &str, dir: &Path, log: &Path) -> Result<Command> {
+        let mut command = stage::criu()?;
+        stage::clean_environment(&mut command);
+        command.arg(verb).arg("--images-dir").arg(dir).arg("--log-file").arg(log).arg("-v4");
+        command.env("REKINDLE_SOCKET", &self.socket).current_dir("/");
+        if let Some(plugins) = &self.plugins {
+            command.arg("--libdir").arg(plugins);
+        }
+        Ok(command)
+    }
+}
+
+impl Running {
+    fn start(mut command: Command, log: PathBuf) -> Result<Self> {
+        crate::process::adopt_orphans();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().context("cannot start criu")?;
+        Ok(Self { child, log })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Result<Outcome> {
+        let status = self.child.wait()?;
+        let log = fs::read(&self.log).unwrap_or_default();
+        Ok(Outcome { status, log: String::from_utf8_lossy(&log).into_owned() })
+    }
+}
+
+impl Outcome {
+    /// That it ended well.
+    pub fn succeeds(self) -> Result<Self> {
+        ensure!(self.status.success(), "criu ended with {}:\n{}", self.status, tail(&self.log));
+        Ok(self)
+    }
+
+    /// That it ended badly and its log says this.
+    pub fn fails_with(self, reason: &str) -> Result<Self> {
+        ensure!(!self.status.success(), "criu succeeded, and was to fail with {reason:?}");
+        ensure!(self.log.contains(reason), "criu's log does not say {reason:?}:\n{}", tail(&self.log));
+        Ok(self)
+    }
+}
+
+/// The end of a log.
+pub fn tail(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+}

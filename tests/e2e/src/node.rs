@@ -1,0 +1,330 @@
+//! A host of its own for each test: a directory, a daemon with its socket, GPUs of its own making.
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use rekindle_wire::control::{ClientInfo, Opening, Reply, Request, StatusInfo};
+use rekindle_wire::frame;
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+
+use crate::criu::{Outcome, Running, Setting, tail};
+use crate::wait::{until, until_true};
+use crate::{App, Fate, Image, Result, process, stage};
+
+/// Workers that the daemon keeps ready.
+const SPARE: u32 = 1;
+/// Programs that say how far they are, by an option.
+const WITH_PROGRESS: [&str; 6] = ["streams4", "tree", "twodev", "globals", "memory", "modules"];
+
+/// A host. End a test with [`Node::finish`]; a test that fails before shows the logs.
+#[derive(Debug)]
+pub struct Node {
+    dir: TempDir,
+    socket: PathBuf,
+    gpu: Vec<(String, String)>,
+    daemon: Option<Daemon>,
+    count: Cell<u32>,
+    finished: bool,
+}
+
+#[derive(Debug)]
+struct Daemon {
+    process: Child,
+    /// What its descriptors led to when it had nothing to do.
+    idle: Vec<String>,
+}
+
+impl Node {
+    /// With the software GPU's defaults: two devices of 4 GiB, compute capability 9.0.
+    pub fn start() -> Result<Self> {
+        Self::with_gpu(&[])
+    }
+
+    /// With variables of the software GPU: `("SIMGPU_MEMORY", "64M")`.
+    pub fn with_gpu(gpu: &[(&str, &str)]) -> Result<Self> {
+        let mut node = Self::without_daemon()?;
+        node.start_daemon(gpu)?;
+        Ok(node)
+    }
+
+    /// Whose daemon is yet to be started.
+    pub fn without_daemon() -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
+        let socket = dir.path().join("rekindled.sock");
+        Ok(Self { dir, socket, gpu: Vec::new(), daemon: None, count: Cell::new(0), finished: false })
+    }
+
+    /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. There can be one at a time.
+    pub fn at_default_socket() -> Result<Self> {
+        let mut node = Self::without_daemon()?;
+        node.socket = "/run/rekindle/rekindled.sock".into();
+        node.start_daemon(&[])?;
+        Ok(node)
+    }
+
+    /// Where its daemon listens, if there is one.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A file or folder of this test's.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts the daemon, and waits until its pool is full.
+    pub fn start_daemon(&mut self, gpu: &[(&str, &str)]) -> Result {
+        ensure!(self.daemon.is_none(), "the daemon runs already");
+        process::adopt_orphans();
+        self.gpu = gpu.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
+        let mut command = Command::new(stage::program("rekindled")?);
+        stage::clean_environment(&mut command);
+        let process = command
+            .arg("--socket")
+            .arg(&self.socket)
+            .arg("--cuda-driver")
+            .arg(stage::software_gpu()?.join("libcuda.so.1"))
+            .arg("--spare")
+            .arg(SPARE.to_string())
+            .envs(self.gpu.iter().map(|(name, value)| (name, value)))
+            .env("REKINDLE_LOG", "debug")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start rekindled")?;
+        self.daemon = Some(Daemon { process, idle: Vec::new() });
+        self.wait_for_spare()?;
+        let idle = process::descriptors(self.daemon_pid()?)?;
+        if let Some(daemon) = &mut self.daemon {
+            daemon.idle = idle;
+        }
+        Ok(())
+    }
+
+    /// The daemon's process.
+    pub fn daemon_pid(&self) -> Result<i32> {
+        let daemon = self.daemon.as_ref().context("there is no daemon")?;
+        Ok(daemon.process.id() as i32)
+    }
+
+    /// Kills the daemon.
+    pub fn kill_daemon(&mut self) -> Result {
+        let mut daemon = self.daemon.take().context("there is no daemon")?;
+        daemon.process.kill()?;
+        daemon.process.wait()?;
+        Ok(())
+    }
+
+    /// Stops the daemon as an administrator does.
+    pub fn stop_daemon(&mut self) -> Result<ExitStatus> {
+        let mut daemon = self.daemon.take().context("there is no daemon")?;
+        process::signal(daemon.process.id() as i32, libc::SIGTERM)?;
+        until("rekindled stops", || Ok(daemon.process.try_wait()?))
+    }
+
+    /// Waits until the pool is full.
+    pub fn wait_for_spare(&self) -> Result {
+        until_true("a worker is ready", || {
+            // It may not listen yet.
+            Ok(self.status().is_ok_and(|status| status.spare == SPARE))
+        })
+    }
+
+    /// What the daemon says of itself.
+    pub fn status(&self) -> Result<StatusInfo> {
+        match self.ask(&Request::Status)? {
+            Reply::Status(status) => Ok(status),
+            other => bail!("Status was answered by {other:?}"),
+        }
+    }
+
+    /// The processes that run under Rekindle, as `rekindle ps` shows them.
+    pub fn clients(&self) -> Result<Vec<ClientInfo>> {
+        match self.ask(&Request::List)? {
+            Reply::Clients(clients) => Ok(clients),
+            other => bail!("List was answered by {other:?}"),
+        }
+    }
+
+    /// Waits until a process is a client, and returns what the daemon says of it.
+    pub fn client(&self, pid: i32) -> Result<ClientInfo> {
+        until(&format!("process {pid} is a client"), || Ok(self.clients()?.into_iter().find(|it| it.pid == pid)))
+    }
+
+    /// Sends a connection's first message and returns the answer.
+    pub fn ask(&self, request: &Request) -> Result<Reply> {
+        self.exchange(&Opening::new(request)?)
+    }
+
+    /// As [`Node::ask`], with versions of one's own in the message.
+    pub fn exchange<T: DeserializeOwned>(&self, opening: &Opening) -> Result<T> {
+        let stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        frame::send(&stream, opening, &[], &[])?;
+        Ok(frame::receive(&stream)?.body)
+    }
+
+    /// Runs `rekindle`.
+    pub fn rekindle(&self, arguments: &[&OsStr]) -> Result<Output> {
+        let mut command = Command::new(stage::program("rekindle")?);
+        stage::clean_environment(&mut command);
+        let output = command.args(arguments).env("REKINDLE_SOCKET", &self.socket).output()?;
+        Ok(output)
+    }
+
+    /// A command that finds the interposer and this host's daemon.
+    pub fn command(&self, program: &Path) -> Result<Command> {
+        let mut command = Command::new(program);
+        stage::clean_environment(&mut command);
+        command.env("LD_LIBRARY_PATH", stage::interposer()?).env("REKINDLE_SOCKET", &self.socket);
+        Ok(command)
+    }
+
+    /// Runs a program of `tests/apps` under the interposer.
+    pub fn run(&self, name: &str, arguments: &[&str]) -> Result<App> {
+        let base = self.fresh(name);
+        let mut command = self.command(&stage::app(name)?)?;
+        command.args(arguments);
+        let progress = WITH_PROGRESS.contains(&name).then(|| base.with_extension("progress"));
+        if let Some(file) = &progress {
+            command.arg("--progress").arg(file);
+        }
+        App::start(&mut command, &base, progress)
+    }
+
+    /// As [`Node::run`], with nothing open that may be changed between a dump and the image's restore: for dumps that
+    /// leave the program running. CRIU insists that files have the size that they had.
+    pub fn run_quietly(&self, name: &str, arguments: &[&str]) -> Result<App> {
+        let mut command = self.command(&stage::app(name)?)?;
+        App::start(command.args(arguments), &self.fresh(name), None)
+    }
+
+    /// How CRIU is to be run here.
+    pub fn criu(&self) -> Setting {
+        Setting { socket: self.socket.clone(), plugins: None }
+    }
+
+    /// Starts a dump into a new directory.
+    pub fn start_dump(&self, app: &App, fate: Fate) -> Result<(Running, Image)> {
+        let dir = self.fresh("image");
+        fs::create_dir(&dir)?;
+        self.start_dump_into(dir, app, fate)
+    }
+
+    /// Starts a dump into a directory that is there.
+    pub fn start_dump_into(&self, dir: PathBuf, app: &App, fate: Fate) -> Result<(Running, Image)> {
+        let image = Image { dir, app: app.identity().clone(), tree: process::tree(app.pid()) };
+        let criu = self.criu().dump(app.pid(), &image.dir, fate, self.fresh("dump").with_extension("log"))?;
+        Ok((criu, image))
+    }
+
+    /// Dumps a program, which goes on.
+    pub fn dump(&self, app: &App) -> Result<Image> {
+        let (criu, image) = self.start_dump(app, Fate::Running)?;
+        criu.wait()?.succeeds()?;
+        Ok(image)
+    }
+
+    /// Dumps a program, which CRIU then kills; returns when it is gone.
+    pub fn dump_and_kill(&self, app: App) -> Result<Image> {
+        let (criu, image) = self.start_dump(&app, Fate::Killed)?;
+        criu.wait()?.succeeds()?;
+        app.was_killed(&image.tree)?;
+        Ok(image)
+    }
+
+    /// Restores a program. What it had written after the dump is forgotten: it writes that again.
+    pub fn restore(&self, image: &Image) -> Result<App> {
+        App::forget_output(&image.app)?;
+        self.try_restore(image)?.succeeds()?;
+        Ok(App::adopt(image.app.clone()))
+    }
+
+    /// Tries to restore a program.
+    pub fn try_restore(&self, image: &Image) -> Result<Outcome> {
+        for pid in &image.tree {
+            ensure!(process::is_gone(*pid), "there is a process {pid}, so that it cannot be restored");
+        }
+        let criu = self.criu().restore(&image.dir, self.fresh("restore").with_extension("log"))?;
+        criu.wait()
+    }
+
+    /// What programs run here, in whatever way they were started, the workers among them.
+    pub fn processes(&self) -> Vec<i32> {
+        process::with_environment(&format!("REKINDLE_SOCKET={}", self.socket.display()))
+    }
+
+    /// Waits until nothing is left of clients, dumps and restores: the daemon is as it was at its start.
+    pub fn is_idle(&self) -> Result {
+        let pid = self.daemon_pid()?;
+        let idle = self.daemon.as_ref().map(|daemon| daemon.idle.clone()).unwrap_or_default();
+        let mut last = String::new();
+        let waited = until_true("nothing is left of clients, dumps and restores", || {
+            let status = self.status()?;
+            let running = self.processes();
+            let descriptors = process::descriptors(pid)?;
+            last = format!(
+                "{} workers in use, {} ready, processes {:?}, descriptors {descriptors:?} (idle: {idle:?})",
+                status.used,
+                status.spare,
+                running.iter().map(|pid| process::command_line(*pid)).collect::<Vec<_>>(),
+            );
+            let workers = (status.used, status.spare) == (0, SPARE) && running.len() == SPARE as usize;
+            Ok(workers && descriptors == idle)
+        });
+        waited.with_context(|| last)
+    }
+
+    /// Ends the test: nothing may be left of what ran here, neither before the daemon stops nor after.
+    pub fn finish(mut self) -> Result {
+        if self.daemon.is_some() {
+            self.is_idle()?;
+            let status = self.stop_daemon()?;
+            ensure!(status.success(), "rekindled ended with {status}");
+            ensure!(!self.socket.exists(), "rekindled has left its socket");
+        }
+        until_true("all workers are gone", || Ok(self.processes().is_empty()))?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// A name in this host's directory that was not used yet.
+    pub fn fresh(&self, name: &str) -> PathBuf {
+        self.count.set(self.count.get() + 1);
+        self.path(&format!("{name}-{}", self.count.get()))
+    }
+
+    fn show_logs(&self) {
+        let Ok(entries) = fs::read_dir(self.dir.path()) else { return };
+        let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        for file in files {
+            let shown = file.extension().is_some_and(|it| it == "log" || it == "err");
+            if let Some(text) = shown.then(|| fs::read(&file).ok()).flatten().filter(|text| !text.is_empty()) {
+                eprintln!("==> {} <==\n{}", file.display(), tail(&String::from_utf8_lossy(&text)));
+            }
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.show_logs();
+        if self.daemon.is_some() {
+            let _ = self.kill_daemon();
+        }
+        let _ = process::kill_all(&self.processes());
+    }
+}
