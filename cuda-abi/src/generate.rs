@@ -11,15 +11,7 @@ use crate::lookup::rows;
 use crate::table::{Effect, Function, Param};
 
 /// Handle types: what travels is the client's number, and the worker knows the driver's.
-const HANDLES: &[&str] = &[
-    "CUcontext",
-    "CUmodule",
-    "CUlibrary",
-    "CUfunction",
-    "CUkernel",
-    "CUstream",
-    "CUevent",
-];
+const HANDLES: &[&str] = &["CUcontext", "CUmodule", "CUlibrary", "CUfunction", "CUkernel", "CUstream", "CUevent"];
 
 /// Structures that [`crate::types`] declares; others are opaque pointers.
 const STRUCTURES: &[(&str, &str)] = &[
@@ -44,9 +36,7 @@ pub fn rust_type(c: &str) -> String {
             "CUuuid" => "[u8; 16]".to_string(),
             inner => match STRUCTURES.iter().find(|s| s.0 == inner) {
                 Some(s) => s.1.to_string(),
-                None if inner.contains('*') || scalar(inner).is_some() || known_enum(inner) => {
-                    rust_type(inner)
-                }
+                None if inner.contains('*') || scalar(inner).is_some() || known_enum(inner) => rust_type(inner),
                 None => "c_void".to_string(),
             },
         };
@@ -55,9 +45,7 @@ pub fn rust_type(c: &str) -> String {
     match scalar(c) {
         Some(t) => t.to_string(),
         // A function pointer, or a handle type that nothing here gives a name to: opaque.
-        None if c.ends_with("Callback") || c.ends_with("Fn") || c == "CUoccupancyB2DSize" => {
-            "*mut c_void".into()
-        }
+        None if c.ends_with("Callback") || c.ends_with("Fn") || c == "CUoccupancyB2DSize" => "*mut c_void".into(),
         None if known_enum(c) => "u32".into(),
         None => "u64".into(),
     }
@@ -122,11 +110,7 @@ fn ident(p: &Param) -> String {
 }
 
 fn signature(params: &[Param]) -> String {
-    params
-        .iter()
-        .map(|p| format!("{}: {}", ident(p), rust_type(&p.c_type)))
-        .collect::<Vec<_>>()
-        .join(", ")
+    params.iter().map(|p| format!("{}: {}", ident(p), rust_type(&p.c_type))).collect::<Vec<_>>().join(", ")
 }
 
 fn arguments(params: &[Param]) -> String {
@@ -147,16 +131,8 @@ pub fn exports(table: &[Function], implemented: impl Fn(&Function) -> bool) -> S
         let target = if thread { base } else { f };
         match (&target.params, implemented(target)) {
             (Some(params), true) => {
-                let call = format!(
-                    "unsafe {{ crate::api::{}({}) }}",
-                    target.symbol,
-                    arguments(params)
-                );
-                let call = if thread {
-                    format!("crate::with_thread_stream(|| {call})")
-                } else {
-                    call
-                };
+                let call = format!("unsafe {{ crate::api::{}({}) }}", target.symbol, arguments(params));
+                let call = if thread { format!("crate::with_thread_stream(|| {call})") } else { call };
                 let _ = writeln!(
                     out,
                     "#[unsafe(no_mangle)] pub unsafe extern \"C\" fn {}({}) -> CUresult {{ crate::entry({i}, || {call}) }}",
@@ -173,11 +149,7 @@ pub fn exports(table: &[Function], implemented: impl Fn(&Function) -> bool) -> S
             }
         }
     }
-    let _ = writeln!(
-        out,
-        "pub static SYMBOLS: [(&str, unsafe extern \"C\" fn()); {}] = [",
-        table.len()
-    );
+    let _ = writeln!(out, "pub static SYMBOLS: [(&str, unsafe extern \"C\" fn()); {}] = [", table.len());
     for f in table {
         let _ = writeln!(
             out,
@@ -187,11 +159,7 @@ pub fn exports(table: &[Function], implemented: impl Fn(&Function) -> bool) -> S
     }
     out.push_str("];\n");
     let rows = rows(table);
-    let _ = writeln!(
-        out,
-        "pub static LOOKUPS: [rekindle_cuda_abi::lookup::Row; {}] = [",
-        rows.len()
-    );
+    let _ = writeln!(out, "pub static LOOKUPS: [rekindle_cuda_abi::lookup::Row; {}] = [", rows.len());
     for (name, version, legacy, thread, function) in rows {
         let _ = writeln!(
             out,
@@ -233,11 +201,7 @@ fn travel(p: &Param) -> Travel {
         if let Some(h) = HANDLES.iter().find(|h| **h == inner) {
             return Travel::New(h);
         }
-        assert!(
-            !c.starts_with("const") && !inner.contains('*'),
-            "{c} {} cannot travel by itself",
-            p.name
-        );
+        assert!(!c.starts_with("const") && !inner.contains('*'), "{c} {} cannot travel by itself", p.name);
         return Travel::Out(rust_type(inner));
     }
     Travel::Word
@@ -256,12 +220,7 @@ pub fn encoders(table: &[Function]) -> String {
     let mut out = String::from("// Generated from driver.table.\n");
     for (i, f) in table.iter().enumerate().filter(|(_, f)| f.route.travels()) {
         let params = params(f);
-        let _ = writeln!(
-            out,
-            "pub unsafe fn {}({}) -> CUresult {{",
-            f.symbol,
-            signature(params)
-        );
+        let _ = writeln!(out, "pub unsafe fn {}({}) -> CUresult {{", f.symbol, signature(params));
         let _ = writeln!(
             out,
             "    let mut call = match crate::client::Call::new({i}) {{ Ok(c) => c, Err(e) => return e }};"
@@ -277,44 +236,25 @@ pub fn encoders(table: &[Function]) -> String {
                     let _ = writeln!(out, "    call.word({name} as u64);");
                 }
                 Travel::Device => {
-                    let _ = writeln!(
-                        out,
-                        "    if let Err(e) = call.device({name}) {{ return e; }}"
-                    );
+                    let _ = writeln!(out, "    if let Err(e) = call.device({name}) {{ return e; }}");
                 }
                 Travel::Handle("CUstream") => {
-                    let _ = writeln!(
-                        out,
-                        "    if let Err(e) = call.stream({name}) {{ return e; }}"
-                    );
+                    let _ = writeln!(out, "    if let Err(e) = call.stream({name}) {{ return e; }}");
                 }
                 Travel::Handle(_) => {
                     let _ = writeln!(out, "    call.word({name});");
                 }
                 Travel::Text => {
-                    let _ = writeln!(
-                        out,
-                        "    if let Err(e) = unsafe {{ call.text({name}) }} {{ return e; }}"
-                    );
+                    let _ = writeln!(out, "    if let Err(e) = unsafe {{ call.text({name}) }} {{ return e; }}");
                 }
                 Travel::New(kind) => {
-                    let _ = writeln!(
-                        out,
-                        "    if {name}.is_null() {{ return CUDA_ERROR_INVALID_VALUE; }}"
-                    );
+                    let _ = writeln!(out, "    if {name}.is_null() {{ return CUDA_ERROR_INVALID_VALUE; }}");
                     let _ = writeln!(out, "    let fresh_{} = call.fresh(\"{kind}\");", p.name);
                     let _ = writeln!(after, "    unsafe {{ *{name} = fresh_{} }};", p.name);
                 }
                 Travel::Out(t) => {
-                    let _ = writeln!(
-                        out,
-                        "    if {name}.is_null() {{ return CUDA_ERROR_INVALID_VALUE; }}"
-                    );
-                    let value = if t == "f32" {
-                        "f32::from_bits(word as u32)".into()
-                    } else {
-                        format!("word as {t}")
-                    };
+                    let _ = writeln!(out, "    if {name}.is_null() {{ return CUDA_ERROR_INVALID_VALUE; }}");
+                    let value = if t == "f32" { "f32::from_bits(word as u32)".into() } else { format!("word as {t}") };
                     let _ = writeln!(
                         after,
                         "    let Some(word) = reply.word() else {{ return CUDA_ERROR_UNKNOWN }}; unsafe {{ *{name} = {value} }};"
@@ -324,10 +264,7 @@ pub fn encoders(table: &[Function]) -> String {
         }
         if f.route.waits() {
             let _ = writeln!(out, "    let (result, mut reply) = call.wait();");
-            let _ = writeln!(
-                out,
-                "    if result != CUDA_SUCCESS {{ return result; }} let _ = &mut reply;"
-            );
+            let _ = writeln!(out, "    if result != CUDA_SUCCESS {{ return result; }} let _ = &mut reply;");
         } else {
             let _ = writeln!(out, "    let result = call.send();");
             let _ = writeln!(out, "    if result != CUDA_SUCCESS {{ return result; }}");
@@ -340,25 +277,13 @@ pub fn encoders(table: &[Function]) -> String {
 /// A struct `Driver` with a typed pointer for each symbol that the worker calls: those that travel by the table, and
 /// `also`. `Driver::load(&Library)` takes them from a loaded `libcuda.so.1`; a missing one is an error that names it.
 pub fn entry_points(table: &[Function], also: &[&str]) -> String {
-    let wanted: BTreeSet<&str> = table
-        .iter()
-        .filter(|f| f.route.travels())
-        .map(|f| f.symbol.as_str())
-        .chain(also.iter().copied())
-        .collect();
+    let wanted: BTreeSet<&str> =
+        table.iter().filter(|f| f.route.travels()).map(|f| f.symbol.as_str()).chain(also.iter().copied()).collect();
     let mut fields = String::new();
     let mut loads = String::new();
     for f in table.iter().filter(|f| wanted.contains(f.symbol.as_str())) {
-        let types = params(f)
-            .iter()
-            .map(|p| rust_type(&p.c_type))
-            .collect::<Vec<_>>()
-            .join(", ");
-        let _ = writeln!(
-            fields,
-            "    pub {}: unsafe extern \"C\" fn({types}) -> CUresult,",
-            f.symbol
-        );
+        let types = params(f).iter().map(|p| rust_type(&p.c_type)).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(fields, "    pub {}: unsafe extern \"C\" fn({types}) -> CUresult,", f.symbol);
         let _ = writeln!(
             loads,
             "            {0}: unsafe {{ std::mem::transmute::<*const c_void, unsafe extern \"C\" fn({types}) -> CUresult>(find(\"{0}\\0\")?) }},",
@@ -366,10 +291,7 @@ pub fn entry_points(table: &[Function], also: &[&str]) -> String {
         );
     }
     for name in &wanted {
-        assert!(
-            table.iter().any(|f| f.symbol == *name),
-            "driver.table has no {name}"
-        );
+        assert!(table.iter().any(|f| f.symbol == *name), "driver.table has no {name}");
     }
     format!(
         "// Generated from driver.table.\n#[derive(Clone, Copy)]\npub struct Driver {{\n{fields}}}\n\nimpl Driver {{\n    \
@@ -394,18 +316,11 @@ pub fn dispatch(table: &[Function]) -> String {
             let v = format!("a{n}");
             match travel(p) {
                 Travel::Word if rust_type(&p.c_type) == "f32" => {
-                    let _ = writeln!(
-                        before,
-                        "            let {v} = f32::from_bits(args.word()? as u32);"
-                    );
+                    let _ = writeln!(before, "            let {v} = f32::from_bits(args.word()? as u32);");
                     list.push(v);
                 }
                 Travel::Word => {
-                    let _ = writeln!(
-                        before,
-                        "            let {v} = args.word()? as {};",
-                        rust_type(&p.c_type)
-                    );
+                    let _ = writeln!(before, "            let {v} = args.word()? as {};", rust_type(&p.c_type));
                     list.push(v);
                 }
                 Travel::Device => {
@@ -414,10 +329,7 @@ pub fn dispatch(table: &[Function]) -> String {
                 }
                 Travel::Handle(kind) => {
                     let kind = kind.trim_start_matches("CU");
-                    let _ = writeln!(
-                        before,
-                        "            let h{n} = args.word()?; let {v} = w.handle_{kind}(h{n})?;"
-                    );
+                    let _ = writeln!(before, "            let h{n} = args.word()?; let {v} = w.handle_{kind}(h{n})?;");
                     first_handle.get_or_insert(n);
                     if matches!(&f.effect, Effect::Sets(k) if k.eq_ignore_ascii_case(kind)) {
                         set_handle.get_or_insert(n);
@@ -429,10 +341,7 @@ pub fn dispatch(table: &[Function]) -> String {
                     list.push(format!("{v}.as_ptr()"));
                 }
                 Travel::New(kind) => {
-                    let _ = writeln!(
-                        before,
-                        "            let n{n} = args.word()?; let mut {v}: {kind} = 0;"
-                    );
+                    let _ = writeln!(before, "            let n{n} = args.word()?; let mut {v}: {kind} = 0;");
                     list.push(format!("&mut {v}"));
                     let _ = writeln!(
                         after,
@@ -444,11 +353,7 @@ pub fn dispatch(table: &[Function]) -> String {
                     let zero = if t == "f32" { "0.0" } else { "0" };
                     let _ = writeln!(before, "            let mut {v}: {t} = {zero};");
                     list.push(format!("&mut {v}"));
-                    let word = if t == "f32" {
-                        format!("u64::from({v}.to_bits())")
-                    } else {
-                        format!("{v} as u64")
-                    };
+                    let word = if t == "f32" { format!("u64::from({v}.to_bits())") } else { format!("{v} as u64") };
                     let _ = writeln!(after, "                reply.word({word});");
                 }
             }

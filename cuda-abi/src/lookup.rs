@@ -34,10 +34,8 @@ pub struct Row {
 pub fn find(rows: &[Row], name: &str, version: u32, flags: u64) -> Result<u16, Miss> {
     let thread = flags & PER_THREAD_DEFAULT_STREAM != 0;
     let start = rows.partition_point(|r| r.name < name);
-    let named = rows[start..]
-        .iter()
-        .take_while(|r| r.name == name)
-        .filter(|r| if thread { r.thread } else { r.legacy });
+    let named =
+        rows[start..].iter().take_while(|r| r.name == name).filter(|r| if thread { r.thread } else { r.legacy });
     let mut miss = Miss::SymbolNotFound;
     let mut found = None;
     for row in named {
@@ -54,11 +52,7 @@ pub(crate) fn rows(table: &[Function]) -> Vec<(&str, u32, bool, bool, usize)> {
     let mut rows: Vec<_> = table
         .iter()
         .enumerate()
-        .flat_map(|(i, f)| {
-            f.lookups
-                .iter()
-                .map(move |l| (l.name.as_str(), l.version, l.legacy, l.thread, i))
-        })
+        .flat_map(|(i, f)| f.lookups.iter().map(move |l| (l.name.as_str(), l.version, l.legacy, l.thread, i)))
         .collect();
     rows.sort();
     rows
@@ -86,21 +80,14 @@ mod tests {
     #[test]
     fn the_answer_depends_on_name_version_and_flag_as_on_driver_580() {
         let (table, rows) = real();
-        let symbol = |name, version, flags| {
-            find(&rows, name, version, flags).map(|i| table[i as usize].symbol.as_str())
-        };
+        let symbol =
+            |name, version, flags| find(&rows, name, version, flags).map(|i| table[i as usize].symbol.as_str());
         assert_eq!(symbol("cuCtxGetDevice", 13000, 0), Ok("cuCtxGetDevice_v2"));
         assert_eq!(symbol("cuCtxGetDevice", 2000, 0), Ok("cuCtxGetDevice"));
-        assert_eq!(
-            symbol("cuCtxGetDevice", 1000, 0),
-            Err(Miss::VersionNotSufficient)
-        );
+        assert_eq!(symbol("cuCtxGetDevice", 1000, 0), Err(Miss::VersionNotSufficient));
         assert_eq!(symbol("cuMemcpyAsync", 13000, 1), Ok("cuMemcpyAsync"));
         assert_eq!(symbol("cuMemcpyAsync", 13000, 2), Ok("cuMemcpyAsync_ptsz"));
-        assert_eq!(
-            symbol("cuMemcpyAsync", 4000, 2),
-            Err(Miss::VersionNotSufficient)
-        );
+        assert_eq!(symbol("cuMemcpyAsync", 4000, 2), Err(Miss::VersionNotSufficient));
         assert_eq!(symbol("cuCtxCreate", 12000, 0), Ok("cuCtxCreate_v3"));
         assert_eq!(symbol("cuMemAlloc_v2", 13000, 0), Err(Miss::SymbolNotFound));
         assert_eq!(symbol("", 13000, 0), Err(Miss::SymbolNotFound));

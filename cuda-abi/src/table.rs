@@ -32,18 +32,12 @@ pub enum Route {
 impl Route {
     /// Whether the interposer has a function of the symbol's name in `api`.
     pub fn by_hand(self) -> bool {
-        matches!(
-            self,
-            Route::Local | Route::Hand | Route::HandSend | Route::HandWait
-        )
+        matches!(self, Route::Local | Route::Hand | Route::HandSend | Route::HandWait)
     }
 
     /// Whether the line generates an encoder and a place in the worker's dispatch.
     pub fn travels(self) -> bool {
-        matches!(
-            self,
-            Route::Send | Route::Wait | Route::HandSend | Route::HandWait
-        )
+        matches!(self, Route::Send | Route::Wait | Route::HandSend | Route::HandWait)
     }
 
     /// Whether the generated encoder waits for the worker's reply.
@@ -106,9 +100,7 @@ impl Function {
     /// The symbol without `_ptsz` or `_ptds`.
     pub fn base(&self) -> &str {
         let s = &self.symbol;
-        s.strip_suffix("_ptsz")
-            .or_else(|| s.strip_suffix("_ptds"))
-            .unwrap_or(s)
+        s.strip_suffix("_ptsz").or_else(|| s.strip_suffix("_ptds")).unwrap_or(s)
     }
 }
 
@@ -137,10 +129,7 @@ pub fn parse(text: &str) -> Result<Vec<Function>, TableError> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let function = parse_line(line).map_err(|what| TableError {
-            line: index + 1,
-            what,
-        })?;
+        let function = parse_line(line).map_err(|what| TableError { line: index + 1, what })?;
         functions.push(function);
     }
     Ok(functions)
@@ -171,31 +160,14 @@ fn parse_line(line: &str) -> Result<Function, String> {
         (Some(other), _) => return Err(format!("unknown effect {other:?}")),
     };
     let (symbol, rest) = signature.split_once('(').ok_or("no parameter list")?;
-    let inside = rest
-        .strip_suffix(')')
-        .ok_or("parameter list does not end")?;
+    let inside = rest.strip_suffix(')').ok_or("parameter list does not end")?;
     let params = match inside {
         "?" => None,
         "void" | "" => Some(Vec::new()),
-        list => Some(
-            list.split(',')
-                .map(|p| parse_param(p.trim()))
-                .collect::<Result<_, _>>()?,
-        ),
+        list => Some(list.split(',').map(|p| parse_param(p.trim())).collect::<Result<_, _>>()?),
     };
-    let lookups = columns
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .map(parse_lookup)
-        .collect::<Result<_, _>>()?;
-    Ok(Function {
-        symbol: symbol.trim().into(),
-        route,
-        effect,
-        params,
-        lookups,
-    })
+    let lookups = columns.next().unwrap_or_default().split_whitespace().map(parse_lookup).collect::<Result<_, _>>()?;
+    Ok(Function { symbol: symbol.trim().into(), route, effect, params, lookups })
 }
 
 fn parse_param(text: &str) -> Result<Param, String> {
@@ -203,16 +175,11 @@ fn parse_param(text: &str) -> Result<Param, String> {
         .rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .ok_or_else(|| format!("parameter {text:?} has no type"))?;
     let (c_type, name) = text.split_at(at + 1);
-    Ok(Param {
-        c_type: c_type.trim().into(),
-        name: name.into(),
-    })
+    Ok(Param { c_type: c_type.trim().into(), name: name.into() })
 }
 
 fn parse_lookup(word: &str) -> Result<Lookup, String> {
-    let (name, rest) = word
-        .split_once('@')
-        .ok_or_else(|| format!("look-up {word:?} has no version"))?;
+    let (name, rest) = word.split_once('@').ok_or_else(|| format!("look-up {word:?} has no version"))?;
     let (version, flag) = rest.split_once(':').map_or((rest, ""), |(v, f)| (v, f));
     let (legacy, thread) = match flag {
         "" => (true, true),
@@ -220,15 +187,8 @@ fn parse_lookup(word: &str) -> Result<Lookup, String> {
         "thread" => (false, true),
         other => return Err(format!("unknown flag {other:?} in look-up {word:?}")),
     };
-    let version = version
-        .parse()
-        .map_err(|_| format!("version of look-up {word:?} is no number"))?;
-    Ok(Lookup {
-        name: name.into(),
-        version,
-        legacy,
-        thread,
-    })
+    let version = version.parse().map_err(|_| format!("version of look-up {word:?} is no number"))?;
+    Ok(Lookup { name: name.into(), version, legacy, thread })
 }
 
 #[cfg(test)]
@@ -250,11 +210,7 @@ mod tests {
         let table = parse(TEXT).unwrap();
         for f in table.iter().filter(|f| f.route == Route::Thread) {
             let base = table.iter().find(|b| b.symbol == f.base()).unwrap();
-            assert!(
-                base.route != Route::Refused && base.route != Route::Thread,
-                "{}",
-                f.symbol
-            );
+            assert!(base.route != Route::Refused && base.route != Route::Thread, "{}", f.symbol);
         }
     }
 
@@ -264,30 +220,15 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for f in &table {
             for l in &f.lookups {
-                assert!(
-                    !l.legacy || seen.insert((l.name.clone(), l.version, false)),
-                    "{} {}",
-                    l.name,
-                    l.version
-                );
-                assert!(
-                    !l.thread || seen.insert((l.name.clone(), l.version, true)),
-                    "{} {}",
-                    l.name,
-                    l.version
-                );
+                assert!(!l.legacy || seen.insert((l.name.clone(), l.version, false)), "{} {}", l.name, l.version);
+                assert!(!l.thread || seen.insert((l.name.clone(), l.version, true)), "{} {}", l.name, l.version);
             }
         }
     }
 
     #[test]
     fn bad_lines_are_named() {
-        assert_eq!(
-            parse("\nnowhere | cuInit(unsigned int Flags)")
-                .unwrap_err()
-                .line,
-            2
-        );
+        assert_eq!(parse("\nnowhere | cuInit(unsigned int Flags)").unwrap_err().line, 2);
         assert!(parse("local | cuInit").is_err());
         assert!(parse("local | cuInit(void) | cuInit@x").is_err());
     }

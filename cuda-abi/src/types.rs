@@ -109,19 +109,13 @@ macro_rules! results {
 /// The name or text of an error as a C string, `None` for an unknown code.
 pub fn result_text(code: CUresult, name: bool) -> Option<*const c_char> {
     let index = RESULTS.binary_search_by_key(&code, |r| r.0).ok()?;
-    let text = if name {
-        RESULTS[index].1
-    } else {
-        RESULTS[index].2
-    };
+    let text = if name { RESULTS[index].1 } else { RESULTS[index].2 };
     Some(text.as_ptr().cast())
 }
 
 /// The name of an error for a log line.
 pub fn result_name(code: CUresult) -> &'static str {
-    RESULTS
-        .binary_search_by_key(&code, |r| r.0)
-        .map_or("unknown error", |i| RESULTS[i].1.trim_end_matches('\0'))
+    RESULTS.binary_search_by_key(&code, |r| r.0).map_or("unknown error", |i| RESULTS[i].1.trim_end_matches('\0'))
 }
 
 results! {

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use rekindle_cuda_abi::code::{
-    Binding, CodeError, CodeImage, Compression, EntryKind, FATBIN_MAGIC, ImageKind, Kernel,
-    Program, Space, Variant, WRAPPER_MAGIC, image_extent, parse,
+    Binding, CodeError, CodeImage, Compression, EntryKind, FATBIN_MAGIC, ImageKind, Kernel, Program, Space, Variant,
+    WRAPPER_MAGIC, image_extent, parse,
 };
 
 macro_rules! fixture {
@@ -16,11 +16,8 @@ macro_rules! fixture {
     };
 }
 
-const FORMS: [&[u8]; 3] = [
-    fixture!("forms.none.fatbin"),
-    fixture!("forms.speed.fatbin"),
-    fixture!("forms.size.fatbin"),
-];
+const FORMS: [&[u8]; 3] =
+    [fixture!("forms.none.fatbin"), fixture!("forms.speed.fatbin"), fixture!("forms.size.fatbin")];
 
 /// Compares what matters of the variables with what `forms.cu` declares.
 fn check_variables(program: &Program<'_>, variant: Variant, case: &str) {
@@ -98,11 +95,7 @@ fn check_kernels(program: &Program<'_>, case: &str) {
 
 #[test]
 fn every_entry_of_every_form_tells_the_same() {
-    let others = [
-        fixture!("forms.debug.fatbin"),
-        fixture!("forms.object.fatbin"),
-        fixture!("forms.ptx"),
-    ];
+    let others = [fixture!("forms.debug.fatbin"), fixture!("forms.object.fatbin"), fixture!("forms.ptx")];
     let mut seen = 0;
     for image in FORMS.into_iter().chain(others) {
         for entry in parse(image).unwrap().entries {
@@ -137,9 +130,7 @@ fn names_are_as_the_runtime_asks_for_them() {
 
 fn entries(image: &CodeImage<'_>) -> Vec<(String, EntryKind, Option<Compression>)> {
     let entries = image.entries.iter();
-    entries
-        .map(|e| (e.arch.to_string(), e.kind, e.compression))
-        .collect()
+    entries.map(|e| (e.arch.to_string(), e.kind, e.compression)).collect()
 }
 
 #[test]
@@ -157,11 +148,7 @@ fn compression() {
         ]
         .map(|(arch, kind)| (arch.to_owned(), kind, compression))
     };
-    assert!(
-        entries(&parse(FORMS[0]).unwrap())
-            .iter()
-            .all(|entry| entry.2.is_none())
-    );
+    assert!(entries(&parse(FORMS[0]).unwrap()).iter().all(|entry| entry.2.is_none()));
     let mut speed = entries(&parse(FORMS[1]).unwrap());
     let mut size = entries(&parse(FORMS[2]).unwrap());
     let key = |e: &(String, EntryKind, _)| (e.0.clone(), format!("{:?}", e.1));
@@ -193,11 +180,7 @@ fn link_time_code_is_recognised_and_not_read() {
 #[test]
 fn selection() {
     let image = parse(FORMS[1]).unwrap();
-    let chosen = |sm: (u32, u32)| {
-        image
-            .select(sm)
-            .map(|entry| (entry.arch.to_string(), entry.kind))
-    };
+    let chosen = |sm: (u32, u32)| image.select(sm).map(|entry| (entry.arch.to_string(), entry.kind));
     let is = |arch: &str, kind| Some((arch.to_owned(), kind));
     assert_eq!(chosen((7, 5)), is("sm_75", EntryKind::Elf));
     assert_eq!(chosen((9, 0)), is("sm_90a", EntryKind::Elf));
@@ -217,13 +200,7 @@ fn selection() {
 
 #[test]
 fn ways_to_the_heap() {
-    let always = [
-        "direct",
-        "with_new",
-        "through_helper",
-        "through_table",
-        "through_virtual",
-    ];
+    let always = ["direct", "with_new", "through_helper", "through_table", "through_virtual"];
     let never = ["calls_harmless", "prints", "frees", "computes"];
     for (case, image) in [
         ("ptx", fixture!("heap.ptx")),
@@ -270,28 +247,15 @@ fn extent(ptr: *const u8) -> (ImageKind, Vec<Vec<u8>>) {
 #[test]
 fn extents_of_bare_images() {
     for image in FORMS {
-        assert_eq!(
-            extent(image.as_ptr()),
-            (ImageKind::Fatbin, vec![image.to_vec()])
-        );
+        assert_eq!(extent(image.as_ptr()), (ImageKind::Fatbin, vec![image.to_vec()]));
     }
-    for cubin in [
-        fixture!("heap.cubin"),
-        fixture!("heap.object.cubin"),
-        fixture!("heap.linked.cubin"),
-    ] {
-        assert_eq!(
-            extent(cubin.as_ptr()),
-            (ImageKind::Elf, vec![cubin.to_vec()])
-        );
+    for cubin in [fixture!("heap.cubin"), fixture!("heap.object.cubin"), fixture!("heap.linked.cubin")] {
+        assert_eq!(extent(cubin.as_ptr()), (ImageKind::Elf, vec![cubin.to_vec()]));
     }
     // Texts that end within what could be a magic number, too.
     for text in ["", "P", "P\u{d}", ".version 9.0\n.target sm_75\n", "\x7fEL"] {
         let bytes = [text.as_bytes(), b"\0"].concat();
-        assert_eq!(
-            extent(bytes.as_ptr()),
-            (ImageKind::Ptx, vec![bytes.clone()])
-        );
+        assert_eq!(extent(bytes.as_ptr()), (ImageKind::Ptx, vec![bytes.clone()]));
     }
 }
 
@@ -307,19 +271,13 @@ fn extents_of_wrappers() {
         prelinked: std::ptr::without_provenance(1),
     };
     let ptr = |wrapper: &Wrapper| std::ptr::from_ref(wrapper).cast();
-    assert_eq!(
-        extent(ptr(&wrapper)),
-        (ImageKind::Fatbin, vec![linked.to_vec()])
-    );
+    assert_eq!(extent(ptr(&wrapper)), (ImageKind::Fatbin, vec![linked.to_vec()]));
     wrapper.version = 2;
     wrapper.prelinked = array.as_ptr();
     let parts = [linked, first, second].map(<[u8]>::to_vec).to_vec();
     assert_eq!(extent(ptr(&wrapper)), (ImageKind::Linked, parts));
     wrapper.prelinked = std::ptr::null();
-    assert_eq!(
-        extent(ptr(&wrapper)),
-        (ImageKind::Linked, vec![linked.to_vec()])
-    );
+    assert_eq!(extent(ptr(&wrapper)), (ImageKind::Linked, vec![linked.to_vec()]));
 
     let failure = |wrapper: &Wrapper| {
         // SAFETY: the wrapper is there, and what is wrong with it is found before it is followed.
@@ -346,14 +304,7 @@ fn a_fatbin_may_be_followed_by_anything_and_not_cut() {
 
 #[test]
 fn other_bytes_are_refused() {
-    for bytes in [
-        &b""[..],
-        b"\0",
-        b"MZ",
-        b"#!/bin/sh",
-        b"\x7fELF",
-        b".target sm_75",
-    ] {
+    for bytes in [&b""[..], b"\0", b"MZ", b"#!/bin/sh", b"\x7fELF", b".target sm_75"] {
         assert!(parse(bytes).is_err(), "{bytes:?}");
     }
     // An ELF file for the host.

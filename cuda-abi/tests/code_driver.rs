@@ -17,10 +17,7 @@ const IMAGES: [(&str, &[u8]); 6] = [
     ("size", include_bytes!("fixtures/code/forms.size.fatbin")),
     ("ptx", include_bytes!("fixtures/code/forms.ptx")),
     ("heap.cubin", include_bytes!("fixtures/code/heap.cubin")),
-    (
-        "heap.linked",
-        include_bytes!("fixtures/code/heap.linked.cubin"),
-    ),
+    ("heap.linked", include_bytes!("fixtures/code/heap.linked.cubin")),
 ];
 
 /// A driver's function, by its name in the library.
@@ -81,10 +78,7 @@ fn compare(driver: &Driver, sm: (u32, u32), image: &[u8]) -> Vec<String> {
     // SAFETY: a complete image.
     let loaded = unsafe { (driver.load)(&raw mut module, copy.as_ptr().cast()) };
     let Some(entry) = parsed.select(sm) else {
-        return (loaded == 0)
-            .then(|| "loaded what was not selected".to_owned())
-            .into_iter()
-            .collect();
+        return (loaded == 0).then(|| "loaded what was not selected".to_owned()).into_iter().collect();
     };
     if loaded != 0 {
         return vec![format!("error {loaded} instead of loading {}", entry.arch)];
@@ -95,8 +89,7 @@ fn compare(driver: &Driver, sm: (u32, u32), image: &[u8]) -> Vec<String> {
         let name = CString::new(global.name.as_str()).unwrap();
         let (mut address, mut size) = (0, 0);
         // SAFETY: a loaded module and a name.
-        let found =
-            unsafe { (driver.global)(&raw mut address, &raw mut size, module, name.as_ptr()) };
+        let found = unsafe { (driver.global)(&raw mut address, &raw mut size, module, name.as_ptr()) };
         if found != 0 || size as u64 != global.size {
             differences.push(format!("{global:?}: error {found}, {size} bytes"));
         }
@@ -119,16 +112,12 @@ fn compare(driver: &Driver, sm: (u32, u32), image: &[u8]) -> Vec<String> {
         });
         let from_ptx = entry.kind == EntryKind::Ptx;
         if versions[usize::from(!from_ptx)] != entry.arch.number {
-            differences.push(format!(
-                "{}: {versions:?} is not {}",
-                kernel.name, entry.arch
-            ));
+            differences.push(format!("{}: {versions:?} is not {}", kernel.name, entry.arch));
         }
         let mut params = Vec::new();
         let (mut offset, mut size) = (0, 0);
         // SAFETY: a function of a loaded module; the index may be too high.
-        while unsafe { (driver.param)(function, params.len(), &raw mut offset, &raw mut size) == 0 }
-        {
+        while unsafe { (driver.param)(function, params.len(), &raw mut offset, &raw mut size) == 0 } {
             params.push((offset, size));
         }
         let own: Option<Vec<_>> = kernel.params.as_ref().map(|params| {

@@ -81,10 +81,7 @@ fn damage() -> impl Strategy<Value = Damage> {
         Just(u64::MAX.to_le_bytes()[..7].to_vec()),
         (0_u32..64).prop_map(|bit| (1_u64 << bit).to_le_bytes().to_vec()),
     ];
-    (
-        prop::collection::vec((any::<usize>(), value), 0..6),
-        prop::option::of(any::<usize>()),
-    )
+    (prop::collection::vec((any::<usize>(), value), 0..6), prop::option::of(any::<usize>()))
 }
 
 fn apply(image: &[u8], window: usize, (changes, cut): &Damage) -> Vec<u8> {

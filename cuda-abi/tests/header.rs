@@ -2,6 +2,8 @@
 //!
 //! Needs the header of CUDA 13.0 (`scripts/setup --build` puts it there) and a C preprocessor.
 
+#![allow(clippy::expect_used, reason = "a test")]
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;

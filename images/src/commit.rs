@@ -53,10 +53,7 @@ impl CommitRecord {
         if (self.manifest_hash, self.manifest_length) == (manifest.checksum, manifest.length) {
             Ok(())
         } else {
-            Err(ImageError::corrupt(
-                COMMIT,
-                "it belongs to another manifest than the one beside it",
-            ))
+            Err(ImageError::corrupt(COMMIT, "it belongs to another manifest than the one beside it"))
         }
     }
 

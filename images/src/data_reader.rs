@@ -26,10 +26,7 @@ pub struct DataReader {
 impl DataReader {
     /// Reads from these files, each with its number.
     pub fn new(key: HashKey, files: impl IntoIterator<Item = (u32, File)>) -> Self {
-        Self {
-            key,
-            files: files.into_iter().collect(),
-        }
+        Self { key, files: files.into_iter().collect() }
     }
 
     /// The key under which pieces are hashed.
@@ -47,9 +44,7 @@ impl DataReader {
     /// parent, [`ImageError::Invalid`] if the buffer is not as long as the piece.
     pub fn read(&self, piece: &Piece, buffer: &mut [u8]) -> Result<(), ImageError> {
         if buffer.len() as u64 != piece.length {
-            return Err(ImageError::Invalid {
-                what: format!("{} bytes asked for of {}", buffer.len(), piece.length),
-            });
+            return Err(ImageError::Invalid { what: format!("{} bytes asked for of {}", buffer.len(), piece.length) });
         }
         let extent = match piece.storage {
             // The manifest's own checksum vouches for it.
@@ -62,20 +57,12 @@ impl DataReader {
         };
         check_compression(&extent)?;
         let name = data_name(extent.file);
-        self.file(extent.file)?
-            .read_exact_at(buffer, extent.offset)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => {
-                    ImageError::corrupt_at(&name, extent.offset, "it is too short")
-                }
-                _ => ImageError::io("read", &*name, error),
-            })?;
+        self.file(extent.file)?.read_exact_at(buffer, extent.offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => ImageError::corrupt_at(&name, extent.offset, "it is too short"),
+            _ => ImageError::io("read", &*name, error),
+        })?;
         if self.key.hash(buffer) != piece.hash {
-            return Err(ImageError::corrupt_at(
-                &name,
-                extent.offset,
-                "content does not match its hash",
-            ));
+            return Err(ImageError::corrupt_at(&name, extent.offset, "content does not match its hash"));
         }
         Ok(())
     }
@@ -86,28 +73,19 @@ impl DataReader {
     /// # Errors
     /// Those of [`read`](Self::read); [`ImageError::Invalid`] if the buffer is not as long as
     /// the pieces together.
-    pub fn read_all(
-        &self,
-        pieces: &[Piece],
-        buffer: &mut [u8],
-        threads: NonZeroUsize,
-    ) -> Result<(), ImageError> {
+    pub fn read_all(&self, pieces: &[Piece], buffer: &mut [u8], threads: NonZeroUsize) -> Result<(), ImageError> {
         let mut rest = buffer;
         let mut work = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let length = usize::try_from(piece.length).unwrap_or(usize::MAX);
             let Some((part, behind)) = rest.split_at_mut_checked(length) else {
-                return Err(ImageError::Invalid {
-                    what: "a buffer shorter than the content".to_owned(),
-                });
+                return Err(ImageError::Invalid { what: "a buffer shorter than the content".to_owned() });
             };
             work.push((piece, part));
             rest = behind;
         }
         if !rest.is_empty() {
-            return Err(ImageError::Invalid {
-                what: "a buffer longer than the content".to_owned(),
-            });
+            return Err(ImageError::Invalid { what: "a buffer longer than the content".to_owned() });
         }
         let threads = threads.get().min(work.len());
         let work = Mutex::new(work.into_iter());
@@ -129,26 +107,21 @@ impl DataReader {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
             let mine = one();
             others.into_iter().fold(mine, |result, other| {
-                let other = other
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 result.and(other)
             })
         })
     }
 
     pub(crate) fn file(&self, index: u32) -> Result<&File, ImageError> {
-        self.files.get(&index).ok_or_else(|| ImageError::Missing {
-            file: data_name(index),
-            dir: "the files at hand".into(),
-        })
+        self.files
+            .get(&index)
+            .ok_or_else(|| ImageError::Missing { file: data_name(index), dir: "the files at hand".into() })
     }
 }
 
 pub(crate) fn unsupported_parent() -> ImageError {
-    ImageError::Unsupported {
-        what: "content of a parent image (it is incremental)".to_owned(),
-    }
+    ImageError::Unsupported { what: "content of a parent image (it is incremental)".to_owned() }
 }
 
 pub(crate) fn check_compression(extent: &Extent) -> Result<(), ImageError> {
@@ -157,7 +130,5 @@ pub(crate) fn check_compression(extent: &Extent) -> Result<(), ImageError> {
         Compression::Lz4 => "lz4",
         Compression::Zstd => "zstd",
     };
-    Err(ImageError::Unsupported {
-        what: format!("{name} compression"),
-    })
+    Err(ImageError::Unsupported { what: format!("{name} compression") })
 }

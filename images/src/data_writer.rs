@@ -37,13 +37,9 @@ impl DataWriter {
     pub fn new(file: File, index: u32, key: HashKey) -> Result<Self, ImageError> {
         let name = data_name(index);
         match file.metadata() {
-            Ok(status) => Ok(Self {
-                end: AtomicU64::new(status.len().next_multiple_of(BLOCK)),
-                file,
-                index,
-                name,
-                key,
-            }),
+            Ok(status) => {
+                Ok(Self { end: AtomicU64::new(status.len().next_multiple_of(BLOCK)), file, index, name, key })
+            }
             Err(error) => Err(ImageError::io("read the size of", name, error)),
         }
     }
@@ -81,36 +77,19 @@ impl DataWriter {
     ///
     /// # Errors
     /// Those of [`append`](Self::append).
-    pub fn append_hashed(
-        &self,
-        offset: u64,
-        content: &[u8],
-        hash: PieceHash,
-    ) -> Result<Piece, ImageError> {
+    pub fn append_hashed(&self, offset: u64, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
         let length = content.len() as u64;
         if length == 0 || length > MAX_PIECE_LENGTH {
-            return Err(ImageError::Invalid {
-                what: format!("a piece of {length} bytes"),
-            });
+            return Err(ImageError::Invalid { what: format!("a piece of {length} bytes") });
         }
         let storage = if is_zero(content) {
             Storage::Zero
         } else {
             let at = self.reserve(length)?;
             self.write_at(at, content)?;
-            Storage::Stored(Extent {
-                file: self.index,
-                offset: at,
-                length,
-                compression: Compression::None,
-            })
+            Storage::Stored(Extent { file: self.index, offset: at, length, compression: Compression::None })
         };
-        Ok(Piece {
-            offset,
-            length,
-            hash,
-            storage,
-        })
+        Ok(Piece { offset, length, hash, storage })
     }
 
     /// Appends the whole content of a region, cut into pieces of [`PIECE_LENGTH`].
@@ -120,9 +99,7 @@ impl DataWriter {
     pub fn append_all(&self, content: &[u8]) -> Result<Vec<Piece>, ImageError> {
         let starts = (0u64..).step_by(PIECE_LENGTH as usize);
         let pieces = starts.zip(content.chunks(PIECE_LENGTH as usize));
-        pieces
-            .map(|(offset, content)| self.append(offset, content))
-            .collect()
+        pieces.map(|(offset, content)| self.append(offset, content)).collect()
     }
 
     /// Sets a place aside for `length` bytes: its offset in the file, a multiple of [`BLOCK`].
@@ -134,11 +111,9 @@ impl DataWriter {
             let next = end.checked_add(length)?.checked_next_multiple_of(BLOCK)?;
             (next <= i64::MAX as u64).then_some(next)
         };
-        self.end
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .map_err(|end| ImageError::Invalid {
-                what: format!("{length} bytes more in {}, which has {end}", self.name),
-            })
+        self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|end| ImageError::Invalid {
+            what: format!("{length} bytes more in {}, which has {end}", self.name),
+        })
     }
 
     /// Writes all of `content` at an offset of the file, which the caller has reserved.
@@ -167,9 +142,7 @@ impl DataWriter {
 
 /// Whether all bytes are zero. Blocks are folded without branches, which the compiler vectorises.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    bytes
-        .chunks(4096)
-        .all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
+    bytes.chunks(4096).all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 #[cfg(test)]
@@ -188,18 +161,9 @@ mod tests {
         let writer = writer();
         let one = writer.append(0, &[1; 5000]).unwrap();
         let two = writer.append(5000, &[2; 1]).unwrap();
-        assert_eq!(
-            (one.offset, one.length, one.hash),
-            (0, 5000, KEY.hash(&[1; 5000]))
-        );
-        let extent = |offset, length| {
-            Storage::Stored(Extent {
-                file: 3,
-                offset,
-                length,
-                compression: Compression::None,
-            })
-        };
+        assert_eq!((one.offset, one.length, one.hash), (0, 5000, KEY.hash(&[1; 5000])));
+        let extent =
+            |offset, length| Storage::Stored(Extent { file: 3, offset, length, compression: Compression::None });
         assert_eq!(one.storage, extent(0, 5000));
         assert_eq!(two.storage, extent(8192, 1));
         assert_eq!(writer.finish().unwrap(), 12288);
@@ -229,11 +193,7 @@ mod tests {
         let writer = DataWriter::new(full, 0, KEY).unwrap();
         let error = writer.append(0, &[1; 4096]).unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::NoSpace);
-        assert!(
-            error
-                .to_string()
-                .contains("4096 bytes to rekindle-data-0.raw")
-        );
+        assert!(error.to_string().contains("4096 bytes to rekindle-data-0.raw"));
     }
 
     #[test]

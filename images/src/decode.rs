@@ -13,9 +13,8 @@ use crate::commit::{CommitRecord, FileEntry};
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
 use crate::manifest::{
-    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host,
-    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting,
-    Storage, Window, WindowKind,
+    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host, Manifest, Object,
+    ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
 use crate::scan::{self, Refused, Shape};
@@ -26,10 +25,7 @@ pub(crate) struct Decoder {
 }
 
 /// `into_iter().map(f).collect()` for the fallible conversions.
-fn each<A, B>(
-    from: Vec<A>,
-    convert: impl FnMut(A) -> Result<B, ImageError>,
-) -> Result<Vec<B>, ImageError> {
+fn each<A, B>(from: Vec<A>, convert: impl FnMut(A) -> Result<B, ImageError>) -> Result<Vec<B>, ImageError> {
     from.into_iter().map(convert).collect()
 }
 
@@ -74,19 +70,9 @@ impl Decoder {
         let from: proto::Commit = self.parse(bytes, &scan::COMMIT)?;
         Ok(CommitRecord {
             id: CheckpointId::from_bytes(self.array(&from.id, "checkpoint id")?),
-            manifest_hash: Checksum::from_bytes(whole(
-                from.manifest_hash_high,
-                from.manifest_hash_low,
-            )),
+            manifest_hash: Checksum::from_bytes(whole(from.manifest_hash_high, from.manifest_hash_low)),
             manifest_length: from.manifest_length,
-            files: from
-                .files
-                .into_iter()
-                .map(|it| FileEntry {
-                    name: it.name,
-                    size: it.size,
-                })
-                .collect(),
+            files: from.files.into_iter().map(|it| FileEntry { name: it.name, size: it.size }).collect(),
         })
     }
 
@@ -97,8 +83,7 @@ impl Decoder {
 
     fn parse<M: Message>(&self, bytes: &[u8], shape: &Shape) -> Result<M, ImageError> {
         match scan::scan(bytes, shape) {
-            Ok(_) => M::parse_from_bytes(bytes)
-                .or_else(|error| self.corrupt(format!("it does not decode: {error}"))),
+            Ok(_) => M::parse_from_bytes(bytes).or_else(|error| self.corrupt(format!("it does not decode: {error}"))),
             Err(Refused::Malformed) => self.corrupt("it is not a protobuf message"),
             Err(Refused::TooLarge(size)) => Err(ImageError::TooLarge {
                 file: self.file.to_owned(),
@@ -114,9 +99,7 @@ impl Decoder {
     }
 
     fn array<const N: usize>(&self, bytes: &[u8], what: &str) -> Result<[u8; N], ImageError> {
-        bytes
-            .try_into()
-            .or_else(|_| self.corrupt(format!("{what} is not {N} bytes long")))
+        bytes.try_into().or_else(|_| self.corrupt(format!("{what} is not {N} bytes long")))
     }
 
     fn opaque(&self, bytes: Vec<u8>, what: &'static str) -> Result<Vec<u8>, ImageError> {
@@ -152,10 +135,7 @@ impl Decoder {
         Ok(Parent {
             path: path(from.path),
             id: CheckpointId::from_bytes(self.array(&from.id, "id of the parent")?),
-            manifest_hash: Checksum::from_bytes(whole(
-                from.manifest_hash_high,
-                from.manifest_hash_low,
-            )),
+            manifest_hash: Checksum::from_bytes(whole(from.manifest_hash_high, from.manifest_hash_low)),
         })
     }
 
@@ -169,36 +149,16 @@ impl Decoder {
             wire_version: from.wire_version,
             socket_path: path(from.socket_path),
             socket_ids: from.socket_ids,
-            settings: from
-                .settings
-                .into_iter()
-                .map(|it| Setting {
-                    name: it.name,
-                    value: it.value,
-                })
-                .collect(),
+            settings: from.settings.into_iter().map(|it| Setting { name: it.name, value: it.value }).collect(),
             gpus: each(from.gpus, |it| {
-                Ok(ClientGpu {
-                    ordinal: it.ordinal,
-                    uuid: self.array(&it.uuid, "uuid of a client's gpu")?,
-                })
+                Ok(ClientGpu { ordinal: it.ordinal, uuid: self.array(&it.uuid, "uuid of a client's gpu")? })
             })?,
-            ring: Ring {
-                size: ring.size,
-                head: ring.head,
-            },
+            ring: Ring { size: ring.size, head: ring.head },
             shared_state: self.opaque(from.shared_state, "shared state of a client")?,
             worker_version: from.worker_version,
             worker_state: self.opaque(from.worker_state, "state of a worker")?,
             windows: each(from.windows, window)?,
-            object_kinds: from
-                .object_kinds
-                .into_iter()
-                .map(|it| ObjectKind {
-                    kind: it.kind,
-                    name: it.name,
-                })
-                .collect(),
+            object_kinds: from.object_kinds.into_iter().map(|it| ObjectKind { kind: it.kind, name: it.name }).collect(),
             objects: each(from.objects, |it| self.object(it))?,
             allocations: each(from.allocations, |it| {
                 Ok(Allocation {
@@ -222,12 +182,7 @@ impl Decoder {
                 })
             })?,
             pinned: each(from.pinned, |it| {
-                Ok(Pinned {
-                    address: it.address,
-                    size: it.size,
-                    flags: it.flags,
-                    pieces: each(it.pieces, piece)?,
-                })
+                Ok(Pinned { address: it.address, size: it.size, flags: it.flags, pieces: each(it.pieces, piece)? })
             })?,
             blobs: each(from.blobs, |it| {
                 Ok(Blob {
@@ -250,19 +205,13 @@ impl Decoder {
             context: from.context,
             args_version: from.args_version,
             args: self.opaque(from.args, "arguments of an object")?,
-            code: each(from.code, |it| {
-                Ok(CodeHash::from_bytes(
-                    self.array(&it, "hash of an object's code")?,
-                ))
-            })?,
+            code: each(from.code, |it| Ok(CodeHash::from_bytes(self.array(&it, "hash of an object's code")?)))?,
         })
     }
 }
 
 fn unsupported<T>(what: &str, number: i32) -> Result<T, ImageError> {
-    Err(ImageError::Unsupported {
-        what: format!("{what} {number}"),
-    })
+    Err(ImageError::Unsupported { what: format!("{what} {number}") })
 }
 
 /// A restore does not depend on it, so what a later version added is no error.
@@ -292,12 +241,7 @@ fn phase(from: &proto::Phase) -> Phase {
         Ok(proto::PhaseName::PHASE_STALL) => PhaseName::Stall,
         Ok(proto::PhaseName::PHASE_UNKNOWN) | Err(_) => PhaseName::Unknown,
     };
-    Phase {
-        name,
-        start: from.start,
-        duration: from.duration,
-        bytes: from.bytes,
-    }
+    Phase { name, start: from.start, duration: from.duration, bytes: from.bytes }
 }
 
 /// Unlike a protocol, a window of an unknown kind cannot be left out of a restore.
@@ -309,11 +253,7 @@ fn window(from: proto::Window) -> Result<Window, ImageError> {
             return unsupported("address window of kind", from.kind.value());
         }
     };
-    Ok(Window {
-        kind,
-        address: from.address,
-        size: from.size,
-    })
+    Ok(Window { kind, address: from.address, size: from.size })
 }
 
 fn piece(from: proto::Piece) -> Result<Piece, ImageError> {
@@ -323,12 +263,7 @@ fn piece(from: proto::Piece) -> Result<Piece, ImageError> {
         Ok(proto::Compression::COMPRESSION_ZSTD) => Compression::Zstd,
         Err(number) => return unsupported("compression method", number),
     };
-    let extent = Extent {
-        file: from.file,
-        offset: from.file_offset,
-        length: from.stored_length,
-        compression,
-    };
+    let extent = Extent { file: from.file, offset: from.file_offset, length: from.stored_length, compression };
     Ok(Piece {
         offset: from.offset,
         length: from.length,

@@ -28,11 +28,7 @@ impl ImageDir {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         let path = path.as_ref();
         let failed = |error| ImageError::io("open", path.display().to_string(), error);
-        let dir = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECTORY)
-            .open(path)
-            .map_err(failed)?;
+        let dir = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path).map_err(failed)?;
         Self::from_fd(dir.as_fd(), path)
     }
 
@@ -77,9 +73,7 @@ impl ImageDir {
             }
             Err(error) => return Err(ImageError::io("open", name, error)),
         };
-        let status = file
-            .metadata()
-            .map_err(|error| ImageError::io("read the size of", name, error))?;
+        let status = file.metadata().map_err(|error| ImageError::io("read the size of", name, error))?;
         if !status.is_file() {
             return Err(ImageError::corrupt(name, "it is not a regular file"));
         }
@@ -88,32 +82,25 @@ impl ImageDir {
 
     /// As [`Self::open_file`], where the file must be there.
     pub(crate) fn require_file(&self, name: &str) -> Result<(File, u64), ImageError> {
-        self.open_file(name)?.ok_or_else(|| ImageError::Missing {
-            file: name.to_owned(),
-            dir: self.shown.clone(),
-        })
+        self.open_file(name)?.ok_or_else(|| ImageError::Missing { file: name.to_owned(), dir: self.shown.clone() })
     }
 
     /// A new file, which must not be there yet, for its owner only.
     pub(crate) fn create_file(&self, name: &str) -> Result<File, ImageError> {
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-        sys::open_at(self.dir.as_fd(), name, flags, 0o600)
-            .map_err(|error| ImageError::write(name, 0, error))
+        sys::open_at(self.dir.as_fd(), name, flags, 0o600).map_err(|error| ImageError::write(name, 0, error))
     }
 
     /// Removes a file; it is no error if there is none.
     pub(crate) fn remove(&self, name: &str) -> Result<(), ImageError> {
         match sys::unlink_at(self.dir.as_fd(), name) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(ImageError::io("remove", name, error))
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ImageError::io("remove", name, error)),
             _ => Ok(()),
         }
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), ImageError> {
-        sys::rename_at(self.dir.as_fd(), from, to)
-            .map_err(|error| ImageError::io("rename", from, error))
+        sys::rename_at(self.dir.as_fd(), from, to).map_err(|error| ImageError::io("rename", from, error))
     }
 
     /// Makes names created, renamed and removed before it durable.
@@ -133,9 +120,7 @@ impl ImageDir {
     /// Keeps other writers out until this value is dropped.
     pub(crate) fn lock(&self) -> Result<(), ImageError> {
         match self.dir.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(ImageError::Busy {
-                dir: self.shown.clone(),
-            }),
+            Err(TryLockError::WouldBlock) => Err(ImageError::Busy { dir: self.shown.clone() }),
             // A file system without locks: two writers still collide when they create files.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
         }

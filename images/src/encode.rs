@@ -7,8 +7,8 @@ use protobuf::{Message, MessageField};
 use crate::ImageError;
 use crate::commit::CommitRecord;
 use crate::manifest::{
-    Allocation, Blob, Client, Compression, Global, Gpu, Host, Manifest, Object, Parent, Phase,
-    PhaseName, Piece, Pinned, Protocol, Storage, Window, WindowKind,
+    Allocation, Blob, Client, Compression, Global, Gpu, Host, Manifest, Object, Parent, Phase, PhaseName, Piece,
+    Pinned, Protocol, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
 
@@ -29,11 +29,7 @@ pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
         code: from
             .code
             .iter()
-            .map(|it| proto::CodeImage {
-                hash: it.hash.to_bytes().to_vec(),
-                size: it.size,
-                ..Default::default()
-            })
+            .map(|it| proto::CodeImage { hash: it.hash.to_bytes().to_vec(), size: it.size, ..Default::default() })
             .collect(),
         clients: from.clients.iter().map(client_message).collect(),
         ..Default::default()
@@ -51,11 +47,7 @@ pub(crate) fn commit(from: &CommitRecord) -> Result<Vec<u8>, ImageError> {
         files: from
             .files
             .iter()
-            .map(|it| proto::File {
-                name: it.name.clone(),
-                size: it.size,
-                ..Default::default()
-            })
+            .map(|it| proto::File { name: it.name.clone(), size: it.size, ..Default::default() })
             .collect(),
         ..Default::default()
     })
@@ -68,11 +60,7 @@ pub(crate) fn client(from: &Client) -> Result<Vec<u8>, ImageError> {
 
 fn bytes(message: &impl Message) -> Result<Vec<u8>, ImageError> {
     // Encoding into memory fails only beyond what protobuf can express (2 GiB).
-    message
-        .write_to_bytes()
-        .map_err(|error| ImageError::Invalid {
-            what: error.to_string(),
-        })
+    message.write_to_bytes().map_err(|error| ImageError::Invalid { what: error.to_string() })
 }
 
 fn host(from: &Host) -> proto::Host {
@@ -154,26 +142,14 @@ fn client_message(from: &Client) -> proto::Client {
         settings: from
             .settings
             .iter()
-            .map(|it| proto::Setting {
-                name: it.name.clone(),
-                value: it.value.clone(),
-                ..Default::default()
-            })
+            .map(|it| proto::Setting { name: it.name.clone(), value: it.value.clone(), ..Default::default() })
             .collect(),
         gpus: from
             .gpus
             .iter()
-            .map(|it| proto::ClientGpu {
-                ordinal: it.ordinal,
-                uuid: it.uuid.to_vec(),
-                ..Default::default()
-            })
+            .map(|it| proto::ClientGpu { ordinal: it.ordinal, uuid: it.uuid.to_vec(), ..Default::default() })
             .collect(),
-        ring: MessageField::some(proto::Ring {
-            size: from.ring.size,
-            head: from.ring.head,
-            ..Default::default()
-        }),
+        ring: MessageField::some(proto::Ring { size: from.ring.size, head: from.ring.head, ..Default::default() }),
         shared_state: from.shared_state.clone(),
         worker_version: from.worker_version,
         worker_state: from.worker_state.clone(),
@@ -181,11 +157,7 @@ fn client_message(from: &Client) -> proto::Client {
         object_kinds: from
             .object_kinds
             .iter()
-            .map(|it| proto::ObjectKind {
-                kind: it.kind,
-                name: it.name.clone(),
-                ..Default::default()
-            })
+            .map(|it| proto::ObjectKind { kind: it.kind, name: it.name.clone(), ..Default::default() })
             .collect(),
         objects: from.objects.iter().map(object).collect(),
         allocations: from.allocations.iter().map(allocation).collect(),
@@ -201,12 +173,7 @@ fn window(from: &Window) -> proto::Window {
         WindowKind::Device => proto::WindowKind::WINDOW_DEVICE,
         WindowKind::Pinned => proto::WindowKind::WINDOW_PINNED,
     };
-    proto::Window {
-        kind: kind.into(),
-        address: from.address,
-        size: from.size,
-        ..Default::default()
-    }
+    proto::Window { kind: kind.into(), address: from.address, size: from.size, ..Default::default() }
 }
 
 fn object(from: &Object) -> proto::Object {
@@ -271,13 +238,7 @@ fn blob(from: &Blob) -> proto::Blob {
 
 fn piece(from: &Piece) -> proto::Piece {
     let (hash_high, hash_low) = halves(from.hash.to_bytes());
-    let mut to = proto::Piece {
-        offset: from.offset,
-        length: from.length,
-        hash_high,
-        hash_low,
-        ..Default::default()
-    };
+    let mut to = proto::Piece { offset: from.offset, length: from.length, hash_high, hash_low, ..Default::default() };
     let extent = match from.storage {
         Storage::Zero => {
             to.zero = true;

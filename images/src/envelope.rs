@@ -34,18 +34,12 @@ pub(crate) struct Kind {
 }
 
 /// The manifest's envelope.
-pub(crate) const MANIFEST: Kind = Kind {
-    name: crate::names::MANIFEST,
-    magic: *b"REKINDLE",
-    limit: crate::limits::MAX_MANIFEST,
-};
+pub(crate) const MANIFEST: Kind =
+    Kind { name: crate::names::MANIFEST, magic: *b"REKINDLE", limit: crate::limits::MAX_MANIFEST };
 
 /// The commit record's envelope.
-pub(crate) const COMMIT: Kind = Kind {
-    name: crate::names::COMMIT,
-    magic: *b"REKCOMIT",
-    limit: crate::limits::MAX_COMMIT,
-};
+pub(crate) const COMMIT: Kind =
+    Kind { name: crate::names::COMMIT, magic: *b"REKCOMIT", limit: crate::limits::MAX_COMMIT };
 
 /// A message out of its envelope, its checksum verified.
 #[derive(Debug)]
@@ -88,11 +82,7 @@ pub(crate) fn open(dir: &ImageDir, kind: Kind) -> Result<Option<Opened>, ImageEr
         return corrupt("it does not begin with the magic bytes");
     }
     if version > FORMAT_VERSION {
-        return Err(ImageError::NewerFormat {
-            file: kind.name.to_owned(),
-            found: version,
-            supported: FORMAT_VERSION,
-        });
+        return Err(ImageError::NewerFormat { file: kind.name.to_owned(), found: version, supported: FORMAT_VERSION });
     }
     if version == 0 || zero != 0 {
         return corrupt("its header is damaged");
@@ -112,12 +102,7 @@ pub(crate) fn open(dir: &ImageDir, kind: Kind) -> Result<Option<Opened>, ImageEr
     }
     bytes.truncate(body);
     bytes.drain(..HEADER);
-    Ok(Some(Opened {
-        version,
-        message: bytes,
-        checksum: Checksum::from_bytes(checksum),
-        length,
-    }))
+    Ok(Some(Opened { version, message: bytes, checksum: Checksum::from_bytes(checksum), length }))
 }
 
 fn check_length(kind: Kind, length: u64) -> Result<(), ImageError> {
@@ -133,32 +118,7 @@ fn check_length(kind: Kind, length: u64) -> Result<(), ImageError> {
 }
 
 fn fields(header: &[u8; HEADER]) -> ([u8; 8], u32, u32, u64) {
-    let &[
-        m0,
-        m1,
-        m2,
-        m3,
-        m4,
-        m5,
-        m6,
-        m7,
-        v0,
-        v1,
-        v2,
-        v3,
-        z0,
-        z1,
-        z2,
-        z3,
-        l0,
-        l1,
-        l2,
-        l3,
-        l4,
-        l5,
-        l6,
-        l7,
-    ] = header;
+    let &[m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, v2, v3, z0, z1, z2, z3, l0, l1, l2, l3, l4, l5, l6, l7] = header;
     (
         [m0, m1, m2, m3, m4, m5, m6, m7],
         u32::from_le_bytes([v0, v1, v2, v3]),
@@ -168,6 +128,5 @@ fn fields(header: &[u8; HEADER]) -> ([u8; 8], u32, u32, u64) {
 }
 
 fn read(file: &File, kind: Kind, buffer: &mut [u8], offset: u64) -> Result<(), ImageError> {
-    file.read_exact_at(buffer, offset)
-        .map_err(|error| ImageError::io("read", kind.name, error))
+    file.read_exact_at(buffer, offset).map_err(|error| ImageError::io("read", kind.name, error))
 }

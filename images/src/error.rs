@@ -44,9 +44,7 @@ pub enum ImageError {
     },
 
     /// The image was written by a newer version of the product.
-    #[error(
-        "{file} has format version {found}, and this program reads up to {supported}; use a newer rekindle"
-    )]
+    #[error("{file} has format version {found}, and this program reads up to {supported}; use a newer rekindle")]
     NewerFormat {
         /// Name of the file.
         file: String,
@@ -156,12 +154,7 @@ impl ErrorKind {
     pub fn is_bad_image(self) -> bool {
         matches!(
             self,
-            Self::Uncommitted
-                | Self::Corrupt
-                | Self::Missing
-                | Self::NewerFormat
-                | Self::Unsupported
-                | Self::TooLarge
+            Self::Uncommitted | Self::Corrupt | Self::Missing | Self::NewerFormat | Self::Unsupported | Self::TooLarge
         )
     }
 }
@@ -187,37 +180,21 @@ impl ImageError {
     }
 
     pub(crate) fn corrupt(file: &str, what: impl Into<String>) -> Self {
-        Self::Corrupt {
-            file: file.to_owned(),
-            offset: None,
-            what: what.into(),
-        }
+        Self::Corrupt { file: file.to_owned(), offset: None, what: what.into() }
     }
 
     pub(crate) fn corrupt_at(file: &str, offset: u64, what: impl Into<String>) -> Self {
-        Self::Corrupt {
-            file: file.to_owned(),
-            offset: Some(offset),
-            what: what.into(),
-        }
+        Self::Corrupt { file: file.to_owned(), offset: Some(offset), what: what.into() }
     }
 
     pub(crate) fn io(action: &'static str, file: impl Into<String>, source: io::Error) -> Self {
-        Self::Io {
-            action,
-            file: file.into(),
-            source,
-        }
+        Self::Io { action, file: file.into(), source }
     }
 
     /// A failed write of `length` bytes: a full disk is told apart from other failures.
     pub(crate) fn write(file: &str, length: u64, source: io::Error) -> Self {
         match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Self::NoSpace {
-                file: file.to_owned(),
-                length,
-                source,
-            },
+            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Self::NoSpace { file: file.to_owned(), length, source },
             _ => Self::io("write", file, source),
         }
     }

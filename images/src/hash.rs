@@ -149,10 +149,7 @@ mod tests {
     #[test]
     fn a_hash_is_shown_as_xxhsum_shows_it() {
         // `printf '' | xxhsum -H2`
-        assert_eq!(
-            CodeHash::of(b"").to_string(),
-            "99aa06d3014798d86001c324468d497f"
-        );
+        assert_eq!(CodeHash::of(b"").to_string(), "99aa06d3014798d86001c324468d497f");
     }
 
     #[test]

@@ -19,12 +19,7 @@ fn write(dir: &Path, manifest: &[u8], files: Vec<FileEntry>) {
 }
 
 fn write_commit(dir: &Path, manifest_hash: Checksum, length: u64, files: Vec<FileEntry>) {
-    let record = CommitRecord {
-        id: sample::ID,
-        manifest_hash,
-        manifest_length: length,
-        files,
-    };
+    let record = CommitRecord { id: sample::ID, manifest_hash, manifest_length: length, files };
     let message = encode::commit(&record).unwrap();
     let (bytes, _) = envelope::seal(envelope::COMMIT, &message).unwrap();
     fs::write(dir.join(crate::COMMIT), bytes).unwrap();
@@ -37,10 +32,7 @@ fn open(manifest: &[u8], files: Vec<FileEntry>) -> Result<Image, ImageError> {
 }
 
 fn entry(name: &str, size: u64) -> FileEntry {
-    FileEntry {
-        name: name.to_owned(),
-        size,
-    }
+    FileEntry { name: name.to_owned(), size }
 }
 
 fn empty_manifest() -> Manifest {
@@ -147,16 +139,9 @@ fn an_enormous_hole_does_not_hold_up_a_verification() {
     let dir = tempfile::tempdir().unwrap();
     let file = fs::File::create(dir.path().join("rekindle-data-0.raw")).unwrap();
     // As large as the file system permits.
-    let size = [1 << 60, 1 << 50, 1 << 43, 1 << 40]
-        .into_iter()
-        .find(|size| file.set_len(*size).is_ok())
-        .unwrap();
+    let size = [1 << 60, 1 << 50, 1 << 43, 1 << 40].into_iter().find(|size| file.set_len(*size).is_ok()).unwrap();
     let manifest = encode::manifest(&empty_manifest()).unwrap();
-    write(
-        dir.path(),
-        &manifest,
-        vec![entry("rekindle-data-0.raw", size)],
-    );
+    write(dir.path(), &manifest, vec![entry("rekindle-data-0.raw", size)]);
     let report = Image::open(dir.path()).unwrap().verify(|_| ());
     assert!(report.is_good(), "{report:?}");
     // And what lies behind it is found.

@@ -52,9 +52,7 @@ impl Image {
             return Err(without_manifest(dir));
         };
         let Some(record) = CommitRecord::read(&dir)? else {
-            return Err(ImageError::Uncommitted {
-                dir: dir.path().to_owned(),
-            });
+            return Err(ImageError::Uncommitted { dir: dir.path().to_owned() });
         };
         record.check_manifest(&opened)?;
         let files = record.sizes()?;
@@ -143,10 +141,7 @@ impl Image {
     /// # Errors
     /// Those of [`data_file`](Self::data_file).
     pub fn data_reader(&self) -> Result<DataReader, ImageError> {
-        let files: Result<Vec<_>, _> = self
-            .data_files()
-            .map(|index| Ok((index, self.data_file(index)?)))
-            .collect();
+        let files: Result<Vec<_>, _> = self.data_files().map(|index| Ok((index, self.data_file(index)?))).collect();
         Ok(DataReader::new(self.manifest.hash_key, files?))
     }
 
@@ -180,10 +175,7 @@ impl Image {
 
     fn code_size(&self, hash: CodeHash) -> Result<u64, ImageError> {
         let size = self.files.code.get(&hash);
-        size.copied().ok_or_else(|| ImageError::Missing {
-            file: code_name(hash),
-            dir: self.dir.path().to_owned(),
-        })
+        size.copied().ok_or_else(|| ImageError::Missing { file: code_name(hash), dir: self.dir.path().to_owned() })
     }
 }
 
@@ -197,9 +189,7 @@ impl Manifest {
     pub fn peek(dir: &ImageDir) -> Result<Self, ImageError> {
         match envelope::open(dir, envelope::MANIFEST)? {
             Some(opened) => Decoder::new(MANIFEST).manifest(&opened.message, opened.version),
-            None => Err(ImageError::NotAnImage {
-                dir: dir.path().to_owned(),
-            }),
+            None => Err(ImageError::NotAnImage { dir: dir.path().to_owned() }),
         }
     }
 }
@@ -215,21 +205,14 @@ fn without_manifest(dir: ImageDir) -> ImageError {
     for name in names {
         match Name::parse(&name) {
             Some(Name::Commit) => {
-                return ImageError::Missing {
-                    file: MANIFEST.to_owned(),
-                    dir: dir.path().to_owned(),
-                };
+                return ImageError::Missing { file: MANIFEST.to_owned(), dir: dir.path().to_owned() };
             }
             Some(_) => unfinished = true,
             None => {}
         }
     }
     let dir = dir.path().to_owned();
-    if unfinished {
-        ImageError::Uncommitted { dir }
-    } else {
-        ImageError::NotAnImage { dir }
-    }
+    if unfinished { ImageError::Uncommitted { dir } } else { ImageError::NotAnImage { dir } }
 }
 
 fn check_supported(manifest: &Manifest) -> Result<(), ImageError> {
@@ -256,30 +239,17 @@ fn open_code_file(dir: &ImageDir, hash: CodeHash, size: u64) -> Result<File, Ima
 }
 
 /// The content of a code file that must have this size and hash.
-pub(crate) fn read_code_file(
-    dir: &ImageDir,
-    hash: CodeHash,
-    size: u64,
-) -> Result<Vec<u8>, ImageError> {
+pub(crate) fn read_code_file(dir: &ImageDir, hash: CodeHash, size: u64) -> Result<Vec<u8>, ImageError> {
     let name = code_name(hash);
     if size > MAX_CODE {
-        return Err(ImageError::TooLarge {
-            file: name,
-            what: "the code image",
-            size,
-            limit: MAX_CODE,
-        });
+        return Err(ImageError::TooLarge { file: name, what: "the code image", size, limit: MAX_CODE });
     }
     let file = open_code_file(dir, hash, size)?;
     // Bounded, and the file is that long.
     let mut code = vec![0; size as usize];
-    file.read_exact_at(&mut code, 0)
-        .map_err(|error| ImageError::io("read", &*name, error))?;
+    file.read_exact_at(&mut code, 0).map_err(|error| ImageError::io("read", &*name, error))?;
     if CodeHash::of(&code) != hash {
-        return Err(ImageError::corrupt(
-            &name,
-            "content does not match its hash",
-        ));
+        return Err(ImageError::corrupt(&name, "content does not match its hash"));
     }
     Ok(code)
 }

@@ -136,11 +136,7 @@ impl Summary {
     /// The summary of a manifest.
     #[must_use]
     pub fn of(manifest: &Manifest) -> Self {
-        let clients: Vec<_> = manifest
-            .clients
-            .iter()
-            .map(|client| client_summary(client, manifest))
-            .collect();
+        let clients: Vec<_> = manifest.clients.iter().map(|client| client_summary(client, manifest)).collect();
         let mut bytes = ByteSummary::default();
         for client in &clients {
             bytes.add(&client.bytes);
@@ -182,26 +178,17 @@ impl Summary {
                     bytes: phase.bytes,
                 })
                 .collect(),
-            parent: manifest.parent.as_ref().map(|parent| ParentSummary {
-                path: parent.path.to_string_lossy().into_owned(),
-                id: parent.id,
-            }),
+            parent: manifest
+                .parent
+                .as_ref()
+                .map(|parent| ParentSummary { path: parent.path.to_string_lossy().into_owned(), id: parent.id }),
         }
     }
 }
 
 impl ByteSummary {
     fn add(&mut self, other: &Self) {
-        let Self {
-            device,
-            globals,
-            pinned,
-            other: rest,
-            stored,
-            zero,
-            parent,
-            code,
-        } = *other;
+        let Self { device, globals, pinned, other: rest, stored, zero, parent, code } = *other;
         for (sum, more) in [
             (&mut self.device, device),
             (&mut self.globals, globals),
@@ -227,8 +214,7 @@ impl ByteSummary {
 }
 
 fn client_summary(client: &Client, manifest: &Manifest) -> ClientSummary {
-    let code: std::collections::BTreeSet<_> =
-        client.objects.iter().flat_map(|it| &it.code).collect();
+    let code: std::collections::BTreeSet<_> = client.objects.iter().flat_map(|it| &it.code).collect();
     let needed = manifest.code.iter().filter(|it| code.contains(&it.hash));
     let mut bytes = ByteSummary {
         device: sum(client.allocations.iter().map(|it| it.size)),
@@ -269,10 +255,7 @@ fn objects(manifest: &Manifest) -> Vec<ObjectSummary> {
             *counts.entry(name).or_default() += count;
         }
     }
-    counts
-        .into_iter()
-        .map(|(kind, count)| ObjectSummary { kind, count })
-        .collect()
+    counts.into_iter().map(|(kind, count)| ObjectSummary { kind, count }).collect()
 }
 
 /// Of numbers that a hostile image may have chosen.
@@ -282,14 +265,7 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
 
 fn uuid(bytes: [u8; 16]) -> String {
     let hex = format!("{:032x}", u128::from_be_bytes(bytes));
-    format!(
-        "GPU-{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// Seconds since 1970 as `2026-01-31T23:59:59Z`, by the days of the Gregorian calendar counted
@@ -298,30 +274,19 @@ fn utc(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        second / 3_600,
-        second / 60 % 60,
-        second % 60
-    )
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3_600, second / 60 % 60, second % 60)
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "checkpoint  {}", self.id)?;
-        writeln!(
-            f,
-            "created     {} on {}",
-            self.created_utc,
-            plain(&self.host)
-        )?;
+        writeln!(f, "created     {} on {}", self.created_utc, plain(&self.host))?;
         writeln!(
             f,
             "written by  rekindle {}, format {}, driver {}",
@@ -408,9 +373,7 @@ impl fmt::Display for ByteSummary {
 
 /// Text from an image, which must not command the terminal.
 fn plain(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Bytes with a unit.
@@ -464,22 +427,16 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.5 KiB"),
-            (80 << 30, "80.0 GiB"),
-            (u64::MAX, "16.0 EiB"),
-        ] {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (80 << 30, "80.0 GiB"), (u64::MAX, "16.0 EiB")]
+        {
             assert_eq!(Size(bytes).to_string(), text);
         }
     }
 
     #[test]
     fn a_uuid_looks_as_in_nvidia_smi() {
-        let bytes = [
-            0x8f, 0x1c, 0, 0, 0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 1, 2, 3, 4, 5, 6,
-        ];
+        let bytes = [0x8f, 0x1c, 0, 0, 0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 1, 2, 3, 4, 5, 6];
         assert_eq!(uuid(bytes), "GPU-8f1c0000-1234-5678-9abc-010203040506");
     }
 }

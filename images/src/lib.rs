@@ -83,14 +83,11 @@ pub use dir::ImageDir;
 pub use error::{ErrorKind, ImageError};
 pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, NotHex128, PieceHash};
 pub use image::Image;
-pub use inspect::{
-    ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary,
-};
+pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
-    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host,
-    Manifest, Object, ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting,
-    Storage, Window, WindowKind,
+    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host, Manifest, Object,
+    ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
 };
 pub use names::{COMMIT, MANIFEST, code_name, data_name};
 pub use region::{Region, RegionKind};

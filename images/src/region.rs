@@ -55,9 +55,7 @@ impl RegionKind<'_> {
     #[must_use]
     pub fn address(&self) -> Option<u64> {
         match *self {
-            Self::Allocation { address, .. }
-            | Self::Global { address, .. }
-            | Self::Pinned { address } => Some(address),
+            Self::Allocation { address, .. } | Self::Global { address, .. } | Self::Pinned { address } => Some(address),
             Self::Blob { .. } => None,
         }
     }
@@ -69,11 +67,9 @@ impl fmt::Display for Region<'_> {
             RegionKind::Allocation { device, address } => {
                 write!(f, "allocation {address:#x} on device {device}")?;
             }
-            RegionKind::Global {
-                module,
-                name,
-                address,
-            } => write!(f, "global {name:?} of module {module:#x} at {address:#x}")?,
+            RegionKind::Global { module, name, address } => {
+                write!(f, "global {name:?} of module {module:#x} at {address:#x}")?
+            }
             RegionKind::Pinned { address } => write!(f, "pinned memory {address:#x}")?,
             RegionKind::Blob { kind, handle } => {
                 write!(f, "content of kind {kind} of object {handle:#x}")?;
@@ -86,38 +82,21 @@ impl fmt::Display for Region<'_> {
 impl Client {
     /// All its regions: allocations, globals, pinned memory, blobs.
     pub fn regions(&self) -> impl Iterator<Item = Region<'_>> {
-        let region = |what, size, pieces| Region {
-            client: self.index,
-            what,
-            size,
-            pieces,
-        };
+        let region = |what, size, pieces| Region { client: self.index, what, size, pieces };
         let allocations = self.allocations.iter().map(move |it| {
-            let what = RegionKind::Allocation {
-                device: it.device,
-                address: it.address,
-            };
+            let what = RegionKind::Allocation { device: it.device, address: it.address };
             region(what, it.size, it.pieces.as_slice())
         });
         let globals = self.globals.iter().map(move |it| {
-            let what = RegionKind::Global {
-                module: it.module,
-                name: &it.name,
-                address: it.address,
-            };
+            let what = RegionKind::Global { module: it.module, name: &it.name, address: it.address };
             region(what, it.size, it.pieces.as_slice())
         });
         let pinned = self.pinned.iter().map(move |it| {
-            let what = RegionKind::Pinned {
-                address: it.address,
-            };
+            let what = RegionKind::Pinned { address: it.address };
             region(what, it.size, it.pieces.as_slice())
         });
         let blobs = self.blobs.iter().map(move |it| {
-            let what = RegionKind::Blob {
-                kind: it.kind,
-                handle: it.handle,
-            };
+            let what = RegionKind::Blob { kind: it.kind, handle: it.handle };
             region(what, it.size, it.pieces.as_slice())
         });
         allocations.chain(globals).chain(pinned).chain(blobs)

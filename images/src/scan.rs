@@ -67,10 +67,7 @@ pub(crate) static MANIFEST: Shape = shape(
 
 static HOST: Shape = shape(size_of::<proto::Host>(), &[Bytes, Bytes, Message(&GPU)]);
 
-static GPU: Shape = shape(
-    size_of::<proto::Gpu>(),
-    &[Bytes, Bytes, Number, Number, Number, Bytes],
-);
+static GPU: Shape = shape(size_of::<proto::Gpu>(), &[Bytes, Bytes, Number, Number, Number, Bytes]);
 
 static PHASE: Shape = shape(size_of::<proto::Phase>(), &[Number, Number, Number, Number]);
 
@@ -114,52 +111,22 @@ static WINDOW: Shape = shape(size_of::<proto::Window>(), &[Number, Fixed, Number
 
 static OBJECT_KIND: Shape = shape(size_of::<proto::ObjectKind>(), &[Number, Bytes]);
 
-static OBJECT: Shape = shape(
-    size_of::<proto::Object>(),
-    &[
-        Number, Number, Number, Number, Number, Number, Bytes, EachBytes,
-    ],
-);
+static OBJECT: Shape =
+    shape(size_of::<proto::Object>(), &[Number, Number, Number, Number, Number, Number, Bytes, EachBytes]);
 
-static ALLOCATION: Shape = shape(
-    size_of::<proto::Allocation>(),
-    &[
-        Number,
-        Fixed,
-        Number,
-        Number,
-        Number,
-        Number,
-        Message(&PIECE),
-    ],
-);
+static ALLOCATION: Shape =
+    shape(size_of::<proto::Allocation>(), &[Number, Fixed, Number, Number, Number, Number, Message(&PIECE)]);
 
-static GLOBAL: Shape = shape(
-    size_of::<proto::Global>(),
-    &[Number, Number, Bytes, Fixed, Number, Message(&PIECE)],
-);
+static GLOBAL: Shape = shape(size_of::<proto::Global>(), &[Number, Number, Bytes, Fixed, Number, Message(&PIECE)]);
 
-static PINNED: Shape = shape(
-    size_of::<proto::Pinned>(),
-    &[Fixed, Number, Number, Message(&PIECE)],
-);
+static PINNED: Shape = shape(size_of::<proto::Pinned>(), &[Fixed, Number, Number, Message(&PIECE)]);
 
-static BLOB: Shape = shape(
-    size_of::<proto::Blob>(),
-    &[Number, Number, Number, Number, Message(&PIECE)],
-);
+static BLOB: Shape = shape(size_of::<proto::Blob>(), &[Number, Number, Number, Number, Message(&PIECE)]);
 
-static PIECE: Shape = shape(
-    size_of::<proto::Piece>(),
-    &[
-        Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number,
-    ],
-);
+static PIECE: Shape =
+    shape(size_of::<proto::Piece>(), &[Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number]);
 
-pub(crate) static COMMIT: Shape = shape(
-    size_of::<proto::Commit>(),
-    &[Bytes, Fixed, Fixed, Number, Message(&FILE)],
-);
+pub(crate) static COMMIT: Shape = shape(size_of::<proto::Commit>(), &[Bytes, Fixed, Fixed, Number, Message(&FILE)]);
 
 static FILE: Shape = shape(size_of::<proto::File>(), &[Bytes, Number]);
 
@@ -178,9 +145,7 @@ fn walk(mut bytes: &[u8], shape: &Shape, total: &mut u64) -> Result<(), Refused>
     add(total, shape.cost)?;
     while !bytes.is_empty() {
         let tag = varint(&mut bytes)?;
-        let field = (tag >> 3)
-            .checked_sub(1)
-            .and_then(|index| shape.fields.get(usize::try_from(index).ok()?));
+        let field = (tag >> 3).checked_sub(1).and_then(|index| shape.fields.get(usize::try_from(index).ok()?));
         match (tag & 7, field) {
             (0, Some(Number)) => drop(varint(&mut bytes)?),
             (0, Some(Numbers)) => {
@@ -316,13 +281,9 @@ mod tests {
                 let right = match (field, kind.as_str(), repeated) {
                     (Numbers, "uint32", true) | (EachBytes, "bytes", true) => true,
                     (Fixed, "fixed64", false) | (Bytes, "bytes" | "string", false) => true,
-                    (Message(inner), name, _) => {
-                        of(name).is_some_and(|it| std::ptr::eq(it, *inner))
-                    }
+                    (Message(inner), name, _) => of(name).is_some_and(|it| std::ptr::eq(it, *inner)),
                     // Numbers and enumerators.
-                    (Number, name, false) => {
-                        of(name).is_none() && !["bytes", "string", "fixed64"].contains(&name)
-                    }
+                    (Number, name, false) => of(name).is_none() && !["bytes", "string", "fixed64"].contains(&name),
                     _ => false,
                 };
                 assert!(right, "field {number} of {message}: {kind}");

@@ -9,11 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use crate::ImageError;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 fn c_name(name: &str) -> io::Result<CString> {
@@ -24,14 +20,8 @@ fn c_name(name: &str) -> io::Result<CString> {
 pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &str, flags: i32, mode: u32) -> io::Result<File> {
     let name = c_name(name)?;
     // SAFETY: the descriptor is borrowed, hence open; the name ends in NUL and outlives the call.
-    let fd = check(unsafe {
-        libc::openat(
-            dir.as_raw_fd(),
-            name.as_ptr(),
-            flags | libc::O_CLOEXEC,
-            mode as libc::c_uint,
-        )
-    })?;
+    let fd =
+        check(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode as libc::c_uint) })?;
     // SAFETY: the call above gave this descriptor to us alone.
     Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -18,8 +18,7 @@ pub(crate) fn check(manifest: &Manifest, files: &FileSizes) -> Result<(), String
         if !indexes.insert(client.index) {
             return Err(format!("two clients have index {}", client.index));
         }
-        check_client(client, manifest, files)
-            .map_err(|what| format!("client {}: {what}", client.index))?;
+        check_client(client, manifest, files).map_err(|what| format!("client {}: {what}", client.index))?;
     }
     Ok(())
 }
@@ -34,10 +33,7 @@ fn check_code(manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
             return Err(format!("code image {} is too large", code.hash));
         }
         if files.code.get(&code.hash) != Some(&code.size) {
-            return Err(format!(
-                "code image {} has no file of {} bytes",
-                code.hash, code.size
-            ));
+            return Err(format!("code image {} has no file of {} bytes", code.hash, code.size));
         }
     }
     match files.code.keys().find(|hash| !known.contains(hash)) {
@@ -57,8 +53,7 @@ fn check_client(client: &Client, manifest: &Manifest, files: &FileSizes) -> Resu
         }
     }
     for window in &client.windows {
-        check_range(window.address, window.size)
-            .map_err(|what| format!("window {:#x}: {what}", window.address))?;
+        check_range(window.address, window.size).map_err(|what| format!("window {:#x}: {what}", window.address))?;
     }
 
     let mut last = None;
@@ -69,10 +64,7 @@ fn check_client(client: &Client, manifest: &Manifest, files: &FileSizes) -> Resu
         last = Some(object.sequence);
         for hash in &object.code {
             if !files.code.contains_key(hash) {
-                return Err(format!(
-                    "object {} needs code {hash}, which is not in the image",
-                    object.sequence
-                ));
+                return Err(format!("object {} needs code {hash}, which is not in the image", object.sequence));
             }
         }
     }
@@ -96,8 +88,7 @@ fn check_region(region: &Region<'_>, manifest: &Manifest, files: &FileSizes) -> 
         if piece.offset != end {
             return Err(format!("content is missing or double at byte {end}"));
         }
-        check_piece(piece, manifest, files)
-            .map_err(|what| format!("piece at byte {end}: {what}"))?;
+        check_piece(piece, manifest, files).map_err(|what| format!("piece at byte {end}: {what}"))?;
         // Lengths are bounded, and the sum stays below the size or is refused below.
         end = end.checked_add(piece.length).ok_or("content overflows")?;
     }
@@ -141,10 +132,7 @@ fn check_extent(piece: &Piece, extent: &Extent) -> Result<(), String> {
         Compression::Lz4 | Compression::Zstd => (1..piece.length).contains(&extent.length),
     };
     if !fits {
-        return Err(format!(
-            "{} bytes are stored for {}",
-            extent.length, piece.length
-        ));
+        return Err(format!("{} bytes are stored for {}", extent.length, piece.length));
     }
     Ok(())
 }

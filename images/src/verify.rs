@@ -137,13 +137,7 @@ impl Image {
         }
         // In the order in which the disk has them.
         tasks.sort_by_key(|task| match task {
-            Task::Piece(
-                Piece {
-                    storage: Storage::Stored(extent),
-                    ..
-                },
-                _,
-            ) => Some(*extent),
+            Task::Piece(Piece { storage: Storage::Stored(extent), .. }, _) => Some(*extent),
             _ => None,
         });
         tasks.extend(self.gaps());
@@ -176,9 +170,7 @@ impl Image {
                         (reader.read(piece, &mut buffer), Some(region))
                     }
                     Task::Code(hash) => (self.read_code(*hash).map(drop), None),
-                    Task::Gap { file, start, end } => {
-                        (check_gap(reader, *file, *start, *end), None)
-                    }
+                    Task::Gap { file, start, end } => (check_gap(reader, *file, *start, *end), None),
                 };
                 if let Err(error) = result {
                     findings.add(error, region);
@@ -213,8 +205,7 @@ impl Image {
 
     /// What no piece covers, in each data file.
     fn gaps(&self) -> Vec<Task<'_>> {
-        let mut ranges: BTreeMap<u32, Vec<(u64, u64)>> =
-            self.data_files().map(|file| (file, Vec::new())).collect();
+        let mut ranges: BTreeMap<u32, Vec<(u64, u64)>> = self.data_files().map(|file| (file, Vec::new())).collect();
         let regions = self.manifest().clients.iter().flat_map(Client::regions);
         for piece in regions.flat_map(|region| region.pieces) {
             if let Storage::Stored(extent) = piece.storage
@@ -285,10 +276,7 @@ struct Zeros {
 
 impl Zeros {
     fn new(key: HashKey) -> Self {
-        Self {
-            key,
-            hashes: HashMap::new(),
-        }
+        Self { key, hashes: HashMap::new() }
     }
 
     fn hash(&mut self, length: u64) -> PieceHash {
@@ -310,30 +298,14 @@ impl Findings {
         self.count.fetch_add(1, Ordering::Relaxed);
         let region = region.map(ToString::to_string);
         let problem = match error {
-            ImageError::Corrupt { file, offset, what } => Problem {
-                file,
-                offset,
-                region,
-                what,
-            },
-            ImageError::Missing { file, .. } => Problem {
-                file,
-                offset: None,
-                region,
-                what: "it is missing".to_owned(),
-            },
-            ImageError::Io { file, source, .. } => Problem {
-                file,
-                offset: None,
-                region,
-                what: format!("it cannot be read: {source}"),
-            },
-            other => Problem {
-                file: crate::MANIFEST.to_owned(),
-                offset: None,
-                region,
-                what: other.to_string(),
-            },
+            ImageError::Corrupt { file, offset, what } => Problem { file, offset, region, what },
+            ImageError::Missing { file, .. } => {
+                Problem { file, offset: None, region, what: "it is missing".to_owned() }
+            }
+            ImageError::Io { file, source, .. } => {
+                Problem { file, offset: None, region, what: format!("it cannot be read: {source}") }
+            }
+            other => Problem { file: crate::MANIFEST.to_owned(), offset: None, region, what: other.to_string() },
         };
         let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(at) = listed.binary_search(&problem) {
@@ -348,10 +320,7 @@ impl Findings {
             code_images,
             bytes,
             problem_count: self.count.into_inner(),
-            problems: self
-                .listed
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner),
+            problems: self.listed.into_inner().unwrap_or_else(PoisonError::into_inner),
         }
     }
 }

@@ -24,9 +24,7 @@ use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey};
 use crate::image::read_code_file;
 use crate::limits::{FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest};
-use crate::names::{
-    COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name,
-};
+use crate::names::{COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
 use crate::{ImageError, encode, envelope, validate};
 
 /// How an image is begun.
@@ -47,11 +45,7 @@ impl CreateOptions {
     /// # Errors
     /// The kernel gave no random numbers.
     pub fn new() -> Result<Self, ImageError> {
-        Ok(Self {
-            id: CheckpointId::random()?,
-            key: HashKey::random()?,
-            replace: false,
-        })
+        Ok(Self { id: CheckpointId::random()?, key: HashKey::random()?, replace: false })
     }
 }
 
@@ -110,9 +104,7 @@ impl ImageWriter {
         let names = dir.names()?;
         if names.iter().any(|name| name == COMMIT) {
             if !options.replace {
-                return Err(ImageError::Exists {
-                    dir: dir.path().to_owned(),
-                });
+                return Err(ImageError::Exists { dir: dir.path().to_owned() });
             }
             dir.remove(COMMIT)?;
             dir.sync()?;
@@ -120,12 +112,7 @@ impl ImageWriter {
         for name in names.iter().filter(|name| Name::parse(name).is_some()) {
             dir.remove(name)?;
         }
-        Ok(Self {
-            dir,
-            options,
-            files: Mutex::default(),
-            finished: false,
-        })
+        Ok(Self { dir, options, files: Mutex::default(), finished: false })
     }
 
     /// The checkpoint's name.
@@ -155,9 +142,7 @@ impl ImageWriter {
     pub fn data_file(&self, index: u32) -> Result<File, ImageError> {
         let mut files = self.files();
         if files.data.contains_key(&index) {
-            return Err(ImageError::Invalid {
-                what: format!("data file {index} made twice"),
-            });
+            return Err(ImageError::Invalid { what: format!("data file {index} made twice") });
         }
         let name = data_name(index);
         let file = self.dir.create_file(&name)?;
@@ -181,8 +166,7 @@ impl ImageWriter {
     pub fn put_code(&self, code: &[u8]) -> Result<CodeHash, ImageError> {
         let hash = CodeHash::of(code);
         if let Some(mut file) = self.new_code(hash, code.len() as u64, false)? {
-            file.write_all(code)
-                .map_err(|error| ImageError::write(&code_name(hash), code.len() as u64, error))?;
+            file.write_all(code).map_err(|error| ImageError::write(&code_name(hash), code.len() as u64, error))?;
         }
         Ok(hash)
     }
@@ -228,11 +212,7 @@ impl ImageWriter {
         manifest.format_version = FORMAT_VERSION;
         manifest.id = self.options.id;
         manifest.hash_key = self.options.key;
-        manifest.code = files
-            .code
-            .iter()
-            .map(|(&hash, &size)| CodeImage { hash, size })
-            .collect();
+        manifest.code = files.code.iter().map(|(&hash, &size)| CodeImage { hash, size }).collect();
         let message = check_manifest(&manifest, &files)?;
 
         let (bytes, manifest_hash) = envelope::seal(envelope::MANIFEST, &message)?;
@@ -273,20 +253,10 @@ impl ImageWriter {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn new_code(
-        &self,
-        hash: CodeHash,
-        size: u64,
-        foreign: bool,
-    ) -> Result<Option<File>, ImageError> {
+    fn new_code(&self, hash: CodeHash, size: u64, foreign: bool) -> Result<Option<File>, ImageError> {
         let name = code_name(hash);
         if size > MAX_CODE {
-            return Err(ImageError::TooLarge {
-                file: name,
-                what: "the code image",
-                size,
-                limit: MAX_CODE,
-            });
+            return Err(ImageError::TooLarge { file: name, what: "the code image", size, limit: MAX_CODE });
         }
         let mut files = self.files();
         if files.code.contains_key(&hash) {
@@ -301,15 +271,12 @@ impl ImageWriter {
     fn check_files(&self) -> Result<FileSizes, ImageError> {
         let files = self.files();
         if files.data.len() + files.code.len() > MAX_FILES {
-            return Err(ImageError::Invalid {
-                what: format!("more than {MAX_FILES} files"),
-            });
+            return Err(ImageError::Invalid { what: format!("more than {MAX_FILES} files") });
         }
         let mut sizes = FileSizes::default();
         for (&index, file) in &files.data {
-            let status = file
-                .metadata()
-                .map_err(|error| ImageError::io("read the size of", data_name(index), error))?;
+            let status =
+                file.metadata().map_err(|error| ImageError::io("read the size of", data_name(index), error))?;
             sizes.data.insert(index, status.len());
         }
         for (&hash, code) in &files.code {
@@ -319,9 +286,7 @@ impl ImageWriter {
                 // What a failed write left.
                 let name = code_name(hash);
                 if self.dir.require_file(&name)?.1 != code.size {
-                    return Err(ImageError::Invalid {
-                        what: format!("{name} was not written in full"),
-                    });
+                    return Err(ImageError::Invalid { what: format!("{name} was not written in full") });
                 }
             }
             sizes.code.insert(hash, code.size);
@@ -332,8 +297,7 @@ impl ImageWriter {
     /// A file that appears under its name only when it is whole and durable.
     fn write_whole(&self, temporary: &str, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
         let mut file = self.dir.create_file(temporary)?;
-        file.write_all(bytes)
-            .map_err(|error| ImageError::write(name, bytes.len() as u64, error))?;
+        file.write_all(bytes).map_err(|error| ImageError::write(name, bytes.len() as u64, error))?;
         sync(&file, name)?;
         self.dir.rename(temporary, name)?;
         self.dir.sync()
@@ -365,8 +329,7 @@ impl Drop for ImageWriter {
 }
 
 fn sync(file: &File, name: &str) -> Result<(), ImageError> {
-    file.sync_all()
-        .map_err(|error| ImageError::write(name, 0, error))
+    file.sync_all().map_err(|error| ImageError::write(name, 0, error))
 }
 
 /// The encoded manifest, after it was read back: what cannot be read must not be committed.
@@ -374,9 +337,7 @@ fn check_manifest(manifest: &Manifest, files: &FileSizes) -> Result<Vec<u8>, Ima
     validate::check(manifest, files).map_err(|what| ImageError::Invalid { what })?;
     let message = encode::manifest(manifest)?;
     if Decoder::new(MANIFEST).manifest(&message, FORMAT_VERSION)? != *manifest {
-        return Err(ImageError::Invalid {
-            what: "a manifest that reads back as another".to_owned(),
-        });
+        return Err(ImageError::Invalid { what: "a manifest that reads back as another".to_owned() });
     }
     Ok(message)
 }

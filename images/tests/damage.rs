@@ -61,10 +61,7 @@ fn a_bad_piece_is_named() {
     let problem = &report.problems[0];
     assert_eq!(problem.file, "rekindle-data-1.raw");
     assert_eq!(problem.offset, Some(4096));
-    assert_eq!(
-        problem.region.as_deref(),
-        Some("allocation 0x200000200000 on device 0 of client 1")
-    );
+    assert_eq!(problem.region.as_deref(), Some("allocation 0x200000200000 on device 0 of client 1"));
     let error = report.into_result().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert_eq!(
@@ -84,18 +81,10 @@ fn the_first_of_several_bad_pieces_comes_first() {
     }
     let report = Image::open(dir.path()).unwrap().verify(|_| ());
     assert_eq!(report.problem_count, 3);
-    let places: Vec<_> = report
-        .problems
-        .iter()
-        .map(|it| (it.file.as_str(), it.offset))
-        .collect();
+    let places: Vec<_> = report.problems.iter().map(|it| (it.file.as_str(), it.offset)).collect();
     assert_eq!(
         places,
-        [
-            ("rekindle-data-0.raw", Some(0)),
-            ("rekindle-data-0.raw", Some(4096)),
-            ("rekindle-data-1.raw", Some(0)),
-        ]
+        [("rekindle-data-0.raw", Some(0)), ("rekindle-data-0.raw", Some(4096)), ("rekindle-data-1.raw", Some(0)),]
     );
 }
 
@@ -104,10 +93,7 @@ fn a_damaged_piece_is_never_handed_out() {
     let dir = image();
     let image = Image::open(dir.path()).unwrap();
     let reader = image.data_reader().unwrap();
-    let file = OpenOptions::new()
-        .write(true)
-        .open(dir.path().join(data_name(0)))
-        .unwrap();
+    let file = OpenOptions::new().write(true).open(dir.path().join(data_name(0))).unwrap();
     let piece = &image.client(0).unwrap().allocations[0].pieces[0];
     let mut buffer = vec![0; piece.length as usize];
 
@@ -208,11 +194,7 @@ fn a_directory_without_anything_of_ours_is_not_an_image() {
 
 #[test]
 fn what_a_killed_dump_left_is_uncommitted_not_foreign() {
-    for name in [
-        "rekindle-data-0.raw",
-        "rekindle.img.tmp",
-        "rekindle-code-00000000000000000000000000000000.bin",
-    ] {
+    for name in ["rekindle-data-0.raw", "rekindle.img.tmp", "rekindle-code-00000000000000000000000000000000.bin"] {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(name), b"").unwrap();
         let error = Image::open(dir.path()).unwrap_err();
@@ -232,9 +214,7 @@ fn a_newer_format_is_refused_by_number_whatever_it_holds() {
         assert_eq!(error.kind(), ErrorKind::NewerFormat);
         assert_eq!(
             error.to_string(),
-            format!(
-                "{name} has format version 7, and this program reads up to 1; use a newer rekindle"
-            )
+            format!("{name} has format version 7, and this program reads up to 1; use a newer rekindle")
         );
         // Its header may be all that we understand of it.
         bytes.truncate(length.max(40));
@@ -246,10 +226,7 @@ fn a_newer_format_is_refused_by_number_whatever_it_holds() {
 
 #[test]
 fn a_header_cannot_ask_for_more_memory_than_the_limit() {
-    for (name, limit) in [
-        (MANIFEST, limits::MAX_MANIFEST),
-        (COMMIT, limits::MAX_COMMIT),
-    ] {
+    for (name, limit) in [(MANIFEST, limits::MAX_MANIFEST), (COMMIT, limits::MAX_COMMIT)] {
         for claimed in [limit + 1, u64::MAX - 40, u64::MAX] {
             let dir = image();
             let path = dir.path().join(name);

@@ -35,13 +35,7 @@ fn mount(path: &Path, size: usize) -> bool {
     unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(null(), c"/".as_ptr(), null(), private, null()) == 0
-            && libc::mount(
-                c"tmpfs".as_ptr(),
-                path.as_ptr(),
-                c"tmpfs".as_ptr(),
-                0,
-                options.as_ptr().cast(),
-            ) == 0
+            && libc::mount(c"tmpfs".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast()) == 0
     }
 }
 

@@ -9,10 +9,7 @@ use rekindle_images::*;
 
 #[test]
 fn a_file_size_limit_fails_the_image_and_leaves_nothing() {
-    let limit = libc::rlimit {
-        rlim_cur: 6000,
-        rlim_max: libc::RLIM_INFINITY,
-    };
+    let limit = libc::rlimit { rlim_cur: 6000, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: plain numbers; without its signal the limit is an error of the write.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);

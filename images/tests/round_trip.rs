@@ -55,9 +55,7 @@ fn content_reads_back_piece_by_piece_and_in_one_go() {
     for threads in [1, 2, 8] {
         let mut got = vec![0xff; content().len()];
         let threads = NonZeroUsize::new(threads).unwrap();
-        reader
-            .read_all(&allocation.pieces, &mut got, threads)
-            .unwrap();
+        reader.read_all(&allocation.pieces, &mut got, threads).unwrap();
         assert_eq!(got, content());
     }
 }
@@ -71,9 +69,7 @@ fn a_buffer_of_another_length_is_refused() {
     let pieces = &image.client(0).unwrap().allocations[0].pieces;
     let length = content().len();
     for wrong in [0, length - 1, length + 1] {
-        let error = reader
-            .read_all(pieces, &mut vec![0; wrong], NonZeroUsize::MIN)
-            .unwrap_err();
+        let error = reader.read_all(pieces, &mut vec![0; wrong], NonZeroUsize::MIN).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
     let error = reader.read(&pieces[0], &mut [0; 3]).unwrap_err();
@@ -103,10 +99,7 @@ fn another_process_may_fill_a_code_file() {
     let dir = tempfile::tempdir().unwrap();
     let writer = common::create(dir.path()).unwrap();
     let hash = CodeHash::of(CODE[1]);
-    let mut file = writer
-        .code_file(hash, CODE[1].len() as u64)
-        .unwrap()
-        .unwrap();
+    let mut file = writer.code_file(hash, CODE[1].len() as u64).unwrap().unwrap();
     file.write_all(CODE[1]).unwrap();
     writer.commit(common::manifest()).unwrap();
     let image = Image::open(dir.path()).unwrap();
@@ -163,11 +156,7 @@ fn large_content_is_cut_and_verified_by_several_threads() {
     data.finish().unwrap();
     let mut manifest = common::manifest();
     manifest.clients = vec![Client {
-        allocations: vec![Allocation {
-            size: content.len() as u64,
-            pieces,
-            ..Allocation::default()
-        }],
+        allocations: vec![Allocation { size: content.len() as u64, pieces, ..Allocation::default() }],
         ..Client::default()
     }];
     writer.commit(manifest).unwrap();
@@ -176,15 +165,7 @@ fn large_content_is_cut_and_verified_by_several_threads() {
     assert!(image.verify(|_| ()).is_good());
     let mut got = vec![0; content.len()];
     let threads = NonZeroUsize::new(3).unwrap();
-    image
-        .data_reader()
-        .unwrap()
-        .read_all(
-            &image.client(0).unwrap().allocations[0].pieces,
-            &mut got,
-            threads,
-        )
-        .unwrap();
+    image.data_reader().unwrap().read_all(&image.client(0).unwrap().allocations[0].pieces, &mut got, threads).unwrap();
     assert!(got == content);
 }
 
@@ -203,10 +184,7 @@ fn a_client_travels_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let writer = common::create(dir.path()).unwrap();
     let client = common::client(&writer, 5, &[CodeHash::of(b"x")]).unwrap();
-    assert_eq!(
-        Client::from_bytes(&client.to_bytes().unwrap()).unwrap(),
-        client
-    );
+    assert_eq!(Client::from_bytes(&client.to_bytes().unwrap()).unwrap(), client);
 }
 
 #[test]
@@ -223,11 +201,7 @@ fn a_summary_says_what_is_in_an_image() {
     assert_eq!(summary.bytes.device, 2 * size);
     // Shared code counts once.
     assert_eq!(summary.bytes.code, bytes.code);
-    let objects: Vec<_> = summary
-        .objects
-        .iter()
-        .map(|it| (it.kind.as_str(), it.count))
-        .collect();
+    let objects: Vec<_> = summary.objects.iter().map(|it| (it.kind.as_str(), it.count)).collect();
     assert_eq!(objects, [("module", 3), ("stream", 21)]);
 
     let json = serde_json::to_value(&summary).unwrap();
@@ -236,12 +210,7 @@ fn a_summary_says_what_is_in_an_image() {
     assert_eq!(json["phases"][2]["name"], "stall");
 
     let text = summary.to_string();
-    for part in [
-        "clone: free memory suffices",
-        "NVIDIA H200",
-        "train",
-        "quiesce",
-    ] {
+    for part in ["clone: free memory suffices", "NVIDIA H200", "train", "quiesce"] {
         assert!(text.contains(part), "{part:?} in:\n{text}");
     }
 }
@@ -250,13 +219,7 @@ fn a_summary_says_what_is_in_an_image() {
 fn a_summary_does_not_command_the_terminal() {
     let mut manifest = common::manifest();
     manifest.host.name = "\x1b]0;owned\x07".to_owned();
-    manifest.clients = vec![Client {
-        command: "a\nb\x1b[2J".to_owned(),
-        ..Client::default()
-    }];
+    manifest.clients = vec![Client { command: "a\nb\x1b[2J".to_owned(), ..Client::default() }];
     let text = Summary::of(&manifest).to_string();
-    assert!(
-        text.contains("?]0;owned?") && text.contains("a?b?[2J"),
-        "{text}"
-    );
+    assert!(text.contains("?]0;owned?") && text.contains("a?b?[2J"), "{text}");
 }

@@ -12,14 +12,8 @@ use common::{CODE, create, fill, names};
 use rekindle_images::*;
 
 /// Files of others, some with names close to ours.
-const FOREIGN: [&str; 6] = [
-    "core-1.img",
-    "inventory.img",
-    "rekindle",
-    "rekindle-data-0.raw.bak",
-    "rekindle-notes.txt",
-    "rekindle.img.old",
-];
+const FOREIGN: [&str; 6] =
+    ["core-1.img", "inventory.img", "rekindle", "rekindle-data-0.raw.bak", "rekindle-notes.txt", "rekindle.img.old"];
 
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -161,10 +155,7 @@ fn a_second_image_interrupted_at_any_point_never_looks_committed() {
         stage(&writer);
         kill(writer);
         let kind = kind(Image::open(dir.path()));
-        assert!(
-            matches!(kind, ErrorKind::Uncommitted | ErrorKind::NotAnImage),
-            "{kind:?}"
-        );
+        assert!(matches!(kind, ErrorKind::Uncommitted | ErrorKind::NotAnImage), "{kind:?}");
     }
 }
 
@@ -240,9 +231,7 @@ fn a_piece_that_was_never_written_is_not_committed() {
         }),
         ("out of order", |c| c.allocations[0].pieces.swap(0, 1)),
         ("an empty piece", |c| c.allocations[0].pieces[0].length = 0),
-        ("addresses that wrap", |c| {
-            c.allocations[0].address = u64::MAX
-        }),
+        ("addresses that wrap", |c| c.allocations[0].address = u64::MAX),
         ("a parent that is not there", |c| {
             let extent = *extent(c);
             c.allocations[0].pieces[0].storage = Storage::Parent { depth: 1, extent };
@@ -296,11 +285,8 @@ fn an_incremental_image_is_refused_by_name_but_can_be_looked_at() {
     let dir = directory();
     let writer = create(dir.path()).unwrap();
     let mut manifest = fill(&writer).unwrap();
-    manifest.parent = Some(Parent {
-        path: "../before".into(),
-        id: common::ID,
-        manifest_hash: Checksum::from_bytes([7; 16]),
-    });
+    manifest.parent =
+        Some(Parent { path: "../before".into(), id: common::ID, manifest_hash: Checksum::from_bytes([7; 16]) });
     for piece in &mut manifest.clients[0].allocations[0].pieces {
         if let Storage::Stored(extent) = piece.storage {
             piece.storage = Storage::Parent { depth: 2, extent };

@@ -38,7 +38,8 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
     let socket = UnixStream::connect(path).map_err(|e| {
         format!("cannot reach the Rekindle daemon at {path} ({e}); start it with `rekindled`, or set REKINDLE_SOCKET")
     })?;
-    let (ring, shared) = memfd(layout::SHARED_NAME, layout::SHARED_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
+    let (ring, shared) =
+        memfd(layout::SHARED_NAME, layout::SHARED_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
     let (staging, staging_at) =
         memfd(layout::STAGING_NAME, layout::STAGING_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
     // SAFETY: a fresh shared mapping of that size, sealed, and never unmapped while the client lives.
@@ -67,7 +68,9 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
             }
             Ok(None)
         }
-        Err(error) => Err(format!("the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both")),
+        Err(error) => Err(format!(
+            "the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both"
+        )),
     }
 }
 
@@ -125,9 +128,7 @@ fn cookie(socket: RawFd) -> u64 {
 pub(crate) fn is_alive(socket: &UnixStream) -> bool {
     let mut byte = 0_u8;
     // SAFETY: receives at most one byte into the local; MSG_PEEK leaves it queued.
-    let got = unsafe {
-        libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT)
-    };
+    let got = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
     if got >= 0 {
         return got > 0;
     }

@@ -18,9 +18,7 @@ pub struct Writer {
 impl Writer {
     /// Starts empty, with room for a typical call.
     pub fn new() -> Self {
-        Self {
-            bytes: Vec::with_capacity(128),
-        }
+        Self { bytes: Vec::with_capacity(128) }
     }
 
     /// Continues in a buffer that is reused; what it held is dropped.
@@ -77,14 +75,9 @@ impl<'a> Reader<'a> {
 
     /// The next word.
     pub fn word(&mut self) -> Result<u64, Malformed> {
-        let bytes = self
-            .all
-            .get(self.at..self.at + 8)
-            .ok_or(Malformed("ends before its last parameter"))?;
+        let bytes = self.all.get(self.at..self.at + 8).ok_or(Malformed("ends before its last parameter"))?;
         self.at += 8;
-        Ok(u64::from_le_bytes(
-            bytes.try_into().map_err(|_| Malformed("word"))?,
-        ))
+        Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Malformed("word"))?))
     }
 
     /// The next word as a 32-bit number.
@@ -106,17 +99,12 @@ impl<'a> Reader<'a> {
 
     /// The next text.
     pub fn text(&mut self) -> Result<&'a CStr, Malformed> {
-        CStr::from_bytes_with_nul(self.blob()?)
-            .map_err(|_| Malformed("text without an end, or with two"))
+        CStr::from_bytes_with_nul(self.blob()?).map_err(|_| Malformed("text without an end, or with two"))
     }
 
     /// Checks that nothing is left.
     pub fn end(&self) -> Result<(), Malformed> {
-        if self.at == self.all.len() {
-            Ok(())
-        } else {
-            Err(Malformed("longer than its parameters"))
-        }
+        if self.at == self.all.len() { Ok(()) } else { Err(Malformed("longer than its parameters")) }
     }
 
     /// Everything, from the first parameter: what the object log keeps.

@@ -166,12 +166,7 @@ pub fn name(table: &[Function], call: u16) -> Option<&str> {
 /// The number of a name that the object log kept.
 pub fn number(table: &[Function], name: &str) -> Option<u16> {
     let command = NAMES.iter().find(|n| n.1 == name).map(|n| n.0);
-    command.or_else(|| {
-        table
-            .iter()
-            .position(|f| f.symbol == name)
-            .map(|i| i as u16)
-    })
+    command.or_else(|| table.iter().position(|f| f.symbol == name).map(|i| i as u16))
 }
 
 /// The kinds of objects that a handle can name. A handle is the kind in its upper 16 bits, and a number.

@@ -13,15 +13,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     // SAFETY: the word is a live, aligned u32, and the timeout outlives the call. Not FUTEX_PRIVATE: two processes
     // share the page.
     unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            expected,
-            &raw const timeout,
-            0,
-            0,
-        );
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const timeout, 0, 0);
     }
 }
 
@@ -29,14 +21,6 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
 pub fn wake(word: &AtomicU32, count: i32) {
     // SAFETY: the word is a live, aligned u32; waking has no other effect on memory.
     unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAKE,
-            count,
-            0,
-            0,
-            0,
-        );
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count, 0, 0, 0);
     }
 }

@@ -171,8 +171,7 @@ impl Shared {
     /// Whether the other side made this with the same version.
     pub fn is_ours(&self) -> bool {
         use std::sync::atomic::Ordering::Acquire;
-        self.header().magic.load(Acquire) == MAGIC
-            && self.header().version.load(Acquire) == crate::WIRE_VERSION
+        self.header().magic.load(Acquire) == MAGIC && self.header().version.load(Acquire) == crate::WIRE_VERSION
     }
 }
 

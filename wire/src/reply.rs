@@ -26,13 +26,9 @@ pub const DONE: u32 = 3;
 
 /// Takes a free reply slot for a call, trying `hint` first; `None` when all are in use.
 pub fn claim(shared: &Shared, hint: usize) -> Option<usize> {
-    (0..REPLIES).map(|i| (hint + i) % REPLIES).find(|&slot| {
-        shared
-            .reply(slot)
-            .state
-            .compare_exchange(FREE, PENDING, AcqRel, Relaxed)
-            .is_ok()
-    })
+    (0..REPLIES)
+        .map(|i| (hint + i) % REPLIES)
+        .find(|&slot| shared.reply(slot).state.compare_exchange(FREE, PENDING, AcqRel, Relaxed).is_ok())
 }
 
 /// Waits until `word` says [`DONE`]: spins for `spin`, then sleeps. Every 100 ms of sleep it asks `alive`, and gives
@@ -92,13 +88,7 @@ pub fn answer(shared: &Shared, slot: usize, result: i32, payload: &[u8]) -> bool
     }
     // SAFETY: the payload has REPLY_BYTES bytes, and while the state is PENDING or ASLEEP only the worker writes it; a
     // client that breaks this harms its own reply.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            payload.as_ptr(),
-            reply.payload.get().cast::<u8>(),
-            payload.len(),
-        )
-    };
+    unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), reply.payload.get().cast::<u8>(), payload.len()) };
     reply.result.store(result, Relaxed);
     reply.length.store(payload.len() as u32, Relaxed);
     finish(&reply.state);
@@ -111,9 +101,7 @@ pub fn take(shared: &Shared, slot: usize, into: &mut Vec<u8>) -> i32 {
     let length = (reply.length.load(Relaxed) as usize).min(REPLY_BYTES);
     into.clear();
     // SAFETY: the state is DONE, so the worker no longer writes; the length is capped at the payload's size.
-    into.extend_from_slice(unsafe {
-        std::slice::from_raw_parts(reply.payload.get().cast::<u8>(), length)
-    });
+    into.extend_from_slice(unsafe { std::slice::from_raw_parts(reply.payload.get().cast::<u8>(), length) });
     reply.result.load(Relaxed)
 }
 

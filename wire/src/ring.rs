@@ -100,9 +100,7 @@ pub fn enqueue(
         write(shared, ticket, 0, &header.to_bytes());
         write(shared, ticket, HEADER_BYTES, parameters);
     }
-    shared
-        .seq((ticket % UNITS as u64) as usize)
-        .store(ticket + 1, Release);
+    shared.seq((ticket % UNITS as u64) as usize).store(ticket + 1, Release);
     // The store above must be seen before the load below is made, else both sides could miss each other.
     fence(SeqCst);
     if shared_header.worker_asleep.load(Relaxed) != 0 {
@@ -147,11 +145,7 @@ unsafe fn write(shared: &Shared, ticket: u64, offset: usize, bytes: &[u8]) {
     // SAFETY: start + first is at most the ring's size, and the rest starts at 0; the caller owns these bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), shared.units().add(start), first);
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr().add(first),
-            shared.units(),
-            bytes.len() - first,
-        );
+        std::ptr::copy_nonoverlapping(bytes.as_ptr().add(first), shared.units(), bytes.len() - first);
     }
 }
 
@@ -171,11 +165,7 @@ pub struct Consumer {
 impl Consumer {
     /// Takes up at the position `head`: 0 on a fresh ring, and what [`Consumer::head`] said when the ring was saved.
     pub fn new(shared: Shared, head: u64) -> Self {
-        Self {
-            shared,
-            head,
-            buffer: Vec::new(),
-        }
+        Self { shared, head, buffer: Vec::new() }
     }
 
     /// Units consumed so far.
@@ -185,24 +175,17 @@ impl Consumer {
 
     /// Whether a command is published.
     pub fn ready(&self) -> bool {
-        self.shared
-            .seq((self.head % UNITS as u64) as usize)
-            .load(Acquire)
-            == self.head + 1
+        self.shared.seq((self.head % UNITS as u64) as usize).load(Acquire) == self.head + 1
     }
 
     /// Whether a producer has taken a place that is not yet consumed, published or not.
     pub fn backlog(&self) -> u64 {
-        self.shared
-            .header()
-            .tail
-            .load(Relaxed)
-            .saturating_sub(self.head)
+        self.shared.header().tail.load(Relaxed).saturating_sub(self.head)
     }
 
     /// The next command, copied out, or `None` if none is published. It counts as consumed, and its place as free,
     /// from here on.
-    pub fn next(&mut self) -> Result<Option<(CommandHeader, &[u8])>, BrokenRing> {
+    pub fn take(&mut self) -> Result<Option<(CommandHeader, &[u8])>, BrokenRing> {
         if !self.ready() {
             return Ok(None);
         }
@@ -219,13 +202,7 @@ impl Consumer {
         self.buffer.reserve(length);
         // SAFETY: as above; the buffer has the capacity.
         unsafe {
-            read(
-                &self.shared,
-                self.head,
-                HEADER_BYTES,
-                self.buffer.as_mut_ptr(),
-                length,
-            );
+            read(&self.shared, self.head, HEADER_BYTES, self.buffer.as_mut_ptr(), length);
             self.buffer.set_len(length);
         }
         self.head += units_of(length);
@@ -275,18 +252,13 @@ mod tests {
         let mut consumer = Consumer::new(shared, 0);
         for i in 0..20_000_u32 {
             let parameters = vec![i as u8; (i as usize * 37) % 5000];
-            let header = CommandHeader {
-                call: 3,
-                thread: i,
-                context: 9,
-                ..Default::default()
-            };
+            let header = CommandHeader { call: 3, thread: i, context: 9, ..Default::default() };
             enqueue(&shared, header, &parameters, || true).unwrap();
-            let (got, bytes) = consumer.next().unwrap().unwrap();
+            let (got, bytes) = consumer.take().unwrap().unwrap();
             assert_eq!((got.call, got.thread, got.context), (3, i, 9));
             assert_eq!(bytes, parameters);
         }
-        assert_eq!(consumer.next(), Ok(None));
+        assert_eq!(consumer.take(), Ok(None));
         assert_eq!(consumer.backlog(), 0);
     }
 
@@ -297,11 +269,7 @@ mod tests {
             .map(|p| {
                 std::thread::spawn(move || {
                     for i in 0..20_000_u64 {
-                        let header = CommandHeader {
-                            thread: p,
-                            context: i,
-                            ..Default::default()
-                        };
+                        let header = CommandHeader { thread: p, context: i, ..Default::default() };
                         enqueue(&shared, header, &[p as u8; 100], || true).unwrap();
                     }
                 })
@@ -310,7 +278,7 @@ mod tests {
         let mut consumer = Consumer::new(shared, 0);
         let mut next = [0_u64; 4];
         while next != [20_000; 4] {
-            match consumer.next().unwrap() {
+            match consumer.take().unwrap() {
                 Some((header, bytes)) => {
                     assert_eq!(header.context, next[header.thread as usize]);
                     assert_eq!(bytes, [header.thread as u8; 100]);
@@ -329,34 +297,14 @@ mod tests {
         let shared = heap();
         let mut consumer = Consumer::new(shared, 0);
         let ticket = shared.header().tail.fetch_add(1, Relaxed);
-        enqueue(
-            &shared,
-            CommandHeader {
-                call: 2,
-                ..Default::default()
-            },
-            &[],
-            || true,
-        )
-        .unwrap();
-        assert_eq!(consumer.next(), Ok(None));
+        enqueue(&shared, CommandHeader { call: 2, ..Default::default() }, &[], || true).unwrap();
+        assert_eq!(consumer.take(), Ok(None));
         assert_eq!(consumer.backlog(), 2);
         // SAFETY: the ticket is this test's.
-        unsafe {
-            write(
-                &shared,
-                ticket,
-                0,
-                &CommandHeader {
-                    call: 1,
-                    ..Default::default()
-                }
-                .to_bytes(),
-            )
-        };
+        unsafe { write(&shared, ticket, 0, &CommandHeader { call: 1, ..Default::default() }.to_bytes()) };
         shared.seq(ticket as usize).store(ticket + 1, Release);
-        assert_eq!(consumer.next().unwrap().unwrap().0.call, 1);
-        assert_eq!(consumer.next().unwrap().unwrap().0.call, 2);
+        assert_eq!(consumer.take().unwrap().unwrap().0.call, 1);
+        assert_eq!(consumer.take().unwrap().unwrap().0.call, 2);
     }
 
     #[test]
@@ -379,22 +327,13 @@ mod tests {
     fn a_saved_ring_goes_on_where_it_was() {
         let shared = heap();
         for call in 0..3 {
-            enqueue(
-                &shared,
-                CommandHeader {
-                    call,
-                    ..Default::default()
-                },
-                b"x",
-                || true,
-            )
-            .unwrap();
+            enqueue(&shared, CommandHeader { call, ..Default::default() }, b"x", || true).unwrap();
         }
         let mut first = Consumer::new(shared, 0);
-        first.next().unwrap();
+        first.take().unwrap();
         let mut second = Consumer::new(shared, first.head());
-        assert_eq!(second.next().unwrap().unwrap().0.call, 1);
-        assert_eq!(second.next().unwrap().unwrap().0.call, 2);
+        assert_eq!(second.take().unwrap().unwrap().0.call, 1);
+        assert_eq!(second.take().unwrap().unwrap().0.call, 2);
     }
 
     #[test]
@@ -405,6 +344,6 @@ mod tests {
         // SAFETY: a test of its own ring.
         unsafe { write(&shared, 0, 0, &bytes) };
         shared.seq(0).store(1, Release);
-        assert_eq!(Consumer::new(shared, 0).next(), Err(BrokenRing(u32::MAX)));
+        assert_eq!(Consumer::new(shared, 0).take(), Err(BrokenRing(u32::MAX)));
     }
 }

@@ -70,10 +70,8 @@ impl Executor {
         let (handle, number) = (args.word()?, args.word()?);
         let _options = args.blob()?;
         args.end()?;
-        let image = self
-            .code
-            .complete(number, self.capability())
-            .map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
+        let image =
+            self.code.complete(number, self.capability()).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
         self.load_image(call, kind, handle, &image, args)
     }
 
@@ -126,7 +124,11 @@ impl Executor {
         self.enter_context(self.header.context)?;
         // SAFETY: the handle is the driver's own, and is forgotten below.
         check(unsafe {
-            if kind == Kind::Module { (self.driver().cuModuleUnload)(real) } else { (self.driver().cuLibraryUnload)(real) }
+            if kind == Kind::Module {
+                (self.driver().cuModuleUnload)(real)
+            } else {
+                (self.driver().cuLibraryUnload)(real)
+            }
         })?;
         self.objects.remove(handle);
         self.loaded.remove(&handle);
@@ -189,9 +191,10 @@ impl Executor {
 
     /// Whether a range lies in a global of the client's code.
     pub(crate) fn is_global(&self, address: u64, bytes: u64) -> bool {
-        self.globals.values().flatten().any(|g| {
-            address >= g.address && address.checked_add(bytes).is_some_and(|end| end <= g.address + g.size)
-        })
+        self.globals
+            .values()
+            .flatten()
+            .any(|g| address >= g.address && address.checked_add(bytes).is_some_and(|end| end <= g.address + g.size))
     }
 
     fn place(&self, parent: u64, name: &CStr) -> Result<(u64, u64), Refused> {

@@ -18,12 +18,7 @@ fn check(code: CUresult) -> Result<(), Refused> {
 
 impl Executor {
     /// Executes a command of `wire::command`.
-    pub(crate) fn command(
-        &mut self,
-        call: u16,
-        args: &mut Reader<'_>,
-        reply: &mut Writer,
-    ) -> Result<Outcome, Refused> {
+    pub(crate) fn command(&mut self, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         match call {
             command::LAUNCH => self.launch(args),
             command::COPY => self.copy(args),
@@ -58,9 +53,9 @@ impl Executor {
         // The driver takes gathered parameters through `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
         let mut size = launch.parameters.len();
         let mut extra = [
-            1 as *mut std::ffi::c_void,
+            std::ptr::without_provenance_mut(1),
             launch.parameters.as_ptr().cast_mut().cast(),
-            2 as *mut std::ffi::c_void,
+            std::ptr::without_provenance_mut(2),
             (&raw mut size).cast(),
             std::ptr::null_mut(),
         ];
@@ -95,9 +90,7 @@ impl Executor {
                 num_attrs: attributes.len() as u32,
             };
             // SAFETY: as above, and the configuration lives through the call.
-            unsafe {
-                (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr())
-            }
+            unsafe { (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr()) }
         };
         if object.allocates && result == CUDA_SUCCESS && self.unsavable.is_none() {
             self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
@@ -407,11 +400,7 @@ impl Executor {
         // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
         let result = unsafe {
             let reset = (self.driver().cuDevicePrimaryCtxReset_v2)(device);
-            if reset == CUDA_SUCCESS {
-                (self.driver().cuDevicePrimaryCtxRetain)(&raw mut real, device)
-            } else {
-                reset
-            }
+            if reset == CUDA_SUCCESS { (self.driver().cuDevicePrimaryCtxRetain)(&raw mut real, device) } else { reset }
         };
         self.context_changed();
         check(result)?;

@@ -1,13 +1,20 @@
 //! The real driver, loaded from the library that the daemon names.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rekindle_cuda_abi::types::{CUDA_SUCCESS, CUresult, result_name};
 use thiserror::Error;
 
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, unreachable_pub, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    missing_docs,
+    unreachable_pub,
+    non_snake_case,
+    reason = "generated"
+)]
 mod generated {
     use rekindle_cuda_abi::types::*;
     use std::ffi::{c_char, c_void};
@@ -54,7 +61,7 @@ pub(crate) fn load(library: &Path) -> Result<Driver, LoadError> {
         if address.is_null() {
             return Err(LoadError::Symbol(symbol.trim_end_matches('\0')));
         }
-        Ok(address.cast_const() as *const c_void)
+        Ok(address.cast_const())
     };
     // SAFETY: the signatures are those of cuda.h, which a test compares with the table.
     unsafe { Driver::load(find) }

@@ -143,8 +143,7 @@ impl Engine {
             // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's.
             let content = unsafe {
                 let host = lane.buffer;
-                let copied =
-                    (driver.cuMemcpyDtoHAsync_v2)(host.cast(), job.address, job.length as usize, stream);
+                let copied = (driver.cuMemcpyDtoHAsync_v2)(host.cast(), job.address, job.length as usize, stream);
                 expect("cuMemcpyDtoHAsync", copied)?;
                 expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
                 std::slice::from_raw_parts(host, job.length as usize)

@@ -162,7 +162,12 @@ impl Executor {
     }
 
     /// Executes a generated call; for a restore.
-    pub(crate) fn dispatch(&mut self, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<CUresult, Refused> {
+    pub(crate) fn dispatch(
+        &mut self,
+        call: u16,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<CUresult, Refused> {
         dispatch(self, call, args, reply)
     }
 
@@ -173,14 +178,13 @@ impl Executor {
             shared.header().sticky.store(result, std::sync::atomic::Ordering::Release);
         }
         match reply_slot.checked_sub(1) {
-            Some(slot) => {
-                if !reply::answer(&shared, slot as usize, result, payload) {
-                    warn!(slot, bytes = payload.len(), "a reply found nobody waiting, or no room");
-                    if payload.len() > rekindle_wire::layout::REPLY_BYTES {
-                        reply::answer(&shared, slot as usize, CUDA_ERROR_NOT_SUPPORTED, &[]);
-                    }
+            Some(slot) if !reply::answer(&shared, slot as usize, result, payload) => {
+                warn!(slot, bytes = payload.len(), "a reply found nobody waiting, or no room");
+                if payload.len() > rekindle_wire::layout::REPLY_BYTES {
+                    reply::answer(&shared, slot as usize, CUDA_ERROR_NOT_SUPPORTED, &[]);
                 }
             }
+            Some(_) => {}
             None if result != CUDA_SUCCESS && !is_sticky(result) => {
                 let call = command::name(&self.table, self.header.call).unwrap_or("?").to_string();
                 warn!(call, error = result_name(result), "a call that did not wait failed");
@@ -385,7 +389,9 @@ impl Executor {
                     CUDA_SUCCESS => self.waiting.all_done(key),
                     CUDA_ERROR_NOT_READY => busy = Some(key),
                     code => {
-                        if is_sticky(code) && let Some(shared) = self.shared {
+                        if is_sticky(code)
+                            && let Some(shared) = self.shared
+                        {
                             shared.header().sticky.store(code, std::sync::atomic::Ordering::Release);
                         }
                         return Err(format!("the context is broken: {}", result_name(code)));

@@ -120,7 +120,8 @@ impl Executor {
             .collect::<Result<_, &str>>()?;
         let driver = self.driver();
         for allocation in &client.allocations {
-            let device = self.devices.get_mut(allocation.device as usize).ok_or("the image uses a device that is not here")?;
+            let device =
+                self.devices.get_mut(allocation.device as usize).ok_or("the image uses a device that is not here")?;
             let memory = memory::Allocation { size: allocation.size, context: allocation.handle };
             // The driver maps in the current context's process; any context of the device will do.
             device
@@ -190,7 +191,8 @@ impl Executor {
             let mut bytes = vec![0; blob.size as usize];
             for piece in &blob.pieces {
                 let start = piece.offset as usize;
-                let place = bytes.get_mut(start..start + piece.length as usize).ok_or("a blob's piece lies outside it")?;
+                let place =
+                    bytes.get_mut(start..start + piece.length as usize).ok_or("a blob's piece lies outside it")?;
                 reader.read(piece, place).map_err(|e| e.to_string())?;
             }
             self.code.resume_arriving(blob.handle, bytes);

@@ -210,13 +210,7 @@ impl DeviceMemory {
         Ok(pieces)
     }
 
-    fn map_pieces(
-        &self,
-        driver: &Driver,
-        address: u64,
-        length: u64,
-        pieces: &mut Vec<u64>,
-    ) -> Result<(), CallFailed> {
+    fn map_pieces(&self, driver: &Driver, address: u64, length: u64, pieces: &mut Vec<u64>) -> Result<(), CallFailed> {
         let properties = CUmemAllocationProp {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
@@ -243,9 +237,7 @@ impl DeviceMemory {
             flags: CU_MEM_ACCESS_READWRITE,
         };
         // SAFETY: the descriptor lives through the call.
-        expect("cuMemSetAccess", unsafe {
-            (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1)
-        })
+        expect("cuMemSetAccess", unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) })
     }
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
@@ -304,7 +296,7 @@ impl DeviceMemory {
         let taken = MemoryError::Taken(address);
         let Some((&start, &hole)) = self.free.range(..=address).next_back() else { return Err(taken) };
         let end = address.checked_add(length).ok_or(MemoryError::Taken(address))?;
-        if end > start + hole || address % GRANULE != 0 {
+        if end > start + hole || !address.is_multiple_of(GRANULE) {
             return Err(taken);
         }
         self.free.remove(&start);

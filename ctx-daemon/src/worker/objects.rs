@@ -48,14 +48,6 @@ impl Objects {
         self.by_handle.get(&handle)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.by_handle.len()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Object)> {
-        self.by_handle.iter().map(|(h, o)| (*h, o))
-    }
-
     pub(crate) fn log(&self) -> &[Record] {
         &self.log
     }
@@ -105,7 +97,9 @@ impl Objects {
             self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context).map(|(h, _)| *h).collect();
         let gone = roots.into_iter().flat_map(|h| self.remove(h)).collect();
         // What is left of the context's records instantiates libraries in it; their loading itself stays.
-        self.log.retain(|r| r.context != context || Kind::Library.owns(r.owner) && r.code.is_some() || Kind::Kernel.owns(r.owner));
+        self.log.retain(|r| {
+            r.context != context || Kind::Library.owns(r.owner) && r.code.is_some() || Kind::Kernel.owns(r.owner)
+        });
         gone
     }
 }

@@ -107,7 +107,7 @@ impl Server {
         loop {
             let mut worked = false;
             for _ in 0..BATCH {
-                match consumer.next() {
+                match consumer.take() {
                     Ok(Some((header, parameters))) => {
                         worked = true;
                         if let Err(refused) = self.executor.execute(header, parameters) {
@@ -194,7 +194,9 @@ impl Server {
                 self.code_ahead.extend(code.into_iter().zip(fds));
                 self.load(HashKey::new(hash_key), data, &blob)?;
             }
-            (WorkerRequest::Pinned { pinned }, State::Restoring) => self.pinned_ahead.extend(pinned.into_iter().zip(fds)),
+            (WorkerRequest::Pinned { pinned }, State::Restoring) => {
+                self.pinned_ahead.extend(pinned.into_iter().zip(fds))
+            }
             (WorkerRequest::Connect { pinned }, State::Restoring) => self.connect(pinned, fds)?,
             (WorkerRequest::Describe, _) => {
                 let description = WorkerReply::Description {

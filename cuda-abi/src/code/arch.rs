@@ -50,10 +50,7 @@ impl Arch {
     /// The compute capability that the number stands for.
     #[must_use]
     pub fn sm(self) -> Sm {
-        Sm {
-            major: self.number / 10,
-            minor: self.number % 10,
-        }
+        Sm { major: self.number / 10, minor: self.number % 10 }
     }
 
     /// Whether machine code for `self` runs on `device`: the same major and no higher minor.
@@ -83,9 +80,7 @@ impl Arch {
 
     /// Reads `sm_90a` or `compute_90a`, as PTX's `.target` writes them.
     pub(super) fn from_name(name: &[u8]) -> Option<Self> {
-        let rest = name
-            .strip_prefix(b"sm_")
-            .or_else(|| name.strip_prefix(b"compute_"))?;
+        let rest = name.strip_prefix(b"sm_").or_else(|| name.strip_prefix(b"compute_"))?;
         let (digits, variant) = match rest.split_last()? {
             (b'a', head) => (head, Variant::Specific),
             (b'f', head) => (head, Variant::Family),
@@ -94,9 +89,7 @@ impl Arch {
         if digits.is_empty() || digits.len() > 4 || !digits.iter().all(u8::is_ascii_digit) {
             return None;
         }
-        let number = digits
-            .iter()
-            .fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+        let number = digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
         Some(Self { number, variant })
     }
 }

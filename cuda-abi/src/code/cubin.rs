@@ -68,12 +68,9 @@ pub(super) fn globals(elf: &Elf<'_>) -> Result<Vec<Global>, CodeError> {
 fn space_of(section: &[u8]) -> Option<Space> {
     match section.strip_prefix(b".nv.constant") {
         // A number and nothing after it: with a name after it, it is a kernel's.
-        Some(bank) if !bank.is_empty() && bank.iter().all(u8::is_ascii_digit) => {
-            Some(Space::Constant)
-        }
+        Some(bank) if !bank.is_empty() && bank.iter().all(u8::is_ascii_digit) => Some(Space::Constant),
         Some(_) => None,
-        None => (section == b".nv.global" || section.starts_with(b".nv.global."))
-            .then_some(Space::Global),
+        None => (section == b".nv.global" || section.starts_with(b".nv.global.")).then_some(Space::Global),
     }
 }
 

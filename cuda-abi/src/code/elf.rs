@@ -91,11 +91,9 @@ impl Header {
         let half = |at| u16_at(bytes, at).ok_or(CUT);
         let program_headers = match half(0x38)? {
             0 => 0..0,
-            count if usize::from(half(0x36)?) == PROGRAM_HEADER => table(
-                u64_at(bytes, 0x20).ok_or(CUT)?,
-                count.into(),
-                PROGRAM_HEADER,
-            )?,
+            count if usize::from(half(0x36)?) == PROGRAM_HEADER => {
+                table(u64_at(bytes, 0x20).ok_or(CUT)?, count.into(), PROGRAM_HEADER)?
+            }
             _ => return Err(CodeError::Malformed("ELF program headers of another size")),
         };
         let header = Self {
@@ -255,10 +253,7 @@ impl<'a> Elf<'a> {
         if header.machine != MACHINE {
             return Err(CodeError::Malformed("the ELF file is not for NVIDIA GPUs"));
         }
-        let first = header
-            .first_section()?
-            .map(|range| bytes.get(range).ok_or(CUT))
-            .transpose()?;
+        let first = header.first_section()?.map(|range| bytes.get(range).ok_or(CUT)).transpose()?;
         let table = bytes.get(header.section_table(first)?).ok_or(CUT)?;
         let sections: Vec<_> = parse_sections(table).collect();
         Ok(Self {
@@ -274,17 +269,12 @@ impl<'a> Elf<'a> {
     /// the lowest byte before.
     pub(super) fn arch(&self) -> Arch {
         let shift = if self.header.abi_version >= 8 { 8 } else { 0 };
-        Arch {
-            number: (self.header.flags >> shift) & 0xff,
-            variant: Variant::Generic,
-        }
+        Arch { number: (self.header.flags >> shift) & 0xff, variant: Variant::Generic }
     }
 
     /// The bytes of a section.
     pub(super) fn data(&self, section: &Section) -> Result<&'a [u8], CodeError> {
-        self.bytes
-            .get(section.range()?)
-            .ok_or(CodeError::Truncated("ELF section"))
+        self.bytes.get(section.range()?).ok_or(CodeError::Truncated("ELF section"))
     }
 
     /// The name of a section.
@@ -293,11 +283,7 @@ impl<'a> Elf<'a> {
     }
 
     /// The name of a symbol of the table that `symbols` describes.
-    pub(super) fn symbol_name(
-        &self,
-        symbols: &Symbols,
-        symbol: &Symbol,
-    ) -> Result<&'a [u8], CodeError> {
+    pub(super) fn symbol_name(&self, symbols: &Symbols, symbol: &Symbol) -> Result<&'a [u8], CodeError> {
         self.string(symbols.strings, symbol.name)
     }
 
@@ -319,10 +305,7 @@ impl<'a> Elf<'a> {
 
     /// The symbol table; an empty one if the file has none.
     pub(super) fn symbols(&self) -> Result<Symbols, CodeError> {
-        let Some((index, section)) = (0..)
-            .zip(&self.sections)
-            .find(|(_, section)| section.kind == SYMTAB)
-        else {
+        let Some((index, section)) = (0..).zip(&self.sections).find(|(_, section)| section.kind == SYMTAB) else {
             return Ok(Symbols::default());
         };
         let extended = self

@@ -97,10 +97,7 @@ pub unsafe fn image_extent(ptr: *const u8) -> Result<ImageExtent, CodeError> {
     if !unsafe { starts_with(ptr, &WRAPPER_MAGIC.to_le_bytes()) } {
         // SAFETY: the caller's promise.
         let (kind, part) = unsafe { bare_extent(ptr) }?;
-        return Ok(ImageExtent {
-            kind,
-            parts: vec![part],
-        });
+        return Ok(ImageExtent { kind, parts: vec![part] });
     }
     // SAFETY: the magic says that a wrapper is there. It need not be aligned.
     let wrapper = unsafe { ptr.cast::<Wrapper>().read_unaligned() };
@@ -111,18 +108,12 @@ pub unsafe fn image_extent(ptr: *const u8) -> Result<ImageExtent, CodeError> {
     // SAFETY: the wrapper's `data` points to an image as `ptr` may.
     let (kind, part) = unsafe { bare_extent(wrapper.data) }?;
     match wrapper.version {
-        1 => Ok(ImageExtent {
-            kind,
-            parts: vec![part],
-        }),
+        1 => Ok(ImageExtent { kind, parts: vec![part] }),
         2 => {
             let mut parts = vec![part];
             // SAFETY: in version 2 the second pointer, if any, is such an array of images.
             unsafe { prelinked_extents(wrapper.prelinked, &mut parts) }?;
-            Ok(ImageExtent {
-                kind: ImageKind::Linked,
-                parts,
-            })
+            Ok(ImageExtent { kind: ImageKind::Linked, parts })
         }
         version => Err(CodeError::WrapperVersion(version)),
     }
@@ -133,10 +124,7 @@ pub unsafe fn image_extent(ptr: *const u8) -> Result<ImageExtent, CodeError> {
 /// # Safety
 ///
 /// `array` must be null or such an array, of images as [`image_extent`] requires them.
-unsafe fn prelinked_extents(
-    array: *const *const u8,
-    parts: &mut Vec<Part>,
-) -> Result<(), CodeError> {
+unsafe fn prelinked_extents(array: *const *const u8, parts: &mut Vec<Part>) -> Result<(), CodeError> {
     if array.is_null() {
         return Ok(());
     }
@@ -202,9 +190,8 @@ unsafe fn elf_size(ptr: *const u8) -> Result<usize, CodeError> {
     // SAFETY: an ELF file has its header.
     let header = Header::parse(unsafe { slice::from_raw_parts(ptr, Header::SIZE) })?;
     // SAFETY: where the header says that there are sections there is at least the first.
-    let first = header
-        .first_section()?
-        .map(|range| unsafe { slice::from_raw_parts(ptr.add(range.start), range.len()) });
+    let first =
+        header.first_section()?.map(|range| unsafe { slice::from_raw_parts(ptr.add(range.start), range.len()) });
     let table = header.section_table(first)?;
     // SAFETY: the section table belongs to the file; its range was checked against `MAX_IMAGE`.
     let sections = unsafe { slice::from_raw_parts(ptr.add(table.start), table.len()) };
@@ -223,9 +210,5 @@ unsafe fn text_size(ptr: *const u8) -> Result<usize, CodeError> {
             return Ok(len);
         }
     }
-    Err(CodeError::TooLarge {
-        what: "text",
-        size: MAX_IMAGE as u64 + 1,
-        limit: MAX_IMAGE as u64,
-    })
+    Err(CodeError::TooLarge { what: "text", size: MAX_IMAGE as u64 + 1, limit: MAX_IMAGE as u64 })
 }

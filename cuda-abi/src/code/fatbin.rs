@@ -31,9 +31,7 @@ use std::borrow::Cow;
 
 use super::elf::{Elf, u16_at, u32_at, u64_at};
 use super::ptx::Ptx;
-use super::{
-    Arch, CodeError, ELF_MAGIC, FATBIN_MAGIC, MAX_IMAGE, MAX_UNPACKED, Program, Variant, unpack,
-};
+use super::{Arch, CodeError, ELF_MAGIC, FATBIN_MAGIC, MAX_IMAGE, MAX_UNPACKED, Program, Variant, unpack};
 
 /// Bytes of a fatbin's header that this crate reads, and the least that it may say to have.
 pub(super) const HEADER: usize = 16;
@@ -129,9 +127,7 @@ impl<'a> Entry<'a> {
         }
         match self.compression {
             None => Ok(Cow::Borrowed(self.packed)),
-            Some(compression) => {
-                unpack::unpack(compression, self.packed, self.unpacked_size, limit).map(Cow::Owned)
-            }
+            Some(compression) => unpack::unpack(compression, self.packed, self.unpacked_size, limit).map(Cow::Owned),
         }
     }
 
@@ -168,11 +164,7 @@ pub struct CodeImage<'a> {
 /// an error inside one of them comes from [`Entry::unpack`].
 pub fn parse(bytes: &[u8]) -> Result<CodeImage<'_>, CodeError> {
     if bytes.len() > MAX_IMAGE {
-        return Err(CodeError::TooLarge {
-            what: "image",
-            size: bytes.len() as u64,
-            limit: MAX_IMAGE as u64,
-        });
+        return Err(CodeError::TooLarge { what: "image", size: bytes.len() as u64, limit: MAX_IMAGE as u64 });
     }
     if bytes.starts_with(&FATBIN_MAGIC.to_le_bytes()) {
         return parse_fatbin(bytes);
@@ -206,19 +198,13 @@ pub(super) fn fatbin_size(header: &[u8]) -> Result<(usize, usize), CodeError> {
         .ok()
         .and_then(|size| size.checked_add(start))
         .filter(|&end| end <= MAX_IMAGE)
-        .ok_or(CodeError::TooLarge {
-            what: "fatbin",
-            size,
-            limit: MAX_IMAGE as u64,
-        })?;
+        .ok_or(CodeError::TooLarge { what: "fatbin", size, limit: MAX_IMAGE as u64 })?;
     Ok((start, end))
 }
 
 fn parse_fatbin(bytes: &[u8]) -> Result<CodeImage<'_>, CodeError> {
     let (start, end) = fatbin_size(bytes)?;
-    let mut rest = bytes
-        .get(start..end)
-        .ok_or(CodeError::Truncated("fatbin"))?;
+    let mut rest = bytes.get(start..end).ok_or(CodeError::Truncated("fatbin"))?;
     let mut entries = Vec::new();
     while !rest.is_empty() {
         if entries.len() == MAX_ENTRIES {
@@ -270,10 +256,7 @@ fn parse_entry(bytes: &[u8]) -> Result<(Entry<'_>, &[u8]), CodeError> {
     };
     let entry = Entry {
         kind: EntryKind::from_number(u16_at(header, 0).ok_or(CUT)?),
-        arch: Arch {
-            number: number(0x1c)?,
-            variant,
-        },
+        arch: Arch { number: number(0x1c)?, variant },
         flags,
         compression,
         packed,

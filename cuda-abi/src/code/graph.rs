@@ -16,11 +16,7 @@ impl Graph {
     }
 
     /// Which of the nodes below `count` are a target or lead to one.
-    pub(super) fn reaching(
-        mut self,
-        count: usize,
-        targets: impl Iterator<Item = u32>,
-    ) -> Vec<bool> {
+    pub(super) fn reaching(mut self, count: usize, targets: impl Iterator<Item = u32>) -> Vec<bool> {
         self.edges.sort_unstable();
         self.edges.dedup();
         let mut marked = vec![false; count];

@@ -93,17 +93,11 @@ enum Form {
 impl<'a> Program<'a> {
     pub(super) fn from_elf(bytes: Cow<'a, [u8]>) -> Result<Self, CodeError> {
         Elf::parse(&bytes)?;
-        Ok(Self {
-            form: Form::Elf,
-            bytes,
-        })
+        Ok(Self { form: Form::Elf, bytes })
     }
 
     pub(super) fn from_ptx(bytes: Cow<'a, [u8]>) -> Self {
-        Self {
-            form: Form::Ptx,
-            bytes,
-        }
+        Self { form: Form::Ptx, bytes }
     }
 
     /// The cubin's bytes, or PTX text up to its NUL.

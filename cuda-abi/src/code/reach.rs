@@ -20,12 +20,8 @@ use super::graph::Graph;
 /// The functions through which device code allocates: `malloc` (also `new`, and what a linked
 /// `cudaMalloc` comes to), what `__nv_aligned_device_malloc` calls, and `cudaMalloc` before it is
 /// linked, by its names in the device runtime.
-pub(super) const ALLOCATORS: [&[u8]; 4] = [
-    b"malloc",
-    b"__cuda_syscall_aligned_malloc",
-    b"__cudaCDP2Malloc",
-    b"cudaMalloc",
-];
+pub(super) const ALLOCATORS: [&[u8]; 4] =
+    [b"malloc", b"__cuda_syscall_aligned_malloc", b"__cudaCDP2Malloc", b"cudaMalloc"];
 
 /// `SHT_CUDA_CALLGRAPH`.
 const CALLGRAPH: u32 = 0x7000_0001;
@@ -50,10 +46,7 @@ pub(super) fn refers_to_allocator(elf: &Elf<'_>) -> Result<bool, CodeError> {
 ///
 /// A section is the unit, since `ptxas` copies the functions that a kernel calls into the kernel's
 /// own section.
-pub(super) fn allocating_sections(
-    elf: &Elf<'_>,
-    symbols: &Symbols,
-) -> Result<Vec<bool>, CodeError> {
+pub(super) fn allocating_sections(elf: &Elf<'_>, symbols: &Symbols) -> Result<Vec<bool>, CodeError> {
     let sections = elf.sections.len();
     let allocators = allocators(elf, symbols)?;
     if allocators.is_empty() {
@@ -94,11 +87,7 @@ impl Calls {
                 section => (section < sections).then_some(section),
             })
             .collect();
-        Self {
-            any_taken: sections + nodes.len() as u32,
-            nodes,
-            graph: Graph::default(),
-        }
+        Self { any_taken: sections + nodes.len() as u32, nodes, graph: Graph::default() }
     }
 
     /// The node of a symbol, by its number.

@@ -14,8 +14,7 @@ impl<'a> CodeImage<'a> {
     #[must_use]
     pub fn select(&self, device: impl Into<Sm>) -> Option<&Entry<'a>> {
         let device = device.into();
-        self.best(EntryKind::Elf, |arch| arch.cubin_runs_on(device))
-            .or_else(|| self.select_ptx(device))
+        self.best(EntryKind::Elf, |arch| arch.cubin_runs_on(device)).or_else(|| self.select_ptx(device))
     }
 
     /// The PTX that a driver without a use for machine code compiles for `device`.

@@ -9,29 +9,18 @@ const STEP: usize = 1 << 20;
 
 /// Unpacks `packed` to exactly `size` bytes, where `size` comes from the entry's header and may be
 /// a lie: no more memory is taken than `packed` can really unpack to, nor than about twice `limit`.
-pub(super) fn unpack(
-    compression: Compression,
-    packed: &[u8],
-    size: u64,
-    limit: usize,
-) -> Result<Vec<u8>, CodeError> {
-    let size = usize::try_from(size)
-        .ok()
-        .filter(|&size| size <= limit)
-        .ok_or(CodeError::TooLarge {
-            what: "unpacked entry",
-            size,
-            limit: limit as u64,
-        })?;
+pub(super) fn unpack(compression: Compression, packed: &[u8], size: u64, limit: usize) -> Result<Vec<u8>, CodeError> {
+    let size = usize::try_from(size).ok().filter(|&size| size <= limit).ok_or(CodeError::TooLarge {
+        what: "unpacked entry",
+        size,
+        limit: limit as u64,
+    })?;
     let unpacked = match compression {
         Compression::Lz4 => lz4(packed, size)?,
         Compression::Zstd => zstd(packed, size)?,
     };
     if unpacked.len() != size {
-        return Err(CodeError::Unpack(format!(
-            "{} bytes came out, {size} were announced",
-            unpacked.len()
-        )));
+        return Err(CodeError::Unpack(format!("{} bytes came out, {size} were announced", unpacked.len())));
     }
     Ok(unpacked)
 }
@@ -55,29 +44,22 @@ fn lz4(packed: &[u8], size: usize) -> Result<Vec<u8>, CodeError> {
 
 /// One zstd frame.
 fn zstd(mut packed: &[u8], size: usize) -> Result<Vec<u8>, CodeError> {
-    let failed =
-        |error: ruzstd::decoding::errors::FrameDecoderError| CodeError::Unpack(error.to_string());
+    let failed = |error: ruzstd::decoding::errors::FrameDecoderError| CodeError::Unpack(error.to_string());
     let mut decoder = FrameDecoder::new();
     // nvcc's frames are single segments, whose window is all of the content.
     decoder.set_max_window_size(size.max(STEP) as u64);
     decoder.init(&mut packed).map_err(failed)?;
     let mut unpacked = Vec::new();
     while !decoder.is_finished() {
-        decoder
-            .decode_blocks(&mut packed, BlockDecodingStrategy::UptoBytes(STEP))
-            .map_err(failed)?;
+        decoder.decode_blocks(&mut packed, BlockDecodingStrategy::UptoBytes(STEP)).map_err(failed)?;
         // Counting also what the decoder holds back as its window, lest that grow without end.
         if unpacked.len() + decoder.can_collect() > size {
             break;
         }
-        decoder
-            .collect_to_writer(&mut unpacked)
-            .map_err(|error| CodeError::Unpack(error.to_string()))?;
+        decoder.collect_to_writer(&mut unpacked).map_err(|error| CodeError::Unpack(error.to_string()))?;
     }
     if decoder.can_collect() > 0 {
-        return Err(CodeError::Unpack(format!(
-            "more came out than the {size} bytes that were announced"
-        )));
+        return Err(CodeError::Unpack(format!("more came out than the {size} bytes that were announced")));
     }
     Ok(unpacked)
 }

@@ -12,11 +12,7 @@ pub(crate) const CODE: [&[u8]; 2] = [b"\x7fELF, or so it seems", b".version 8.0 
 pub(crate) const UUID: [u8; 16] = [0x11; 16];
 
 pub(crate) fn options() -> CreateOptions {
-    CreateOptions {
-        id: ID,
-        key: KEY,
-        replace: false,
-    }
+    CreateOptions { id: ID, key: KEY, replace: false }
 }
 
 pub(crate) fn create(dir: &Path) -> Result<ImageWriter, ImageError> {
@@ -34,10 +30,7 @@ pub(crate) fn write(dir: &Path) -> Committed {
 pub(crate) fn fill(writer: &ImageWriter) -> Result<Manifest, ImageError> {
     let code = [writer.put_code(CODE[0])?, writer.put_code(CODE[1])?];
     let mut manifest = manifest();
-    manifest.clients = vec![
-        client(writer, 0, &[code[0], code[1]])?,
-        client(writer, 1, &[code[0]])?,
-    ];
+    manifest.clients = vec![client(writer, 0, &[code[0], code[1]])?, client(writer, 1, &[code[0]])?];
     Ok(manifest)
 }
 
@@ -69,22 +62,13 @@ pub(crate) fn manifest() -> Manifest {
     manifest.phases = [PhaseName::Quiesce, PhaseName::Copy, PhaseName::Stall]
         .into_iter()
         .zip(1..)
-        .map(|(name, n)| Phase {
-            name,
-            start: n * 1_000_000,
-            duration: n * 500_000,
-            bytes: n << 20,
-        })
+        .map(|(name, n)| Phase { name, start: n * 1_000_000, duration: n * 500_000, bytes: n << 20 })
         .collect();
     manifest
 }
 
 /// A client, its content written to the data file of the same number.
-pub(crate) fn client(
-    writer: &ImageWriter,
-    index: u32,
-    code: &[CodeHash],
-) -> Result<Client, ImageError> {
+pub(crate) fn client(writer: &ImageWriter, index: u32, code: &[CodeHash]) -> Result<Client, ImageError> {
     let data = DataWriter::new(writer.data_file(index)?, index, writer.key())?;
     let content = content();
     let (text, zeros) = (280, 5280);
@@ -109,42 +93,19 @@ pub(crate) fn client(
         wire_version: 1,
         socket_path: "/run/rekindle/rekindled.sock".into(),
         socket_ids: vec![31, 32 + index],
-        settings: vec![Setting {
-            name: "CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
-            value: "1".to_owned(),
-        }],
-        gpus: vec![ClientGpu {
-            ordinal: 0,
-            uuid: UUID,
-        }],
-        ring: Ring {
-            size: 1 << 20,
-            head: 99_999,
-        },
+        settings: vec![Setting { name: "CUDA_DEVICE_MAX_CONNECTIONS".to_owned(), value: "1".to_owned() }],
+        gpus: vec![ClientGpu { ordinal: 0, uuid: UUID }],
+        ring: Ring { size: 1 << 20, head: 99_999 },
         shared_state: vec![1, 2, 3],
         worker_version: 1,
         worker_state: vec![4, 5],
         windows: vec![
-            Window {
-                kind: WindowKind::Device,
-                address: 0x2000_0000_0000,
-                size: 64 << 30,
-            },
-            Window {
-                kind: WindowKind::Pinned,
-                address: 0x2100_0000_0000,
-                size: 1 << 30,
-            },
+            Window { kind: WindowKind::Device, address: 0x2000_0000_0000, size: 64 << 30 },
+            Window { kind: WindowKind::Pinned, address: 0x2100_0000_0000, size: 1 << 30 },
         ],
         object_kinds: vec![
-            ObjectKind {
-                kind: 1,
-                name: "module".to_owned(),
-            },
-            ObjectKind {
-                kind: 2,
-                name: "stream".to_owned(),
-            },
+            ObjectKind { kind: 1, name: "module".to_owned() },
+            ObjectKind { kind: 2, name: "stream".to_owned() },
         ],
         // Ten and more, so that an order by text would show.
         objects: (0..12)
@@ -177,35 +138,17 @@ pub(crate) fn client(
             pieces: global,
         }],
         pinned: vec![
-            Pinned {
-                address: 0x2100_0000_0000,
-                size: 4096,
-                flags: 1,
-                pieces: Vec::new(),
-            },
-            Pinned {
-                address: 0x2100_0000_1000,
-                size: 4096,
-                flags: 3,
-                pieces: vec![zero(4096)],
-            },
+            Pinned { address: 0x2100_0000_0000, size: 4096, flags: 1, pieces: Vec::new() },
+            Pinned { address: 0x2100_0000_1000, size: 4096, flags: 3, pieces: vec![zero(4096)] },
         ],
-        blobs: vec![Blob {
-            kind: 5,
-            handle: 0x88,
-            device: 0,
-            size: 16,
-            pieces: vec![zero(16)],
-        }],
+        blobs: vec![Blob { kind: 5, handle: 0x88, device: 0, size: 16, pieces: vec![zero(16)] }],
     })
 }
 
 /// The names in a directory, sorted.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<_> =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

@@ -131,7 +131,11 @@ pub(crate) unsafe fn cuCtxPopCurrent(pctx: *mut CUcontext) -> CUresult {
 /// The context that a parameter names, 0 meaning the current one.
 fn named(ctx: CUcontext) -> Result<(&'static Client, Context), CUresult> {
     let client = client::get()?;
-    let context = if ctx == 0 { client.contexts.current()?.1 } else { client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)? };
+    let context = if ctx == 0 {
+        client.contexts.current()?.1
+    } else {
+        client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)?
+    };
     Ok((client, context))
 }
 

@@ -12,8 +12,8 @@ use rekindle_wire::command::{COOPERATIVE, LAUNCH, Launch};
 
 use super::{check, code, library};
 use crate::client::Call;
-use crate::state::functions::Function;
 use crate::named_stream;
+use crate::state::functions::Function;
 
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`: what follows them in `extra`.
 const BUFFER_POINTER: usize = 1;
@@ -198,7 +198,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     if attributes.iter().any(|a| !PLAIN_ATTRIBUTES.contains(&a.id)) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    let mut bytes = Vec::with_capacity(attributes.len() * size_of::<CUlaunchAttribute>());
+    let mut bytes = Vec::with_capacity(size_of_val(attributes));
     for a in attributes {
         // Field by field: the padding may hold anything, and would make equal configurations differ.
         bytes.extend_from_slice(&u64::from(a.id).to_le_bytes());

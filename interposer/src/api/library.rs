@@ -126,9 +126,10 @@ pub(crate) unsafe fn cuModuleLoadFatBinary(module: *mut CUmodule, image: *const 
 
 pub(crate) unsafe fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) -> CUresult {
     // SAFETY: the caller's promise by cuda.h; the bytes outlive the load.
-    answer(unsafe { read_file(name) }.and_then(|bytes| unsafe {
-        load(MODULE_LOAD, Kind::Module, module, bytes.as_ptr().cast())
-    }))
+    answer(
+        unsafe { read_file(name) }
+            .and_then(|bytes| unsafe { load(MODULE_LOAD, Kind::Module, module, bytes.as_ptr().cast()) }),
+    )
 }
 
 pub(crate) unsafe fn cuLibraryLoadData(
@@ -156,9 +157,10 @@ pub(crate) unsafe fn cuLibraryLoadFromFile(
     _count: u32,
 ) -> CUresult {
     // SAFETY: the caller's promise by cuda.h; the bytes outlive the load.
-    answer(unsafe { read_file(name) }.and_then(|bytes| unsafe {
-        load(LIBRARY_LOAD, Kind::Library, library, bytes.as_ptr().cast())
-    }))
+    answer(
+        unsafe { read_file(name) }
+            .and_then(|bytes| unsafe { load(LIBRARY_LOAD, Kind::Library, library, bytes.as_ptr().cast()) }),
+    )
 }
 
 fn unload(call: u16, kind: Kind, handle: u64) -> CUresult {
@@ -184,9 +186,7 @@ pub(crate) unsafe fn cuLibraryUnload(library: CUlibrary) -> CUresult {
 
 fn parameter_layout(reply: &mut Reply) -> Result<Vec<(u32, u32)>, CUresult> {
     let count = reply.word().ok_or(CUDA_ERROR_UNKNOWN)?;
-    (0..count)
-        .map(|_| reply.word().map(|w| ((w >> 32) as u32, w as u32)).ok_or(CUDA_ERROR_UNKNOWN))
-        .collect()
+    (0..count).map(|_| reply.word().map(|w| ((w >> 32) as u32, w as u32)).ok_or(CUDA_ERROR_UNKNOWN)).collect()
 }
 
 /// # Safety

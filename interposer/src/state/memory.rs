@@ -112,8 +112,7 @@ impl Memory {
         if to > from {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
             // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
-            let got =
-                unsafe { libc::mmap(from as *mut _, (to - from) as usize, libc::PROT_NONE, flags, -1, 0) };
+            let got = unsafe { libc::mmap(from as *mut _, (to - from) as usize, libc::PROT_NONE, flags, -1, 0) };
             if got == libc::MAP_FAILED || got as u64 != from {
                 return None;
             }

@@ -12,7 +12,7 @@
 //! - [`stage`]: what is tested: the built tree, the programs
 //! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP
 //! - [`criu`]: dumps and restores; [`image`]: what they leave, and damage to it
-//! - [`podman`]: containers
+//! - [`podman`][]: containers
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
 //! - [`random`]: a seed to repeat a test with
 //!

@@ -69,9 +69,7 @@ fn an_original_left_running_is_undisturbed() -> Result {
     let app = node.run_quietly("streams4", &arguments)?;
     let pid = app.pid();
     let started = node.client(pid)?.commands;
-    rekindle_e2e::until("commands are executed", || {
-        Ok((node.client(pid)?.commands > started + 1000).then_some(()))
-    })?;
+    rekindle_e2e::until("commands are executed", || Ok((node.client(pid)?.commands > started + 1000).then_some(())))?;
     let image = node.dump(&app)?;
     assert_eq!(app.output()?, "", "dumped too late");
 

@@ -83,11 +83,7 @@ impl<'a> Declarator<'a> {
         let Some(Token::Word(name)) = lexer.next() else {
             return Err(CodeError::Malformed("a declaration without a name"));
         };
-        let mut declarator = Self {
-            name,
-            elements: 1,
-            open: false,
-        };
+        let mut declarator = Self { name, elements: 1, open: false };
         while lexer.take_sign(b'[') {
             if !declarator.open && declarator.elements == 1 && lexer.take_sign(b']') {
                 declarator.open = true;
@@ -96,10 +92,8 @@ impl<'a> Declarator<'a> {
             let count = take_number(lexer)
                 .filter(|_| lexer.take_sign(b']'))
                 .ok_or(CodeError::Malformed("a dimension that is no number"))?;
-            declarator.elements = declarator
-                .elements
-                .checked_mul(count)
-                .ok_or(CodeError::Malformed("dimensions that are too large"))?;
+            declarator.elements =
+                declarator.elements.checked_mul(count).ok_or(CodeError::Malformed("dimensions that are too large"))?;
         }
         Ok(declarator)
     }
@@ -111,8 +105,7 @@ impl<'a> Declarator<'a> {
             (true, Some(first)) => first,
             (true, None) => return Err(CodeError::Malformed("an array without a size")),
         };
-        (self.elements.checked_mul(first))
-            .ok_or(CodeError::Malformed("dimensions that are too large"))
+        (self.elements.checked_mul(first)).ok_or(CodeError::Malformed("dimensions that are too large"))
     }
 }
 

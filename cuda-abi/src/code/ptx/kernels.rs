@@ -157,10 +157,7 @@ fn params(list: &[u8]) -> Option<Vec<Param>> {
         if kind.size == 0 || end > u64::from(u32::MAX) {
             return None;
         }
-        params.push(Param {
-            offset: u32::try_from(offset).ok()?,
-            size: u32::try_from(size).ok()?,
-        });
+        params.push(Param { offset: u32::try_from(offset).ok()?, size: u32::try_from(size).ok()? });
         match lexer.next() {
             Some(Token::Sign(b',')) => {}
             None => break,

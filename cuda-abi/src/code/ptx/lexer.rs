@@ -76,10 +76,7 @@ impl<'a> Lexer<'a> {
     /// Goes past bytes while they are as asked, and returns them.
     fn take_while(&mut self, accept: impl Fn(u8) -> bool) -> &'a [u8] {
         let rest = self.text.get(self.at..).unwrap_or_default();
-        let len = rest
-            .iter()
-            .position(|&byte| !accept(byte))
-            .unwrap_or(rest.len());
+        let len = rest.iter().position(|&byte| !accept(byte)).unwrap_or(rest.len());
         self.at += len;
         rest.get(..len).unwrap_or_default()
     }

@@ -46,9 +46,7 @@ struct Function<'a> {
 impl<'a> Ptx<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         let end = bytes.iter().position(|&byte| byte == 0);
-        Self {
-            text: end.and_then(|end| bytes.get(..end)).unwrap_or(bytes),
-        }
+        Self { text: end.and_then(|end| bytes.get(..end)).unwrap_or(bytes) }
     }
 
     /// The text without the NUL.
@@ -93,12 +91,8 @@ impl<'a> Ptx<'a> {
                 Token::Dot(b".extern") => linking.external = true,
                 Token::Dot(b".visible" | b".common") => linking.binding = Binding::Global,
                 Token::Dot(b".weak") => linking.binding = Binding::Weak,
-                Token::Dot(b".global") => {
-                    variables(&mut lexer, Space::Global, linking, &mut visit)?
-                }
-                Token::Dot(b".const") => {
-                    variables(&mut lexer, Space::Constant, linking, &mut visit)?
-                }
+                Token::Dot(b".global") => variables(&mut lexer, Space::Global, linking, &mut visit)?,
+                Token::Dot(b".const") => variables(&mut lexer, Space::Constant, linking, &mut visit)?,
                 Token::Dot(word @ (b".entry" | b".func")) => {
                     visit(Item::Function(function(&mut lexer, word == b".entry")?));
                 }
@@ -111,10 +105,7 @@ impl<'a> Ptx<'a> {
                 _ if token != Token::Sign(b';') => continue,
                 _ => {}
             }
-            if !matches!(
-                token,
-                Token::Dot(b".extern" | b".visible" | b".common" | b".weak")
-            ) {
+            if !matches!(token, Token::Dot(b".extern" | b".visible" | b".common" | b".weak")) {
                 linking = Linking::default();
             }
         }
@@ -131,10 +122,7 @@ struct Linking {
 
 impl Default for Linking {
     fn default() -> Self {
-        Self {
-            external: false,
-            binding: Binding::Local,
-        }
+        Self { external: false, binding: Binding::Local }
     }
 }
 
@@ -178,10 +166,7 @@ fn variables<'a>(
                 in_function: false,
             })
         };
-        visit(Item::Variable {
-            global,
-            initial: value.map_or(&[], |(text, _)| text),
-        });
+        visit(Item::Variable { global, initial: value.map_or(&[], |(text, _)| text) });
         match lexer.next() {
             Some(Token::Sign(b',')) => {}
             Some(Token::Sign(b';')) => return Ok(()),
@@ -244,20 +229,13 @@ fn function<'a>(lexer: &mut Lexer<'a>, kernel: bool) -> Result<Function<'a>, Cod
             _ => {}
         }
     };
-    Ok(Function {
-        kernel,
-        name,
-        params: params.unwrap_or_default(),
-        body,
-    })
+    Ok(Function { kernel, name, params: params.unwrap_or_default(), body })
 }
 
 /// After `.alias`.
 fn alias<'a>(lexer: &mut Lexer<'a>) -> Result<Item<'a>, CodeError> {
     match (lexer.next(), lexer.next(), lexer.next()) {
-        (Some(Token::Word(name)), Some(Token::Sign(b',')), Some(Token::Word(of))) => {
-            Ok(Item::Alias { name, of })
-        }
+        (Some(Token::Word(name)), Some(Token::Sign(b',')), Some(Token::Word(of))) => Ok(Item::Alias { name, of }),
         _ => Err(CodeError::Malformed("an alias without names")),
     }
 }
@@ -277,10 +255,7 @@ fn variables_in_function(body: &[u8], globals: &mut Vec<Global>) -> Result<(), C
         if let Some(space) = space.filter(|_| starts_statement) {
             variables(&mut lexer, space, Linking::default(), &mut |item| {
                 if let Item::Variable { global, .. } = item {
-                    globals.extend(global.map(|global| Global {
-                        in_function: true,
-                        ..global
-                    }));
+                    globals.extend(global.map(|global| Global { in_function: true, ..global }));
                 }
             })?;
         } else {
@@ -318,10 +293,7 @@ mod tests {
         let ptx = Ptx::new(TEXT);
         assert_eq!(ptx.target().unwrap().to_string(), "sm_90a");
         let globals = ptx.globals().unwrap();
-        let found: Vec<_> = globals
-            .iter()
-            .map(|g| (g.name.as_str(), g.size, g.binding, g.in_function))
-            .collect();
+        let found: Vec<_> = globals.iter().map(|g| (g.name.as_str(), g.size, g.binding, g.in_function)).collect();
         assert_eq!(
             found,
             [

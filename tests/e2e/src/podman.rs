@@ -1,0 +1,135 @@
+//! Containers, by podman and runc, as `scripts/lib/podman.sh` calls them.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, bail, ensure};
+
+use crate::wait::until;
+use crate::{Node, Result, stage};
+
+/// The image of all containers here: a shell and a C library.
+const IMAGE: &str = "rekindle-e2e";
+/// Where containers see the programs of `tests/apps`.
+const APPS: &str = "/apps";
+
+/// Podman with Rekindle's hook. Containers are removed when this is dropped.
+#[derive(Debug)]
+pub struct Podman {
+    hooks: PathBuf,
+    containers: RefCell<Vec<String>>,
+}
+
+impl Podman {
+    /// For containers whose daemon is this host's, which must listen where podman's CRIU looks for one.
+    pub fn new(node: &Node) -> Result<Self> {
+        let hooks = node.path("hooks.d");
+        fs::create_dir(&hooks)?;
+        let program = stage::program("rekindle-oci-hook")?;
+        let mut command = Command::new(&program);
+        stage::clean_environment(&mut command);
+        let output = command.arg("--lib-dir").arg(stage::interposer()?).arg("hooks-json").output()?;
+        ensure!(output.status.success(), "hooks-json: {}", String::from_utf8_lossy(&output.stderr));
+        fs::write(hooks.join("rekindle.json"), output.stdout)?;
+        let podman = Self { hooks, containers: RefCell::default() };
+        podman.make_image()?;
+        Ok(podman)
+    }
+
+    /// Runs a program of `tests/apps` in a container with these options of `podman run` beside those that are needed here.
+    pub fn run(&self, name: &str, options: &[&str], program: &[&str]) -> Result {
+        self.containers.borrow_mut().push(name.to_owned());
+        let apps = format!("{}:{APPS}:ro", stage::apps()?.display());
+        let [program, arguments @ ..] = program else { bail!("no program") };
+        let program = format!("{APPS}/{program}");
+        let mut all = vec!["run", "--detach", "--name", name, "--volume", &apps];
+        all.extend(options);
+        all.extend([IMAGE, &program]);
+        all.extend(arguments);
+        // `podman_run` are options that depend on the machine.
+        self.succeeds(r#"podman_ --hooks-dir "$HOOKS" run "${podman_run[@]}" "${@:2}""#, &all)?;
+        Ok(())
+    }
+
+    /// Calls podman, which must succeed, and returns what it prints.
+    pub fn call(&self, arguments: &[&str]) -> Result<String> {
+        self.succeeds(CALL, arguments)
+    }
+
+    /// A restored container, to be removed too.
+    pub fn restored(&self, name: &str) {
+        self.containers.borrow_mut().push(name.to_owned());
+    }
+
+    /// The process that a container began with, as this host numbers it.
+    pub fn pid(&self, name: &str) -> Result<i32> {
+        let pid = self.call(&["inspect", "--format", "{{.State.Pid}}", name])?.trim().parse()?;
+        ensure!(pid != 0, "container {name} does not run");
+        Ok(pid)
+    }
+
+    /// Waits for a line in a container's output that begins so, and returns the rest of it.
+    pub fn says(&self, name: &str, beginning: &str) -> Result<String> {
+        until(&format!("container {name} says {beginning:?}"), || {
+            let log = self.call(&["logs", name])?;
+            ensure!(!self.has_ended(name)?, "container {name} has ended: {log}");
+            Ok(log.lines().find_map(|line| line.strip_prefix(beginning)).map(|rest| rest.trim().to_owned()))
+        })
+    }
+
+    /// Waits for a container's end, and returns its exit code.
+    pub fn exit_code(&self, name: &str) -> Result<i32> {
+        until(&format!("container {name} ends"), || Ok(self.has_ended(name)?.then_some(())))?;
+        Ok(self.call(&["inspect", "--format", "{{.State.ExitCode}}", name])?.trim().parse()?)
+    }
+
+    fn has_ended(&self, name: &str) -> Result<bool> {
+        Ok(self.call(&["inspect", "--format", "{{.State.Status}}", name])?.trim() == "exited")
+    }
+
+    /// Once for all tests of a program, whose containers share podman's storage.
+    fn make_image(&self) -> Result {
+        static MADE: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+        let make = || match self.succeeds("container_image \"$2\"", &[IMAGE]) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        };
+        MADE.get_or_init(make).clone().map_err(anyhow::Error::msg)
+    }
+
+    fn succeeds(&self, script: &str, arguments: &[&str]) -> Result<String> {
+        let output = self.shell(script, arguments)?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "podman {} ended with {}: {errors}", arguments.join(" "), output.status);
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn shell(&self, script: &str, arguments: &[&str]) -> Result<Output> {
+        let scripts = stage::repository()?.join("scripts/lib");
+        let mut command = Command::new("bash");
+        stage::clean_environment(&mut command);
+        command
+            .arg("-euc")
+            .arg(format!(". \"$1/podman.sh\"; {script}"))
+            .arg("podman")
+            .arg(scripts)
+            .args(arguments)
+            .env("HOOKS", &self.hooks)
+            .current_dir("/")
+            .stdin(Stdio::null());
+        command.output().context("cannot start bash")
+    }
+}
+
+const CALL: &str = r#"podman_ --hooks-dir "$HOOKS" "${@:2}""#;
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        for name in self.containers.borrow().iter() {
+            let _ = self.call(&["rm", "--force", "--ignore", "--time", "0", name]);
+        }
+    }
+}
