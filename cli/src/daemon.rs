@@ -11,14 +11,13 @@ use rekindle_wire::frame;
 
 use crate::failure::Failure;
 
-const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
 const VARIABLE: &str = "REKINDLE_SOCKET";
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the daemon listens: as told, as the environment says, or where it does unless told otherwise. Absolute.
 pub(crate) fn socket(option: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let path = option.or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
-    let path = path.unwrap_or_else(|| DEFAULT_SOCKET.into());
+    let path = path.unwrap_or_else(|| rekindle_wire::control::DEFAULT_SOCKET.into());
     std::path::absolute(path).context("cannot tell the current directory")
 }
 

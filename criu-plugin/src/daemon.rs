@@ -11,10 +11,6 @@ use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 
-/// Where the daemon listens unless `REKINDLE_SOCKET` says otherwise. (Under podman it never does: CRIU gets `PATH` and
-/// little else.)
-pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
-
 /// How long a daemon may take to say that it is there. A stopped one must not hold up dumps of other processes.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -56,9 +52,12 @@ pub struct Daemon {
     socket: UnixStream,
 }
 
-/// The daemon's socket.
+/// The daemon's socket. (Under podman it is always the default one: CRIU gets `PATH` and little else.)
 pub fn socket_path() -> PathBuf {
-    env::var_os("REKINDLE_SOCKET").filter(|path| !path.is_empty()).unwrap_or_else(|| DEFAULT_SOCKET.into()).into()
+    env::var_os("REKINDLE_SOCKET")
+        .filter(|path| !path.is_empty())
+        .unwrap_or_else(|| rekindle_wire::control::DEFAULT_SOCKET.into())
+        .into()
 }
 
 /// Connects, also when a signal comes between.

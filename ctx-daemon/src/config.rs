@@ -20,8 +20,6 @@ use thiserror::Error;
 
 /// Where the configuration is looked for.
 const DEFAULT_FILE: &str = "/etc/rekindle/rekindled.toml";
-/// Where the daemon listens. It is also where the interposer looks.
-const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
 /// Found by the loader's search.
 const DEFAULT_DRIVER: &str = "libcuda.so.1";
 /// Its owner and group: whoever may connect may use the GPUs.
@@ -114,7 +112,7 @@ impl Config {
 
     fn merge(options: ServeOptions, file: File) -> Result<Self, ConfigError> {
         let socket = options.socket.or(file.socket);
-        let socket = socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
+        let socket = socket.unwrap_or_else(|| rekindle_wire::control::DEFAULT_SOCKET.into());
         // Absolute: clients see the path as it was bound.
         let socket = std::path::absolute(socket).map_err(ConfigError::Here)?;
         if socket.as_os_str().len() >= SOCKET_PATH_MAX {

@@ -6,12 +6,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use rekindle_wire::attach::{Answer, Attach, Attached, SETTINGS};
-use rekindle_wire::control::{Opening, Request};
+use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Request};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::{frame, frame::FrameError};
-
-/// The daemon's socket unless `REKINDLE_SOCKET` says otherwise.
-pub(crate) const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
 
 /// What an attached process has.
 pub(crate) struct Connection {

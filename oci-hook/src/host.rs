@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Where the daemon listens unless told otherwise.
-pub(crate) const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+pub(crate) use rekindle_wire::control::DEFAULT_SOCKET;
 
 /// What makes a folder the interposer's.
 const INTERPOSER: &str = "libcuda.so.1";

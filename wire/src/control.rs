@@ -46,6 +46,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attach::Attach;
 
+/// Where the daemon listens unless its configuration says otherwise, and where everybody looks for it unless
+/// `REKINDLE_SOCKET` does.
+pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+
 /// The first message of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::application::{self, COUNT};
 use crate::daemon::Daemon;
-use rekindle_criu::daemon::DEFAULT_SOCKET;
+use rekindle_wire::control::DEFAULT_SOCKET;
 
 /// Set in the process that `enter` starts.
 const INSIDE: &str = "TEST_INSIDE";

@@ -61,6 +61,10 @@ impl Channel {
             match frame::receive::<WorkerRequest>(&socket) {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.store(true, Ordering::Release),
                 Ok(message) => {
+                    // Here and not when the executor comes to it: a `Cancel` may follow at once.
+                    if matches!(message.body, WorkerRequest::Save { .. }) {
+                        self.cancel.store(false, Ordering::Release);
+                    }
                     if events.send(Event::Request(message)).is_err() {
                         return;
                     }

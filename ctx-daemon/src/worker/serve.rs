@@ -271,7 +271,6 @@ impl Server {
     }
 
     fn save(&mut self, key: HashKey, number: u32, data: OwnedFd) -> Result<(WorkerReply, Vec<u8>), String> {
-        self.channel.cancel.store(false, Ordering::Release);
         let head = self.consumer.as_ref().map_or(0, Consumer::head);
         let saved = self.executor.save(head, key, number, channel::file(data), &self.channel.cancel)?;
         let blob = saved.client.to_bytes().map_err(|e| e.to_string())?;

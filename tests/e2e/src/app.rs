@@ -101,6 +101,14 @@ impl App {
         self.reaches(now + 1)
     }
 
+    /// Forgets how far it has come, and waits until it says where it is. For a program that was just restored.
+    pub fn position(&self) -> Result<u64> {
+        let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
+        fs::write(file, "")?;
+        self.reaches(1)?;
+        self.progress()
+    }
+
     /// Waits for a line that begins so, and returns the rest of it.
     pub fn says(&self, beginning: &str) -> Result<String> {
         until(&format!("{} says {beginning:?}", self.identity.name), || {
@@ -139,11 +147,9 @@ impl App {
         Ok(self.identity.clone())
     }
 
-    /// Empties what it has written: a restored program writes again.
-    pub fn forget_output(identity: &Identity) -> Result {
-        for file in [&identity.out, &identity.err] {
-            File::options().write(true).open(file)?.set_len(0)?;
-        }
+    /// Cuts off what it has written since: a restored program writes that again.
+    pub fn forget_output(identity: &Identity, since: u64) -> Result {
+        File::options().write(true).open(&identity.out)?.set_len(since)?;
         Ok(())
     }
 

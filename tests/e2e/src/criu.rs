@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use crate::{Result, stage};
 
 /// How much of a log is worth reading when a test fails.
-const TAIL: usize = 40;
+const TAIL: usize = 15;
 
 /// What becomes of the processes after a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,8 +124,12 @@ impl Outcome {
     }
 }
 
-/// The end of a log.
+/// What a log says went wrong, and its end.
 pub fn tail(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+    let (before, end) = lines.split_at(lines.len().saturating_sub(TAIL));
+    let telling = |line: &&&str| ["rror", "WARN", "arn ", "rekindle: "].iter().any(|word| line.contains(word));
+    let mut shown: Vec<_> = before.iter().filter(telling).take(TAIL).copied().collect();
+    shown.extend(end);
+    shown.join("\n")
 }

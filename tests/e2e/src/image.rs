@@ -28,6 +28,8 @@ pub struct Image {
     pub app: Identity,
     /// Its processes, the root first.
     pub tree: Vec<i32>,
+    /// Bytes that it had written to stdout by then.
+    pub written: u64,
 }
 
 impl Image {
@@ -53,6 +55,20 @@ impl Image {
     /// A file of it.
     pub fn path(&self, file: &str) -> PathBuf {
         self.dir.join(file)
+    }
+
+    /// That the program had more to do when it was dumped than to print what it prints at last.
+    pub fn must_be_of_the_middle(&self, all: &str) -> Result {
+        let name = &self.app.name;
+        ensure!(self.written < all.len() as u64, "{name} was dumped too late: make it run longer");
+        Ok(())
+    }
+
+    /// Whether the process had this file open when it was dumped, by what CRIU notes of files.
+    pub fn holds_open(&self, file: &Path) -> Result<bool> {
+        let files = fs::read(self.path("files.img"))?;
+        let name = file.as_os_str().as_encoded_bytes();
+        Ok(files.windows(name.len()).any(|bytes| bytes == name))
     }
 
     /// A copy to be damaged.

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
 use crate::criu::{Outcome, Running, Setting, tail};
+use crate::image::length;
 use crate::wait::{until, until_true};
 use crate::{App, Fate, Image, Result, process, stage};
 
@@ -201,13 +202,6 @@ impl Node {
         App::start(&mut command, &base, progress)
     }
 
-    /// As [`Node::run`], with nothing open that may be changed between a dump and the image's restore: for dumps that
-    /// leave the program running. CRIU insists that files have the size that they had.
-    pub fn run_quietly(&self, name: &str, arguments: &[&str]) -> Result<App> {
-        let mut command = self.command(&stage::app(name)?)?;
-        App::start(command.args(arguments), &self.fresh(name), None)
-    }
-
     /// How CRIU is to be run here.
     pub fn criu(&self) -> Setting {
         Setting { socket: self.socket.clone(), plugins: None }
@@ -222,29 +216,39 @@ impl Node {
 
     /// Starts a dump into a directory that is there.
     pub fn start_dump_into(&self, dir: PathBuf, app: &App, fate: Fate) -> Result<(Running, Image)> {
-        let image = Image { dir, app: app.identity().clone(), tree: process::tree(app.pid()) };
+        let image = Image {
+            dir,
+            app: app.identity().clone(),
+            tree: process::tree(app.pid()),
+            written: length(&app.identity().out)?,
+        };
         let criu = self.criu().dump(app.pid(), &image.dir, fate, self.fresh("dump").with_extension("log"))?;
         Ok((criu, image))
     }
 
-    /// Dumps a program, which goes on.
+    /// Dumps a program, which goes on. CRIU insists that a file that was open has the size that it had; what says how far
+    /// a program is changes all the time, so an image that has it open is dumped anew.
     pub fn dump(&self, app: &App) -> Result<Image> {
-        let (criu, image) = self.start_dump(app, Fate::Running)?;
-        criu.wait()?.succeeds()?;
-        Ok(image)
+        until("an image that holds no file open that changes", || {
+            let (criu, image) = self.start_dump(app, Fate::Running)?;
+            criu.wait()?.succeeds()?;
+            let open = app.identity().progress.as_ref().map(|file| image.holds_open(file));
+            Ok((!open.unwrap_or(Ok(false))?).then_some(image))
+        })
     }
 
     /// Dumps a program, which CRIU then kills; returns when it is gone.
     pub fn dump_and_kill(&self, app: App) -> Result<Image> {
-        let (criu, image) = self.start_dump(&app, Fate::Killed)?;
+        let (criu, mut image) = self.start_dump(&app, Fate::Killed)?;
         criu.wait()?.succeeds()?;
         app.was_killed(&image.tree)?;
+        image.written = length(&image.app.out)?;
         Ok(image)
     }
 
     /// Restores a program. What it had written after the dump is forgotten: it writes that again.
     pub fn restore(&self, image: &Image) -> Result<App> {
-        App::forget_output(&image.app)?;
+        App::forget_output(&image.app, image.written)?;
         self.try_restore(image)?.succeeds()?;
         Ok(App::adopt(image.app.clone()))
     }
