@@ -120,7 +120,7 @@ def main():
     document = {
         "benchmark": "micro", "date": datetime.date.today().isoformat(), "commit": o.commit, "version": o.version,
         "device": device, "driver": driver_version, "kernel": platform.release(), "cores": os.cpu_count(),
-        "rounds": int(o.rounds), "worker_spin_us": 200, "worker_wait_spin_us": 5000, "caller_spin_us": 2000,
+        "rounds": int(o.rounds), "worker_spin_us": 200, "worker_wait_spin_us": 20000, "caller_spin_us": 2000,
         "figures": figures,
     }
     with open(o.out, "w") as out:

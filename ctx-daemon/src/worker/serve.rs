@@ -28,7 +28,7 @@ const WORKER_SPIN: Duration = Duration::from_micros(200);
 const CALLER_SPIN_US: u32 = 2000;
 const CORES_TO_SPIN: usize = 4;
 /// How long a device may be waited for by looking again and again, and how long the pauses are after that.
-const HOT_WAIT: Duration = Duration::from_millis(5);
+const HOT_WAIT: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Where the worker is in its life (see [`super::executor`]).

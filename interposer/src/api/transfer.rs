@@ -56,8 +56,16 @@ unsafe fn transfer(
         return Ok(());
     }
     match (target_is, source_is) {
-        // SAFETY: the caller's promise. The driver too returns once it has taken the bytes.
-        (Place::Device, Place::Host) => check(unsafe { copy::to_device(target, source as *const u8, bytes, on) }),
+        (Place::Device, Place::Host) => {
+            // SAFETY: the caller's promise. When it returns, the bytes have been taken, as with the driver.
+            check(unsafe { copy::to_device(target, source as *const u8, bytes, on) })?;
+            // A synchronous copy has also arrived: the driver promises less, but programs go on in another stream.
+            if wait == Wait::Yes {
+                // SAFETY: no pointers.
+                check(unsafe { stream::cuStreamSynchronize(on) })?;
+            }
+            Ok(())
+        }
         // SAFETY: the caller's promise.
         (Place::Host, Place::Device) => check(unsafe { copy::to_host(target as *mut u8, source, bytes, on) }),
         (Place::Host | Place::Pinned, Place::Host) | (Place::Host, Place::Pinned) => {
