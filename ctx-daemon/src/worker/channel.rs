@@ -37,11 +37,14 @@ pub(super) struct Channel {
     sleeping_on: Mutex<Option<Shared>>,
     /// The client's connection, to be shown to another daemon.
     client: Mutex<Option<(Attach, Attached, OwnedFd)>>,
+    /// The connection's way to the thread that reads it.
+    connections: Sender<(UnixStream, Arc<Arrived>)>,
 }
 
-/// Starts the thread that reads the channel.
+/// Starts the threads that read the channel and, once there is one, the client's connection.
 pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiver<Event>)> {
     let (events, receiver) = channel();
+    let (connections, coming) = channel();
     let reading = socket.try_clone()?;
     let channel = Arc::new(Channel {
         socket: Mutex::new(socket),
@@ -49,7 +52,14 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
+        connections,
     });
+    // Started now for the sake of its stack, see `start`.
+    std::thread::Builder::new().name("connection".into()).spawn(move || {
+        if let Ok((connection, arrived)) = coming.recv() {
+            read_connection(&connection, &arrived);
+        }
+    })?;
     let shared = channel.clone();
     std::thread::Builder::new().name("channel".into()).spawn(move || shared.read(reading, &events))?;
     Ok((channel, receiver))
@@ -129,7 +139,7 @@ impl Channel {
         }
     }
 
-    /// Remembers the client's connection, and starts the thread that reads it.
+    /// Remembers the client's connection, and has its thread read it.
     pub(super) fn serve_client(
         &self,
         connection: UnixStream,
@@ -141,8 +151,7 @@ impl Channel {
         if let Ok(mut client) = self.client.lock() {
             *client = Some((attach, attached, copy.into()));
         }
-        std::thread::Builder::new().name("connection".into()).spawn(move || read_connection(&connection, &arrived))?;
-        Ok(())
+        self.connections.send((connection, arrived)).map_err(std::io::Error::other)
     }
 }
 

@@ -112,6 +112,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`super::start`].
+    pub(crate) fn warm_up(&mut self) {
+        let count = self.lanes.len();
+        let all_here = std::sync::Barrier::new(count);
+        let started = self.run(count, &AtomicBool::new(false), |_, _| {
+            all_here.wait();
+            Ok(())
+        });
+        debug_assert!(started.is_ok());
+    }
+
     /// Gives back what lies in a device's primary context, which is about to be reset. [`Engine::prepare`] makes it
     /// anew.
     pub(crate) fn release(&mut self, driver: &Driver, device: usize) {

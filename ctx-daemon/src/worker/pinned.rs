@@ -134,10 +134,7 @@ fn map_fixed(file: &OwnedFd, address: u64, size: u64) -> bool {
     got != libc::MAP_FAILED
 }
 
-/// Maps a file shared wherever there is room.
-pub(crate) fn map_anywhere(file: &OwnedFd, size: usize) -> Option<*mut u8> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: no address asked for, so nothing is replaced.
-    let got = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-    (got != libc::MAP_FAILED).then_some(got.cast())
+/// Maps a file shared at an address that nothing else uses.
+pub(crate) fn map_at(file: &OwnedFd, address: u64, size: u64) -> Option<*mut u8> {
+    map_fixed(file, address, size).then_some(address as *mut u8)
 }

@@ -18,7 +18,7 @@ use tracing::{error, info};
 
 use super::channel::{self, Channel, Event};
 use super::executor::Executor;
-use super::pinned::{is_sealed, map_anywhere};
+use super::pinned::{is_sealed, map_at};
 
 /// Commands taken before anything else is looked at.
 const BATCH: usize = 64;
@@ -30,6 +30,12 @@ const CORES_TO_SPIN: usize = 4;
 /// How long a device may be waited for by looking again and again, and how long the pauses are after that.
 const HOT_WAIT: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
+
+/// Where the worker maps ring and staging: above the windows, and outside of where the kernel places mappings. The driver
+/// takes addresses for the code of later contexts there, and must find the same ones free in a restore, when ring and
+/// staging come last (see [`super::start`]).
+const RING_AT: u64 = 0x7000_0000_0000;
+const STAGING_AT: u64 = RING_AT + (1 << 30);
 
 /// Where the worker is in its life (see [`super::executor`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,15 +243,15 @@ impl Server {
 
     /// Maps the client's ring and staging.
     fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), String> {
-        let mut map = |what: &str, size: usize| {
+        let mut map = |what: &str, address: u64, size: usize| {
             let file = fds.next().ok_or(format!("no {what} came with the client"))?;
             if !is_sealed(&file, size as u64) {
                 return Err(format!("the client's {what} is not a sealed memfd of {size} bytes"));
             }
-            map_anywhere(&file, size).ok_or(format!("the client's {what} cannot be mapped"))
+            map_at(&file, address, size as u64).ok_or(format!("the client's {what} cannot be mapped"))
         };
-        let ring = map("ring", layout::SHARED_SIZE)?;
-        let staging = map("staging", layout::STAGING_SIZE)?;
+        let ring = map("ring", RING_AT, layout::SHARED_SIZE)?;
+        let staging = map("staging", STAGING_AT, layout::STAGING_SIZE)?;
         // SAFETY: a shared mapping of that size, page-aligned, of a file that cannot shrink; it stays as long as the
         // process.
         let shared = unsafe { Shared::new(ring) };

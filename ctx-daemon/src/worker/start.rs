@@ -1,4 +1,9 @@
 //! A worker's start: the driver loaded, contexts made on all devices, staging registered, before there is a client.
+//!
+//! The driver takes addresses for code and variables where the kernel would place a mapping. They must come out the same
+//! in a restore, so the worker does nothing between start and restore that takes such addresses in another order: it
+//! runs without address randomisation, allocates from the heap alone, starts its threads first, and maps what comes with
+//! a client at addresses of its own.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -20,6 +25,11 @@ const CAPABILITY_MINOR: usize = 76;
 
 /// Makes everything ready for a client, or says why not.
 pub(super) fn start(cuda_driver: &Path) -> Result<Executor, String> {
+    // SAFETY: only sets parameters of the allocator, before there are threads.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
     let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver).map_err(|e| e.to_string())?));
     try_start(driver).map_err(|e| e.to_string())
 }
@@ -58,6 +68,7 @@ fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {
     let mut engine = Engine::new();
     let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
     engine.prepare(driver, &primaries)?;
+    engine.warm_up();
     let attached = Attached { driver_version: version, api_version, devices: described };
     let mut executor = Executor::new(driver, devices, engine, attached);
     executor.context_changed();

@@ -93,9 +93,9 @@ impl Counter {
             // A new socket each time, so that a late answer to an earlier question is not taken for this one's.
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.set_read_timeout(Some(ANSWER))?;
-            socket.connect((Ipv4Addr::LOCALHOST, self.port))?;
             let mut answer = [0; 100];
-            let received = socket.send(request.as_bytes()).and_then(|_| socket.recv(&mut answer));
+            let sent = socket.connect((Ipv4Addr::LOCALHOST, self.port)).and_then(|()| socket.send(request.as_bytes()));
+            let received = sent.and_then(|_| socket.recv(&mut answer));
             match received {
                 Ok(length) => Ok(Some(String::from_utf8_lossy(&answer[..length]).into_owned())),
                 // Nobody listens, or is not able to answer now.
@@ -107,5 +107,6 @@ impl Counter {
 }
 
 fn is_temporary(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::ConnectionRefused | ErrorKind::Interrupted)
+    use ErrorKind::{ConnectionRefused, Interrupted, NetworkUnreachable, TimedOut, WouldBlock};
+    matches!(kind, WouldBlock | TimedOut | ConnectionRefused | NetworkUnreachable | Interrupted)
 }

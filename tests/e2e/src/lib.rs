@@ -12,7 +12,7 @@
 //! - [`stage`]: what is tested: the built tree, the programs
 //! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP
 //! - [`criu`]: dumps and restores; [`image`]: what they leave, and damage to it
-//! - [`podman`][]: containers
+//! - [`podman`][]: containers; [`fake`][]: a daemon of another version
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
 //! - [`random`]: a seed to repeat a test with
 //!
@@ -21,6 +21,7 @@
 pub mod app;
 pub mod counter;
 pub mod criu;
+pub mod fake;
 pub mod image;
 pub mod node;
 pub mod podman;

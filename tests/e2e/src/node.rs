@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -33,6 +34,8 @@ pub struct Node {
     daemon: Option<Daemon>,
     count: Cell<u32>,
     finished: bool,
+    /// Of those at the default socket there is one at a time.
+    turn: Option<MutexGuard<'static, ()>>,
 }
 
 #[derive(Debug)]
@@ -59,12 +62,14 @@ impl Node {
     pub fn without_daemon() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
         let socket = dir.path().join("rekindled.sock");
-        Ok(Self { dir, socket, gpu: Vec::new(), daemon: None, count: Cell::new(0), finished: false })
+        Ok(Self { dir, socket, gpu: Vec::new(), daemon: None, count: Cell::new(0), finished: false, turn: None })
     }
 
-    /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. There can be one at a time.
+    /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. Waits for its turn.
     pub fn at_default_socket() -> Result<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
         let mut node = Self::without_daemon()?;
+        node.turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
         node.socket = "/run/rekindle/rekindled.sock".into();
         node.start_daemon(&[])?;
         Ok(node)

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, bail, ensure};
 
+use crate::criu::tail;
 use crate::wait::until;
 use crate::{Node, Result, stage};
 
@@ -45,7 +46,7 @@ impl Podman {
         let apps = format!("{}:{APPS}:ro", stage::apps()?.display());
         let [program, arguments @ ..] = program else { bail!("no program") };
         let program = format!("{APPS}/{program}");
-        let mut all = vec!["run", "--detach", "--name", name, "--volume", &apps];
+        let mut all = vec!["--detach", "--name", name, "--volume", &apps];
         all.extend(options);
         all.extend([IMAGE, &program]);
         all.extend(arguments);
@@ -59,9 +60,19 @@ impl Podman {
         self.succeeds(CALL, arguments)
     }
 
-    /// A restored container, to be removed too.
-    pub fn restored(&self, name: &str) {
+    /// A container that will be made by a restore, to be removed too.
+    pub fn will_restore(&self, name: &str) {
         self.containers.borrow_mut().push(name.to_owned());
+    }
+
+    /// Sets the loopback of a restored container up: runc restores without a network into a new namespace, and leaves what
+    /// is in it to others.
+    pub fn set_loopback_up(&self, name: &str) -> Result {
+        let pid = self.pid(name)?.to_string();
+        let mut command = Command::new("nsenter");
+        let status = command.args(["--target", &pid, "--net", "ip", "link", "set", "lo", "up"]).status()?;
+        ensure!(status.success(), "nsenter ended with {status}");
+        Ok(())
     }
 
     /// The process that a container began with, as this host numbers it.
@@ -103,7 +114,12 @@ impl Podman {
     fn succeeds(&self, script: &str, arguments: &[&str]) -> Result<String> {
         let output = self.shell(script, arguments)?;
         let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "podman {} ended with {}: {errors}", arguments.join(" "), output.status);
+        if !output.status.success() {
+            // runc says where CRIU's is.
+            let log = errors.lines().find_map(|line| line.split_once("log file: "));
+            let log = log.and_then(|(_, path)| fs::read_to_string(path.trim()).ok()).unwrap_or_default();
+            bail!("podman {} ended with {}: {errors}{}", arguments.join(" "), output.status, tail(&log));
+        }
         Ok(String::from_utf8(output.stdout)?)
     }
 

@@ -75,7 +75,8 @@ fn library(folder_in_stage: &str) -> Result<PathBuf> {
 
 fn folder(variable: &str) -> Result<PathBuf> {
     let value = env::var_os(variable).with_context(|| format!("{variable} is not set: {}", advice()))?;
-    existing(value.into())
+    // Resolved, since podman and CRIU compare paths as text.
+    Ok(existing(value.into())?.canonicalize()?)
 }
 
 fn existing(path: PathBuf) -> Result<PathBuf> {

@@ -1,0 +1,237 @@
+//! Images that are bad, or good ones where they cannot be restored: the restore fails before anything runs, says why, and
+//! leaves nothing.
+
+use std::fs;
+use std::path::Path;
+
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::image::{COMMIT, MANIFEST, length};
+use rekindle_e2e::{Image, Node, Result, process};
+
+const ARGUMENTS: [&str; 4] = ["--iterations", "150", "--sleep-us", "5000"];
+
+/// An image of `streams4` in the middle of its work.
+fn image(node: &Node) -> Result<Image> {
+    let app = node.run("streams4", &ARGUMENTS)?;
+    app.reaches(100)?;
+    let image = node.dump_and_kill(app)?;
+    assert!(image.path(COMMIT).exists());
+    Ok(image)
+}
+
+/// That a restore fails for this reason, and before the program did anything.
+fn is_refused(node: &Node, image: &Image, reason: &str) -> Result {
+    let progress = image.app.progress.as_deref().unwrap_or(Path::new("/"));
+    let before = fs::read_to_string(progress)?;
+    node.try_restore(image)?.fails_with(reason)?;
+    for pid in &image.tree {
+        process::wait_gone("a process that could not be restored", *pid)?;
+    }
+    assert_eq!(fs::read_to_string(progress)?, before, "{reason}: the program has run");
+    node.is_idle()
+}
+
+/// That the image is as good as ever.
+fn is_restored(node: &Node, image: &Image) -> Result {
+    assert_eq!(node.restore(image)?.finish()?, undisturbed("streams4", &ARGUMENTS)?);
+    Ok(())
+}
+
+/// Does damage, and says what the restore must then say.
+type Damage<'a> = &'a dyn Fn(&Image) -> Result<String>;
+
+/// Each kind of damage to a copy of one image; then the image itself.
+fn damaged(damages: &[(&str, Damage<'_>)]) -> Result {
+    let node = Node::start()?;
+    let image = image(&node)?;
+    for (what, damage) in damages {
+        eprintln!("{what}");
+        let copy = image.copy(node.fresh("copy"))?;
+        let reason = damage(&copy)?;
+        is_refused(&node, &copy, &reason)?;
+    }
+    is_restored(&node, &image)?;
+    node.finish()
+}
+
+#[test]
+fn a_flipped_bit_in_any_file_fails_the_restore() -> Result {
+    let flipped = |kind: &str, image: &Image| {
+        let file = image.file(kind)?;
+        image.flip(&file, length(&image.path(&file))? / 2)?;
+        Ok(format!("{file} is corrupt"))
+    };
+    damaged(&[
+        ("the manifest", &|image| flipped(MANIFEST, image)),
+        ("the commit record", &|image| flipped(COMMIT, image)),
+        ("code", &|image| flipped("rekindle-code", image)),
+        ("data", &|image| {
+            let file = image.file("rekindle-data")?;
+            // A piece begins there; between pieces nothing is read.
+            image.flip(&file, 0)?;
+            Ok(format!("{file} is corrupt"))
+        }),
+    ])
+}
+
+#[test]
+fn one_corrupt_process_ends_the_restore_of_its_whole_tree() -> Result {
+    let arguments = ["--rounds", "200", "--sleep-us", "5000"];
+    let node = Node::start()?;
+    let app = node.run("tree", &arguments)?;
+    app.reaches(20)?;
+    let image = node.dump_and_kill(app)?;
+    for file in ["rekindle-data-0.raw", "rekindle-data-1.raw"] {
+        let copy = image.copy(node.fresh("copy"))?;
+        copy.flip(file, 0)?;
+        is_refused(&node, &copy, &format!("{file} is corrupt"))?;
+    }
+    assert_eq!(node.restore(&image)?.finish()?, undisturbed("tree", &arguments)?);
+    node.finish()
+}
+
+#[test]
+fn a_truncated_file_fails_the_restore() -> Result {
+    let truncated = |kind: &str, image: &Image| {
+        let file = image.file(kind)?;
+        image.truncate(&file)?;
+        Ok(format!("{file} is corrupt"))
+    };
+    damaged(&[
+        ("the manifest", &|image| truncated(MANIFEST, image)),
+        ("the commit record", &|image| truncated(COMMIT, image)),
+        ("code", &|image| truncated("rekindle-code", image)),
+        ("data", &|image| truncated("rekindle-data", image)),
+    ])
+}
+
+#[test]
+fn a_missing_file_fails_the_restore() -> Result {
+    let missing = |kind: &str, image: &Image| {
+        let file = image.file(kind)?;
+        image.remove(&file)?;
+        Ok(format!("{file} is missing"))
+    };
+    damaged(&[
+        ("the manifest", &|image| missing(MANIFEST, image)),
+        ("the commit record: nobody knows whether the dump came to its end", &|image| {
+            image.remove(COMMIT)?;
+            Ok("is not committed: the dump did not finish".to_owned())
+        }),
+        ("code", &|image| missing("rekindle-code", image)),
+        ("data", &|image| missing("rekindle-data", image)),
+    ])
+}
+
+#[test]
+fn a_newer_format_fails_the_restore() -> Result {
+    let newer = |file: &str, image: &Image| {
+        let version = image.age_into_the_future(file)?;
+        Ok(format!("{file} has format version {version}, and this program reads up to {}", version - 1))
+    };
+    damaged(&[("the manifest", &|image| newer(MANIFEST, image)), ("the commit record", &|image| newer(COMMIT, image))])
+}
+
+/// A good image, on a host whose GPUs are these.
+fn elsewhere(gpu: &[(&str, &str)], reason: &str) -> Result {
+    let mut node = Node::start()?;
+    let image = image(&node)?;
+    node.stop_daemon()?;
+    node.start_daemon(gpu)?;
+    is_refused(&node, &image, reason)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    is_restored(&node, &image)?;
+    node.finish()
+}
+
+#[test]
+fn another_compute_capability_fails_the_restore() -> Result {
+    elsewhere(&[("SIMGPU_CC", "8.0")], "compute capability 9.0, and here it is")
+}
+
+#[test]
+fn too_little_gpu_memory_fails_the_restore() -> Result {
+    elsewhere(&[("SIMGPU_MEMORY", "64K")], "restore on a GPU with more memory")
+}
+
+#[test]
+fn too_few_gpus_fail_the_restore() -> Result {
+    let arguments = ["--iterations", "100", "--sleep-us", "5000"];
+    let mut node = Node::start()?;
+    let app = node.run("twodev", &arguments)?;
+    app.reaches(20)?;
+    let image = node.dump_and_kill(app)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[("SIMGPU_DEVICES", "1")])?;
+    is_refused(&node, &image, "needs 2 GPUs, and there are 1 here")?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    assert_eq!(node.restore(&image)?.finish()?, undisturbed("twodev", &arguments)?);
+    node.finish()
+}
+
+#[test]
+fn without_a_daemon_the_restore_fails() -> Result {
+    let mut node = Node::start()?;
+    let image = image(&node)?;
+    node.stop_daemon()?;
+    node.try_restore(&image)?.fails_with("the processes used a GPU and cannot be restored")?;
+    assert!(image.tree.iter().all(|pid| process::is_gone(*pid)));
+    node.start_daemon(&[])?;
+    is_restored(&node, &image)?;
+    node.finish()
+}
+
+/// What `rekindle VERB DIR` ends with and says.
+fn rekindle(node: &Node, verb: &str, image: &Image) -> Result<(Option<i32>, String)> {
+    let output = node.rekindle(&[verb.as_ref(), image.dir.as_os_str()])?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8_lossy(&said).into_owned()))
+}
+
+#[test]
+fn verify_finds_what_is_wrong_and_names_the_file() -> Result {
+    const BAD: Option<i32> = Some(4);
+    let node = Node::start()?;
+    let image = image(&node)?;
+    let (code, said) = rekindle(&node, "verify", &image)?;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("good: "), "{said}");
+
+    for kind in ["rekindle-data", "rekindle-code", MANIFEST, COMMIT] {
+        let copy = image.copy(node.fresh("copy"))?;
+        let file = copy.file(kind)?;
+        let middle = length(&copy.path(&file))? / 2;
+        // Also where no content is: all of a data file counts.
+        copy.flip(&file, middle)?;
+        let (code, said) = rekindle(&node, "verify", &copy)?;
+        assert_eq!(code, BAD, "{said}");
+        assert!(said.contains(&file), "{said}");
+    }
+    let copy = image.copy(node.fresh("copy"))?;
+    copy.remove(COMMIT)?;
+    let (code, said) = rekindle(&node, "verify", &copy)?;
+    assert_eq!(code, BAD, "{said}");
+    assert!(said.contains("is not committed"), "{said}");
+    node.finish()
+}
+
+#[test]
+fn inspect_and_ps_show_what_there_is() -> Result {
+    let node = Node::start()?;
+    let app = node.run("streams4", &ARGUMENTS)?;
+    app.reaches(20)?;
+    let output = node.rekindle(&["ps".as_ref()])?;
+    let shown = String::from_utf8(output.stdout)?;
+    let line = shown.lines().find(|line| line.trim_start().starts_with(&app.pid().to_string()));
+    assert!(line.is_some_and(|line| line.contains("running") && line.ends_with("streams4")), "{shown}");
+    let image = node.dump_and_kill(app)?;
+    let (code, shown) = rekindle(&node, "inspect", &image)?;
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.contains("streams4"), "{shown}");
+    for phase in ["quiesce", "freeze", "copy", "write"] {
+        assert!(shown.contains(phase), "{phase}: {shown}");
+    }
+    node.finish()
+}

@@ -1,0 +1,49 @@
+//! A program of four threads, dumped at random moments while its GPU is busy: whichever command or wait a dump comes
+//! upon, nothing is lost and nothing is done twice.
+
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::random::Random;
+use rekindle_e2e::{Node, Result};
+
+/// Each dump ends the program, or leaves it running for a while and ends it then; it goes on from the image. A mistake at
+/// any moment shows in what is printed at the end.
+fn at_random_moments(moments: u64, iterations: u64, words: u64) -> Result {
+    let (iterations_text, words) = (iterations.to_string(), words.to_string());
+    let arguments = ["--iterations", &iterations_text, "--words", &words];
+    let expected = undisturbed("streams4", &arguments)?;
+    let mut random = Random::new();
+    let node = Node::start()?;
+    let mut app = node.run("streams4", &arguments)?;
+    for moment in 0..moments {
+        // Spread over what is left; the last thread may be ahead of the one that says how far all are.
+        let now = app.progress()?;
+        let left = (iterations * 7 / 2).saturating_sub(now) / (moments - moment);
+        app.reaches(now + 1 + random.below(left + 1))?;
+        // A moment between two iterations: the randomness itself, not a wait for something.
+        std::thread::sleep(std::time::Duration::from_micros(random.below(3000)));
+        let image = if random.below(2) == 0 {
+            node.dump_and_kill(app)?
+        } else {
+            let image = node.dump(&app)?;
+            std::thread::sleep(std::time::Duration::from_micros(random.below(20_000)));
+            app.kill()?;
+            image
+        };
+        image.must_be_of_the_middle(&expected)?;
+        app = node.restore(&image)?;
+        eprintln!("moment {moment}: progress {now}");
+        std::fs::remove_dir_all(&image.dir)?;
+    }
+    assert_eq!(app.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn dumped_at_25_random_moments_with_small_work() -> Result {
+    at_random_moments(25, 2000, 512)
+}
+
+#[test]
+fn dumped_at_25_random_moments_with_larger_work() -> Result {
+    at_random_moments(25, 600, 8192)
+}
