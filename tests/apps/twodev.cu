@@ -36,6 +36,7 @@ struct Side {
         CHECK(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming));
         CHECK(cudaMemcpy(own, start, n * 4, cudaMemcpyHostToDevice));
         CHECK(cudaMemset(received, 0, n * 4));
+        CHECK(cudaDeviceSynchronize()); // a memset does not wait, and the stream does not wait for it
         CHECK(cudaEventRecord(sent, stream));
     }
     // Stirs in what was received last.

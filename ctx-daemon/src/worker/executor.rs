@@ -11,7 +11,7 @@
 //! From quiesced to open nothing is written to memory that the client shares: no reply, no chunk, not even the ring's
 //! head. So what CRIU saves of it is its state at the quiesce, plus what the client enqueues until it is frozen.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -92,8 +92,8 @@ pub(crate) struct Executor {
     current: CUcontext,
     /// Why the client cannot be checkpointed from now on, if so.
     pub(crate) unsavable: Option<String>,
-    /// Events that were recorded at least once.
-    pub(crate) recorded: HashSet<u64>,
+    /// Events that were recorded, and when: the number of the command.
+    pub(crate) recorded: HashMap<u64, u64>,
     pub(crate) commands: u64,
     /// Pinned memory that a restored client has, until its memfds are here.
     pub(crate) expected_pins: Vec<(u64, super::pinned::Allocation)>,
@@ -122,7 +122,7 @@ impl Executor {
             header: CommandHeader::default(),
             current: 0,
             unsavable: None,
-            recorded: HashSet::new(),
+            recorded: HashMap::new(),
             commands: 0,
             expected_pins: Vec::new(),
             event_record,
@@ -145,7 +145,7 @@ impl Executor {
                 let result = dispatch(self, header.call, &mut args, &mut payload)?;
                 if header.call == self.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
-                    self.recorded.insert(event);
+                    self.recorded.insert(event, self.commands);
                 }
                 Ok(Outcome::Done(result))
             } else {

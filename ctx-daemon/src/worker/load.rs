@@ -96,8 +96,8 @@ impl Executor {
     fn restore_state(&mut self, client: &Client) -> Result<(), String> {
         let malformed = |e: rekindle_wire::codec::Malformed| format!("the image's worker state: {e}");
         let mut state = Reader::new(&client.worker_state);
-        for _ in 0..state.word().map_err(malformed)? {
-            self.recorded.insert(state.word().map_err(malformed)?);
+        for when in 0..state.word().map_err(malformed)? {
+            self.recorded.insert(state.word().map_err(malformed)?, when);
         }
         let mut contexts = HashMap::new();
         for _ in 0..state.word().map_err(malformed)? {
@@ -200,11 +200,15 @@ impl Executor {
         Ok(())
     }
 
-    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so.
+    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
+    /// which they were recorded, so that no time between two comes out negative.
     fn record_events(&mut self) -> Result<(), String> {
         use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
-        let events: Vec<u64> = self.recorded.iter().copied().collect();
-        for event in events {
+        let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
+        events.sort_unstable();
+        // Later records come after these.
+        self.commands = self.commands.max(events.len() as u64);
+        for (_, event) in events {
             let Some(object) = self.objects.get(event).copied() else { continue };
             self.enter_context(object.context).map_err(|e| e.to_string())?;
             // SAFETY: the handles are the driver's own.

@@ -192,14 +192,14 @@ impl Executor {
             .collect()
     }
 
-    /// What has no place of its own in the manifest: the events that were recorded, the contexts of pinned memory, and
+    /// What has no place of its own in the manifest: the events that were recorded, in that order, the contexts of pinned memory, and
     /// how far the client has reserved each window.
     fn state_bytes(&self) -> Vec<u8> {
         let mut state = Writer::new();
-        let mut recorded: Vec<u64> = self.recorded.iter().copied().collect();
+        let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();
         state.word(recorded.len() as u64);
-        recorded.into_iter().for_each(|event| state.word(event));
+        recorded.into_iter().for_each(|(_, event)| state.word(event));
         state.word(self.pinned.allocations().len() as u64);
         for (&address, pinned) in self.pinned.allocations() {
             state.word(address);

@@ -22,6 +22,8 @@ use crate::{App, Fate, Image, Result, process, stage};
 
 /// Workers that the daemon keeps ready.
 const SPARE: u32 = 1;
+/// So many logs are shown when a test fails, the newest.
+const LOGS: usize = 5;
 /// Programs that say how far they are, by an option.
 const WITH_PROGRESS: [&str; 6] = ["streams4", "tree", "twodev", "globals", "memory", "modules"];
 
@@ -254,7 +256,13 @@ impl Node {
     /// Restores a program. What it had written after the dump is forgotten: it writes that again.
     pub fn restore(&self, image: &Image) -> Result<App> {
         App::forget_output(&image.app, image.written)?;
-        self.try_restore(image)?.succeeds()?;
+        until("the numbers of the killed threads are free", || {
+            let outcome = self.try_restore(image)?;
+            // Since Linux 6.15 a thread's number is given back only after its process can be waited for.
+            let too_early = !outcome.status.success() && outcome.log.contains("Unable to create a thread: -17");
+            Ok((!too_early).then_some(outcome))
+        })?
+        .succeeds()?;
         Ok(App::adopt(image.app.clone()))
     }
 
@@ -314,13 +322,12 @@ impl Node {
 
     fn show_logs(&self) {
         let Ok(entries) = fs::read_dir(self.dir.path()) else { return };
-        let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-        files.sort();
-        for file in files {
-            let shown = file.extension().is_some_and(|it| it == "log" || it == "err");
-            if let Some(text) = shown.then(|| fs::read(&file).ok()).flatten().filter(|text| !text.is_empty()) {
-                eprintln!("==> {} <==\n{}", file.display(), tail(&String::from_utf8_lossy(&text)));
-            }
+        let told = |path: &PathBuf| path.extension().is_some_and(|it| it == "log" || it == "err");
+        let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(told).collect();
+        files.sort_by_key(|file| file.metadata().and_then(|it| it.modified()).ok());
+        for file in files.iter().rev().take(LOGS).rev() {
+            let text = fs::read(file).unwrap_or_default();
+            eprintln!("==> {} <==\n{}", file.display(), tail(&String::from_utf8_lossy(&text)));
         }
     }
 }
