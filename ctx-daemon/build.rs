@@ -58,6 +58,7 @@ const ALSO: &[&str] = &[
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuStreamCreate",
+    "cuStreamDestroy_v2",
     "cuStreamSynchronize",
 ];
 

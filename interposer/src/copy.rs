@@ -178,7 +178,7 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
                 return Err(CUDA_ERROR_LAUNCH_FAILED);
             }
             if result.is_ok() {
-                result = client.standing_error();
+                result = reply::chunk_result(client.shared.chunk(chunk));
             }
             if result.is_ok() {
                 // SAFETY: the chunk's bytes have arrived; the target range is part of what the caller promises.

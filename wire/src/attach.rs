@@ -80,4 +80,6 @@ pub struct Pinned {
     pub address: u64,
     /// Its size in bytes, a multiple of the page size.
     pub size: u64,
+    /// Unique among the client's memfds, and the end of its name: an address may be used again.
+    pub serial: u64,
 }

@@ -34,6 +34,9 @@ commands! {
     /// Waits for the event's last record. `event`. Waits.
     6 EVENT_SYNC;
 
+    /// `cuStreamDestroy`: what was enqueued in it still runs to its end. `stream`. Does not wait.
+    8 STREAM_DESTROY;
+
     /// Device memory in the current context's device. `size` -> `address rounded_size`. The error
     /// [`WINDOW_FULL`] asks the client to reserve more of the device's window, up to the address in the reply.
     /// Waits.
@@ -42,7 +45,7 @@ commands! {
     17 MEM_FREE;
     /// Says how far the client has reserved a device's window. `device end`. Does not wait.
     18 WINDOW_RESERVED;
-    /// Registers pinned memory, whose memfd came over the connection. `address size flags`. Waits.
+    /// Registers pinned memory, whose memfd came over the connection. `address size flags serial`. Waits.
     19 PINNED_MAP;
     /// Unregisters and unmaps pinned memory, after everything before it has finished. `address`. Waits.
     20 PINNED_UNMAP;
@@ -91,6 +94,12 @@ commands! {
 
 /// The result of [`MEM_ALLOC`] that asks for more of the window; no driver error has this number.
 pub const WINDOW_FULL: i32 = 1_000_001;
+
+/// Launch attributes that travel as they are: ignore 0, cooperative 2, synchronisation policy 3, cluster dimension 4,
+/// cluster scheduling 5, programmatic stream serialisation 6, priority 8, memory synchronisation domain map 9 and
+/// domain 10, preferred cluster 11, shared memory carve-out 14. The others carry events or addresses of the caller's
+/// (access policy window 1, programmatic event 7, launch completion event 12, device-updatable 13).
+pub const PLAIN_ATTRIBUTES: &[u32] = &[0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
 
 /// In [`Launch::flags`]: a cooperative launch.
 pub const COOPERATIVE: u32 = 1;

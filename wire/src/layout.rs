@@ -47,8 +47,8 @@ pub const STAGING_SIZE: usize = CHUNKS * CHUNK_SIZE;
 pub const SHARED_NAME: &std::ffi::CStr = c"rekindle-ring";
 /// The staging memfd's name.
 pub const STAGING_NAME: &std::ffi::CStr = c"rekindle-staging";
-/// The name of the memfds of pinned memory.
-pub const PINNED_NAME: &std::ffi::CStr = c"rekindle-pinned";
+/// What the names of memfds of pinned memory begin with; a serial number follows.
+pub const PINNED_NAME: &str = "rekindle-pinned-";
 
 /// The seals of the three: their size cannot change under the other side, and neither can that.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

@@ -23,6 +23,8 @@ pub const PENDING: u32 = 1;
 pub const ASLEEP: u32 = 2;
 /// The worker has answered.
 pub const DONE: u32 = 3;
+/// Of a staging chunk: the copy did not happen. The lower bits are the error's code.
+pub const FAILED: u32 = 1 << 31;
 
 /// Takes a free reply slot for a call, trying `hint` first; `None` when all are in use.
 pub fn claim(shared: &Shared, hint: usize) -> Option<usize> {
@@ -31,14 +33,14 @@ pub fn claim(shared: &Shared, hint: usize) -> Option<usize> {
         .find(|&slot| shared.reply(slot).state.compare_exchange(FREE, PENDING, AcqRel, Relaxed).is_ok())
 }
 
-/// Waits until `word` says [`DONE`]: spins for `spin`, then sleeps. Every 100 ms of sleep it asks `alive`, and gives
+/// Waits until `word` says [`DONE`] or [`FAILED`]: spins for `spin`, then sleeps. Every 100 ms of sleep it asks `alive`, and gives
 /// up with `false` when that says no: the worker is gone, and nobody will ever answer.
 pub fn wait(word: &AtomicU32, spin: Duration, alive: impl Fn() -> bool) -> bool {
     if !spin.is_zero() {
         let start = Instant::now();
         loop {
             for _ in 0..64 {
-                if word.load(Acquire) == DONE {
+                if word.load(Acquire) >= DONE {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -54,12 +56,12 @@ pub fn wait(word: &AtomicU32, spin: Duration, alive: impl Fn() -> bool) -> bool 
             Err(_) => return true,
         }
         futex::wait(word, ASLEEP, Duration::from_millis(100));
-        if word.load(Acquire) == DONE {
+        if word.load(Acquire) >= DONE {
             return true;
         }
         if !alive() {
             // The worker may have answered just before it died.
-            return word.load(Acquire) == DONE;
+            return word.load(Acquire) >= DONE;
         }
     }
 }
@@ -73,6 +75,21 @@ pub fn release(shared: &Shared, slot: usize) {
 pub fn finish(word: &AtomicU32) {
     if word.swap(DONE, AcqRel) == ASLEEP {
         futex::wake(word, i32::MAX);
+    }
+}
+
+/// The worker's side: marks a chunk's copy as failed, and wakes its caller if it sleeps.
+pub fn fail(word: &AtomicU32, code: i32) {
+    if word.swap(FAILED | code as u32, AcqRel) == ASLEEP {
+        futex::wake(word, i32::MAX);
+    }
+}
+
+/// The client's side: how a chunk's copy ended.
+pub fn chunk_result(word: &AtomicU32) -> Result<(), i32> {
+    match word.load(Acquire) {
+        failed if failed & FAILED != 0 => Err((failed & !FAILED) as i32),
+        _ => Ok(()),
     }
 }
 

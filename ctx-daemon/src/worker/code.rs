@@ -113,24 +113,13 @@ impl Executor {
         args.end()?;
         let real = self.of_kind(handle, kind)?;
         // What runs from it must be done: the driver waits here too.
-        for key in self.waiting.busy(0) {
-            if let Some(stream) = self.waiting.real(key) {
-                self.enter_context(key.context)?;
-                // SAFETY: the handle is the driver's own.
-                unsafe { (self.driver().cuStreamSynchronize)(stream) };
-                self.waiting.all_done(key);
-            }
-        }
-        self.enter_context(self.header.context)?;
+        self.finish_streams(0)?;
         // SAFETY: the handle is the driver's own, and is forgotten below.
         check(unsafe {
-            if kind == Kind::Module {
-                (self.driver().cuModuleUnload)(real)
-            } else {
-                (self.driver().cuLibraryUnload)(real)
-            }
+            if kind == Kind::Module { (self.driver().cuModuleUnload)(real) } else { (self.driver().cuLibraryUnload)(real) }
         })?;
-        self.objects.remove(handle);
+        let call = if kind == Kind::Module { command::MODULE_UNLOAD } else { command::LIBRARY_UNLOAD };
+        self.objects.unload(handle, call, self.header.context, args.all());
         self.loaded.remove(&handle);
         self.globals.retain(|(parent, _), _| *parent != handle);
         Ok(())
@@ -222,6 +211,8 @@ impl Executor {
         if !known.iter().any(|g| g.address == address) {
             // The driver knows a variable that the image does not tell of.
             known.push(Placed { name: name.to_owned(), address, size });
+            let call = if kind == Kind::Module { command::MODULE_GLOBAL } else { command::LIBRARY_GLOBAL };
+            self.objects.record(call, parent, self.header.context, args.all(), None);
         }
         reply.word(address);
         reply.word(size);
@@ -237,7 +228,12 @@ impl Executor {
         args: &Reader<'_>,
         call: u16,
     ) -> Result<(), Refused> {
-        let allocates = self.loaded.get(&parent).is_some_and(|i| i.allocating.contains(&*name.to_string_lossy()));
+        // A library's module has the library's code.
+        let origin = match self.objects.get(parent) {
+            Some(o) if o.kind == Kind::Module && o.parent != 0 => o.parent,
+            _ => parent,
+        };
+        let allocates = self.loaded.get(&origin).is_some_and(|i| i.allocating.contains(&*name.to_string_lossy()));
         let context = if kind == Kind::Function { self.header.context } else { 0 };
         if !self.objects.insert(handle, Object { kind, real, context, parent, allocates }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());

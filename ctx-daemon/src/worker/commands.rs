@@ -9,7 +9,7 @@ use super::executor::{Executor, Outcome, Refused};
 use super::memory::MemoryError;
 use super::objects::Object;
 use super::pinned;
-use super::waiting::{For, Then};
+use super::waiting::{EVENT_STREAM, StreamKey, Then};
 
 /// Success, or the code as the command's end.
 fn check(code: CUresult) -> Result<(), Refused> {
@@ -28,6 +28,7 @@ impl Executor {
             command::STREAM_SYNC => self.stream_sync(args),
             command::EVENT_SYNC => self.event_sync(args),
             command::CONTEXT_SYNC => self.context_sync(args),
+            command::STREAM_DESTROY => self.stream_destroy(args),
             command::MEM_ALLOC => self.mem_alloc(args, reply),
             command::MEM_FREE => self.mem_free(args),
             command::WINDOW_RESERVED => self.window_reserved(args),
@@ -146,28 +147,37 @@ impl Executor {
         if chunk >= CHUNKS || bytes > CHUNK_SIZE {
             return Err(Malformed("a staging chunk that does not exist").into());
         }
-        let queued = self.reachable(device, bytes as u64).and_then(|()| {
-            let key = self.stream_key(stream)?;
-            let real = self.handle_stream(stream)?;
-            // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
-            let host = unsafe { self.staging.add(chunk * CHUNK_SIZE) };
-            // SAFETY: `bytes` at most a chunk; the device range was checked.
-            check(unsafe {
-                if to_device {
-                    (self.driver().cuMemcpyHtoDAsync_v2)(device, host.cast(), bytes, real)
-                } else {
-                    (self.driver().cuMemcpyDtoHAsync_v2)(host.cast(), device, bytes, real)
-                }
-            })?;
-            self.when_done(vec![key], Then::Chunk(chunk))
-        });
-        if queued.is_err()
-            && let Some(shared) = self.shared
-        {
-            // Nobody must wait for a copy that does not happen.
-            rekindle_wire::reply::finish(shared.chunk(chunk));
+        self.reachable(device, bytes as u64)?;
+        let key = self.stream_key(stream)?;
+        let real = self.handle_stream(stream)?;
+        // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
+        let host = unsafe { self.staging.add(chunk * CHUNK_SIZE) };
+        // SAFETY: `bytes` at most a chunk; the device range was checked.
+        check(unsafe {
+            if to_device {
+                (self.driver().cuMemcpyHtoDAsync_v2)(device, host.cast(), bytes, real)
+            } else {
+                (self.driver().cuMemcpyDtoHAsync_v2)(host.cast(), device, bytes, real)
+            }
+        })?;
+        self.when_done(vec![key], Then::Chunk(chunk))?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn stream_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        let object = *self.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        if object.kind != Kind::Stream {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
         }
-        queued.map(|()| Outcome::Done(CUDA_SUCCESS))
+        self.objects.remove(handle);
+        match self.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
+            Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
+            // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it any more.
+            None => check(unsafe { (self.driver().cuStreamDestroy_v2)(object.real) })?,
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn stream_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
@@ -183,7 +193,25 @@ impl Executor {
         let event = args.word()?;
         args.end()?;
         let real = self.handle_event(event)?;
-        self.waiting.add(For::Event(real), Then::Reply(self.header.reply));
+        // The event's record as it is now, whatever is recorded later: a stream of our own waits for it.
+        let context = self.objects.get(event).map_or(0, |o| o.context);
+        self.enter_context(context)?;
+        let driver = self.driver();
+        let key = StreamKey { context, handle: EVENT_STREAM, thread: 0 };
+        const NON_BLOCKING: u32 = 1;
+        let track = self.waiting.track(key, || {
+            let mut stream = 0;
+            // SAFETY: the out parameter is a local; the context is current.
+            match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
+                CUDA_SUCCESS => Ok(stream),
+                error => Err(error),
+            }
+        });
+        let track = track.map_err(Refused::Code)?;
+        track.enqueued += 1;
+        // SAFETY: both handles are the driver's own.
+        check(unsafe { (driver.cuStreamWaitEvent)(track.real, real, 0) })?;
+        self.when_done(vec![key], Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)
     }
 
@@ -246,10 +274,10 @@ impl Executor {
     }
 
     fn pinned_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (address, size, flags) = (args.word()?, args.word()?, args.word32()?);
+        let (address, size, flags, serial) = (args.word()?, args.word()?, args.word32()?, args.word()?);
         args.end()?;
         let allocation = pinned::Allocation { size, flags, context: self.header.context };
-        Ok(Outcome::Done(self.pinned.map(self.driver(), address, allocation)))
+        Ok(Outcome::Done(self.pinned.map(self.driver(), address, Some(serial), allocation)))
     }
 
     fn pinned_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
@@ -318,19 +346,25 @@ impl Executor {
         self.api_version(real, reply)
     }
 
-    /// Brings everything in a context to rest, and takes down what the worker keeps for it.
-    fn clear_context(&mut self, handle: u64) -> Result<(), Refused> {
-        // The commands before it have been executed, but the device may still be at work.
-        let marks = self.waiting.busy(handle);
-        for key in marks {
+    /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
+    pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
+        for key in self.waiting.busy(context) {
             if let Some(real) = self.waiting.real(key) {
                 self.enter_context(key.context)?;
-                // SAFETY: the handle is the driver's own. An error here ends with the context.
+                // SAFETY: the handle is the driver's own.
                 unsafe { (self.driver().cuStreamSynchronize)(real) };
             }
             self.waiting.all_done(key);
         }
         self.poll();
+        self.enter_context(self.header.context)
+    }
+
+    /// Brings everything in a context to rest, and takes down what the worker keeps for it.
+    fn clear_context(&mut self, handle: u64) -> Result<(), Refused> {
+        // The commands before it have been executed, but the device may still be at work.
+        self.finish_streams(handle)?;
+        self.enter_context(handle)?;
         let driver = self.driver();
         for device in &mut self.devices {
             let mine = |a: &super::memory::Allocation| a.context == handle;
@@ -363,6 +397,7 @@ impl Executor {
         }
         self.clear_context(handle)?;
         self.objects.remove(handle);
+        self.forget_error();
         // SAFETY: the context is the driver's own, made by CONTEXT_CREATE, and not used again.
         let result = unsafe { (self.driver().cuCtxDestroy_v2)(real) };
         self.context_changed();
@@ -388,11 +423,21 @@ impl Executor {
         self.clear_context(handle)?;
         self.objects.remove(handle);
         self.devices[ordinal].used = true;
+        self.forget_error();
         Ok(ordinal)
+    }
+
+    /// A context takes the error that has broken it with it.
+    fn forget_error(&self) {
+        if let Some(shared) = self.shared {
+            shared.header().sticky.store(0, std::sync::atomic::Ordering::Release);
+        }
     }
 
     /// Makes a primary context as new. What the worker itself has in it is taken out before and put back after.
     fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
+        // Copies of other devices go through the same staging.
+        self.finish_streams(0)?;
         self.engine.release(self.driver(), ordinal);
         self.unregister_staging(ordinal);
         let device = self.devices[ordinal].device;
@@ -406,10 +451,6 @@ impl Executor {
         check(result)?;
         self.devices[ordinal].primary = real;
         self.devices[ordinal].used = false;
-        if let Some(shared) = self.shared {
-            // A reset takes the error of a broken context with it.
-            shared.header().sticky.store(0, std::sync::atomic::Ordering::Release);
-        }
         self.register_staging(ordinal)
     }
 
@@ -452,6 +493,9 @@ fn attributes(launch: &Launch<'_>) -> Result<Vec<CUlaunchAttribute>, Refused> {
         let mut attribute = CUlaunchAttribute { id: reader.word32()?, pad: [0; 4], value: [0; 8] };
         for value in &mut attribute.value {
             *value = reader.word()?;
+        }
+        if !command::PLAIN_ATTRIBUTES.contains(&attribute.id) {
+            return Err(Malformed("a launch attribute that does not travel").into());
         }
         attributes.push(attribute);
     }

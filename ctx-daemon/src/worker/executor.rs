@@ -33,7 +33,7 @@ use super::engine::Engine;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
-use super::waiting::{For, StreamKey, Then, Waiting};
+use super::waiting::{StreamKey, Then, Waiting};
 
 /// Why a command was not handed to the driver.
 #[derive(Clone, Copy, Debug, Error)]
@@ -155,10 +155,36 @@ impl Executor {
         match outcome {
             Ok(Outcome::Later) => {}
             Ok(Outcome::Done(result)) => self.answer(header.reply, result, payload.bytes()),
-            Err(Refused::Code(code)) => self.answer(header.reply, code, &[]),
+            Err(Refused::Code(code)) => {
+                // Whoever waits for a chunk gets the error from it.
+                if header.call != command::COPY_TO_CHUNK {
+                    self.answer(header.reply, code, &[]);
+                }
+                if matches!(header.call, command::COPY_FROM_CHUNK | command::COPY_TO_CHUNK) {
+                    self.fail_chunk(parameters, code);
+                }
+            }
             Err(refused) => return Err(refused),
         }
         Ok(())
+    }
+
+    /// A copy through a staging chunk does not happen: nobody must wait for it.
+    fn fail_chunk(&self, parameters: &[u8], code: CUresult) {
+        let mut args = Reader::new(parameters);
+        if let (Ok(_), Ok(chunk), Some(shared)) = (args.word(), args.word(), self.shared)
+            && chunk < rekindle_wire::layout::CHUNKS as u64
+        {
+            self.note_sticky(code);
+            reply::fail(shared.chunk(chunk as usize), code);
+        }
+    }
+
+    /// Keeps an error after which the context is lost, so that every later call returns it.
+    fn note_sticky(&self, code: CUresult) {
+        if is_sticky(code) && let Some(shared) = self.shared {
+            shared.header().sticky.store(code, std::sync::atomic::Ordering::Release);
+        }
     }
 
     /// Executes a generated call; for a restore.
@@ -174,9 +200,7 @@ impl Executor {
     /// Answers a call; the error of one that nobody waits for is kept for a later call.
     pub(crate) fn answer(&mut self, reply_slot: u16, result: CUresult, payload: &[u8]) {
         let Some(shared) = self.shared else { return };
-        if is_sticky(result) {
-            shared.header().sticky.store(result, std::sync::atomic::Ordering::Release);
-        }
+        self.note_sticky(result);
         match reply_slot.checked_sub(1) {
             Some(slot) if !reply::answer(&shared, slot as usize, result, payload) => {
                 warn!(slot, bytes = payload.len(), "a reply found nobody waiting, or no room");
@@ -202,18 +226,26 @@ impl Executor {
             match then {
                 Then::Reply(slot) => self.answer(slot, result, &[]),
                 Then::Chunk(chunk) => {
-                    if let Some(shared) = self.shared {
-                        if is_sticky(result) {
-                            shared.header().sticky.store(result, std::sync::atomic::Ordering::Release);
-                        }
-                        reply::finish(shared.chunk(chunk));
+                    self.note_sticky(result);
+                    match self.shared {
+                        Some(shared) if result == CUDA_SUCCESS => reply::finish(shared.chunk(chunk)),
+                        Some(shared) => reply::fail(shared.chunk(chunk), result),
+                        None => {}
                     }
                 }
                 Then::Free { address, reply } => {
                     let freed = self.free_memory(address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
                 }
+                Then::Destroy(key) => {
+                    if let Some(real) = self.waiting.remove(key) {
+                        // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it.
+                        unsafe { (self.driver.cuStreamDestroy_v2)(real) };
+                    }
+                }
                 Then::Unpin { address, reply } => {
+                    let context = self.pinned.allocations().get(&address).map_or(0, |a| a.context);
+                    let _ = self.enter_context(context);
                     let freed = self.pinned.unmap(self.driver, address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
                 }
@@ -351,7 +383,6 @@ impl Executor {
     /// A generated call has destroyed an object.
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.objects.remove(handle);
-        self.waiting.forget_stream(handle);
         self.recorded.remove(&handle);
     }
 
@@ -369,7 +400,7 @@ impl Executor {
             marks.push(self.waiting.mark(self.driver, key).map_err(Refused::Code)?);
         }
         self.enter_context(self.header.context)?;
-        self.waiting.add(For::Marks(marks), then);
+        self.waiting.add(marks, then);
         Ok(())
     }
 

@@ -75,6 +75,21 @@ impl Objects {
         self.record(call, owner, context, args, None);
     }
 
+    /// Takes a module or library out that was unloaded. Where other code was loaded after it, its records stay, and one
+    /// of the unloading is added: the driver places later code by what was there, and a restore must do as it did.
+    pub(crate) fn unload(&mut self, handle: u64, call: u16, context: u64, args: &[u8]) {
+        let loaded = self.log.iter().position(|r| r.owner == handle && r.code.is_some());
+        let others_after = |at: usize| self.log[at..].iter().any(|r| r.code.is_some() && r.owner != handle);
+        if !loaded.is_some_and(others_after) {
+            self.remove(handle);
+            return;
+        }
+        let kept = self.log.clone();
+        self.remove(handle);
+        self.log = kept;
+        self.record(call, handle, context, args, None);
+    }
+
     /// Takes an object out, with everything made from it, and their records. Returns what was taken out, the object
     /// itself last.
     pub(crate) fn remove(&mut self, handle: u64) -> Vec<(u64, Object)> {
@@ -96,10 +111,15 @@ impl Objects {
         let roots: Vec<u64> =
             self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context).map(|(h, _)| *h).collect();
         let gone = roots.into_iter().flat_map(|h| self.remove(h)).collect();
-        // What is left of the context's records instantiates libraries in it; their loading itself stays.
-        self.log.retain(|r| {
-            r.context != context || Kind::Library.owns(r.owner) && r.code.is_some() || Kind::Kernel.owns(r.owner)
-        });
+        // What is left of the context's records is about libraries and kernels: their placing in it goes, their
+        // loading stays, and needs no context.
+        let stays = |r: &Record| Kind::Library.owns(r.owner) && r.code.is_some() || Kind::Kernel.owns(r.owner);
+        self.log.retain(|r| r.context != context || stays(r));
+        for record in self.log.iter_mut().filter(|r| r.context == context) {
+            record.context = 0;
+        }
+        // A context that comes anew is placed anew: what was unloaded no longer matters.
+        self.log.retain(|r| self.by_handle.contains_key(&r.owner));
         gone
     }
 }
@@ -126,6 +146,36 @@ mod tests {
         assert!(!objects.insert(Kind::Event.handle(9), object(Kind::Stream, 0)));
         assert_eq!(objects.remove(library).len(), 3);
         assert!(objects.log().is_empty());
+    }
+
+    #[test]
+    fn an_unloading_is_recorded_where_other_code_came_after() {
+        let mut objects = Objects::default();
+        let code = Some(CodeHash::of(b"code"));
+        let (first, second) = (Kind::Module.handle(1), Kind::Module.handle(2));
+        for handle in [first, second] {
+            assert!(objects.insert(handle, object(Kind::Module, 0)));
+            objects.record(1, handle, 0, &[], code);
+        }
+        objects.unload(first, 9, 0, &[]);
+        assert!(objects.get(first).is_none());
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner)).collect();
+        assert_eq!(log, [(1, first), (1, second), (9, first)]);
+        objects.unload(second, 9, 0, &[]);
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner)).collect();
+        assert_eq!(log, [(1, first), (9, first)]);
+    }
+
+    #[test]
+    fn a_library_outlives_the_context_it_was_loaded_in() {
+        let mut objects = Objects::default();
+        let (context, library) = (Kind::Context.handle(1), Kind::Library.handle(2));
+        assert!(objects.insert(library, Object { context: 0, ..object(Kind::Library, 0) }));
+        objects.record(1, library, context, &[], Some(CodeHash::of(b"code")));
+        objects.record(2, library, context, &[], None);
+        objects.remove_context(context);
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.context)).collect();
+        assert_eq!(log, [(1, 0)]);
     }
 
     #[test]

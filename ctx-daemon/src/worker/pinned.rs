@@ -1,7 +1,7 @@
 //! Pinned host memory on the worker's side: memfds that came over the connection, mapped where the client has them and
 //! registered with the driver.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::driver::Driver;
 /// Memfds that have arrived but are not mapped yet. Filled by the thread that reads the connection.
 #[derive(Default)]
 pub(crate) struct Arrived {
-    files: Mutex<HashMap<u64, (u64, OwnedFd)>>,
+    files: Mutex<Vec<(Pinned, OwnedFd)>>,
     more: Condvar,
 }
 
@@ -27,17 +27,21 @@ impl Arrived {
     /// A memfd has come. `false` where a client sends more than it maps.
     pub(crate) fn put(&self, pinned: Pinned, file: OwnedFd) -> bool {
         let Ok(mut files) = self.files.lock() else { return false };
-        files.insert(pinned.address, (pinned.size, file));
+        files.push((pinned, file));
         self.more.notify_all();
         files.len() <= MAX_ARRIVED
     }
 
-    /// The memfd for an address, waiting a moment for it: it was sent before the command, but on another way.
-    fn take(&self, address: u64) -> Option<(u64, OwnedFd)> {
+    /// The memfd for an address (and serial number, if one is asked for), waiting a moment for it: it was sent before
+    /// the command, but on another way. Others for the same address are of earlier allocations, and dropped.
+    fn take(&self, address: u64, serial: Option<u64>) -> Option<(u64, OwnedFd)> {
         let mut files = self.files.lock().ok()?;
         for _ in 0..50 {
-            if let Some(found) = files.remove(&address) {
-                return Some(found);
+            let wanted = |p: &Pinned| p.address == address && serial.is_none_or(|s| s == p.serial);
+            if let Some(i) = files.iter().position(|(p, _)| wanted(p)) {
+                let (pinned, file) = files.remove(i);
+                files.retain(|(p, _)| p.address != address || p.serial > pinned.serial);
+                return Some((pinned.size, file));
             }
             files = self.more.wait_timeout(files, Duration::from_millis(100)).ok()?.0;
         }
@@ -69,8 +73,14 @@ impl PinnedMemory {
     }
 
     /// Maps and registers the memfd that came for this address.
-    pub(crate) fn map(&mut self, driver: &Driver, address: u64, allocation: Allocation) -> CUresult {
-        let Some((size, file)) = self.arrived.take(address) else { return CUDA_ERROR_INVALID_VALUE };
+    pub(crate) fn map(
+        &mut self,
+        driver: &Driver,
+        address: u64,
+        serial: Option<u64>,
+        allocation: Allocation,
+    ) -> CUresult {
+        let Some((size, file)) = self.arrived.take(address, serial) else { return CUDA_ERROR_INVALID_VALUE };
         let end = address.checked_add(allocation.size);
         let inside = end.is_some_and(|end| address >= window::PINNED_BASE && end <= window::pinned().end);
         let aligned = address.is_multiple_of(4096) && allocation.size.is_multiple_of(4096);

@@ -312,7 +312,7 @@ impl Server {
             self.executor
                 .enter_context(allocation.context)
                 .map_err(|e| format!("pinned memory at {address:#x}: {e}"))?;
-            let result = self.executor.pinned.map(driver, address, allocation);
+            let result = self.executor.pinned.map(driver, address, None, allocation);
             super::driver::expect("mapping pinned memory", result).map_err(|e| format!("{e} at {address:#x}"))?;
         }
         let client = self.restoring.take().ok_or("nothing was loaded")?;

@@ -36,14 +36,8 @@ pub(crate) struct Mark {
     place: u64,
 }
 
-/// What a command waits for.
-#[derive(Debug)]
-pub(crate) enum For {
-    /// All of these.
-    Marks(Vec<Mark>),
-    /// An event of the client's.
-    Event(CUevent),
-}
+/// The stream, one in each context, in which the worker waits for events of the client's.
+pub(crate) const EVENT_STREAM: CUstream = u64::MAX;
 
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +50,8 @@ pub(crate) enum Then {
     Free { address: u64, reply: u16 },
     /// Pinned memory is unregistered, and the call returns.
     Unpin { address: u64, reply: u16 },
+    /// A stream that the client has destroyed is destroyed.
+    Destroy(StreamKey),
 }
 
 /// Everything that waits.
@@ -63,7 +59,8 @@ pub(crate) enum Then {
 pub(crate) struct Waiting {
     tracks: HashMap<StreamKey, Track>,
     spare: HashMap<u64, Vec<CUevent>>,
-    list: Vec<(For, Then)>,
+    list: Vec<(Vec<Mark>, Then)>,
+    next_dying: u32,
 }
 
 impl Waiting {
@@ -126,8 +123,8 @@ impl Waiting {
     }
 
     /// Adds something that waits.
-    pub(crate) fn add(&mut self, until: For, then: Then) {
-        self.list.push((until, then));
+    pub(crate) fn add(&mut self, marks: Vec<Mark>, then: Then) {
+        self.list.push((marks, then));
     }
 
     /// Whether anything waits.
@@ -139,22 +136,19 @@ impl Waiting {
     pub(crate) fn finished(&mut self, driver: &Driver, finished: &mut Vec<(Then, CUresult)>) {
         let mut i = 0;
         while i < self.list.len() {
-            let result = match &mut self.list[i].0 {
-                // SAFETY: the handle is the driver's own; a query has no other effect.
-                For::Event(event) => unsafe { (driver.cuEventQuery)(*event) },
-                For::Marks(marks) => loop {
-                    let Some(mark) = marks.last().copied() else { break CUDA_SUCCESS };
-                    // SAFETY: as above.
-                    let result = unsafe { (driver.cuEventQuery)(mark.event) };
-                    if result != CUDA_SUCCESS {
-                        break result;
-                    }
-                    marks.pop();
-                    self.spare.entry(mark.context).or_default().push(mark.event);
-                    if let Some(track) = self.tracks.get_mut(&mark.stream) {
-                        track.done = track.done.max(mark.place);
-                    }
-                },
+            let marks = &mut self.list[i].0;
+            let result = loop {
+                let Some(mark) = marks.last().copied() else { break CUDA_SUCCESS };
+                // SAFETY: the event is ours; a query has no other effect.
+                let result = unsafe { (driver.cuEventQuery)(mark.event) };
+                if result != CUDA_SUCCESS {
+                    break result;
+                }
+                marks.pop();
+                self.spare.entry(mark.context).or_default().push(mark.event);
+                if let Some(track) = self.tracks.get_mut(&mark.stream) {
+                    track.done = track.done.max(mark.place);
+                }
             };
             if result == CUDA_ERROR_NOT_READY {
                 i += 1;
@@ -164,14 +158,31 @@ impl Waiting {
         }
     }
 
-    /// Forgets a stream that was destroyed.
-    pub(crate) fn forget_stream(&mut self, handle: CUstream) {
-        self.tracks.retain(|k, _| k.handle != handle);
+    /// The client has destroyed a stream. What is enqueued in it still runs: unless it is known to be idle, it is kept
+    /// under a name that nobody else has, which is returned, until it is.
+    pub(crate) fn retire(&mut self, key: StreamKey) -> Option<StreamKey> {
+        let track = self.tracks.remove(&key)?;
+        if track.done == track.enqueued {
+            return None;
+        }
+        self.next_dying += 1;
+        let dying = StreamKey { thread: self.next_dying, ..key };
+        self.tracks.insert(dying, track);
+        Some(dying)
     }
 
-    /// Forgets a context that was reset or destroyed, and returns the threads' default streams that were made in it.
+    /// Takes a stream out, and returns the driver's handle.
+    pub(crate) fn remove(&mut self, key: StreamKey) -> Option<CUstream> {
+        self.tracks.remove(&key).map(|t| t.real)
+    }
+
+    /// Forgets a context that is about to be reset or destroyed, in which nothing runs any more: what still waits for
+    /// it need not.
     pub(crate) fn forget_context(&mut self, context: u64) {
         self.tracks.retain(|k, _| k.context != context);
         self.spare.remove(&context);
+        for (marks, _) in &mut self.list {
+            marks.retain(|m| m.context != context);
+        }
     }
 }

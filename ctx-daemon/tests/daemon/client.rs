@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::control::{Opening, Request};
 use rekindle_wire::frame;
-use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE};
+use rekindle_wire::layout::{SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE};
 
 use crate::support::{cookie_of, memfd};
 
@@ -55,7 +55,7 @@ pub(crate) fn main() {
             ["map", size, address] => {
                 let fixed = usize::from_str_radix(address, 16).unwrap();
                 let size: usize = size.parse().unwrap();
-                mapped.push(map(memfd(PINNED_NAME, size), size, fixed));
+                mapped.push(map(memfd(c"rekindle-pinned-1", size), size, fixed));
                 say("mapped");
             }
             ["map"] => {

@@ -14,6 +14,7 @@ use crate::state::memory::Allocation;
 pub(super) fn forget(client: &Client, context: CUcontext) {
     client.contexts.remove(context);
     client.streams.forget_context(context);
+    client.functions.forget_context(context);
     for pinned in client.memory.forget_context(context) {
         if let Allocation::Pinned { base, size, .. } = pinned {
             super::pinned::unmap(client, base, size);

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{COOPERATIVE, LAUNCH, Launch};
+use rekindle_wire::command::{COOPERATIVE, LAUNCH, Launch, PLAIN_ATTRIBUTES};
 
 use super::{check, code, library};
 use crate::client::Call;
@@ -171,12 +171,6 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { launch(what, params, std::ptr::null_mut()) })
 }
-
-/// Attributes that travel as they are: ignore 0, cooperative 2, synchronisation policy 3, cluster dimension 4,
-/// cluster scheduling 5, programmatic stream serialisation 6, priority 8, memory synchronisation domain map 9 and
-/// domain 10, preferred cluster 11, shared memory carve-out 14. The others carry events or addresses of the caller's
-/// (access policy window 1, programmatic event 7, launch completion event 12, device-updatable 13), and are refused.
-const PLAIN_ATTRIBUTES: &[u32] = &[0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
 
 pub(crate) unsafe fn cuLaunchKernelEx(
     config: *const CUlaunchConfig,

@@ -209,7 +209,8 @@ unsafe fn find(call: u16, kind: Kind, out: *mut u64, parent: u64, name: *const c
     let (result, mut reply) = call.wait();
     check(result)?;
     let params = parameter_layout(&mut reply)?;
-    client.functions.insert(handle, Arc::new(Function::new(name.to_owned(), parent, params)));
+    let context = if kind == Kind::Function { contexts::current() } else { 0 };
+    client.functions.insert(handle, Arc::new(Function::new(name.to_owned(), parent, context, params)));
     // SAFETY: as above.
     unsafe { put(out, handle) }
 }
@@ -242,7 +243,7 @@ pub(crate) unsafe fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel)
                 let handle = call.fresh_handle(Kind::Function);
                 call.word(kernel);
                 check(call.wait().0)?;
-                client.functions.insert(handle, Arc::new(Function::new(key, kernel, known.params.clone())));
+                client.functions.insert(handle, Arc::new(Function::new(key, kernel, context, known.params.clone())));
                 handle
             }
         };

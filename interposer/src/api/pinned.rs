@@ -1,7 +1,8 @@
 //! Pinned host memory: a memfd of its own for each allocation, mapped at the same address in the worker and registered
 //! there. CRIU saves it with the process.
 
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Pinned;
@@ -12,6 +13,9 @@ use super::{check, code, put};
 use crate::attach::{map_shared, sealed_memfd};
 use crate::client::{self, Call, Client};
 use crate::state::memory::Allocation;
+
+/// Numbers memfds.
+static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 const PAGE: u64 = 4096;
 /// `CU_MEMHOSTALLOC_PORTABLE | DEVICEMAP | WRITECOMBINED`.
@@ -24,18 +28,22 @@ pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: 
         }
         let (context, _) = client.contexts.current()?;
         let size = (bytes as u64).checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let file = sealed_memfd(PINNED_NAME, size as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let serial = SERIAL.fetch_add(1, Relaxed);
+        let name = CString::new(format!("{PINNED_NAME}{serial}")).map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        let file = sealed_memfd(&name, size as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         let base = client.memory.pinned_place(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let result = map_shared(&file, base as *mut c_void, size as usize, libc::MAP_FIXED_NOREPLACE)
-            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
-            .and_then(|_| {
-                client.announce_pinned(Pinned { address: base, size }, &file)?;
-                let mut call = Call::in_context(PINNED_MAP)?;
-                call.word(base);
-                call.word(size);
-                call.word(u64::from(flags));
-                check(call.wait().0)
-            });
+        // Where this fails something else is there: neither unmapped nor given out again.
+        map_shared(&file, base as *mut c_void, size as usize, libc::MAP_FIXED_NOREPLACE)
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        // The call comes first: if it cannot be made, nothing is announced that nobody takes.
+        let result = Call::in_context(PINNED_MAP).and_then(|mut call| {
+            client.announce_pinned(Pinned { address: base, size, serial }, &file)?;
+            call.word(base);
+            call.word(size);
+            call.word(u64::from(flags));
+            call.word(serial);
+            check(call.wait().0)
+        });
         if let Err(error) = result {
             unmap(client, base, size);
             return Err(error);

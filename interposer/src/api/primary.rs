@@ -10,12 +10,13 @@ use crate::state::contexts::{Context, Contexts, Primary};
 pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
     code(client::get().and_then(|client| {
         let device = client.device(dev)?;
-        client.standing_error()?;
         let handle = client
             .contexts
             .with_primary(device, |primary| {
-                if primary.retained == 0 {
-                    activate(client, device, *primary)?;
+                // A context that was let go comes back whole, whatever had broken it.
+                match primary.retained {
+                    0 => activate(client, device, *primary)?,
+                    _ => client.standing_error()?,
                 }
                 primary.retained += 1;
                 Ok::<_, CUresult>(Contexts::primary_handle(device))
@@ -93,7 +94,8 @@ fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
     rekindle_cuda_abi::private::cls_reset(handle);
     let mut call = Call::unchecked(client, CONTEXT_RELEASE, handle);
     call.word(handle);
-    check(call.send())?;
+    // Pinned memory must not be unmapped here before the worker has let it go.
+    check(if client.memory.has_pinned(handle) { call.wait().0 } else { call.send() })?;
     super::context::forget(client, handle);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::STREAM_SYNC;
+use rekindle_wire::command::{STREAM_DESTROY, STREAM_SYNC};
 
 use super::{check, code, put, put_if};
 use crate::client::{self, Call};
@@ -43,11 +43,12 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u3
 
 pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     code(client::get().and_then(|client| {
+        let mut call = Call::new(STREAM_DESTROY)?;
         if !client.streams.remove(stream) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        // SAFETY: no pointers.
-        check(unsafe { remote::cuStreamDestroy_v2(stream) })
+        call.word(stream);
+        check(call.send())
     }))
 }
 

@@ -11,6 +11,8 @@ pub(crate) struct Function {
     pub(crate) name: CString,
     /// The module or library it came from.
     pub(crate) parent: u64,
+    /// The context it belongs to; 0 for a kernel, which belongs to none.
+    pub(crate) context: u64,
     /// Offset and size of each parameter, in bytes.
     pub(crate) params: Vec<(u32, u32)>,
     /// The furthest end of a parameter, in bytes.
@@ -21,9 +23,9 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    pub(crate) fn new(name: CString, parent: u64, params: Vec<(u32, u32)>) -> Self {
+    pub(crate) fn new(name: CString, parent: u64, context: u64, params: Vec<(u32, u32)>) -> Self {
         let params_size = params.iter().map(|&(o, s)| o as usize + s as usize).max().unwrap_or(0);
-        Self { name, parent, params, params_size, proven: AtomicU64::new(0) }
+        Self { name, parent, context, params, params_size, proven: AtomicU64::new(0) }
     }
 }
 
@@ -48,6 +50,14 @@ impl Functions {
     pub(crate) fn find(&self, parent: u64, name: &std::ffi::CStr) -> Option<u64> {
         let map = self.by_handle.read().ok()?;
         map.iter().find(|(_, f)| f.parent == parent && f.name.as_c_str() == name).map(|(h, _)| *h)
+    }
+
+    /// Forgets the functions of a context that is gone. Kernels stay, but must prove themselves anew.
+    pub(crate) fn forget_context(&self, context: u64) {
+        if let Ok(mut map) = self.by_handle.write() {
+            map.retain(|_, f| f.context != context);
+            map.values().for_each(|f| f.proven.store(0, std::sync::atomic::Ordering::Relaxed));
+        }
     }
 
     /// Forgets the functions of a module or library that was unloaded, and those made from its kernels.

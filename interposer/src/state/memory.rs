@@ -90,6 +90,12 @@ impl Memory {
         self.by_address.write().ok()?.remove(&base)
     }
 
+    /// Whether a context holds pinned memory.
+    pub(crate) fn has_pinned(&self, context: CUcontext) -> bool {
+        let is = |a: &Allocation| matches!(a, Allocation::Pinned { .. }) && a.context() == context;
+        self.by_address.read().is_ok_and(|map| map.values().any(is))
+    }
+
     /// Forgets what a context held, and returns its pinned memory.
     pub(crate) fn forget_context(&self, context: CUcontext) -> Vec<Allocation> {
         let Ok(mut map) = self.by_address.write() else { return Vec::new() };

@@ -2,6 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// How often tests of random things are repeated.
+const SOAK: &str = "REKINDLE_SOAK";
 /// Repeats a test: the seed that it printed.
 const VARIABLE: &str = "REKINDLE_E2E_SEED";
 
@@ -29,6 +31,11 @@ impl Random {
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (x ^ (x >> 31)) % limit
     }
+}
+
+/// How many times a test of random things is to be done.
+pub fn repetitions() -> u64 {
+    std::env::var(SOAK).ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
 impl Default for Random {

@@ -122,6 +122,27 @@ fn a_killed_program_frees_its_worker_and_the_pool_is_full_again() -> Result {
 }
 
 #[test]
+fn a_worker_that_is_slow_to_end_is_not_taken_for_that_of_the_restored_program() -> Result {
+    let arguments = ["--iterations", "150", "--sleep-us", "5000"];
+    let expected = undisturbed("streams4", &arguments)?;
+    let node = Node::start()?;
+    let app = node.run("streams4", &arguments)?;
+    app.reaches(20)?;
+    let image = node.dump(&app)?;
+    // It cannot notice that its client is gone, whose number the restored program has then.
+    let worker = node.client(app.pid())?.worker;
+    process::signal(worker, libc::SIGSTOP)?;
+    app.kill()?;
+    let app = node.restore(&image)?;
+    app.advances()?;
+    let image = node.dump_and_kill(app)?;
+    image.must_be_of_the_middle(&expected)?;
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    process::signal(worker, libc::SIGCONT)?;
+    node.finish()
+}
+
+#[test]
 fn a_program_that_becomes_another_frees_its_worker() -> Result {
     let node = Node::start()?;
     let go = node.path("go");

@@ -2,7 +2,7 @@
 //! upon, nothing is lost and nothing is done twice.
 
 use rekindle_e2e::app::undisturbed;
-use rekindle_e2e::random::Random;
+use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{Node, Result};
 
 /// Each dump ends the program, or leaves it running for a while and ends it then; it goes on from the image. A mistake at
@@ -40,10 +40,10 @@ fn at_random_moments(moments: u64, iterations: u64, words: u64) -> Result {
 
 #[test]
 fn dumped_at_25_random_moments_with_small_work() -> Result {
-    at_random_moments(25, 12_000, 512)
+    (0..repetitions()).try_for_each(|_| at_random_moments(25, 12_000, 512))
 }
 
 #[test]
 fn dumped_at_25_random_moments_with_larger_work() -> Result {
-    at_random_moments(25, 3000, 8192)
+    (0..repetitions()).try_for_each(|_| at_random_moments(25, 3000, 8192))
 }

@@ -50,7 +50,7 @@ pub(super) fn has_ring(pid: i32) -> Result<bool, SharedError> {
 pub(super) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedMemory, SharedError> {
     let maps = read_maps(pid)?;
     let one = |name, what| {
-        let mut files = files(&maps, name).into_values();
+        let mut files = files(&maps, |it| it.is(name)).into_values();
         match (files.next(), files.next()) {
             (Some(mappings), None) => mappings[0].open(pid, what),
             _ => Err(SharedError::Count(what)),
@@ -61,7 +61,7 @@ pub(super) fn take(pid: i32, dumped: &[(u64, u64)]) -> Result<SharedMemory, Shar
     let staging = one(STAGING_NAME, "the staging")?;
     memfd::check_staging(&staging)?;
     let mut pinned = Vec::new();
-    for mappings in files(&maps, PINNED_NAME).into_values() {
+    for mappings in files(&maps, |it| it.pinned_serial().is_some()).into_values() {
         pinned.push(take_pinned(pid, &mappings)?);
     }
     let found = |(address, size): &&(u64, u64)| {
@@ -89,13 +89,14 @@ fn take_pinned(pid: i32, mappings: &[&Mapping]) -> Result<(Pinned, File), Shared
     if size == 0 || !fits || !size.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
         return Err(SharedError::Pinned(address));
     }
-    Ok((Pinned { address, size }, file))
+    let serial = mappings[0].pinned_serial().unwrap_or_default();
+    Ok((Pinned { address, size, serial }, file))
 }
 
-/// The mappings of each memfd of this name.
-fn files<'a>(maps: &'a [Mapping], name: &std::ffi::CStr) -> BTreeMap<(&'a str, u64), Vec<&'a Mapping>> {
+/// The mappings of each memfd among those that are wanted.
+fn files(maps: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> BTreeMap<(&str, u64), Vec<&Mapping>> {
     let mut files = BTreeMap::<_, Vec<_>>::new();
-    for mapping in maps.iter().filter(|it| it.is(name)) {
+    for mapping in maps.iter().filter(|it| wanted(it)) {
         let file = (mapping.device.as_str(), mapping.inode);
         files.entry(file).or_default().push(mapping);
     }
@@ -114,10 +115,18 @@ struct Mapping {
 }
 
 impl Mapping {
+    /// The name, if it is a memfd.
+    fn name(&self) -> Option<&str> {
+        self.path.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")
+    }
+
     fn is(&self, name: &std::ffi::CStr) -> bool {
-        let memfd = self.path.strip_prefix("/memfd:");
-        let named = memfd.and_then(|it| it.strip_suffix(" (deleted)"));
-        named.is_some_and(|it| it.as_bytes() == name.to_bytes())
+        self.name().is_some_and(|it| it.as_bytes() == name.to_bytes())
+    }
+
+    /// The serial number of pinned memory.
+    fn pinned_serial(&self) -> Option<u64> {
+        self.name()?.strip_prefix(PINNED_NAME)?.parse().ok()
     }
 
     fn open(&self, pid: i32, what: &'static str) -> Result<File, SharedError> {
@@ -161,18 +170,18 @@ mod tests {
 
     #[test]
     fn only_shared_writable_mappings_of_memfds_by_our_names_count() {
-        let line = "6000-8000 rw-s 00001000 00:01 77                       /memfd:rekindle-pinned (deleted)";
+        let line = "6000-8000 rw-s 00001000 00:01 77                       /memfd:rekindle-pinned-5 (deleted)";
         let mapping = parse(line).unwrap();
         assert_eq!((mapping.start, mapping.end), (0x6000, 0x8000));
         assert_eq!((mapping.offset, mapping.inode), (0x1000, 77));
-        assert!(mapping.is(PINNED_NAME) && !mapping.is(SHARED_NAME));
+        assert!(mapping.pinned_serial() == Some(5) && !mapping.is(SHARED_NAME));
         assert_eq!(parse(&line.replace("rw-s", "r--s")), None);
         assert_eq!(parse(&line.replace("rw-s", "rw-p")), None);
         for path in
-            ["/tmp/memfd:rekindle-pinned (deleted)", "/memfd:rekindle-pinned", "/memfd:rekindle-pinned2 (deleted)"]
+            ["/tmp/memfd:rekindle-pinned-5 (deleted)", "/memfd:rekindle-pinned-5", "/memfd:rekindle-pinned-5x (deleted)"]
         {
-            let other = line.replace("/memfd:rekindle-pinned (deleted)", path);
-            assert!(!parse(&other).unwrap().is(PINNED_NAME), "{path}");
+            let other = line.replace("/memfd:rekindle-pinned-5 (deleted)", path);
+            assert_eq!(parse(&other).unwrap().pinned_serial(), None, "{path}");
         }
         assert_eq!(parse("nonsense"), None);
         assert_eq!(parse("1-2 rw-s 0 00:01 0"), None);
@@ -205,14 +214,14 @@ mod tests {
         assert!(none.pinned.is_empty());
 
         let address = window::PINNED_BASE + (1 << 30);
-        let pinned = memfd(PINNED_NAME, 3 * PAGE, SEALS);
+        let pinned = memfd(c"rekindle-pinned-7", 3 * PAGE, SEALS);
         map(&pinned, 3 * 4096, address);
         // SAFETY: the middle page of the mapping just made, which nobody uses.
         unsafe { libc::mprotect((address + PAGE) as *mut _, 4096, libc::PROT_READ) };
         let taken = take(own, &[(address, 3 * PAGE)]).unwrap();
         let what: Vec<_> = taken.pinned.iter().map(|it| it.0).collect();
         let size = 3 * PAGE;
-        assert_eq!(what, [Pinned { address, size }]);
+        assert_eq!(what, [Pinned { address, size, serial: 7 }]);
         // The same file, not a copy.
         use std::os::unix::fs::MetadataExt;
         let inode = |file: &File| file.metadata().unwrap().ino();
@@ -221,7 +230,7 @@ mod tests {
         let missing = take(own, &[(address + (1 << 20), PAGE)]);
         assert!(matches!(missing, Err(SharedError::Pinned(_))));
 
-        let unsealed = memfd(PINNED_NAME, PAGE, 0);
+        let unsealed = memfd(c"rekindle-pinned-8", PAGE, 0);
         map(&unsealed, 4096, address + (2 << 20));
         assert!(matches!(take(own, &[]), Err(SharedError::Memory(_))));
     }
