@@ -130,6 +130,16 @@ pub fn cookie(fd: RawFd) -> Result<u64, String> {
     }
 }
 
+/// Whether something is queued on a socket that its process has not read.
+pub fn has_unread(fd: RawFd) -> Result<bool, String> {
+    let mut bytes = 0;
+    // SAFETY: SIOCINQ (FIONREAD) writes an int.
+    match unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut bytes) } {
+        0 => Ok(bytes > 0),
+        _ => Err(format!("cannot look at a socket's queue: {}", std::io::Error::last_os_error())),
+    }
+}
+
 /// The error that a reply to some other request is.
 pub fn out_of_turn(reply: Reply) -> String {
     DaemonError::Unexpected(Box::new(reply)).to_string()

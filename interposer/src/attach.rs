@@ -55,7 +55,7 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
     match answer {
         Ok(message) => match message.body {
             Answer::Attached(attached) => Ok(Some(Connection { socket, shared, staging: staging_at, attached })),
-            Answer::Refused { reason } => Err(reason),
+            Answer::Refused { reason } => Err(format!("the daemon at {path} refuses this process: {reason}")),
         },
         Err(FrameError::Closed | FrameError::Io(_)) => {
             // SAFETY: both mappings were made above, and nobody else knows of them.

@@ -67,8 +67,13 @@ fn attached() -> Option<&'static Client> {
     unsafe { CLIENT.load(Acquire).as_ref() }
 }
 
-/// Attaches if that has not happened yet.
+/// Attaches if that has not happened yet, and says on stderr why it cannot.
 pub(crate) fn ensure_attached() -> Result<&'static Client, CUresult> {
+    try_attached(true)
+}
+
+/// Attaches if that has not happened yet; `say` is whether a failure is worth a line.
+pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
     if FORKED.load(Acquire) {
         return Err(CUDA_ERROR_NOT_INITIALIZED);
     }
@@ -77,7 +82,9 @@ pub(crate) fn ensure_attached() -> Result<&'static Client, CUresult> {
         return Ok(client);
     }
     let connection = attach::attach().map_err(|line| {
-        log::error(&line);
+        if say {
+            log::error(&line);
+        }
         CUDA_ERROR_SYSTEM_NOT_READY
     })?;
     static HANDLER: Once = Once::new();

@@ -124,10 +124,11 @@ impl Registry {
         lock(&self.inner).clients.len()
     }
 
-    /// The clients with these pids.
+    /// The clients with these pids. Not those that had them: a restored process has the pid of one whose worker may
+    /// still be ending.
     pub(crate) fn clients_among(&self, pids: &[i32]) -> Vec<Arc<Client>> {
         let mut clients = self.clients();
-        clients.retain(|it| pids.contains(&it.process.pid));
+        clients.retain(|it| pids.contains(&it.process.pid) && it.process.is_alive());
         clients
     }
 
@@ -135,7 +136,7 @@ impl Registry {
     pub(crate) fn pending_among(&self, pids: &[i32]) -> Vec<Pending> {
         let inner = lock(&self.inner);
         let found = inner.pending.values();
-        found.filter(|it| pids.contains(&it.process.pid)).cloned().collect()
+        found.filter(|it| pids.contains(&it.process.pid) && it.process.is_alive()).cloned().collect()
     }
 
     /// Notes a process that has connected; forgotten when the result is dropped.

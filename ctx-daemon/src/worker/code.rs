@@ -116,7 +116,11 @@ impl Executor {
         self.finish_streams(0)?;
         // SAFETY: the handle is the driver's own, and is forgotten below.
         check(unsafe {
-            if kind == Kind::Module { (self.driver().cuModuleUnload)(real) } else { (self.driver().cuLibraryUnload)(real) }
+            if kind == Kind::Module {
+                (self.driver().cuModuleUnload)(real)
+            } else {
+                (self.driver().cuLibraryUnload)(real)
+            }
         })?;
         let call = if kind == Kind::Module { command::MODULE_UNLOAD } else { command::LIBRARY_UNLOAD };
         self.objects.unload(handle, call, self.header.context, args.all());

@@ -182,7 +182,9 @@ impl Executor {
 
     /// Keeps an error after which the context is lost, so that every later call returns it.
     fn note_sticky(&self, code: CUresult) {
-        if is_sticky(code) && let Some(shared) = self.shared {
+        if is_sticky(code)
+            && let Some(shared) = self.shared
+        {
             shared.header().sticky.store(code, std::sync::atomic::Ordering::Release);
         }
     }

@@ -16,9 +16,18 @@ pub(crate) unsafe fn cuInit(flags: u32) -> CUresult {
 }
 
 pub(crate) unsafe fn cuDriverGetVersion(version: *mut i32) -> CUresult {
+    // Asked before cuInit, and even where cuInit will fail: that says why, and a version of 0 would be taken for the
+    // reason.
+    let known = match client::try_attached(false) {
+        Ok(client) => client.attached.driver_version,
+        Err(_) => TABLE_VERSION,
+    };
     // SAFETY: the caller's promise by cuda.h.
-    code(client::ensure_attached().and_then(|c| unsafe { put(version, c.attached.driver_version) }))
+    code(unsafe { put(version, known) })
 }
+
+/// The version of the driver that the table of functions was read off.
+const TABLE_VERSION: i32 = 13_000;
 
 fn device(ordinal: CUdevice) -> Result<&'static Device, CUresult> {
     let client = client::get()?;

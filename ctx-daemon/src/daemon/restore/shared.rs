@@ -177,9 +177,11 @@ mod tests {
         assert!(mapping.pinned_serial() == Some(5) && !mapping.is(SHARED_NAME));
         assert_eq!(parse(&line.replace("rw-s", "r--s")), None);
         assert_eq!(parse(&line.replace("rw-s", "rw-p")), None);
-        for path in
-            ["/tmp/memfd:rekindle-pinned-5 (deleted)", "/memfd:rekindle-pinned-5", "/memfd:rekindle-pinned-5x (deleted)"]
-        {
+        for path in [
+            "/tmp/memfd:rekindle-pinned-5 (deleted)",
+            "/memfd:rekindle-pinned-5",
+            "/memfd:rekindle-pinned-5x (deleted)",
+        ] {
             let other = line.replace("/memfd:rekindle-pinned-5 (deleted)", path);
             assert_eq!(parse(&other).unwrap().pinned_serial(), None, "{path}");
         }
