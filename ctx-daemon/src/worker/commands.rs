@@ -422,6 +422,8 @@ impl Executor {
         let ordinal = self.device_of_context(handle)?;
         self.clear_context(handle)?;
         self.objects.remove(handle);
+        // The command came in a context that is no more.
+        self.header.context = 0;
         self.devices[ordinal].used = true;
         self.forget_error();
         Ok(ordinal)

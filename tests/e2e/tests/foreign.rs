@@ -9,7 +9,7 @@ use rekindle_e2e::criu::{Outcome, Setting};
 use rekindle_e2e::{App, Fate, Node, Result, process};
 
 /// Keeps what it was told in its memory until it may say it.
-const PROGRAM: &str = r#"read -r token <"$0/token"; rm "$0/token"; until [ -e "$0/go" ]; do :; done; echo "$token""#;
+const PROGRAM: &str = r#"token=$1; : >"$0/ready"; until [ -e "$0/go" ]; do :; done; echo "$token""#;
 const TOKEN: &str = "kept in memory";
 
 /// How CRIU is set up for a dump and a restore.
@@ -36,20 +36,21 @@ impl Foreign {
         Ok(Self { node, criu })
     }
 
-    /// The process knows its token.
+    /// The process knows its token, and has begun to wait.
     fn run(&self) -> Result<App> {
-        let token = self.node.path("token");
-        fs::write(&token, format!("{TOKEN}\n"))?;
+        let ready = self.node.path("ready");
         // Not one of the daemon's clients, so without its socket in the environment.
         let mut command = Command::new("bash");
-        command.args(["-c", PROGRAM]).arg(token.parent().unwrap_or(Path::new("/")));
+        command.args(["-c", PROGRAM]).arg(ready.parent().unwrap_or(Path::new("/"))).arg(TOKEN);
         let app = App::start(&mut command, &self.node.fresh("foreign"), None)?;
-        rekindle_e2e::until("the process has its token", || Ok((!token.exists()).then_some(())))?;
+        rekindle_e2e::until("the process has its token", || Ok(ready.exists().then_some(())))?;
+        fs::remove_file(ready)?;
         Ok(app)
     }
 
     fn dump(&self, app: &App, fate: Fate) -> Result<Outcome> {
-        fs::create_dir_all(self.node.path("image"))?;
+        let _ = fs::remove_dir_all(self.node.path("image"));
+        fs::create_dir(self.node.path("image"))?;
         self.criu.dump(app.pid(), &self.node.path("image"), fate, self.node.path("dump.log"))?.wait()
     }
 
