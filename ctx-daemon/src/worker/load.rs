@@ -70,7 +70,12 @@ impl Executor {
         let name = command::name(&self.table, call).unwrap_or("?").to_owned();
         let failed = |e: &dyn std::fmt::Display| format!("{name} of object {:#x} failed: {e}", object.handle);
         self.header = CommandHeader { call, context: object.context, ..Default::default() };
-        self.enter_context(object.context).map_err(|e| failed(&e))?;
+        match object.context {
+            // Of a context that is gone, or of none: but the driver wants one to ask a kernel for its parameters.
+            0 => self.enter_real(self.devices.first().map_or(0, |d| d.primary)),
+            context => self.enter_context(context),
+        }
+        .map_err(|e| failed(&e))?;
         let mut args = Reader::new(&object.args);
         let mut reply = Writer::new();
         let outcome = match call {

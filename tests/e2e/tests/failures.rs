@@ -95,14 +95,30 @@ fn a_disk_that_gpu_memory_fills_fails_the_dump_of_a_program_that_runs_again() ->
     dump_into_a_full_disk(Fate::Running, |sizes| sizes.criu + sizes.gpu / 2, "no space to write")
 }
 
+/// Whether all threads of a process sleep in a futex.
+fn all_wait(pid: i32) -> Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let call = std::fs::read_to_string(thread?.path().join("syscall"))?;
+        if call.split(' ').next() != Some(&libc::SYS_futex.to_string()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// One thread: of several, one ends the program while others are still in the runtime, which does not bear it.
 #[test]
 fn a_killed_worker_is_an_error_in_its_program_and_not_a_hang() -> Result {
     let node = Node::start()?;
-    let app = node.run("streams4", &["--iterations", "100000", "--sleep-us", "1000"])?;
+    let app = node.run("streams4", &["--threads", "1", "--iterations", "100000"])?;
     app.reaches(20)?;
-    process::signal(node.client(app.pid())?.worker, libc::SIGKILL)?;
-    assert_eq!(app.end()?.code(), Some(3), "{}", app.errors()?);
+    let worker = node.client(app.pid())?.worker;
+    process::signal(worker, libc::SIGSTOP)?;
+    until("a call waits for the worker", || Ok(all_wait(app.pid())?.then_some(())))?;
+    process::signal(worker, libc::SIGKILL)?;
+    let status = app.end()?;
     let errors = app.errors()?;
+    assert_eq!(status.code(), Some(3), "{status}: {errors}");
     assert!(errors.contains("rekindle: the worker of this process has died"), "{errors}");
     assert!(errors.contains("cudaErrorLaunchFailure"), "{errors}");
     node.finish()
