@@ -350,6 +350,10 @@ impl Call {
 
     fn enqueue(&mut self) -> CUresult {
         let client = self.client;
+        // Known to be dead: a program that is told so and ends must not wait for it again.
+        if client.gone.load(Acquire) {
+            return WORKER_DIED;
+        }
         match ring::enqueue(&client.shared, self.header, self.writer.bytes(), || client.is_alive()) {
             Ok(()) => CUDA_SUCCESS,
             Err(ring::EnqueueError::TooLarge(_)) => CUDA_ERROR_INVALID_VALUE,
