@@ -269,10 +269,19 @@ impl Executor {
         let mut real = 0;
         // SAFETY: the out parameter is a local, the handle the driver's own, the name a C string.
         check(unsafe { (driver.cuLibraryGetKernel)(&raw mut real, parent, name.as_ptr()) })?;
-        parameter_layout(reply, |i, offset, size| {
-            // SAFETY: out parameters are locals of the caller.
-            unsafe { (driver.cuKernelGetParamInfo)(real, i, offset, size) }
-        })?;
+        if self.header.context == 0 {
+            // Without a context the driver does not tell, and asking it in one would load the library there.
+            let name = name.to_string_lossy();
+            let params = self.loaded.get(&library).and_then(|i| i.params.get(&*name));
+            let params = params.ok_or(Refused::Code(CUDA_ERROR_INVALID_CONTEXT))?;
+            reply.word(params.len() as u64);
+            params.iter().for_each(|(offset, size)| reply.word(offset << 32 | size));
+        } else {
+            parameter_layout(reply, |i, offset, size| {
+                // SAFETY: out parameters are locals of the caller.
+                unsafe { (driver.cuKernelGetParamInfo)(real, i, offset, size) }
+            })?;
+        }
         self.add_function(Kind::Kernel, (handle, real), library, name, args, command::LIBRARY_KERNEL)
     }
 

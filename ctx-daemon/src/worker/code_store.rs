@@ -28,6 +28,8 @@ pub(crate) struct Image {
     parts: Vec<Vec<u64>>,
     /// Kernels whose code reaches the device's `malloc`.
     pub(crate) allocating: HashSet<String>,
+    /// Offset and size of each parameter of the kernels that tell.
+    pub(crate) params: HashMap<String, Vec<(u64, u64)>>,
     /// Its variables, or why they cannot be known.
     pub(crate) globals: Result<Vec<Global>, String>,
 }
@@ -45,8 +47,8 @@ impl Image {
     pub(crate) fn new(bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
         let slices = split(&bytes)?;
         let parts = slices.iter().map(|s| aligned(s)).collect();
-        let (allocating, globals) = describe(&slices, capability);
-        Ok(Self { hash: CodeHash::of(&bytes), parts, allocating, globals, bytes })
+        let Description { allocating, params, globals } = describe(&slices, capability);
+        Ok(Self { hash: CodeHash::of(&bytes), parts, allocating, params, globals, bytes })
     }
 
     /// Calls `load` with a pointer as the driver's loading functions take it.
@@ -105,42 +107,52 @@ fn made_by_compiler(name: &str) -> bool {
     name.starts_with("$str") || name.starts_with("_ZTV") || name.starts_with("__unnamed") || name.starts_with("$__")
 }
 
-fn describe(parts: &[&[u8]], capability: (u32, u32)) -> (HashSet<String>, Result<Vec<Global>, String>) {
-    let mut allocating = HashSet::new();
+/// What an image's code says of itself.
+struct Description {
+    allocating: HashSet<String>,
+    params: HashMap<String, Vec<(u64, u64)>>,
+    globals: Result<Vec<Global>, String>,
+}
+
+fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
+    let mut found = Description { allocating: HashSet::new(), params: HashMap::new(), globals: Ok(Vec::new()) };
     let mut globals = Vec::new();
-    let mut found = false;
+    let mut fits = false;
     for part in parts {
         let Ok(image) = code::parse(part) else { continue };
         let Some(entry) = image.select(capability) else { continue };
-        found = true;
-        let program = match entry.unpack() {
-            Ok(program) => program,
-            Err(error) => return (allocating, Err(error.to_string())),
-        };
-        match program.kernels() {
-            Ok(kernels) => allocating.extend(kernels.into_iter().filter(|k| k.allocates).map(|k| k.name)),
-            Err(error) => return (allocating, Err(error.to_string())),
-        }
-        match program.globals() {
-            Ok(found) => {
-                for global in found {
-                    if global.managed {
-                        return (allocating, Err(format!("`{}` is managed memory", global.name)));
-                    }
-                    if global.in_function && !made_by_compiler(&global.name) {
-                        return (allocating, Err(format!("`{}` is a variable inside a function", global.name)));
-                    }
-                    let Ok(name) = CString::new(global.name.as_str()) else { continue };
-                    globals.push(Global { constant: made_by_compiler(&global.name), name });
-                }
-            }
-            Err(error) => return (allocating, Err(error.to_string())),
+        fits = true;
+        if let Err(why) = describe_entry(entry, &mut found, &mut globals) {
+            found.globals = Err(why);
+            return found;
         }
     }
-    if !found {
-        return (allocating, Err("none of its entries fits the device".into()));
+    found.globals = if fits { Ok(globals) } else { Err("none of its entries fits the device".into()) };
+    found
+}
+
+fn describe_entry(entry: &code::Entry<'_>, found: &mut Description, globals: &mut Vec<Global>) -> Result<(), String> {
+    let program = entry.unpack().map_err(|e| e.to_string())?;
+    for kernel in program.kernels().map_err(|e| e.to_string())? {
+        if kernel.allocates {
+            found.allocating.insert(kernel.name.clone());
+        }
+        if let Some(params) = kernel.params {
+            let params = params.iter().map(|p| (u64::from(p.offset), u64::from(p.size))).collect();
+            found.params.insert(kernel.name, params);
+        }
     }
-    (allocating, Ok(globals))
+    for global in program.globals().map_err(|e| e.to_string())? {
+        if global.managed {
+            return Err(format!("`{}` is managed memory", global.name));
+        }
+        if global.in_function && !made_by_compiler(&global.name) {
+            return Err(format!("`{}` is a variable inside a function", global.name));
+        }
+        let Ok(name) = CString::new(global.name.as_str()) else { continue };
+        globals.push(Global { constant: made_by_compiler(&global.name), name });
+    }
+    Ok(())
 }
 
 /// The images of a client.

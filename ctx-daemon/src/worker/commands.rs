@@ -437,7 +437,7 @@ impl Executor {
     }
 
     /// Makes a primary context as new. What the worker itself has in it is taken out before and put back after.
-    fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
+    pub(crate) fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
         // Copies of other devices go through the same staging.
         self.finish_streams(0)?;
         self.engine.release(self.driver(), ordinal);
@@ -453,6 +453,7 @@ impl Executor {
         check(result)?;
         self.devices[ordinal].primary = real;
         self.devices[ordinal].used = false;
+        self.devices[ordinal].reset = true;
         self.register_staging(ordinal)
     }
 

@@ -45,10 +45,11 @@ impl Executor {
                 number.map(|n| (k.kind, n)).ok_or(format!("the image uses {}, which is unknown here", k.name))
             })
             .collect::<Result<_, _>>()?;
+        self.restore_state(client)?;
         for object in &client.objects {
             self.replay(object, &kinds)?;
         }
-        self.restore_state(client)?;
+        self.restore_allocations(client)?;
         self.compare_globals(client)?;
         self.restore_content(client, key, data)?;
         self.record_events()
@@ -70,12 +71,7 @@ impl Executor {
         let name = command::name(&self.table, call).unwrap_or("?").to_owned();
         let failed = |e: &dyn std::fmt::Display| format!("{name} of object {:#x} failed: {e}", object.handle);
         self.header = CommandHeader { call, context: object.context, ..Default::default() };
-        match object.context {
-            // Of a context that is gone, or of none: but the driver wants one to ask a kernel for its parameters.
-            0 => self.enter_real(self.devices.first().map_or(0, |d| d.primary)),
-            context => self.enter_context(context),
-        }
-        .map_err(|e| failed(&e))?;
+        self.enter_context(object.context).map_err(|e| failed(&e))?;
         let mut args = Reader::new(&object.args);
         let mut reply = Writer::new();
         let outcome = match call {
@@ -109,9 +105,12 @@ impl Executor {
             contexts.insert(state.word().map_err(malformed)?, state.word().map_err(malformed)?);
         }
         for i in 0..state.word().map_err(malformed)? {
-            let end = state.word().map_err(malformed)?;
+            let (end, reset) = (state.word().map_err(malformed)?, state.word().map_err(malformed)?);
             if let Some(device) = self.devices.get_mut(i as usize) {
                 device.memory.client_reserves(end);
+                if reset != 0 {
+                    self.reset_primary(i as usize).map_err(|e| format!("device {i} cannot be reset: {e}"))?;
+                }
             }
         }
         state.end().map_err(malformed)?;
@@ -123,6 +122,10 @@ impl Executor {
                 Ok((p.address, pinned::Allocation { size: p.size, flags: p.flags as u32, context }))
             })
             .collect::<Result<_, &str>>()?;
+        Ok(())
+    }
+
+    fn restore_allocations(&mut self, client: &Client) -> Result<(), String> {
         let driver = self.driver();
         for allocation in &client.allocations {
             let device =

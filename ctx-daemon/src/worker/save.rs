@@ -16,7 +16,7 @@ use super::engine::{Job, jobs};
 use super::executor::Executor;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 1;
+pub(crate) const STATE_VERSION: u32 = 2;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -193,7 +193,7 @@ impl Executor {
     }
 
     /// What has no place of its own in the manifest: the events that were recorded, in that order, the contexts of pinned memory, and
-    /// how far the client has reserved each window.
+    /// how far the client has reserved each window, and which devices' contexts were reset.
     fn state_bytes(&self) -> Vec<u8> {
         let mut state = Writer::new();
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
@@ -206,7 +206,10 @@ impl Executor {
             state.word(pinned.context);
         }
         state.word(self.devices.len() as u64);
-        self.devices.iter().for_each(|d| state.word(d.memory.client_reserved()));
+        for device in &self.devices {
+            state.word(device.memory.client_reserved());
+            state.word(u64::from(device.reset));
+        }
         state.into_bytes()
     }
 }

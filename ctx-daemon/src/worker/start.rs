@@ -59,7 +59,14 @@ fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {
         let description = describe(driver, device)?;
         let attribute = |n: usize| description.attributes.get(n).map_or(0, |a| a.1 as u32);
         let capability = (attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR));
-        devices.push(Device { device, primary, used: false, capability, memory: DeviceMemory::new(device, ordinal) });
+        devices.push(Device {
+            device,
+            primary,
+            used: false,
+            reset: false,
+            capability,
+            memory: DeviceMemory::new(device, ordinal),
+        });
         described.push(description);
     }
     if devices.windows(2).any(|d| d[0].capability != d[1].capability) {
