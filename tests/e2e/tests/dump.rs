@@ -41,6 +41,11 @@ fn a_killed_program_with_modules_and_contexts_goes_on() -> Result {
 }
 
 #[test]
+fn a_killed_program_that_has_reset_its_device_and_unloaded_code_goes_on() -> Result {
+    goes_on_after_a_kill("corners", &["--iterations", "100", "--sleep-us", "10000"], 30)
+}
+
+#[test]
 fn a_tree_of_two_gpu_processes_and_one_without_goes_on() -> Result {
     let arguments = ["--rounds", "200", "--sleep-us", "5000"];
     let expected = undisturbed("tree", &arguments)?;
