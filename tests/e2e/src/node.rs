@@ -25,7 +25,7 @@ const SPARE: u32 = 1;
 /// So many logs are shown when a test fails, the newest.
 const LOGS: usize = 5;
 /// Programs that say how far they are, by an option.
-const WITH_PROGRESS: [&str; 6] = ["streams4", "tree", "twodev", "globals", "memory", "modules"];
+const WITH_PROGRESS: [&str; 7] = ["streams4", "tree", "twodev", "globals", "memory", "modules", "corners"];
 
 /// A host. End a test with [`Node::finish`]; a test that fails before shows the logs.
 #[derive(Debug)]
