@@ -4,6 +4,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
+use rekindle_wire::window;
 
 use super::executor::{Executor, Outcome, Refused};
 use super::memory::MemoryError;
@@ -105,8 +106,23 @@ impl Executor {
         args.end()?;
         self.reachable(target, bytes)?;
         self.reachable(source, bytes)?;
+        self.allow_peer(target)?;
+        self.allow_peer(source)?;
         // SAFETY: both ranges are device or pinned memory of this client, checked above.
         Ok(Outcome::Done(unsafe { (self.driver().cuMemcpyAsync)(target, source, bytes as usize, stream) }))
+    }
+
+    /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
+    /// making needs nothing of the kind; mapped pieces do.
+    fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
+        let Some(owner) = window::device_of(address) else { return Ok(()) };
+        let here = self.device_of_context(self.header.context)?;
+        if owner == here {
+            return Ok(());
+        }
+        let (driver, device) = (self.driver(), self.devices[here].device);
+        let Some(memory) = self.devices.get_mut(owner).map(|d| &mut d.memory) else { return Ok(()) };
+        memory.allow(driver, address, device).map_err(|failed| Refused::Code(failed.code))
     }
 
     /// Refuses an address of a copy that is neither in a window of ours nor left to the driver to judge. The worker's
@@ -134,6 +150,7 @@ impl Executor {
         let bytes = args.blob()?;
         args.end()?;
         self.reachable(target, bytes.len() as u64)?;
+        self.allow_peer(target)?;
         // SAFETY: the bytes are this process's ordinary memory, which the driver has taken when it returns.
         Ok(Outcome::Done(unsafe {
             (self.driver().cuMemcpyHtoDAsync_v2)(target, bytes.as_ptr().cast(), bytes.len(), stream)
@@ -148,6 +165,7 @@ impl Executor {
             return Err(Malformed("a staging chunk that does not exist").into());
         }
         self.reachable(device, bytes as u64)?;
+        self.allow_peer(device)?;
         let key = self.stream_key(stream)?;
         let real = self.handle_stream(stream)?;
         // SAFETY: inside the staging, which is mapped and registered as long as there is a client.

@@ -8,7 +8,7 @@
 //! Small allocations share slabs of one piece, at the driver's alignment. A large one is a range of its own, made of
 //! pieces that are mapped side by side and given access once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use rekindle_cuda_abi::types::*;
@@ -72,6 +72,8 @@ pub(crate) struct DeviceMemory {
     reserved: u64,
     client_reserved: u64,
     backings: BTreeMap<u64, (u64, Backing)>,
+    /// Backings that other devices may use too, by address and device.
+    shared: BTreeSet<(u64, CUdevice)>,
     allocations: BTreeMap<u64, Allocation>,
 }
 
@@ -85,6 +87,7 @@ impl DeviceMemory {
             client_reserved: window.start,
             window,
             backings: BTreeMap::new(),
+            shared: BTreeSet::new(),
             allocations: BTreeMap::new(),
         }
     }
@@ -142,6 +145,19 @@ impl DeviceMemory {
         }
         self.allocations.insert(address, allocation);
         Ok(())
+    }
+
+    /// Lets another device use the memory at an address, for copies between the two.
+    pub(crate) fn allow(&mut self, driver: &Driver, address: u64, device: CUdevice) -> Result<(), CallFailed> {
+        let Some((&base, (length, _))) = self.backings.range(..=address).next_back() else { return Ok(()) };
+        if device == self.device || !self.shared.insert((base, device)) {
+            return Ok(());
+        }
+        let result = set_access(driver, base, *length, device);
+        if result.is_err() {
+            self.shared.remove(&(base, device));
+        }
+        result
     }
 
     /// Frees an allocation; `None` if there is none at this address. The device must no longer use it.
@@ -231,17 +247,12 @@ impl DeviceMemory {
             }
             pieces.push(piece);
         }
-        let access = CUmemAccessDesc {
-            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
-            location_id: self.device,
-            flags: CU_MEM_ACCESS_READWRITE,
-        };
-        // SAFETY: the descriptor lives through the call.
-        expect("cuMemSetAccess", unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) })
+        set_access(driver, address, length, self.device)
     }
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
         let Some((length, backing)) = self.backings.remove(&base) else { return Ok(()) };
+        self.shared.retain(|(b, _)| *b != base);
         let pieces = match backing {
             Backing::Large(pieces) => pieces,
             Backing::Slab { piece, .. } => vec![piece],
@@ -321,6 +332,18 @@ impl DeviceMemory {
         }
         self.free.insert(start, end - start);
     }
+}
+
+/// Gives a device access to a mapped range.
+fn set_access(driver: &Driver, address: u64, length: u64, device: CUdevice) -> Result<(), CallFailed> {
+    let access = CUmemAccessDesc {
+        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+        location_id: device,
+        flags: CU_MEM_ACCESS_READWRITE,
+    };
+    // SAFETY: the descriptor lives through the call.
+    let result = unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) };
+    expect("cuMemSetAccess", result)
 }
 
 /// The first place in a slab for `size` bytes.
