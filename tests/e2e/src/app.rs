@@ -83,8 +83,14 @@ impl App {
     /// How far it says that it is.
     pub fn progress(&self) -> Result<u64> {
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
-        // Empty for a moment whenever it is written.
-        Ok(fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+        // Empty for a moment whenever it is written; for longer only before the first time.
+        for _ in 0..50 {
+            if let Some(progress) = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()) {
+                return Ok(progress);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Ok(0)
     }
 
     /// Waits until it is this far.
@@ -105,8 +111,10 @@ impl App {
     pub fn position(&self) -> Result<u64> {
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
         fs::write(file, "")?;
-        self.reaches(1)?;
-        self.progress()
+        until(&format!("{} says where it is", self.identity.name), || {
+            self.must_run()?;
+            Ok(Some(self.progress()?).filter(|progress| *progress > 0))
+        })
     }
 
     /// Waits for a line that begins so, and returns the rest of it.
