@@ -24,8 +24,8 @@ use crate::{App, Fate, Image, Result, process, stage};
 const SPARE: u32 = 1;
 /// So many logs are shown when a test fails, the newest.
 const LOGS: usize = 5;
-/// Programs that say how far they are, by an option.
-const WITH_PROGRESS: [&str; 7] = ["streams4", "tree", "twodev", "globals", "memory", "modules", "corners"];
+/// Programs without the option by which all others say how far they are.
+const WITHOUT_PROGRESS: [&str; 4] = ["counter", "bad", "firstkernel", "micro"];
 
 /// A host. End a test with [`Node::finish`]; a test that fails before shows the logs.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ impl Node {
         let base = self.fresh(name);
         let mut command = self.command(&stage::app(name)?)?;
         command.args(arguments);
-        let progress = WITH_PROGRESS.contains(&name).then(|| base.with_extension("progress"));
+        let progress = (!WITHOUT_PROGRESS.contains(&name)).then(|| base.with_extension("progress"));
         if let Some(file) = &progress {
             command.arg("--progress").arg(file);
         }
