@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <unistd.h>
 
 // A CUDA error ends the program with status 3, named: a test sees which call failed and how.
 #define CHECK(call)                                                                                                    \
@@ -111,8 +112,31 @@ inline void sleep_us(uint64_t us) {
     }
 }
 
-// Writes `value` into a file, if one was asked for: how far the program is, without a word on stdout.
+// How far programs may go for now: as far as the file that APP_HOLD names says, as long as it is there. Read once, so that
+// a dump rarely finds it open.
+struct Hold {
+    const char *file;
+    uint64_t from;
+
+    Hold() : file(getenv("APP_HOLD")), from(0) {
+        if (FILE *open = file ? fopen(file, "r") : nullptr) {
+            for (int c; (c = fgetc(open)) >= '0' && c <= '9';) {
+                from = from * 10 + (uint64_t)(c - '0');
+            }
+            fclose(open);
+        }
+    }
+    void wait(uint64_t value) const {
+        while (file && value >= from && access(file, F_OK) == 0) {
+            sleep_us(2000);
+        }
+    }
+};
+
+// Writes `value` into a file, if one was asked for: how far the program is, without a word on stdout. A test may have it
+// stand still here until a dump is done, so that it is dumped in its middle on any machine.
 inline void progress(const char *path, uint64_t value) {
+    static const Hold hold;
     if (!path) {
         return;
     }
@@ -120,4 +144,5 @@ inline void progress(const char *path, uint64_t value) {
         fprintf(file, "%llu\n", (unsigned long long)value);
         fclose(file);
     }
+    hold.wait(value);
 }

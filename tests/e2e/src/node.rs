@@ -199,8 +199,18 @@ impl Node {
 
     /// Runs a program of `tests/apps` under the interposer.
     pub fn run(&self, name: &str, arguments: &[&str]) -> Result<App> {
-        let base = self.fresh(name);
+        self.run_command(name, self.command(&stage::app(name)?)?, arguments)
+    }
+
+    /// As [`Node::run`], one that stands still as long as the file `hold` is there, once it is as far as that says.
+    pub fn run_held(&self, name: &str, arguments: &[&str], hold: &Path) -> Result<App> {
         let mut command = self.command(&stage::app(name)?)?;
+        command.env("APP_HOLD", hold);
+        self.run_command(name, command, arguments)
+    }
+
+    fn run_command(&self, name: &str, mut command: Command, arguments: &[&str]) -> Result<App> {
+        let base = self.fresh(name);
         command.args(arguments);
         let progress = (!WITHOUT_PROGRESS.contains(&name)).then(|| base.with_extension("progress"));
         if let Some(file) = &progress {

@@ -1,0 +1,25 @@
+//! Names the programs of `tests/apps` that have an expected output: each becomes a test of `tests/programs.rs`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+fn main() -> io::Result<()> {
+    let apps = Path::new("../apps");
+    println!("cargo::rerun-if-changed=../apps");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(apps.join("expected"))? {
+        let path = entry?.path();
+        names.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
+    }
+    names.sort();
+    let mut tests = String::new();
+    for name in names {
+        let source = fs::read_to_string(apps.join(&name).with_extension("cu")).unwrap_or_default();
+        // One that cannot say how far it is cannot be dumped in its middle.
+        let check = if source.contains("--progress") { "all_ways" } else { "alike" };
+        let _ = writeln!(tests, "#[test]\nfn program_{name}() -> Result {{\n    {check}(\"{name}\")\n}}");
+    }
+    let out = env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| io::Error::other("no OUT_DIR"))?;
+    fs::write(out.join("programs.rs"), tests)
+}
