@@ -10,6 +10,8 @@
 //!
 //! `run` becomes the command, whose exit code is then its own.
 
+mod calls;
+mod check;
 mod daemon;
 mod failure;
 mod image;
@@ -36,6 +38,8 @@ enum Verb {
     Run(run::Options),
     /// List the processes that run under Rekindle
     Ps(ps::Options),
+    /// Say whether a process and its children can be checkpointed now
+    Check(check::Options),
     /// Show what is in a checkpoint image
     Inspect {
         /// The image's directory: the one that `criu dump` was given
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
+        Verb::Check(options) => check::check(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),
     };

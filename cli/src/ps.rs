@@ -6,7 +6,7 @@ use clap::Args;
 use rekindle_wire::control::{ClientInfo, Reply, Request};
 
 use crate::failure::Failure;
-use crate::{daemon, output};
+use crate::{calls, daemon, output};
 
 /// Which processes run under Rekindle.
 #[derive(Debug, Args)]
@@ -14,6 +14,9 @@ pub(crate) struct Options {
     /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// What this process has asked of the driver and was refused
+    #[arg(long, value_name = "PID")]
+    calls: Option<i32>,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -22,6 +25,9 @@ pub(crate) struct Options {
 /// Lists.
 pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
     let socket = daemon::socket(options.socket.clone())?;
+    if let Some(pid) = options.calls {
+        return calls::calls(&socket, pid, options.json);
+    }
     let Reply::Clients(clients) = daemon::ask(&socket, &Request::List)? else {
         return Err(daemon::nonsense().into());
     };

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rekindle_images::{Allocation, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
-use rekindle_wire::control::{ClientInfo, Opening, Reply, Request};
+use rekindle_wire::control::{CallInfo, CheckInfo, ClientInfo, Opening, Reply, Request};
 use rekindle_wire::frame;
 use tempfile::TempDir;
 
@@ -66,6 +66,49 @@ fn ps_lists_for_people_and_for_programs() {
     assert_eq!(code, 0);
     let parsed: Vec<ClientInfo> = serde_json::from_str(&out).unwrap();
     assert_eq!(parsed, [client]);
+}
+
+#[test]
+fn calls_are_listed_with_what_was_refused_first() {
+    let call = |call: &str, how: &str, asked, refused| CallInfo { call: call.into(), how: how.into(), asked, refused };
+    let calls = vec![
+        call("cuGraphCreate", "refused", 2, 2),
+        call("cuInit", "local", 1, 0),
+        call("cuLaunchKernel", "hand", 1000, 0),
+    ];
+    let dir = TempDir::new().unwrap();
+    let daemon = answers(dir.path(), Reply::Calls(calls));
+    let (code, out, _) = ran(ps(dir.path()).args(["--calls", "12"]));
+    assert!(matches!(daemon.join().unwrap(), Request::Calls { pid: 12 }));
+    assert_eq!(code, 0);
+    let expected = "ASKED  REFUSED  HOW      CALL\n    2        2  refused  cuGraphCreate\n \
+                    1000        0  hand     cuLaunchKernel\n    1        0  local    cuInit\n";
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn what_cannot_be_checkpointed_is_3_and_every_reason_is_said() {
+    let good = CheckInfo { pid: 12, command: "train".into(), device_memory: 1 << 30, reasons: Vec::new() };
+    let bad = CheckInfo { pid: 13, reasons: vec!["it calls malloc".into(), "so it is".into()], ..good.clone() };
+    let check = |processes: &[CheckInfo], json: bool| {
+        let dir = TempDir::new().unwrap();
+        let daemon = answers(dir.path(), Reply::Checked(processes.to_vec()));
+        let mut command = rekindle();
+        command.args(["check", "12", "--socket"]).arg(dir.path().join("s"));
+        let answer = ran(if json { command.arg("--json") } else { &mut command });
+        assert!(matches!(daemon.join().unwrap(), Request::Check { pid: 12 }));
+        answer
+    };
+    let (code, out, _) = check(std::slice::from_ref(&good), false);
+    assert_eq!((code, out.as_str()), (0, "process 12 (train), 1.0 GiB of GPU memory: can be checkpointed now\n"));
+    let (code, out, err) = check(&[good.clone(), bad.clone()], false);
+    assert_eq!(code, 3);
+    assert!(out.ends_with("cannot be checkpointed now:\n  it calls malloc\n  so it is\n"), "{out}");
+    assert!(err.contains("process 12 cannot be checkpointed now"), "{err}");
+    let (code, out, _) = check(&[good, bad], true);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &json["checkpointable"], &json["processes"][1]["pid"]), (3, &false.into(), &13.into()));
+    assert_eq!(check(&[], false).0, 0);
 }
 
 #[test]

@@ -30,6 +30,20 @@ pub enum Route {
 }
 
 impl Route {
+    /// As the table spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Route::Local => "local",
+            Route::Send => "send",
+            Route::Wait => "wait",
+            Route::Hand => "hand",
+            Route::HandSend => "hand+send",
+            Route::HandWait => "hand+wait",
+            Route::Thread => "thread",
+            Route::Refused => "refused",
+        }
+    }
+
     /// Whether the interposer has a function of the symbol's name in `api`.
     pub fn by_hand(self) -> bool {
         matches!(self, Route::Local | Route::Hand | Route::HandSend | Route::HandWait)

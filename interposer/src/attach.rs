@@ -49,25 +49,35 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
         cookie: cookie(socket.as_raw_fd()),
         settings: SETTINGS.iter().filter_map(|k| Some((k.to_string(), std::env::var(k).ok()?))).collect(),
     });
+    // A process without a worker has no ring: that is how one that has lost its worker is told from others.
+    let unmap = || {
+        // SAFETY: both mappings were made above, and nobody else knows of them.
+        unsafe {
+            libc::munmap(shared.base().cast(), layout::SHARED_SIZE);
+            libc::munmap(staging_at.cast(), layout::STAGING_SIZE);
+        }
+    };
     let opening = Opening::new(&request).map_err(|e| e.to_string())?;
     let answer = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), staging.as_raw_fd()])
         .and_then(|()| frame::receive::<Answer>(&socket));
     match answer {
         Ok(message) => match message.body {
             Answer::Attached(attached) => Ok(Some(Connection { socket, shared, staging: staging_at, attached })),
-            Answer::Refused { reason } => Err(format!("the daemon at {path} refuses this process: {reason}")),
+            Answer::Refused { reason } => {
+                unmap();
+                Err(format!("the daemon at {path} refuses this process: {reason}"))
+            }
         },
         Err(FrameError::Closed | FrameError::Io(_)) => {
-            // SAFETY: both mappings were made above, and nobody else knows of them.
-            unsafe {
-                libc::munmap(shared.header() as *const _ as *mut c_void, layout::SHARED_SIZE);
-                libc::munmap(staging_at.cast(), layout::STAGING_SIZE);
-            }
+            unmap();
             Ok(None)
         }
-        Err(error) => Err(format!(
-            "the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both"
-        )),
+        Err(error) => {
+            unmap();
+            Err(format!(
+                "the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both"
+            ))
+        }
     }
 }
 

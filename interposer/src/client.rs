@@ -23,7 +23,7 @@ use crate::state::contexts::Contexts;
 use crate::state::functions::Functions;
 use crate::state::memory::Memory;
 use crate::state::streams::Streams;
-use crate::{attach, log, named_stream, state};
+use crate::{attach, counts, log, named_stream, state};
 
 /// An attached process.
 pub(crate) struct Client {
@@ -109,6 +109,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
         gone: AtomicBool::new(false),
     }));
     CLIENT.store(client, Release);
+    counts::begin(client.shared);
     Ok(client)
 }
 
@@ -128,6 +129,7 @@ pub(crate) fn initialise() -> CUresult {
 extern "C" fn forget_in_child() {
     if !CLIENT.load(Acquire).is_null() {
         FORKED.store(true, Release);
+        counts::end();
         // SAFETY: the child's own copy of the descriptor; the parent keeps its.
         unsafe { libc::close(SOCKET.load(Acquire)) };
     }

@@ -23,6 +23,7 @@ mod api;
 mod attach;
 mod client;
 mod copy;
+mod counts;
 mod log;
 mod private;
 mod state;
@@ -53,8 +54,13 @@ thread_local! {
 
 /// Runs an exported function's body; a panic becomes `CUDA_ERROR_UNKNOWN`, since nothing may unwind into C.
 #[inline]
-fn entry(_function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(CUDA_ERROR_UNKNOWN)
+fn entry(function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
+    counts::asked(function);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(CUDA_ERROR_UNKNOWN);
+    if result == CUDA_ERROR_NOT_SUPPORTED {
+        counts::refused(function);
+    }
+    result
 }
 
 /// The answer of a function that is not implemented.

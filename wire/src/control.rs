@@ -128,6 +128,16 @@ pub enum Request {
     List,
     /// Who are you?
     Status,
+    /// What has this client asked for?
+    Calls {
+        /// The client's process, as the asker numbers it.
+        pid: i32,
+    },
+    /// Can this process tree be checkpointed now?
+    Check {
+        /// Its root, as the asker numbers it.
+        pid: i32,
+    },
 }
 
 /// The daemon's answers.
@@ -175,6 +185,10 @@ pub enum Reply {
     Clients(Vec<ClientInfo>),
     /// To `Status`.
     Status(StatusInfo),
+    /// To `Calls`: what was called at all, in the order of the driver table.
+    Calls(Vec<CallInfo>),
+    /// To `Check`: the processes of the tree that use a GPU.
+    Checked(Vec<CheckInfo>),
     /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
     Rejoined,
 }
@@ -197,7 +211,7 @@ pub struct ClientInfo {
     pub worker: i32,
     /// Its command's name.
     pub command: String,
-    /// `running`, `quiesced`, `saving` or `restoring`.
+    /// `running`, `quiesced`, `saving` or `restoring`; `lost` where its worker has died.
     pub state: String,
     /// Bytes of device memory per device, by the worker's numbering.
     pub device_memory: Vec<u64>,
@@ -205,6 +219,32 @@ pub struct ClientInfo {
     pub pinned_memory: u64,
     /// Commands executed so far.
     pub commands: u64,
+}
+
+/// How often one driver call was asked for, for `rekindle ps --calls`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct CallInfo {
+    /// The symbol.
+    pub call: String,
+    /// How it travels, as the driver table says: `local`, `send`, `wait`, `hand` or `refused`.
+    pub how: String,
+    /// Calls.
+    pub asked: u64,
+    /// Those that were answered with `CUDA_ERROR_NOT_SUPPORTED`.
+    pub refused: u64,
+}
+
+/// Whether one process can be checkpointed, for `rekindle check`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct CheckInfo {
+    /// The process, as the asker numbers it.
+    pub pid: i32,
+    /// Its command's name.
+    pub command: String,
+    /// Bytes of device memory, over all devices.
+    pub device_memory: u64,
+    /// Why it cannot be checkpointed now; none if it can.
+    pub reasons: Vec<String>,
 }
 
 /// The daemon itself.
@@ -280,6 +320,10 @@ pub enum WorkerRequest {
     },
     /// For `rekindle ps`.
     Describe,
+    /// What the client has asked for.
+    Calls,
+    /// Whether the client could be saved now.
+    Check,
 }
 
 /// A code image that a `Save` found.
@@ -321,5 +365,15 @@ pub enum WorkerReply {
         pinned_memory: u64,
         /// See [`ClientInfo`].
         commands: u64,
+    },
+    /// To `Calls`.
+    Calls {
+        /// By the places of functions in the driver table.
+        counts: Vec<crate::calls::Count>,
+    },
+    /// To `Check`.
+    Checked {
+        /// Why it could not; none if it could.
+        reasons: Vec<String>,
     },
 }

@@ -9,12 +9,15 @@
 //!   UNITS    64 B x UNITS  the command ring                              1 MiB
 //!   REPLIES  ReplySlot x REPLIES                                         256 KiB
 //!   CHUNKS   u32 x CHUNKS  whether each staging chunk is being copied    4 KiB
+//!   CALLS    u64 x ...     how often each call was asked for (`calls`)   72 KiB
 //! ```
 //!
 //! A second memfd, the staging, holds [`CHUNKS`] chunks of [`CHUNK_SIZE`] bytes: what pageable copies go through. The
 //! worker registers it with the driver once.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+use crate::calls;
 
 /// Marks the header.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"REKINDLE");
@@ -38,8 +41,10 @@ const UNITS_AT: usize = SEQS_AT + UNITS * 8;
 const REPLIES_AT: usize = UNITS_AT + UNITS * UNIT;
 const CHUNKS_AT: usize = REPLIES_AT + REPLIES * size_of::<ReplySlot>();
 
+const CALLS_AT: usize = CHUNKS_AT + 4096;
+
 /// Bytes of the shared memory.
-pub const SHARED_SIZE: usize = CHUNKS_AT + 4096;
+pub const SHARED_SIZE: usize = CALLS_AT + calls::BYTES;
 /// Bytes of the staging.
 pub const STAGING_SIZE: usize = CHUNKS * CHUNK_SIZE;
 
@@ -159,6 +164,18 @@ impl Shared {
         assert!(chunk < CHUNKS);
         // SAFETY: inside the mapping by the assertion; aligned; atomic.
         unsafe { &*self.base.add(CHUNKS_AT).cast::<AtomicU32>().add(chunk) }
+    }
+
+    /// One stripe of the counts of calls, see [`crate::calls`].
+    pub fn calls(&self, stripe: usize) -> &[AtomicU64; calls::FUNCTIONS] {
+        assert!(stripe <= calls::STRIPES);
+        // SAFETY: inside the mapping by the assertion; aligned; atomics.
+        unsafe { &*self.base.add(CALLS_AT).cast::<[AtomicU64; calls::FUNCTIONS]>().add(stripe) }
+    }
+
+    /// Where the mapping begins.
+    pub fn base(&self) -> *mut u8 {
+        self.base
     }
 
     /// Marks freshly made shared memory as such.

@@ -11,6 +11,7 @@
 //! - [`ring`]: the command ring in it, with one total order
 //! - [`reply`]: the slots in which a waiting call sleeps
 //! - [`codec`], [`command`]: how a call and its parameters look in the ring
+//! - [`calls`]: how often a client asks for each driver call
 //! - [`window`]: the addresses that device and pinned memory take on both sides
 //! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
@@ -18,6 +19,7 @@
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
 pub mod attach;
+pub mod calls;
 pub mod codec;
 pub mod command;
 pub mod control;
@@ -31,7 +33,7 @@ pub mod window;
 use rekindle_cuda_abi::{generate, table};
 
 /// The version of everything in this crate. Parts of different versions refuse each other, naming both.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// Changes with the table of driver calls, whose line numbers are call numbers on the ring.
 pub const TABLE_FINGERPRINT: u64 = generate::fingerprint(table::TEXT);

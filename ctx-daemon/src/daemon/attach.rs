@@ -20,7 +20,7 @@ use rekindle_wire::frame;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
-use super::clients::{Client, ClientState, PendingGuard, Registry};
+use super::clients::{Client, ClientState, PendingGuard};
 use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
@@ -102,7 +102,7 @@ fn hand_over(
             return Err(AttachError::Gone);
         }
     }
-    forget_when_dead(&daemon.registry, &worker);
+    forget_when_dead(daemon, &worker);
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
     match worker.ask(&WorkerRequest::Adopt { attach }, &fds, Some(ADOPT_TIMEOUT)) {
         Ok(()) => Ok(worker.pid()),
@@ -118,18 +118,19 @@ fn hand_over(
 }
 
 /// The client of a worker goes when the worker does.
-pub(crate) fn forget_when_dead(registry: &Arc<Registry>, worker: &Arc<Worker>) {
-    let (registry, pid) = (Arc::downgrade(registry), worker.pid());
+pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, worker: &Arc<Worker>) {
+    let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
     worker.on_death(move || {
         if let Some(client) = registry.upgrade().and_then(|it| it.remove(pid)) {
             // The worker's own lines say more, and say so first, when it is the worker that failed.
-            let alive = client.process.is_alive();
+            let reason = client.worker.death().to_string();
+            let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason));
             info!(
                 pid = client.process.pid,
                 command = client.attach.command,
                 worker = pid,
                 "{}",
-                if alive { "its worker is gone" } else { "gone, and its worker with it" }
+                if alive { "it has lost its worker" } else { "gone, and its worker with it" }
             );
         }
     });

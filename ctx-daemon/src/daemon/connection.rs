@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, dump, list, lock, restore, takeover, thread, wait_timeout};
+use super::{Daemon, attach, check, dump, list, lock, restore, takeover, thread, wait_timeout};
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
 const MAX_CONNECTIONS: usize = 1024;
@@ -153,6 +153,12 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
         }
         Request::List => reply(&stream, &list::clients(daemon, peer)),
         Request::Status => reply(&stream, &list::status(daemon)),
+        Request::Calls { pid } => reply(&stream, &list::calls(daemon, peer, pid)),
+        Request::Check { pid } => {
+            // The asker is not about to attach, be it in the tree or not.
+            drop(pending);
+            reply(&stream, &check::check(daemon, peer, pid));
+        }
         Request::Pause { .. } | Request::Restore if !is_operator(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason = "only root, and the user that rekindled runs as, may dump and restore";

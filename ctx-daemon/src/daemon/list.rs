@@ -1,9 +1,12 @@
 //! What `rekindle ps` and others ask of the daemon itself.
 
+use rekindle_cuda_abi::table;
 use rekindle_wire::WIRE_VERSION;
-use rekindle_wire::control::{ClientInfo, Reply, StatusInfo};
+use rekindle_wire::calls::Count;
+use rekindle_wire::control::{CallInfo, ClientInfo, Reply, StatusInfo};
 
 use super::clients::Client;
+use super::lost::Lost;
 use super::pidns::PidView;
 use super::sys::Credentials;
 use super::{Daemon, connection};
@@ -17,19 +20,58 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
         }
     };
     let operator = connection::is_operator(peer);
-    let visible = |client: &Client| {
-        let pid = view.to_theirs(client.process.pid)?;
-        (operator || super::process::user(client.process.pid) == Some(peer.uid)).then_some(pid)
+    let visible = |pid: i32| {
+        let theirs = view.to_theirs(pid)?;
+        (operator || super::process::user(pid) == Some(peer.uid)).then_some(theirs)
     };
     let clients = daemon.registry.clients();
-    let clients: Vec<_> = clients.iter().filter_map(|client| Some((visible(client)?, client))).collect();
+    let clients: Vec<_> = clients.iter().filter_map(|it| Some((visible(it.process.pid)?, it))).collect();
     // All at once: one that does not answer holds up none of the others.
     let mut infos: Vec<_> = std::thread::scope(|scope| {
         let asked: Vec<_> = clients.iter().map(|(pid, client)| scope.spawn(|| info(*pid, client))).collect();
         asked.into_iter().filter_map(|it| it.join().ok()).collect()
     });
+    infos.extend(
+        daemon.lost.all().into_iter().filter_map(|lost| Some(without_worker(visible(lost.process.pid)?, lost))),
+    );
     infos.sort_by_key(|it| it.pid);
     Reply::Clients(infos)
+}
+
+fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
+    ClientInfo {
+        pid,
+        worker: lost.worker,
+        command: lost.command,
+        state: "lost".to_owned(),
+        device_memory: Vec::new(),
+        pinned_memory: 0,
+        commands: 0,
+    }
+}
+
+/// What one client has asked for.
+pub(crate) fn calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
+    match try_calls(daemon, peer, pid) {
+        Ok(calls) => Reply::Calls(calls),
+        Err(reason) => Reply::Failed { reason },
+    }
+}
+
+fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInfo>, String> {
+    let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid)).map_err(|e| e.to_string())?;
+    let allowed = connection::is_operator(peer) || super::process::user(ours) == Some(peer.uid);
+    let clients = daemon.registry.clients_among(&[ours]);
+    let client = clients.first().filter(|_| allowed).ok_or(format!("process {pid} is no client of yours"))?;
+    let counts = client.worker.calls().map_err(|e| e.to_string())?;
+    let table = table::parse(table::TEXT).map_err(|e| e.to_string())?;
+    let info = |count: Count| {
+        // A count without a line is the client's own invention.
+        let function = table.get(usize::from(count.function))?;
+        let (call, how) = (function.symbol.clone(), function.route.name().to_owned());
+        Some(CallInfo { call, how, asked: count.asked, refused: count.refused })
+    };
+    Ok(counts.into_iter().filter_map(info).collect())
 }
 
 fn info(pid: i32, client: &Client) -> ClientInfo {

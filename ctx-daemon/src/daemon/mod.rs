@@ -5,18 +5,21 @@
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
 //!                each)       ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker whose daemon is gone
-//!                            └─ list, status
+//!                            └─ list, status, calls, check
 //! ```
 //!
 //! Whoever must wait has a thread, and no lock is held while anybody waits: state is behind mutexes that are held for a
 //! look or a change. What a connection began ends with it, by whatever way it ends.
 
 mod attach;
+mod check;
 mod clients;
 mod connection;
 mod dump;
 mod list;
 mod listener;
+mod lost;
+mod mappings;
 mod memfd;
 mod pidns;
 mod pool;
@@ -39,6 +42,7 @@ use tracing::info;
 use self::clients::Registry;
 use self::connection::Connections;
 use self::listener::{ListenError, Listener};
+use self::lost::LostWorkers;
 use self::pool::Pool;
 use self::restore::Restores;
 use self::spawn::Spawner;
@@ -52,6 +56,7 @@ pub(crate) struct Daemon {
     config: Config,
     pool: Arc<Pool>,
     registry: Arc<Registry>,
+    lost: Arc<LostWorkers>,
     restores: Restores,
     connections: Connections,
     stopping: AtomicBool,
@@ -87,6 +92,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let daemon = Arc::new(Daemon {
         pool: Pool::new(Spawner::new(&config), config.spare),
         registry: Arc::default(),
+        lost: Arc::default(),
         restores: Restores::default(),
         connections: Connections::default(),
         stopping: AtomicBool::new(false),

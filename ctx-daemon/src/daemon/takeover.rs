@@ -89,7 +89,7 @@ fn take_over(
     let state = ClientState::Running;
     let client = Client::new(process, attach, Arc::clone(&worker), state);
     daemon.registry.add(client);
-    attach::forget_when_dead(&daemon.registry, &worker);
+    attach::forget_when_dead(daemon, &worker);
     // It has opened its ring when its daemon went; if it has not, its client would hang.
     worker.ask(&WorkerRequest::Open, &[], Some(OPEN_TIMEOUT))?;
     Ok(process.pid)

@@ -19,6 +19,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_wire::attach::Attached;
+use rekindle_wire::calls::Count;
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
@@ -31,6 +32,8 @@ use super::sys;
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
 /// How long a worker may take to say how it fares.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one may take to say what somebody asks for.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one that is at something else is waited for before.
 const SOON: Duration = Duration::from_millis(100);
 /// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
@@ -225,6 +228,22 @@ impl Worker {
         lock(&self.described).clone()
     }
 
+    /// What its client has asked for.
+    pub(crate) fn calls(&self) -> Result<Vec<Count>, WorkerError> {
+        match self.call(&WorkerRequest::Calls, &[], &[], Some(ASK_TIMEOUT))?.reply {
+            WorkerReply::Calls { counts } => Ok(counts),
+            _ => Err(WorkerError::Protocol("Calls")),
+        }
+    }
+
+    /// Why its client could not be saved now; nothing if it could.
+    pub(crate) fn check(&self) -> Result<Vec<String>, WorkerError> {
+        match self.call(&WorkerRequest::Check, &[], &[], Some(ASK_TIMEOUT))?.reply {
+            WorkerReply::Checked { reasons } => Ok(reasons),
+            _ => Err(WorkerError::Protocol("Check")),
+        }
+    }
+
     /// Waits a moment: most of what a worker is asked takes none.
     fn is_idle_soon(&self) -> bool {
         let deadline = Instant::now() + SOON;
@@ -281,7 +300,8 @@ impl Worker {
         WorkerError::Dead(error.to_string())
     }
 
-    fn death(&self) -> WorkerError {
+    /// How it ended.
+    pub(crate) fn death(&self) -> WorkerError {
         match &*lock(&self.state) {
             State::Dead(reason) => WorkerError::Dead(reason.clone()),
             _ => WorkerError::Dead("its channel closed".to_owned()),
@@ -367,5 +387,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Pinned { .. } => "Pinned",
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",
+        WorkerRequest::Calls => "Calls",
+        WorkerRequest::Check => "Check",
     }
 }

@@ -10,6 +10,7 @@
 //! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
 
 mod channel;
+mod check;
 mod code;
 mod code_store;
 mod commands;

@@ -212,6 +212,12 @@ impl Server {
                 };
                 return Ok((description, Vec::new()));
             }
+            (WorkerRequest::Calls, _) => {
+                return Ok((WorkerReply::Calls { counts: self.executor.counts() }, Vec::new()));
+            }
+            (WorkerRequest::Check, _) => {
+                return Ok((WorkerReply::Checked { reasons: self.executor.obstacles() }, Vec::new()));
+            }
             (request, state) => return Err(format!("a worker that is {state:?} cannot do this: {request:?}")),
         }
         Ok((WorkerReply::Done, Vec::new()))

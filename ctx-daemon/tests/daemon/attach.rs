@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
+use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::control::{Opening, Request};
 use rekindle_wire::frame;
@@ -107,11 +108,11 @@ fn other_versions_are_refused_and_both_are_named() {
     let daemon = Daemon::start();
     let reason = refusal(attach_with(&daemon, |it| it.wire = 77, &[]));
     assert!(reason.contains("wire version 77"), "{reason}");
-    assert!(reason.contains("speaks 1"), "{reason}");
+    assert!(reason.contains(&format!("speaks {WIRE_VERSION}")), "{reason}");
     // Even if nothing else can be understood.
     let other = serde_json::json!({"Attach": {"new": true}});
-    let change = |it: &mut Opening| (it.wire, it.request) = (2, other);
-    assert!(refusal(attach_with(&daemon, change, &[])).contains("wire version 2"));
+    let change = |it: &mut Opening| (it.wire, it.request) = (78, other);
+    assert!(refusal(attach_with(&daemon, change, &[])).contains("wire version 78"));
     let reason = refusal(attach_with(&daemon, |it| it.table = 5, &[]));
     assert!(reason.contains("table 0000000000000005"), "{reason}");
 }

@@ -11,6 +11,7 @@ use rekindle_images::{
     Allocation, Client as Record, ClientGpu, CodeHash, DataReader, DataWriter, HashKey, Object, Pinned,
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, Device};
+use rekindle_wire::calls::Count;
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
 
@@ -193,6 +194,17 @@ impl Worker {
                 pinned_memory: 8,
                 commands: 42,
             }),
+            WorkerRequest::Calls => self.reply(&WorkerReply::Calls {
+                // A function that there is, and one that there is not.
+                counts: vec![
+                    Count { function: 0, asked: 5, refused: 5 },
+                    Count { function: 999, asked: 1, refused: 0 },
+                ],
+            }),
+            WorkerRequest::Check => {
+                let reasons = if self.is("unsavable") { vec!["it calls malloc".to_owned()] } else { Vec::new() };
+                self.reply(&WorkerReply::Checked { reasons });
+            }
         }
     }
 

@@ -62,6 +62,9 @@ pub(super) enum DumpError {
     Image(#[from] ImageError),
     #[error("{0} has lost its worker, and its GPU state with it: start it anew")]
     LostWorker(String),
+    /// In whole words.
+    #[error("{0}")]
+    WithoutWorker(String),
     #[error(transparent)]
     Save(#[from] SaveError),
     #[error("CRIU has not dumped the connection of {0} to its worker: is the plugin of this version?")]
@@ -187,6 +190,7 @@ impl<'a> Dump<'a> {
             _hold: hold,
         };
         let (clients, pending) = dump.find()?;
+        dump.nobody_has_lost_its_worker()?;
         if clients.is_empty() && pending.is_empty() {
             remove_older_image(dir);
             return Ok((dump, Reply::Paused { pids: Vec::new() }));
@@ -220,6 +224,15 @@ impl<'a> Dump<'a> {
         let tree = process::tree(self.root).map_err(DumpError::Tree)?;
         let registry = &self.daemon.registry;
         Ok((registry.clients_among(&tree), registry.pending_among(&tree)))
+    }
+
+    /// A process without its worker has no GPU state to save, and would find that out after a restore only.
+    fn nobody_has_lost_its_worker(&self) -> Result<(), DumpError> {
+        let tree = process::tree(self.root).map_err(DumpError::Tree)?;
+        match self.daemon.lost.in_tree(&self.daemon.registry, &tree) {
+            Some((_, why)) => Err(DumpError::WithoutWorker(why)),
+            None => Ok(()),
+        }
     }
 
     fn frozen(&mut self, pid: i32) -> Result<Reply, DumpError> {

@@ -251,7 +251,7 @@ impl Restore {
         );
         lock(&self.state).connected.insert(place, Arc::clone(&client));
         daemon.registry.add(client);
-        attach::forget_when_dead(&daemon.registry, &restored.worker);
+        attach::forget_when_dead(daemon, &restored.worker);
         send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
     }
 

@@ -1,0 +1,67 @@
+//! `rekindle check`.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use rekindle_wire::control::{CheckInfo, Reply, Request};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::{daemon, output};
+
+/// Which process tree.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The root of the tree: what `criu dump -t` would be given
+    pid: i32,
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// For programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    checkpointable: bool,
+    processes: &'a [CheckInfo],
+}
+
+/// Asks whether the tree can be checkpointed now.
+pub(crate) fn check(options: &Options) -> Result<(), Failure> {
+    let socket = daemon::socket(options.socket.clone())?;
+    let Reply::Checked(processes) = daemon::ask(&socket, &Request::Check { pid: options.pid })? else {
+        return Err(daemon::nonsense().into());
+    };
+    let checkpointable = processes.iter().all(|it| it.reasons.is_empty());
+    if options.json {
+        output::print_json(&Report { checkpointable, processes: &processes })?;
+    } else {
+        output::print(&describe(options.pid, &processes).context("cannot describe the answer")?)?;
+    }
+    if checkpointable {
+        return Ok(());
+    }
+    Err(Failure::refused(anyhow!("process {} cannot be checkpointed now", options.pid)))
+}
+
+fn describe(root: i32, processes: &[CheckInfo]) -> Result<String, std::fmt::Error> {
+    let mut text = String::new();
+    if processes.is_empty() {
+        writeln!(text, "process {root}: no process of its tree uses a GPU")?;
+    }
+    for process in processes {
+        let (name, memory) = (output::plain(&process.command), output::size(process.device_memory));
+        let verdict =
+            if process.reasons.is_empty() { "can be checkpointed now" } else { "cannot be checkpointed now:" };
+        writeln!(text, "process {} ({name}), {memory} of GPU memory: {verdict}", process.pid)?;
+        for reason in &process.reasons {
+            writeln!(text, "  {}", output::plain(reason))?;
+        }
+    }
+    Ok(text)
+}

@@ -1,0 +1,89 @@
+//! What users ask about a running program: `rekindle ps --calls`, `rekindle check`, and what became of one that has lost
+//! its worker.
+
+use std::ffi::OsStr;
+
+use rekindle_e2e::{App, Fate, Node, Result, process, until};
+use serde_json::Value;
+
+/// Runs `rekindle VERB... PID --json`: its exit code and what it says.
+fn ask(node: &Node, verb: &[&str], app: &App) -> Result<(Option<i32>, Value)> {
+    let pid = app.pid().to_string();
+    let arguments: Vec<_> = verb.iter().copied().chain([pid.as_str(), "--json"]).map(OsStr::new).collect();
+    let output = node.rekindle(&arguments)?;
+    Ok((output.status.code(), serde_json::from_slice(&output.stdout)?))
+}
+
+/// `idle`, waiting.
+fn idle(node: &Node, arguments: &[&str]) -> Result<App> {
+    let until = node.path("never").display().to_string();
+    let app = node.run("idle", &[arguments, &["--until", &until]].concat())?;
+    app.reaches(1)?;
+    Ok(app)
+}
+
+fn reasons(checked: &Value) -> Vec<&str> {
+    let processes = checked["processes"].as_array().into_iter().flatten();
+    processes.flat_map(|it| it["reasons"].as_array().into_iter().flatten()).filter_map(Value::as_str).collect()
+}
+
+#[test]
+fn calls_are_counted_with_those_that_were_refused() -> Result {
+    let node = Node::start()?;
+    let app = idle(&node, &["--launches", "20", "--refused", "3"])?;
+    let (code, calls) = ask(&node, &["ps", "--calls"], &app)?;
+    assert_eq!(code, Some(0));
+    let count = |name: &str| {
+        let call = calls.as_array().into_iter().flatten().find(|it| it["call"] == name);
+        call.map(|it| (it["asked"].as_u64(), it["refused"].as_u64()))
+    };
+    assert_eq!(count("cuCheckpointProcessLock"), Some((Some(3), Some(3))), "{calls}");
+    assert_eq!(count("cuLaunchKernel"), Some((Some(20), Some(0))), "{calls}");
+    assert_eq!(count("cuGraphCreate"), None, "{calls}");
+    app.kill()?;
+    node.finish()
+}
+
+#[test]
+fn a_program_can_be_checkpointed_until_it_calls_malloc_on_the_device() -> Result {
+    let node = Node::start()?;
+    let app = idle(&node, &[])?;
+    let (code, checked) = ask(&node, &["check"], &app)?;
+    assert_eq!((code, &checked["checkpointable"]), (Some(0), &Value::Bool(true)), "{checked}");
+    node.dump(&app)?;
+    app.kill()?;
+
+    let app = idle(&node, &["--heap", "1"])?;
+    let (code, checked) = ask(&node, &["check"], &app)?;
+    assert_eq!(code, Some(3), "{checked}");
+    assert!(reasons(&checked).iter().any(|it| it.contains("calls malloc on the device")), "{checked}");
+    // The dump says the same.
+    let (criu, _) = node.start_dump(&app, Fate::Killed)?;
+    criu.wait()?.fails_with("calls malloc on the device")?;
+    app.kill()?;
+    node.finish()
+}
+
+#[test]
+fn a_program_that_has_lost_its_worker_is_named_and_not_dumped() -> Result {
+    let node = Node::start()?;
+    let app = idle(&node, &[])?;
+    let worker = node.client(app.pid())?.worker;
+    process::signal(worker, libc::SIGKILL)?;
+    until("ps says that it has lost its worker", || {
+        Ok(node.clients()?.iter().any(|it| it.pid == app.pid() && it.state == "lost").then_some(()))
+    })?;
+    let (code, checked) = ask(&node, &["check"], &app)?;
+    assert_eq!(code, Some(3), "{checked}");
+    let name = format!("process {} (idle) has lost its worker", app.pid());
+    assert!(reasons(&checked).iter().any(|it| it.contains(&name)), "{checked}");
+    for fate in [Fate::Killed, Fate::Running] {
+        let (criu, image) = node.start_dump(&app, fate)?;
+        criu.wait()?.fails_with(&name)?;
+        assert!(image.files()?.is_empty(), "an image of nothing: {:?}", image.files()?);
+    }
+    assert!(!process::is_gone(app.pid()), "it was to go on");
+    app.kill()?;
+    until("it is forgotten", || Ok(node.clients()?.is_empty().then_some(())))?;
+    node.finish()
+}
