@@ -15,5 +15,6 @@ pub mod generate;
 pub mod lookup;
 #[cfg(feature = "private")]
 pub mod private;
+pub mod shapes;
 pub mod table;
 pub mod types;

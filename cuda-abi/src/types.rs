@@ -7,6 +7,8 @@
 
 use std::ffi::{c_char, c_void};
 
+pub use crate::shapes::*;
+
 pub type CUresult = i32;
 pub type CUdevice = i32;
 pub type CUdeviceptr = u64;

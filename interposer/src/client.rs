@@ -19,6 +19,7 @@ use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::{frame, reply, ring};
 
 use crate::copy::Staging;
+use crate::state::arrays::Arrays;
 use crate::state::contexts::Contexts;
 use crate::state::functions::Functions;
 use crate::state::memory::Memory;
@@ -35,6 +36,7 @@ pub(crate) struct Client {
     pub(crate) memory: Memory,
     pub(crate) functions: Functions,
     pub(crate) streams: Streams,
+    pub(crate) arrays: Arrays,
     pub(crate) staging: Staging,
     socket: UnixStream,
     /// One announcement and its descriptor at a time.
@@ -100,6 +102,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
         memory: Memory::new(),
         functions: Functions::default(),
         streams: Streams::default(),
+        arrays: Arrays::default(),
         staging: Staging::new(connection.staging),
         attached: connection.attached,
         visible,

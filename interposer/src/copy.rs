@@ -25,7 +25,7 @@ const STRIPED: usize = 16 << 20;
 /// The most threads of one copy, the caller included.
 const STRIPES: usize = 4;
 /// Chunks that one thread keeps in flight towards the host.
-const DEPTH: usize = CHUNKS / STRIPES;
+pub(crate) const DEPTH: usize = CHUNKS / STRIPES;
 
 /// The chunks, and which of them are free.
 pub(crate) struct Staging {
@@ -52,21 +52,21 @@ impl Staging {
         Self { base, free: Mutex::new(free), freed: Condvar::new() }
     }
 
-    fn address(&self, chunk: usize) -> *mut u8 {
+    pub(crate) fn address(&self, chunk: usize) -> *mut u8 {
         // SAFETY: the mapping holds CHUNKS chunks, and chunk numbers come from the list made above.
         unsafe { self.base.add(chunk * CHUNK_SIZE) }
     }
 
     /// A chunk that nobody uses, marked as under way, if there is one now. For who holds chunks already: waiting for
     /// another while holding some could make threads wait for each other.
-    fn try_take(&self, client: &Client) -> Option<usize> {
+    pub(crate) fn try_take(&self, client: &Client) -> Option<usize> {
         let chunk = self.free.lock().ok()?.chunks.pop()?;
         client.shared.chunk(chunk).store(reply::PENDING, Release);
         Some(chunk)
     }
 
     /// A chunk that nobody uses, marked as under way; waits for one.
-    fn take(&self, client: &Client) -> Result<usize, CUresult> {
+    pub(crate) fn take(&self, client: &Client) -> Result<usize, CUresult> {
         let mut free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
         loop {
             if let Some(chunk) = free.chunks.pop() {
@@ -88,14 +88,14 @@ impl Staging {
         }
     }
 
-    fn give(&self, chunk: usize) {
+    pub(crate) fn give(&self, chunk: usize) {
         if let Ok(mut free) = self.free.lock() {
             free.chunks.push(chunk);
             self.freed.notify_one();
         }
     }
 
-    fn give_when_landed(&self, chunk: usize) {
+    pub(crate) fn give_when_landed(&self, chunk: usize) {
         if let Ok(mut free) = self.free.lock() {
             free.flying.push_back(chunk);
             self.freed.notify_one();

@@ -23,6 +23,7 @@ mod api;
 mod attach;
 mod client;
 mod copy;
+mod copy_box;
 mod counts;
 mod log;
 mod private;

@@ -90,7 +90,25 @@ commands! {
     /// A kernel launch. `function grid_xy grid_z_block_x block_yz shared_flags stream attributes_blob
     /// parameters_blob`, see [`Launch`]. A function's first launch waits.
     64 LAUNCH;
+
+    /// A copy of a box, see [`crate::boxes`]. Does not wait.
+    256 COPY_BOX;
+    /// A copy of a box from a staging chunk. The chunk's word says when.
+    257 COPY_BOX_FROM_CHUNK;
+    /// A copy of a box to a staging chunk. The chunk's word says when.
+    258 COPY_BOX_TO_CHUNK;
+
+    /// `cuArray3DCreate`. `array width height depth format channels flags`. Waits.
+    264 ARRAY_CREATE;
+    /// Destroys an array after everything before it has finished. `array`. Waits.
+    265 ARRAY_DESTROY;
 }
+
+/// The commands of copies of boxes, arrays, textures and surfaces.
+pub const SHAPES: std::ops::Range<u16> = FIRST + 256..FIRST + 320;
+
+/// The commands whose first words are any word and a staging chunk, whose word says when they are done.
+pub const THROUGH_CHUNK: &[u16] = &[COPY_FROM_CHUNK, COPY_TO_CHUNK, COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK];
 
 /// The result of [`MEM_ALLOC`] that asks for more of the window; no driver error has this number.
 pub const WINDOW_FULL: i32 = 1_000_001;
@@ -190,6 +208,7 @@ pub enum Kind {
     Kernel = 0x15,
     Stream = 0x16,
     Event = 0x17,
+    Array = 0x18,
 }
 
 impl Kind {

@@ -19,6 +19,7 @@
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
 pub mod attach;
+pub mod boxes;
 pub mod calls;
 pub mod codec;
 pub mod command;

@@ -13,7 +13,7 @@ use super::pinned;
 use super::waiting::{EVENT_STREAM, StreamKey, Then};
 
 /// Success, or the code as the command's end.
-fn check(code: CUresult) -> Result<(), Refused> {
+pub(crate) fn check(code: CUresult) -> Result<(), Refused> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(Refused::Code(code)) }
 }
 
@@ -40,6 +40,7 @@ impl Executor {
             command::CONTEXT_RELEASE => self.context_release(args),
             command::CONTEXT_CREATE => self.context_create(args, reply),
             command::CONTEXT_DESTROY => self.context_destroy(args),
+            call if command::SHAPES.contains(&call) => self.shape_command(call, args, reply),
             _ => self.code_command(call, args, reply),
         }
     }
@@ -114,7 +115,7 @@ impl Executor {
 
     /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
     /// making needs nothing of the kind; mapped pieces do.
-    fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
+    pub(crate) fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
         let Some(owner) = window::device_of(address) else { return Ok(()) };
         let here = self.device_of_context(self.header.context)?;
         if owner == here {
@@ -128,7 +129,7 @@ impl Executor {
     /// Refuses an address of a copy that is neither in a window of ours nor left to the driver to judge. The worker's
     /// own memory must not be read or written for a client; device addresses outside the windows are globals, which
     /// the driver knows, and which never are host memory of the worker's.
-    fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
+    pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
         let end = address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         let in_device = self.devices.iter().any(|d| {
             let allocations = d.memory.allocations();
@@ -397,6 +398,7 @@ impl Executor {
         for address in pins {
             self.pinned.unmap(driver, address);
         }
+        self.clear_arrays(handle);
         for (gone, _) in self.objects.remove_context(handle) {
             self.recorded.remove(&gone);
         }

@@ -16,6 +16,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
 use thiserror::Error;
 
+use super::boxes::ArrayPart;
 use super::driver::{CallFailed, Driver, expect};
 
 /// Why a copy was not finished.
@@ -44,13 +45,49 @@ pub(crate) struct Job {
     pub(crate) device: usize,
     /// The driver's context to copy in.
     pub(crate) context: CUcontext,
+    /// Of an array: the part, which has no address.
+    pub(crate) array: Option<ArrayPart>,
+}
+
+impl Job {
+    /// Copies the piece to the host, in stream order.
+    ///
+    /// # Safety
+    /// The device has the piece, and `host` room for it until the copy is done.
+    unsafe fn read(&self, driver: &Driver, host: *mut u8, stream: CUstream) -> Result<(), CallFailed> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(array) = &self.array {
+                let copy = array.copy(host, true);
+                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
+            }
+            let copied = (driver.cuMemcpyDtoHAsync_v2)(host.cast(), self.address, self.length as usize, stream);
+            expect("cuMemcpyDtoHAsync", copied)
+        }
+    }
+
+    /// Copies content from the host to the piece's place, in stream order.
+    ///
+    /// # Safety
+    /// The device has room for the piece, and the content lives until the copy is done.
+    unsafe fn write(&self, driver: &Driver, content: &[u8], stream: CUstream) -> Result<(), CallFailed> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(array) = &self.array {
+                let copy = array.copy(content.as_ptr().cast_mut(), false);
+                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
+            }
+            let copied = (driver.cuMemcpyHtoDAsync_v2)(self.address, content.as_ptr().cast(), content.len(), stream);
+            expect("cuMemcpyHtoDAsync", copied)
+        }
+    }
 }
 
 /// Cuts a region into jobs.
 pub(crate) fn jobs(address: u64, size: u64, device: usize, context: CUcontext) -> impl Iterator<Item = Job> {
     (0..size.div_ceil(PIECE_LENGTH)).map(move |i| {
         let offset = i * PIECE_LENGTH;
-        Job { address: address + offset, offset, length: PIECE_LENGTH.min(size - offset), device, context }
+        Job { address: address + offset, offset, length: PIECE_LENGTH.min(size - offset), device, context, array: None }
     })
 }
 
@@ -154,8 +191,7 @@ impl Engine {
             // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's.
             let content = unsafe {
                 let host = lane.buffer;
-                let copied = (driver.cuMemcpyDtoHAsync_v2)(host.cast(), job.address, job.length as usize, stream);
-                expect("cuMemcpyDtoHAsync", copied)?;
+                job.read(driver, host, stream)?;
                 expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
                 std::slice::from_raw_parts(host, job.length as usize)
             };
@@ -193,8 +229,7 @@ impl Engine {
             reader.read(piece, content)?;
             // SAFETY: the device range was allocated for this region; the content lives until the copy is done.
             unsafe {
-                let copied = (driver.cuMemcpyHtoDAsync_v2)(job.address, content.as_ptr().cast(), length, stream);
-                expect("cuMemcpyHtoDAsync", copied)?;
+                job.write(driver, content, stream)?;
                 expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
             }
             Ok(())

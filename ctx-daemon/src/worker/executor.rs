@@ -26,6 +26,7 @@ use rekindle_wire::ring::CommandHeader;
 use thiserror::Error;
 use tracing::{error, warn};
 
+use super::arrays::Arrays;
 use super::code::Globals;
 use super::code_store::{CodeStore, Image};
 use super::driver::Driver;
@@ -85,6 +86,7 @@ pub(crate) struct Executor {
     /// Where their variables lie.
     pub(crate) globals: Globals,
     pub(crate) pinned: PinnedMemory,
+    pub(crate) arrays: Arrays,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -120,6 +122,7 @@ impl Executor {
             loaded: HashMap::new(),
             globals: Globals::new(),
             pinned: PinnedMemory::default(),
+            arrays: Arrays::default(),
             shared: None,
             staging: std::ptr::null_mut(),
             header: CommandHeader::default(),
@@ -160,10 +163,10 @@ impl Executor {
             Ok(Outcome::Done(result)) => self.answer(header.reply, result, payload.bytes()),
             Err(Refused::Code(code)) => {
                 // Whoever waits for a chunk gets the error from it.
-                if header.call != command::COPY_TO_CHUNK {
+                if !matches!(header.call, command::COPY_TO_CHUNK | command::COPY_BOX_TO_CHUNK) {
                     self.answer(header.reply, code, &[]);
                 }
-                if matches!(header.call, command::COPY_FROM_CHUNK | command::COPY_TO_CHUNK) {
+                if command::THROUGH_CHUNK.contains(&header.call) {
                     self.fail_chunk(parameters, code);
                 }
             }
@@ -241,6 +244,10 @@ impl Executor {
                 Then::Free { address, reply } => {
                     let freed = self.free_memory(address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
+                }
+                Then::DestroyArray { array, reply } => {
+                    let destroyed = self.destroy_array(array);
+                    self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
                 Then::Destroy(key) => {
                     if let Some(real) = self.waiting.remove(key) {

@@ -11,6 +11,7 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
+use super::arrays::ARRAY_CONTENT;
 use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
 use super::memory;
@@ -166,7 +167,14 @@ impl Executor {
         let mut list: Vec<(Job, Piece)> = Vec::new();
         let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
             list.extend(pieces.iter().map(|p| {
-                let job = Job { address: address + p.offset, offset: p.offset, length: p.length, device, context };
+                let job = Job {
+                    address: address + p.offset,
+                    offset: p.offset,
+                    length: p.length,
+                    device,
+                    context,
+                    array: None,
+                };
                 (job, *p)
             }));
         };
@@ -177,6 +185,9 @@ impl Executor {
         for g in &client.globals {
             let context = self.context_of_global(g.module, g.address).ok_or("a variable's context is gone")?;
             add(g.address, g.device as usize, context, &g.pieces);
+        }
+        for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
+            list.extend(self.saved_array_jobs(blob)?);
         }
         let reader = engine::reader(key, &list, data);
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();

@@ -9,6 +9,8 @@
 //! dispatch, [`commands`] or [`code`]), [`waiting`] answers it later if it waits. The life of a checkpoint: `Quiesce`
 //! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
 
+mod arrays;
+mod boxes;
 mod channel;
 mod check;
 mod code;

@@ -51,15 +51,21 @@ impl Executor {
         let mut all = Vec::new();
         let mut allocations = self.describe_allocations(&mut all);
         let mut globals = self.describe_globals(&mut all)?;
+        let mut arrays = Vec::new();
+        for (blob, jobs) in self.describe_arrays()? {
+            all.extend(jobs.into_iter().map(|job| (Region::Array(arrays.len()), job)));
+            arrays.push(blob);
+        }
         let list: Vec<Job> = all.iter().map(|(_, job)| *job).collect();
         let pieces = self.engine.save(driver, &list, &writer, cancel).map_err(|e| failed(&e))?;
         for ((region, _), piece) in all.iter().zip(pieces) {
             match *region {
                 Region::Allocation(i) => allocations[i].pieces.push(piece),
                 Region::Global(i) => globals[i].pieces.push(piece),
+                Region::Array(i) => arrays[i].pieces.push(piece),
             }
         }
-        let blobs = self.save_arriving(&writer)?;
+        let mut blobs = self.save_arriving(&writer)?;
         writer.finish().map_err(|e| failed(&e))?;
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
@@ -70,7 +76,10 @@ impl Executor {
                 size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or("a code image is missing")
             })
             .collect::<Result<_, _>>()?;
-        let bytes = allocations.iter().map(|a| a.size).sum::<u64>() + globals.iter().map(|g| g.size).sum::<u64>();
+        let bytes = allocations.iter().map(|a| a.size).sum::<u64>()
+            + globals.iter().map(|g| g.size).sum::<u64>()
+            + arrays.iter().map(|a| a.size).sum::<u64>();
+        blobs.extend(arrays);
         let client = Client {
             wire_version: rekindle_wire::WIRE_VERSION,
             gpus: self.describe_gpus(),
@@ -219,4 +228,5 @@ impl Executor {
 enum Region {
     Allocation(usize),
     Global(usize),
+    Array(usize),
 }

@@ -206,7 +206,7 @@ impl Server {
             (WorkerRequest::Connect { pinned }, State::Restoring) => self.connect(pinned, fds)?,
             (WorkerRequest::Describe, _) => {
                 let description = WorkerReply::Description {
-                    device_memory: self.executor.devices.iter().map(|d| d.memory.bytes()).collect(),
+                    device_memory: self.executor.device_bytes(),
                     pinned_memory: self.executor.pinned.allocations().values().map(|p| p.size).sum(),
                     commands: self.executor.commands,
                 };

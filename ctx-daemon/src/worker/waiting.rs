@@ -50,6 +50,8 @@ pub(crate) enum Then {
     Free { address: u64, reply: u16 },
     /// Pinned memory is unregistered, and the call returns.
     Unpin { address: u64, reply: u16 },
+    /// An array is destroyed, and the call returns.
+    DestroyArray { array: u64, reply: u16 },
     /// A stream that the client has destroyed is destroyed.
     Destroy(StreamKey),
 }

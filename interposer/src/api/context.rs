@@ -15,6 +15,7 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     client.contexts.remove(context);
     client.streams.forget_context(context);
     client.functions.forget_context(context);
+    client.arrays.forget_context(context);
     for pinned in client.memory.forget_context(context) {
         if let Allocation::Pinned { base, size, .. } = pinned {
             super::pinned::unmap(client, base, size);

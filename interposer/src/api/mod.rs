@@ -4,6 +4,8 @@
 #![allow(clippy::missing_safety_doc, reason = "the contract of each function is its documentation in cuda.h")]
 #![allow(clippy::too_many_arguments, reason = "the signatures are those of cuda.h")]
 
+mod array;
+mod boxes;
 mod context;
 mod device;
 mod event;
@@ -18,6 +20,8 @@ mod primary;
 mod stream;
 mod transfer;
 
+pub(crate) use array::*;
+pub(crate) use boxes::*;
 pub(crate) use context::*;
 pub(crate) use device::*;
 pub(crate) use event::*;

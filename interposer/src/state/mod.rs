@@ -1,5 +1,6 @@
 //! What is known in the process: devices, contexts, allocations, functions, streams.
 
+pub(crate) mod arrays;
 pub(crate) mod contexts;
 pub(crate) mod functions;
 pub(crate) mod memory;

@@ -205,6 +205,7 @@ impl Context {
             Object::Event(e) => e.context.upgrade().is_some_and(|c| c.id == self.id),
             Object::Module(m) => m.context.upgrade().is_some_and(|c| c.id == self.id),
             Object::Function(f) => f.context.upgrade().is_some_and(|c| c.id == self.id),
+            Object::Array(a) => a.context == mine,
             Object::Context(_) | Object::Library(_) | Object::Kernel(_) => false,
         });
         for object in handles::all() {

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_HANDLE;
 
+use crate::array::Array;
 use crate::context::Context;
 use crate::event::Event;
 use crate::library::{Kernel, Library};
@@ -30,6 +31,8 @@ pub(crate) enum Object {
     Library(Arc<Library>),
     /// A kernel of a library.
     Kernel(Arc<Kernel>),
+    /// An array.
+    Array(Arc<Array>),
 }
 
 static OBJECTS: RwLock<Option<HashMap<u64, Object>>> = RwLock::new(None);
@@ -102,4 +105,9 @@ getter!(
     /// The library that a handle stands for.
     library,
     Library
+);
+getter!(
+    /// The array that a handle stands for.
+    array,
+    Array
 );

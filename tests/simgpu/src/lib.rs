@@ -14,6 +14,7 @@
 //! ```
 
 mod api;
+mod array;
 mod attributes;
 mod config;
 mod context;

@@ -1,6 +1,6 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here say what it does not.
 //!
-//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: graphs and stream capture, arrays, textures and
+//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: graphs and stream capture, textures and
 //! surfaces, managed memory, IPC, external memory, green contexts, multicast, the linker. A function added to a file
 //! of this folder is exported by that alone.
 //!
@@ -11,6 +11,8 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "said once, at the module's head")]
 #![allow(non_snake_case, unreachable_pub, clippy::too_many_arguments, reason = "the names and signatures are cuda.h's")]
 
+mod array;
+mod boxes;
 mod context;
 mod copy;
 mod device;
@@ -30,6 +32,8 @@ mod stream;
 mod stream_memory;
 mod vmm;
 
+pub use array::*;
+pub use boxes::*;
 pub use context::*;
 pub use copy::*;
 pub use device::*;

@@ -1,0 +1,192 @@
+//! Arrays: made and destroyed for the client, and their content as a checkpoint keeps it.
+//!
+//! The object log makes them again; their content is a blob for each, cut into boxes whose rows follow each other.
+
+use std::collections::BTreeMap;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::{Blob, PIECE_LENGTH, Piece};
+use rekindle_wire::boxes::cut;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::{self, Kind};
+
+use super::boxes::ArrayPart;
+use super::commands::check;
+use super::engine::Job;
+use super::executor::{Executor, Outcome, Refused};
+use super::objects::Object;
+use super::waiting::Then;
+
+/// The kind of blob that holds an array's content.
+pub(crate) const ARRAY_CONTENT: u32 = 2;
+
+/// The shapes of the client's arrays, by handle.
+#[derive(Default)]
+pub(crate) struct Arrays {
+    shapes: BTreeMap<u64, CudaArray3dDescriptor>,
+}
+
+impl Arrays {
+    /// Bytes of a row, rows, and slices or layers.
+    pub(crate) fn extent(&self, array: u64) -> Option<[u64; 3]> {
+        Some(self.shapes.get(&array)?.extent()?.map(|n| n as u64))
+    }
+}
+
+/// Takes what the client's side wrote of a descriptor.
+fn descriptor(args: &mut Reader<'_>) -> Result<CudaArray3dDescriptor, Malformed> {
+    let size = [args.word()?, args.word()?, args.word()?];
+    let [width, height, depth] = size.map(|n| n as usize);
+    Ok(CudaArray3dDescriptor {
+        width,
+        height,
+        depth,
+        format: args.word32()?,
+        channels: args.word32()?,
+        flags: args.word32()?,
+    })
+}
+
+impl Executor {
+    pub(crate) fn array_command(
+        &mut self,
+        call: u16,
+        args: &mut Reader<'_>,
+        _reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        match call {
+            command::ARRAY_CREATE => self.array_create(args),
+            command::ARRAY_DESTROY => self.array_destroy(args),
+            _ => Err(Refused::UnknownCall(call)),
+        }
+    }
+
+    /// The driver's handle of an array, and its context.
+    pub(crate) fn array(&self, handle: u64) -> Result<(CUarray, u64), Refused> {
+        match self.objects.get(handle) {
+            Some(o) if o.kind == Kind::Array => Ok((o.real, o.context)),
+            _ => Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
+        }
+    }
+
+    fn array_create(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        let desc = descriptor(args)?;
+        args.end()?;
+        ensure_savable(&desc)?;
+        let mut real = 0;
+        // SAFETY: the out parameter is a local, the descriptor lives through the call.
+        check(unsafe { (self.driver().cuArray3DCreate_v2)(&raw mut real, &raw const desc) })?;
+        let context = self.header.context;
+        self.keep_array(handle, real, 0, desc)?;
+        self.objects.record(command::ARRAY_CREATE, handle, context, args.all(), None);
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// Adds an array's object and shape.
+    pub(crate) fn keep_array(
+        &mut self,
+        handle: u64,
+        real: CUarray,
+        parent: u64,
+        desc: CudaArray3dDescriptor,
+    ) -> Result<(), Refused> {
+        let object = Object { kind: Kind::Array, real, context: self.header.context, parent, allocates: false };
+        if !self.objects.insert(handle, object) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        self.arrays.shapes.insert(handle, desc);
+        Ok(())
+    }
+
+    fn array_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        self.array(handle)?;
+        // Like freed memory: everything before it may still use it.
+        let busy = self.waiting.busy(0);
+        self.when_done(busy, Then::DestroyArray { array: handle, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    /// Destroys an array that the device no longer uses.
+    pub(crate) fn destroy_array(&mut self, handle: u64) -> CUresult {
+        let Ok((real, context)) = self.array(handle) else { return CUDA_ERROR_INVALID_HANDLE };
+        self.objects.remove(handle);
+        self.arrays.shapes.remove(&handle);
+        if self.enter_context(context).is_err() {
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        }
+        // SAFETY: the array is the driver's own, idle, and nobody has a handle of it any more.
+        unsafe { (self.driver().cuArrayDestroy)(real) }
+    }
+
+    /// Destroys what a context holds that takes memory. Nothing runs in it.
+    pub(crate) fn clear_arrays(&mut self, context: u64) {
+        let of_context = |h: &u64| self.objects.get(*h).is_some_and(|o| o.context == context);
+        let gone: Vec<u64> = self.arrays.shapes.keys().copied().filter(of_context).collect();
+        for handle in gone {
+            self.destroy_array(handle);
+        }
+    }
+
+    /// Bytes of the arrays on a device.
+    fn array_bytes(&self, device: usize) -> u64 {
+        let here = |handle: u64| {
+            let context = self.objects.get(handle).map_or(0, |o| o.context);
+            self.device_of_context(context).is_ok_and(|d| d == device)
+        };
+        let bytes = self.arrays.shapes.iter().filter(|(h, _)| here(**h)).filter_map(|(_, d)| d.bytes());
+        bytes.sum::<usize>() as u64
+    }
+
+    /// Bytes that the client has on each device.
+    pub(crate) fn device_bytes(&self) -> Vec<u64> {
+        let devices = self.devices.iter().enumerate();
+        devices.map(|(i, d)| d.memory.bytes() + self.array_bytes(i)).collect()
+    }
+
+    /// The blobs of all arrays, and for each the copies that make its pieces.
+    pub(crate) fn describe_arrays(&self) -> Result<Vec<(Blob, Vec<Job>)>, String> {
+        let describe = |(&handle, desc): (&u64, &CudaArray3dDescriptor)| {
+            let jobs = self.array_jobs(handle)?;
+            let device = jobs.first().map_or(0, |j| j.device as u32);
+            let size = desc.bytes().ok_or("an array without size")? as u64;
+            Ok((Blob { kind: ARRAY_CONTENT, handle, device, size, pieces: Vec::new() }, jobs))
+        };
+        self.arrays.shapes.iter().map(describe).collect()
+    }
+
+    /// The copies of a saved array's pieces.
+    pub(crate) fn saved_array_jobs(&self, blob: &Blob) -> Result<Vec<(Job, Piece)>, String> {
+        let jobs = self.array_jobs(blob.handle)?;
+        let same = |(job, piece): (&Job, &Piece)| job.offset == piece.offset && job.length == piece.length;
+        if jobs.len() != blob.pieces.len() || !jobs.iter().zip(&blob.pieces).all(same) {
+            return Err(format!("the content of array {:#x} is not of its shape", blob.handle));
+        }
+        Ok(jobs.into_iter().zip(blob.pieces.iter().copied()).collect())
+    }
+
+    fn array_jobs(&self, handle: u64) -> Result<Vec<Job>, String> {
+        let missing = || format!("the array {handle:#x} does not exist");
+        let (array, context) = self.array(handle).map_err(|_| missing())?;
+        let extent = self.arrays.extent(handle).ok_or_else(missing)?;
+        let device = self.device_of_context(context).map_err(|e| e.to_string())?;
+        let context = self.objects.get(context).ok_or_else(missing)?.real;
+        let mut offset = 0;
+        let job = |part: rekindle_wire::boxes::Part| {
+            let (at, length) = (offset, part.bytes());
+            offset += length;
+            Job { address: 0, offset: at, length, device, context, array: Some(ArrayPart { array, part }) }
+        };
+        Ok(cut(extent, PIECE_LENGTH).map(job).collect())
+    }
+}
+
+/// Only what can be copied out by rows of whole elements can be saved.
+pub(crate) fn ensure_savable(desc: &CudaArray3dDescriptor) -> Result<(), Refused> {
+    if desc.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
+        return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));
+    }
+    desc.bytes().map(|_| ()).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))
+}

@@ -1,0 +1,176 @@
+//! Arrays, and copies of bytes in them. What an array is like is known here; the worker has it.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, Kind};
+
+use super::{boxes, check, code, put};
+use crate::client::{self, Call};
+use crate::log;
+use crate::state::arrays::Array;
+
+/// Puts a descriptor's numbers into a call.
+pub(super) fn write_descriptor(call: &mut Call, d: &CudaArray3dDescriptor) {
+    let [width, height, depth] = [d.width, d.height, d.depth].map(|n| n as u64);
+    for word in [width, height, depth, d.format.into(), d.channels.into(), d.flags.into()] {
+        call.word(word);
+    }
+}
+
+/// Refuses what cannot be saved: arrays without memory of their own, and formats whose layout is the driver's.
+pub(super) fn ensure_supported(function: &'static str, d: &CudaArray3dDescriptor) -> Result<(), CUresult> {
+    let bare = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
+    // The driver's own formats are numbered from here on; below, an unknown number is the caller's mistake.
+    const SPECIAL_FORMATS: u32 = 0x40;
+    if d.flags & bare != 0 || d.format >= SPECIAL_FORMATS {
+        log::refused(function);
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+fn create(out: *mut CUarray, desc: CudaArray3dDescriptor, function: &'static str) -> Result<(), CUresult> {
+    let client = client::get()?;
+    let (context, _) = client.contexts.current()?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    ensure_supported(function, &desc)?;
+    let mut call = Call::in_context(ARRAY_CREATE)?;
+    let handle = call.fresh_handle(Kind::Array);
+    write_descriptor(&mut call, &desc);
+    check(call.wait().0)?;
+    client.arrays.insert(handle, Array { desc, context });
+    // SAFETY: not null, so writable by cuda.h's contract.
+    unsafe { put(out, handle) }
+}
+
+pub(crate) unsafe fn cuArray3DCreate_v2(out: *mut CUarray, desc: *const CudaArray3dDescriptor) -> CUresult {
+    if desc.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so readable by cuda.h's contract.
+    code(create(out, unsafe { *desc }, "cuArray3DCreate_v2"))
+}
+
+pub(crate) unsafe fn cuArrayCreate_v2(out: *mut CUarray, desc: *const CudaArrayDescriptor) -> CUresult {
+    if desc.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so readable by cuda.h's contract.
+    code(create(out, unsafe { *desc }.into(), "cuArrayCreate_v2"))
+}
+
+pub(crate) unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
+    code(client::get().and_then(|client| {
+        let known = client.arrays.get(array)?;
+        let mut call = Call::new(ARRAY_DESTROY)?;
+        call.word(array);
+        client.arrays.remove(array);
+        check(call.wait().0).inspect_err(|_| client.arrays.insert(array, known))
+    }))
+}
+
+pub(crate) unsafe fn cuArray3DGetDescriptor_v2(out: *mut CudaArray3dDescriptor, array: CUarray) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(client::get().and_then(|client| unsafe { put(out, client.arrays.get(array)?.desc) }))
+}
+
+pub(crate) unsafe fn cuArrayGetDescriptor_v2(out: *mut CudaArrayDescriptor, array: CUarray) -> CUresult {
+    code(client::get().and_then(|client| {
+        let CudaArray3dDescriptor { width, height, format, channels, .. } = client.arrays.get(array)?.desc;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(out, CudaArrayDescriptor { width, height, format, channels }) }
+    }))
+}
+
+/// These three are of kinds of arrays that are not made here (with several planes, sparse, without memory); of others the
+/// driver says so.
+fn of_another_kind(array: CUarray) -> CUresult {
+    code(client::get().and_then(|client| client.arrays.get(array)).and(Err(CUDA_ERROR_INVALID_VALUE)))
+}
+
+pub(crate) unsafe fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32) -> CUresult {
+    of_another_kind(array)
+}
+
+pub(crate) unsafe fn cuArrayGetSparseProperties(_properties: *mut c_void, array: CUarray) -> CUresult {
+    of_another_kind(array)
+}
+
+pub(crate) unsafe fn cuArrayGetMemoryRequirements(
+    _requirements: *mut CudaArrayMemoryRequirements,
+    array: CUarray,
+    _device: CUdevice,
+) -> CUresult {
+    of_another_kind(array)
+}
+
+/// One side of a copy of bytes: an array from an offset on.
+fn bytes_of(array: CUarray, offset: usize) -> CudaMemcpy3dSide {
+    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_ARRAY, array, x: offset, ..Default::default() }
+}
+
+fn bytes_at(address: CUdeviceptr) -> CudaMemcpy3dSide {
+    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_DEVICE, device: address, ..Default::default() }
+}
+
+fn bytes_on_host(address: *const c_void) -> CudaMemcpy3dSide {
+    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_HOST, host: address as u64, ..Default::default() }
+}
+
+/// # Safety
+/// Host memory that a side names holds as many bytes.
+unsafe fn row(dst: CudaMemcpy3dSide, src: CudaMemcpy3dSide, bytes: usize, on: CUstream, wait: bool) -> CUresult {
+    let copy = CudaMemcpy3d { dst, src, width: bytes, height: 1, depth: 1 };
+    // SAFETY: the caller's promise.
+    code(unsafe { boxes::copy(&copy, on, wait) })
+}
+
+pub(crate) unsafe fn cuMemcpyAtoA_v2(dst: CUarray, dst_at: usize, src: CUarray, src_at: usize, n: usize) -> CUresult {
+    // SAFETY: no host memory.
+    unsafe { row(bytes_of(dst, dst_at), bytes_of(src, src_at), n, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, at: usize, n: usize) -> CUresult {
+    // SAFETY: no host memory.
+    unsafe { row(bytes_at(dst), bytes_of(src, at), n, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpyDtoA_v2(dst: CUarray, at: usize, src: CUdeviceptr, n: usize) -> CUresult {
+    // SAFETY: no host memory.
+    unsafe { row(bytes_of(dst, at), bytes_at(src), n, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { row(bytes_on_host(dst), bytes_of(src, at), n, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpyAtoHAsync_v2(
+    dst: *mut c_void,
+    src: CUarray,
+    at: usize,
+    n: usize,
+    on: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { row(bytes_on_host(dst), bytes_of(src, at), n, on, false) }
+}
+
+pub(crate) unsafe fn cuMemcpyHtoA_v2(dst: CUarray, at: usize, src: *const c_void, n: usize) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { row(bytes_of(dst, at), bytes_on_host(src), n, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpyHtoAAsync_v2(
+    dst: CUarray,
+    at: usize,
+    src: *const c_void,
+    n: usize,
+    on: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { row(bytes_of(dst, at), bytes_on_host(src), n, on, false) }
+}

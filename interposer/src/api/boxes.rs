@@ -1,0 +1,211 @@
+//! Copies of two and three dimensions, between memory of any kind and arrays.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::boxes::{BoxCopy, End, span};
+use rekindle_wire::command::COPY_BOX;
+
+use super::{check, code, stream};
+use crate::client::{self, Call};
+use crate::copy_box::{self, HostBox};
+use crate::named_stream;
+use crate::state::memory::Allocation;
+
+/// One side of a copy, as the worker and this process reach it.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    /// Device memory or an array.
+    Device(End),
+    /// Pinned memory, which both reach.
+    Pinned(End, HostBox),
+    /// Host memory that only the application reaches.
+    Host(HostBox),
+}
+
+impl Side {
+    fn is_host(&self) -> bool {
+        !matches!(self, Side::Device(_))
+    }
+
+    fn end(&self) -> Option<End> {
+        match *self {
+            Side::Device(end) | Side::Pinned(end, _) => Some(end),
+            Side::Host(_) => None,
+        }
+    }
+
+    fn host(&self) -> Option<HostBox> {
+        match *self {
+            Side::Pinned(_, host) | Side::Host(host) => Some(host),
+            Side::Device(_) => None,
+        }
+    }
+}
+
+/// The most bytes between two rows, `CU_DEVICE_ATTRIBUTE_MAX_PITCH`.
+const MAX_PITCH: usize = i32::MAX as usize;
+
+/// What a side of a descriptor is, with everything checked that the driver checks at the call.
+fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
+    let base = match s.kind {
+        CU_MEMORYTYPE_HOST => s.host,
+        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => s.device,
+        CU_MEMORYTYPE_ARRAY => return array(s, size),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    let [width, height, depth] = size;
+    let pitch = if s.pitch == 0 { width } else { s.pitch };
+    let rows = if s.height == 0 { height } else { s.height };
+    let fits = s.x.checked_add(width).is_some_and(|end| end <= pitch || height <= 1 && depth <= 1);
+    // Rows may be fewer than the copy takes only where there is one slice.
+    let stacked = depth <= 1 || s.y.checked_add(height).is_some_and(|end| end <= rows);
+    if pitch < width || pitch > MAX_PITCH.max(width) || !fits || !stacked || s.lod != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let whole = End::Memory { address: base, pitch: pitch as u64, rows: rows as u64 };
+    let end = whole.part([s.x as u64, s.y as u64, s.z as u64]).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let End::Memory { address, .. } = end else { return Err(CUDA_ERROR_UNKNOWN) };
+    let bytes = span(size.map(|n| n as u64), pitch as u64, rows as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    address.checked_add(bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let host = HostBox { address: address as usize, pitch, rows };
+    let client = client::get()?;
+    let reached = bytes == 0 || client.memory.is_direct(address, bytes);
+    Ok(match client.memory.at(address) {
+        Some(Allocation::Device { .. } | Allocation::Global { .. }) if reached => Side::Device(end),
+        Some(Allocation::Device { .. } | Allocation::Global { .. }) => return Err(CUDA_ERROR_INVALID_VALUE),
+        Some(Allocation::Pinned { .. }) if reached => Side::Pinned(end, host),
+        Some(_) => Side::Host(host),
+        None if s.kind == CU_MEMORYTYPE_DEVICE || base == 0 => return Err(CUDA_ERROR_INVALID_VALUE),
+        None => Side::Host(host),
+    })
+}
+
+fn array(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
+    let array = client::get()?.arrays.get(s.array)?;
+    let (extent, element) = (array.desc.extent(), array.desc.element());
+    let (extent, element) = extent.zip(element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let at = [s.x, s.y, s.z];
+    let inside = (0..3).all(|i| at[i].checked_add(size[i]).is_some_and(|end| end <= extent[i]));
+    let whole_elements = s.x.is_multiple_of(element) && size[0].is_multiple_of(element);
+    if !inside || !whole_elements || s.lod != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(Side::Device(End::Array { array: s.array, at: at.map(|n| n as u64) }))
+}
+
+/// Copies a box. With `wait`, the call is a synchronous one.
+///
+/// # Safety
+/// Host memory that the descriptor names is as large as it says.
+pub(super) unsafe fn copy(c: &CudaMemcpy3d, on: CUstream, wait: bool) -> Result<(), CUresult> {
+    client::get()?.contexts.current()?;
+    let size = [c.width, c.height, c.depth];
+    if size.contains(&0) {
+        return Ok(());
+    }
+    let (target, source) = (side(&c.dst, size)?, side(&c.src, size)?);
+    let size = size.map(|n| n as u64);
+    let synchronise = || {
+        // SAFETY: no pointers.
+        check(unsafe { stream::cuStreamSynchronize(on) })
+    };
+    match (target, source) {
+        (Side::Host(to), from) | (Side::Pinned(_, to), from @ Side::Host(_)) if from.is_host() => {
+            let from = from.host().ok_or(CUDA_ERROR_UNKNOWN)?;
+            synchronise()?;
+            // SAFETY: the caller's promise.
+            unsafe { copy_box::within_host(to, from, size) };
+            Ok(())
+        }
+        (Side::Host(to), from) => {
+            let from = from.end().ok_or(CUDA_ERROR_UNKNOWN)?;
+            // SAFETY: the caller's promise.
+            unsafe { copy_box::to_host(to, from, size, on) }
+        }
+        (to, Side::Host(from)) => {
+            let to = to.end().ok_or(CUDA_ERROR_UNKNOWN)?;
+            // SAFETY: the caller's promise. When it returns, the bytes have been taken, as with the driver.
+            unsafe { copy_box::to_device(to, from, size, on) }?;
+            if wait { synchronise() } else { Ok(()) }
+        }
+        _ => {
+            let (end, from) = target.end().zip(source.end()).ok_or(CUDA_ERROR_UNKNOWN)?;
+            let mut call = Call::in_context(COPY_BOX)?;
+            let copy = BoxCopy { chunk: 0, end, source: Some(from), size, stream: named_stream(on) };
+            copy.write(call.writer());
+            check(call.send())?;
+            // Between device memories the driver does not make the host wait.
+            if wait && (target.is_host() || source.is_host()) { synchronise() } else { Ok(()) }
+        }
+    }
+}
+
+/// # Safety
+/// `described` is null or a descriptor; host memory that it names is as large as it says.
+unsafe fn described<T: Copy + Into<CudaMemcpy3d>>(described: *const T, on: CUstream, wait: bool) -> CUresult {
+    if described.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so a descriptor by the caller's promise.
+    code(unsafe { copy(&(*described).into(), on, wait) })
+}
+
+pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CudaMemcpy2d) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { described(copy, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(copy: *const CudaMemcpy2d) -> CUresult {
+    // SAFETY: as above.
+    unsafe { described(copy, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpy2DAsync_v2(copy: *const CudaMemcpy2d, on: CUstream) -> CUresult {
+    // SAFETY: as above.
+    unsafe { described(copy, on, false) }
+}
+
+pub(crate) unsafe fn cuMemcpy3D_v2(copy: *const CudaMemcpy3d) -> CUresult {
+    // SAFETY: as above.
+    unsafe { described(copy, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpy3DAsync_v2(copy: *const CudaMemcpy3d, on: CUstream) -> CUresult {
+    // SAFETY: as above.
+    unsafe { described(copy, on, false) }
+}
+
+/// The contexts of a copy between peers must exist; addresses say by themselves whose they are.
+///
+/// # Safety
+/// As for [`described`].
+unsafe fn peer(copy: *const CudaMemcpy3d, on: CUstream, wait: bool) -> CUresult {
+    let known = client::get().and_then(|client| {
+        if copy.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so a descriptor by the caller's promise.
+        let c = unsafe { *copy };
+        let device = |s: &CudaMemcpy3dSide| matches!(s.kind, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED);
+        for side in [&c.dst, &c.src] {
+            if device(side) && client.contexts.get(side.context).is_none() {
+                return Err(CUDA_ERROR_INVALID_CONTEXT);
+            }
+        }
+        Ok(())
+    });
+    match known {
+        // SAFETY: the caller's promise.
+        Ok(()) => unsafe { described(copy, on, wait) },
+        Err(error) => error,
+    }
+}
+
+pub(crate) unsafe fn cuMemcpy3DPeer(copy: *const CudaMemcpy3d) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { peer(copy, 0, true) }
+}
+
+pub(crate) unsafe fn cuMemcpy3DPeerAsync(copy: *const CudaMemcpy3d, on: CUstream) -> CUresult {
+    // SAFETY: as above.
+    unsafe { peer(copy, on, false) }
+}

@@ -1,0 +1,150 @@
+//! Copies of boxes between what the worker reaches and ordinary host memory, through staging: a box is cut into parts
+//! that fit a chunk, whose rows lie there with nothing between them.
+
+use std::collections::VecDeque;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::boxes::{BoxCopy, End, Part, cut};
+use rekindle_wire::command::{COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK};
+use rekindle_wire::layout::CHUNK_SIZE;
+use rekindle_wire::reply;
+
+use crate::client::{self, Call, Client};
+use crate::copy::DEPTH;
+use crate::named_stream;
+
+/// A box in ordinary host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostBox {
+    /// The first byte.
+    pub(crate) address: usize,
+    /// Bytes from row to row.
+    pub(crate) pitch: usize,
+    /// Rows from slice to slice.
+    pub(crate) rows: usize,
+}
+
+impl HostBox {
+    /// Where a row of a part begins.
+    pub(crate) fn row(&self, part: &Part, y: u64, z: u64) -> *mut u8 {
+        let rows = (part.at[2] + z) as usize * self.rows + (part.at[1] + y) as usize;
+        (self.address + rows * self.pitch + part.at[0] as usize) as *mut u8
+    }
+}
+
+/// Copies the rows of a part, each between its place in the host's box and the next one in `packed`.
+///
+/// # Safety
+/// The host's box and `packed` hold the part's bytes; `to_host` says which is written.
+unsafe fn rows(host: HostBox, part: &Part, packed: *mut u8, to_host: bool) {
+    let [width, height, depth] = part.size;
+    let mut at = packed;
+    for z in 0..depth {
+        for y in 0..height {
+            let row = host.row(part, y, z);
+            let (from, to) = if to_host { (at, row) } else { (row, at) };
+            // SAFETY: the caller's promise.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from, to, width as usize);
+                at = at.add(width as usize);
+            }
+        }
+    }
+}
+
+/// Copies a box from the host, in stream order. When it returns, the bytes have been taken.
+///
+/// # Safety
+/// The host's box is readable.
+pub(crate) unsafe fn to_device(target: End, source: HostBox, size: [u64; 3], stream: CUstream) -> Result<(), CUresult> {
+    let client = client::get()?;
+    for part in cut(size, CHUNK_SIZE as u64) {
+        let chunk = client.staging.take(client)?;
+        // SAFETY: the chunk is this thread's and holds a part; the caller vouches for the source.
+        unsafe { rows(source, &part, client.staging.address(chunk), false) };
+        match send(COPY_BOX_FROM_CHUNK, target, &part, chunk, stream) {
+            Ok(()) => client.staging.give_when_landed(chunk),
+            Err(error) => {
+                client.staging.give(chunk);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies a box to the host, in stream order. When it returns, the bytes are there.
+///
+/// # Safety
+/// The host's box is writable.
+pub(crate) unsafe fn to_host(target: HostBox, source: End, size: [u64; 3], stream: CUstream) -> Result<(), CUresult> {
+    let client = client::get()?;
+    let mut flying: VecDeque<(usize, Part)> = VecDeque::new();
+    let mut result = Ok(());
+    let mut parts = cut(size, CHUNK_SIZE as u64).peekable();
+    loop {
+        if result.is_ok()
+            && flying.len() < DEPTH
+            && let Some(part) = parts.peek().copied()
+        {
+            // Waiting for another chunk while holding some could make threads wait for each other.
+            let chunk = match client.staging.try_take(client) {
+                None if flying.is_empty() => Some(client.staging.take(client)?),
+                chunk => chunk,
+            };
+            if let Some(chunk) = chunk {
+                parts.next();
+                match send(COPY_BOX_TO_CHUNK, source, &part, chunk, stream) {
+                    Ok(()) => flying.push_back((chunk, part)),
+                    Err(error) => {
+                        client.staging.give(chunk);
+                        result = Err(error);
+                    }
+                }
+                continue;
+            }
+        }
+        let Some((chunk, part)) = flying.pop_front() else { return result };
+        result = result.and(arrived(client, chunk)?);
+        if result.is_ok() {
+            // SAFETY: the chunk's bytes have arrived; the caller vouches for the target.
+            unsafe { rows(target, &part, client.staging.address(chunk), true) };
+        }
+        client.staging.give(chunk);
+    }
+}
+
+/// Waits for a chunk's copy, and says how it ended; the outer error is that the worker is gone.
+fn arrived(client: &Client, chunk: usize) -> Result<Result<(), CUresult>, CUresult> {
+    let word = client.shared.chunk(chunk);
+    if reply::wait(word, client.spin(), || client.is_alive()) {
+        Ok(reply::chunk_result(word))
+    } else {
+        Err(CUDA_ERROR_LAUNCH_FAILED)
+    }
+}
+
+fn send(call: u16, end: End, part: &Part, chunk: usize, stream: CUstream) -> Result<(), CUresult> {
+    let mut call = Call::in_context(call)?;
+    let end = end.part(part.at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let copy = BoxCopy { chunk: chunk as u64, end, source: None, size: part.size, stream: named_stream(stream) };
+    copy.write(call.writer());
+    match call.send() {
+        CUDA_SUCCESS => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Copies a box within the host's memory; overlapping rows are allowed as in the driver.
+///
+/// # Safety
+/// Both boxes hold as many bytes.
+pub(crate) unsafe fn within_host(target: HostBox, source: HostBox, size: [u64; 3]) {
+    let whole = Part { at: [0; 3], size };
+    for z in 0..size[2] {
+        for y in 0..size[1] {
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy(source.row(&whole, y, z), target.row(&whole, y, z), size[0] as usize) };
+        }
+    }
+}

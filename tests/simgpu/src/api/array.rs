@@ -1,0 +1,129 @@
+//! Arrays, and copies of bytes in them.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::{
+    CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice,
+    CUdeviceptr, CUresult, CUstream, CudaArray3dDescriptor, CudaArrayDescriptor, CudaArrayMemoryRequirements,
+    CudaMemcpy3d, CudaMemcpy3dSide,
+};
+
+use super::boxes;
+use crate::array::{Array, give_back};
+use crate::current;
+use crate::handles::{self, Object};
+use crate::status::{Result, ensure, put, status};
+
+fn create(out: *mut CUarray, desc: CudaArray3dDescriptor) -> Result<()> {
+    let context = current::healthy()?;
+    ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    let array = Arc::new(Array::create(&context, handles::next(), desc)?);
+    let handle = array.handle;
+    handles::insert(handle, Object::Array(array));
+    unsafe { put(out, handle) }
+}
+
+pub unsafe fn cuArray3DCreate_v2(out: *mut CUarray, desc: *const CudaArray3dDescriptor) -> CUresult {
+    status(|| {
+        ensure(!desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        create(out, unsafe { *desc })
+    })
+}
+
+pub unsafe fn cuArrayCreate_v2(out: *mut CUarray, desc: *const CudaArrayDescriptor) -> CUresult {
+    status(|| {
+        ensure(!desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        create(out, unsafe { *desc }.into())
+    })
+}
+
+/// A level of a mipmapped array goes with it, not by itself.
+pub unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
+    status(|| {
+        let array = handles::array(array)?;
+        ensure(!array.level, CUDA_ERROR_INVALID_VALUE)?;
+        handles::remove(array.handle);
+        if let Ok(context) = current::named(array.context) {
+            context.synchronize()?;
+        }
+        give_back(array.base);
+        Ok(())
+    })
+}
+
+pub unsafe fn cuArray3DGetDescriptor_v2(out: *mut CudaArray3dDescriptor, array: CUarray) -> CUresult {
+    status(|| unsafe { put(out, handles::array(array)?.desc) })
+}
+
+pub unsafe fn cuArrayGetDescriptor_v2(out: *mut CudaArrayDescriptor, array: CUarray) -> CUresult {
+    status(|| {
+        let CudaArray3dDescriptor { width, height, format, channels, .. } = handles::array(array)?.desc;
+        unsafe { put(out, CudaArrayDescriptor { width, height, format, channels }) }
+    })
+}
+
+/// These three are of kinds of arrays that are not made here.
+fn of_another_kind(array: CUarray) -> CUresult {
+    status(|| handles::array(array).and(Err(CUDA_ERROR_INVALID_VALUE)))
+}
+
+pub unsafe fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32) -> CUresult {
+    of_another_kind(array)
+}
+
+pub unsafe fn cuArrayGetSparseProperties(_properties: *mut c_void, array: CUarray) -> CUresult {
+    of_another_kind(array)
+}
+
+pub unsafe fn cuArrayGetMemoryRequirements(
+    _requirements: *mut CudaArrayMemoryRequirements,
+    array: CUarray,
+    _device: CUdevice,
+) -> CUresult {
+    of_another_kind(array)
+}
+
+fn bytes_of(array: CUarray, offset: usize) -> CudaMemcpy3dSide {
+    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_ARRAY, array, x: offset, ..Default::default() }
+}
+
+fn bytes_at(address: CUdeviceptr) -> CudaMemcpy3dSide {
+    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_DEVICE, device: address, ..Default::default() }
+}
+
+fn bytes_on_host(address: *const c_void) -> CudaMemcpy3dSide {
+    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_HOST, host: address as u64, ..Default::default() }
+}
+
+fn row(dst: CudaMemcpy3dSide, src: CudaMemcpy3dSide, bytes: usize, stream: CUstream, wait: bool) -> CUresult {
+    boxes::copy_box(&CudaMemcpy3d { dst, src, width: bytes, height: 1, depth: 1 }, stream, wait)
+}
+
+pub unsafe fn cuMemcpyAtoA_v2(dst: CUarray, dst_at: usize, src: CUarray, src_at: usize, n: usize) -> CUresult {
+    row(bytes_of(dst, dst_at), bytes_of(src, src_at), n, 0, true)
+}
+
+pub unsafe fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, at: usize, n: usize) -> CUresult {
+    row(bytes_at(dst), bytes_of(src, at), n, 0, true)
+}
+
+pub unsafe fn cuMemcpyDtoA_v2(dst: CUarray, at: usize, src: CUdeviceptr, n: usize) -> CUresult {
+    row(bytes_of(dst, at), bytes_at(src), n, 0, true)
+}
+
+pub unsafe fn cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize) -> CUresult {
+    row(bytes_on_host(dst), bytes_of(src, at), n, 0, true)
+}
+
+pub unsafe fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize, on: CUstream) -> CUresult {
+    row(bytes_on_host(dst), bytes_of(src, at), n, on, false)
+}
+
+pub unsafe fn cuMemcpyHtoA_v2(dst: CUarray, at: usize, src: *const c_void, n: usize) -> CUresult {
+    row(bytes_of(dst, at), bytes_on_host(src), n, 0, true)
+}
+
+pub unsafe fn cuMemcpyHtoAAsync_v2(dst: CUarray, at: usize, src: *const c_void, n: usize, on: CUstream) -> CUresult {
+    row(bytes_of(dst, at), bytes_on_host(src), n, on, false)
+}

@@ -1,0 +1,84 @@
+//! Arrays: memory of a device that is only reached by copies, textures and surfaces. A real GPU lays their elements out
+//! in a way of its own; here their rows follow each other.
+
+use rekindle_cuda_abi::types::{
+    CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE,
+    CUDA_ARRAY3D_TEXTURE_GATHER, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+    CudaArray3dDescriptor,
+};
+
+use crate::context::Context;
+use crate::device::devices;
+use crate::memory::space::{self, Kind};
+use crate::status::{Result, ensure};
+
+/// An array, or a level of a mipmapped one.
+#[derive(Debug)]
+pub(crate) struct Array {
+    /// Its handle.
+    pub(crate) handle: u64,
+    /// The context it belongs to, by its handle.
+    pub(crate) context: u64,
+    /// Its shape.
+    pub(crate) desc: CudaArray3dDescriptor,
+    /// Where its memory begins.
+    pub(crate) base: u64,
+    /// Whether it is a level of a mipmapped array, whose memory it lies in.
+    pub(crate) level: bool,
+}
+
+/// What the flags below are; others are not known here.
+const FLAGS: u32 = 0x7f;
+
+/// Whether the driver would make an array of this shape.
+pub(crate) fn check(d: &CudaArray3dDescriptor) -> Result<()> {
+    let flag = |flag: u32| d.flags & flag != 0;
+    ensure(!flag(CUDA_ARRAY3D_SPARSE) && !flag(CUDA_ARRAY3D_DEFERRED_MAPPING), CUDA_ERROR_NOT_SUPPORTED)?;
+    ensure(d.flags & !FLAGS == 0 && d.element().is_some() && d.width > 0, CUDA_ERROR_INVALID_VALUE)?;
+    let (layered, cube) = (flag(CUDA_ARRAY3D_LAYERED), flag(CUDA_ARRAY3D_CUBEMAP));
+    let good = match (layered, cube) {
+        (false, true) => d.width == d.height && d.depth == 6,
+        (true, true) => d.width == d.height && d.depth > 0 && d.depth.is_multiple_of(6),
+        (true, false) => d.depth > 0,
+        // Without height there is no depth.
+        (false, false) => d.height > 0 || d.depth == 0,
+    };
+    let gather = !flag(CUDA_ARRAY3D_TEXTURE_GATHER) || (d.height > 0 && d.depth == 0);
+    let volume = d.depth > 0 && !layered && !cube;
+    let most = match (volume, d.height > 0) {
+        (true, _) => [16384, 16384, 16384],
+        (false, true) if layered || cube => [32768, 32768, 2048],
+        (false, true) => [131_072, 65536, 0],
+        (false, false) => [if layered { 32768 } else { 131_072 }, 0, 2048],
+    };
+    let fits = d.width <= most[0] && d.height <= most[1] && d.depth <= most[2];
+    ensure(good && gather && fits, CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Takes memory for an array, filled with zeros.
+pub(crate) fn memory(context: &Context, bytes: usize) -> Result<u64> {
+    context.device.internal.allocate(context.device, context.handle, Kind::Internal, bytes as u64)
+}
+
+/// Gives an array's memory back.
+pub(crate) fn give_back(base: u64) {
+    if let Some(region) = space::remove(base, |r| r.kind == Kind::Internal)
+        && let Some(device) = devices().get(region.device)
+    {
+        device.reclaim(&region);
+    }
+}
+
+impl Array {
+    /// Makes an array.
+    pub(crate) fn create(context: &Context, handle: u64, desc: CudaArray3dDescriptor) -> Result<Self> {
+        check(&desc)?;
+        let bytes = desc.bytes().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok(Self { handle, context: context.handle, desc, base: memory(context, bytes)?, level: false })
+    }
+
+    /// Bytes of a row, rows, and slices or layers.
+    pub(crate) fn extent(&self) -> [usize; 3] {
+        self.desc.extent().unwrap_or([0; 3])
+    }
+}
