@@ -46,6 +46,20 @@ fn tables_of_branches() {
 }
 
 #[test]
+fn differences_of_bytes() {
+    let rows = run("mul.lo.u32 %r9, %r8, 0x04020180; mov.u32 %r10, 0x80ff0110;
+         vabsdiff4.u32.u32.u32 %r0, %r9, %r10, 0; vabsdiff4.u32.s32.s32 %r1, %r9, %r10, 0;
+         vabsdiff4.u32.u32.u32.add %r2, %r9, %r10, %r8;");
+    for (t, row) in rows.iter().enumerate() {
+        let (a, b) = ((t as u32).wrapping_mul(0x0402_0180).to_le_bytes(), 0x80ff_0110_u32.to_le_bytes());
+        let unsigned: [u8; 4] = std::array::from_fn(|k| a[k].abs_diff(b[k]));
+        let signed = std::array::from_fn(|k| (a[k] as i8).abs_diff(b[k] as i8));
+        assert_eq!(row[..2], [u32::from_le_bytes(unsigned), u32::from_le_bytes(signed)]);
+        assert_eq!(row[2], t as u32 + unsigned.iter().map(|byte| u32::from(*byte)).sum::<u32>());
+    }
+}
+
+#[test]
 fn carries() {
     let rows = run("mov.u32 %r9, 0xffffffff;
          add.cc.u32 %r0, %r9, %r8; addc.cc.u32 %r1, %r9, 0; addc.u32 %r2, 0, 0;

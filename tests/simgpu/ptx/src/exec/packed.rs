@@ -28,6 +28,26 @@ pub(crate) fn integers(name: &str, signed: bool, relu: bool) -> Option<Exec> {
     })
 }
 
+/// `vabsdiff4`: how far the bytes of two words are from each other, as bytes or, with `add`, their sum added to a third word.
+pub(crate) fn differences(signed: bool, add: bool) -> Exec {
+    fn each(a: u32, b: u32, signed: bool) -> [u8; 4] {
+        let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+        std::array::from_fn(|k| match signed {
+            true => a[k].cast_signed().abs_diff(b[k].cast_signed()),
+            false => a[k].abs_diff(b[k]),
+        })
+    }
+    fn sum(c: u32, bytes: [u8; 4]) -> u32 {
+        bytes.into_iter().fold(c, |sum, byte| sum.wrapping_add(byte.into()))
+    }
+    match (signed, add) {
+        (false, false) => exec!(u32; |a: u32, b: u32, _c: u32| u32::from_le_bytes(each(a, b, false))),
+        (true, false) => exec!(u32; |a: u32, b: u32, _c: u32| u32::from_le_bytes(each(a, b, true))),
+        (false, true) => exec!(u32; |a: u32, b: u32, c: u32| sum(c, each(a, b, false))),
+        (true, true) => exec!(u32; |a: u32, b: u32, c: u32| sum(c, each(a, b, true))),
+    }
+}
+
 const OPERATORS: &[&str] =
     &["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"];
 

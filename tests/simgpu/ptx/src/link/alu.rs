@@ -123,6 +123,10 @@ impl Compiler<'_, '_> {
                 let exec = int::dot(name == "dp4a", has(opcode, "hi"), a.signed(), b.signed());
                 Form::of(Some(exec), B32, &[B32, B32, B32])
             }
+            "vabsdiff4" if !has(opcode, "sat") => {
+                let signed = types(opcode).last().is_some_and(|ty| ty.signed());
+                Form::of(Some(packed::differences(signed, has(opcode, "add"))), B32, &[B32, B32, B32])
+            }
             _ => Err("unknown instruction".to_owned()),
         }
     }
