@@ -18,7 +18,7 @@ fn main() -> io::Result<()> {
         let source = fs::read_to_string(apps.join(&name).with_extension("cu")).unwrap_or_default();
         // One that cannot say how far it is cannot be dumped in its middle.
         let check = if source.contains("--progress") { "all_ways" } else { "alike" };
-        let _ = writeln!(tests, "#[test]\nfn program_{name}() -> Result {{\n    {check}(\"{name}\")\n}}");
+        let _ = writeln!(tests, "#[test]\nfn {name}() -> Result {{\n    {check}(\"{name}\")\n}}");
     }
     let out = env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| io::Error::other("no OUT_DIR"))?;
     fs::write(out.join("programs.rs"), tests)

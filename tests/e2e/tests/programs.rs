@@ -6,7 +6,12 @@ use std::fs;
 use anyhow::{Context, ensure};
 use rekindle_e2e::{Node, Result, stage};
 
-include!(concat!(env!("OUT_DIR"), "/programs.rs"));
+/// The tests, as the build script names them.
+mod program {
+    use super::{Result, alike, all_ways};
+
+    include!(concat!(env!("OUT_DIR"), "/programs.rs"));
+}
 
 /// Directly and under the interposer it prints what is expected.
 fn alike(name: &str) -> Result {
