@@ -13,7 +13,7 @@ use std::time::Duration;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::{Attached, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::Kind;
+use rekindle_wire::command::{HELD_ROOM, Kind, THREAD_END};
 use rekindle_wire::layout::Shared;
 use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::{frame, reply, ring};
@@ -231,6 +231,7 @@ pub(crate) fn thread_number() -> u32 {
 /// Makes the calling thread's commands another thread's, for a helper that does a part of its work.
 pub(crate) fn act_for(thread: u32) {
     THREAD.set(thread);
+    crate::thread_end::ignore();
 }
 
 /// One call on its way to the worker.
@@ -244,6 +245,9 @@ impl Call {
     /// Begins a call in the thread's current context (which may be none).
     pub(crate) fn new(number: u16) -> Result<Self, CUresult> {
         let client = get()?;
+        if crate::api::in_callback() {
+            return Err(CUDA_ERROR_NOT_PERMITTED);
+        }
         client.standing_error()?;
         Ok(Self::unchecked(client, number, state::contexts::current()))
     }
@@ -319,8 +323,11 @@ impl Call {
         handle
     }
 
-    /// Sends without waiting.
+    /// Sends without waiting; a thread that is far ahead of the device waits until it is less so, as with the driver.
     pub(crate) fn send(mut self) -> CUresult {
+        if self.client.shared.header().pressure.load(Relaxed) != 0 && self.header.call != THREAD_END {
+            Call::unchecked(self.client, HELD_ROOM, 0).wait();
+        }
         let result = self.enqueue();
         self.keep_buffer();
         result

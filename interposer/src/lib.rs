@@ -28,6 +28,7 @@ mod counts;
 mod log;
 mod private;
 mod state;
+mod thread_end;
 
 use std::cell::Cell;
 
@@ -82,9 +83,13 @@ fn with_thread_stream(body: impl FnOnce() -> CUresult) -> CUresult {
 
 /// A stream parameter by its full name: 0 is the legacy or the thread's default stream, depending on the call's form.
 fn named_stream(stream: CUstream) -> CUstream {
-    match stream {
+    let named = match stream {
         0 if THREAD_STREAM.get() => CU_STREAM_PER_THREAD,
         0 => CU_STREAM_LEGACY,
         other => other,
+    };
+    if named == CU_STREAM_PER_THREAD {
+        thread_end::expect();
     }
+    named
 }

@@ -102,6 +102,17 @@ commands! {
     264 ARRAY_CREATE;
     /// Destroys an array after everything before it has finished. `array`. Waits.
     265 ARRAY_DESTROY;
+
+    /// A host callback, at its place in a stream. `stream function data kind named`: the kind is [`HOST_FUNCTION`] or
+    /// [`STREAM_CALLBACK`], and `named` the stream as the caller named it. Does not wait.
+    384 HOST_FUNC;
+    /// The application's callback thread asks for the next callback to run. `done` -> `id kind function data named
+    /// status`: `done` is the id of the one that has returned, or 0. Waits until there is one.
+    385 CALLBACK_NEXT;
+    /// Waits until the worker holds few commands of the calling thread (see [`crate::layout::Header::pressure`]).
+    386 HELD_ROOM;
+    /// The calling thread ends, and its default streams with it. Does not wait.
+    387 THREAD_END;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.
@@ -109,6 +120,11 @@ pub const SHAPES: std::ops::Range<u16> = FIRST + 256..FIRST + 320;
 
 /// The commands whose first words are any word and a staging chunk, whose word says when they are done.
 pub const THROUGH_CHUNK: &[u16] = &[COPY_FROM_CHUNK, COPY_TO_CHUNK, COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK];
+
+/// The kind of a callback of `cuLaunchHostFunc`: not called in a broken context.
+pub const HOST_FUNCTION: u64 = 0;
+/// The kind of a callback of `cuStreamAddCallback`: always called, and told of an error.
+pub const STREAM_CALLBACK: u64 = 1;
 
 /// The result of [`MEM_ALLOC`] that asks for more of the window; no driver error has this number.
 pub const WINDOW_FULL: i32 = 1_000_001;

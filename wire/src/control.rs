@@ -34,7 +34,7 @@
 //! ```text
 //!   spare        Ready (unasked)
 //!   attach       Adopt   -> Done | Failed     it has answered the client itself, either way
-//!   dump         Quiesce -> Done | Failed     Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
+//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together     Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
 //!                Open    -> Done
 //!   restore      Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
@@ -270,9 +270,15 @@ pub enum WorkerRequest {
         /// What the client said.
         attach: Attach,
     },
-    /// Stop at a command boundary and wait until every stream is idle.
+    /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
     Quiesce {
-        /// How long that may take.
+        /// How long to wait for that.
+        timeout_ms: u64,
+    },
+    /// Execute what comes from the ring up to the next command for the device, that included, and quiesce again:
+    /// something may wait for it.
+    Advance {
+        /// How long to wait, for the command and for the rest.
         timeout_ms: u64,
     },
     /// Open the ring again.
@@ -345,6 +351,11 @@ pub enum WorkerReply {
     },
     /// Done.
     Done,
+    /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.
+    Busy {
+        /// With what.
+        what: String,
+    },
     /// Not done, and why; the client goes on as before.
     Failed {
         /// One line.

@@ -85,6 +85,8 @@ pub struct Header {
     pub sticky: Aligned<AtomicI32>,
     /// The error of a call that did not wait, to be delivered once by a later call.
     pub deferred: AtomicI32,
+    /// Set while the worker holds many commands of some thread: each thread then asks for room before it sends more.
+    pub pressure: AtomicU32,
 }
 
 /// A field on a cache line of its own, so that the two sides do not fight over it.

@@ -378,6 +378,7 @@ fn name(request: &WorkerRequest) -> &'static str {
     match request {
         WorkerRequest::Adopt { .. } => "Adopt",
         WorkerRequest::Quiesce { .. } => "Quiesce",
+        WorkerRequest::Advance { .. } => "Advance",
         WorkerRequest::Open => "Open",
         WorkerRequest::Save { .. } => "Save",
         WorkerRequest::SaveCode { .. } => "SaveCode",

@@ -10,7 +10,7 @@ use super::executor::{Executor, Outcome, Refused};
 use super::memory::MemoryError;
 use super::objects::Object;
 use super::pinned;
-use super::waiting::{EVENT_STREAM, StreamKey, Then};
+use super::waiting::{StreamKey, Then};
 
 /// Success, or the code as the command's end.
 pub(crate) fn check(code: CUresult) -> Result<(), Refused> {
@@ -41,6 +41,9 @@ impl Executor {
             command::CONTEXT_CREATE => self.context_create(args, reply),
             command::CONTEXT_DESTROY => self.context_destroy(args),
             call if command::SHAPES.contains(&call) => self.shape_command(call, args, reply),
+            command::CALLBACK_NEXT => self.callback_next(args, reply),
+            command::HELD_ROOM => self.held_room(args),
+            command::THREAD_END => self.thread_end(args),
             _ => self.code_command(call, args, reply),
         }
     }
@@ -95,6 +98,9 @@ impl Executor {
             // SAFETY: as above, and the configuration lives through the call.
             unsafe { (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr()) }
         };
+        if result == CUDA_SUCCESS {
+            self.waiting.launched(self.stream_key(launch.stream)?, launch.function);
+        }
         if object.allocates && result == CUDA_SUCCESS && self.unsavable.is_none() {
             self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
         }
@@ -191,6 +197,7 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
         }
         self.objects.remove(handle);
+        self.held.stream_destroyed(handle);
         match self.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
             Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
             // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it any more.
@@ -212,11 +219,12 @@ impl Executor {
         let event = args.word()?;
         args.end()?;
         let real = self.handle_event(event)?;
-        // The event's record as it is now, whatever is recorded later: a stream of our own waits for it.
+        // The event's record as it is now, whatever is recorded later: a stream of our own waits for it, one in which
+        // nothing else waits.
         let context = self.objects.get(event).map_or(0, |o| o.context);
         self.enter_context(context)?;
         let driver = self.driver();
-        let key = StreamKey { context, handle: EVENT_STREAM, thread: 0 };
+        let key = self.waiting.event_stream(context);
         const NON_BLOCKING: u32 = 1;
         let track = self.waiting.track(key, || {
             let mut stream = 0;
@@ -401,6 +409,7 @@ impl Executor {
         self.clear_arrays(handle);
         for (gone, _) in self.objects.remove_context(handle) {
             self.recorded.remove(&gone);
+            self.held.stream_destroyed(gone);
         }
         self.waiting.forget_context(handle);
         self.forget_globals(handle);

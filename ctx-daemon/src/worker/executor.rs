@@ -3,9 +3,11 @@
 //! ```text
 //!             Adopt / Load + Connect                    Quiesce
 //!   SPARE ──────────────────────────> OPEN ──────────────────────────> QUIESCED
-//!                                      ^   every stream idle, nothing      │  Save, SaveCode
-//!                                      │   waits, no command taken         │
-//!                                      └──────────────Open─────────────────┘
+//!                                      ^ │ every stream idle, nothing    ^ │  Save, SaveCode
+//!                                      │ │ waits, no command taken       │ │
+//!                                      │ └─────> CLOSING ─Quiesce────────┘ │
+//!                                      │         no command taken  <───────┤
+//!                                      └──────────────Open─────────────────┘ Advance: some are
 //! ```
 //!
 //! From quiesced to open nothing is written to memory that the client shares: no reply, no chunk, not even the ring's
@@ -13,7 +15,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::table::{self, Function};
 use rekindle_cuda_abi::types::*;
@@ -31,9 +32,11 @@ use super::code::Globals;
 use super::code_store::{CodeStore, Image};
 use super::driver::Driver;
 use super::engine::Engine;
+use super::held::Held;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
+use super::uses::Shapes;
 use super::waiting::{StreamKey, Then, Waiting};
 
 /// Why a command was not handed to the driver.
@@ -104,12 +107,17 @@ pub(crate) struct Executor {
     pub(crate) expected_pins: Vec<(u64, super::pinned::Allocation)>,
     event_record: u16,
     finished: Vec<(Then, CUresult)>,
+    /// What each line of the table has to do with streams and events.
+    pub(crate) shapes: Shapes,
+    /// Commands that wait in software.
+    pub(crate) held: Held,
 }
 
 impl Executor {
     pub(crate) fn new(driver: &'static Driver, devices: Vec<Device>, engine: Engine, attached: Attached) -> Self {
         let table = table::parse(table::TEXT).unwrap_or_default();
         let event_record = command::number(&table, "cuEventRecord").unwrap_or(u16::MAX);
+        let shapes = Shapes::new(&table);
         Self {
             driver,
             attached,
@@ -133,6 +141,8 @@ impl Executor {
             expected_pins: Vec::new(),
             event_record,
             finished: Vec::new(),
+            shapes,
+            held: Held::default(),
         }
     }
 
@@ -140,10 +150,9 @@ impl Executor {
         self.driver
     }
 
-    /// Executes one command. An error means that the client does not speak our language, and is given up.
-    pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
+    /// Hands one command to the driver. An error means that the client does not speak our language, and is given up.
+    pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.header = header;
-        self.commands += 1;
         let mut payload = Writer::new();
         let outcome = self.enter_context(header.context).and_then(|()| {
             let mut args = Reader::new(parameters);
@@ -187,7 +196,7 @@ impl Executor {
     }
 
     /// Keeps an error after which the context is lost, so that every later call returns it.
-    fn note_sticky(&self, code: CUresult) {
+    pub(crate) fn note_sticky(&self, code: CUresult) {
         if is_sticky(code)
             && let Some(shared) = self.shared
         {
@@ -249,6 +258,10 @@ impl Executor {
                     let destroyed = self.destroy_array(array);
                     self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
+                Then::Held(id) => {
+                    self.note_sticky(result);
+                    self.held.arrived(id, result);
+                }
                 Then::Destroy(key) => {
                     if let Some(real) = self.waiting.remove(key) {
                         // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it.
@@ -264,6 +277,7 @@ impl Executor {
             }
         }
         self.finished = finished;
+        self.look_at_held();
     }
 
     pub(crate) fn free_memory(&mut self, address: u64) -> CUresult {
@@ -384,6 +398,9 @@ impl Executor {
             "event" => Kind::Event,
             _ => return Err(Refused::UnknownCall(call)),
         };
+        if kind == Kind::Stream {
+            self.held.stream_created(handle, args);
+        }
         let context = self.header.context;
         if !self.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
@@ -396,6 +413,7 @@ impl Executor {
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.objects.remove(handle);
         self.recorded.remove(&handle);
+        self.held.stream_destroyed(handle);
     }
 
     /// A generated call has changed an object (0: the context).
@@ -414,46 +432,6 @@ impl Executor {
         self.enter_context(self.header.context)?;
         self.waiting.add(marks, then);
         Ok(())
-    }
-
-    /// Brings the device to rest: nothing waits and every stream is idle. The ring is not looked at meanwhile.
-    pub(crate) fn drain(&mut self, timeout: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            self.poll();
-            let mut busy = None;
-            for key in self.waiting.busy(0) {
-                if self.enter_context(key.context).is_err() {
-                    continue;
-                }
-                let Some(real) = self.waiting.real(key) else { continue };
-                // SAFETY: the handle is the driver's own.
-                match unsafe { (self.driver.cuStreamQuery)(real) } {
-                    CUDA_SUCCESS => self.waiting.all_done(key),
-                    CUDA_ERROR_NOT_READY => busy = Some(key),
-                    code => {
-                        if is_sticky(code)
-                            && let Some(shared) = self.shared
-                        {
-                            shared.header().sticky.store(code, std::sync::atomic::Ordering::Release);
-                        }
-                        return Err(format!("the context is broken: {}", result_name(code)));
-                    }
-                }
-            }
-            match busy {
-                None if self.waiting.is_empty() => return Ok(()),
-                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
-                Some(key) => {
-                    return Err(format!(
-                        "stream {:#x} was still busy after {} ms; a kernel may never end",
-                        key.handle,
-                        timeout.as_millis()
-                    ));
-                }
-                None => return Err("an event was still pending; its stream may wait for what never comes".into()),
-            }
-        }
     }
 
     /// The client has broken its ring or sent what no interposer sends.

@@ -16,7 +16,7 @@ use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
 use super::memory;
 use super::pinned;
-use super::save::{ARRIVING_CODE, STATE_VERSION};
+use super::save::{ARRIVING_CODE, HELD_COMMANDS, STATE_VERSION};
 
 impl Executor {
     /// Restores everything but what the client shares. After an error the worker is of no use any more.
@@ -196,7 +196,7 @@ impl Executor {
         let loaded = self.engine.load(driver, &list, &reader, &AtomicBool::new(false));
         self.context_changed();
         loaded.map_err(|e| e.to_string())?;
-        self.restore_arriving(client, &reader)
+        self.restore_blobs(client, &reader)
     }
 
     fn context_of_global(&self, module: u64, address: u64) -> Option<u64> {
@@ -205,8 +205,9 @@ impl Executor {
         Some(self.objects.get(key.1)?.real)
     }
 
-    fn restore_arriving(&mut self, client: &Client, reader: &DataReader) -> Result<(), String> {
-        for blob in client.blobs.iter().filter(|b| b.kind == ARRIVING_CODE) {
+    fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), String> {
+        // Content of arrays is loaded with that of memory.
+        for blob in client.blobs.iter().filter(|b| b.kind != ARRAY_CONTENT) {
             let mut bytes = vec![0; blob.size as usize];
             for piece in &blob.pieces {
                 let start = piece.offset as usize;
@@ -214,7 +215,11 @@ impl Executor {
                     bytes.get_mut(start..start + piece.length as usize).ok_or("a blob's piece lies outside it")?;
                 reader.read(piece, place).map_err(|e| e.to_string())?;
             }
-            self.code.resume_arriving(blob.handle, bytes);
+            match blob.kind {
+                ARRIVING_CODE => self.code.resume_arriving(blob.handle, bytes),
+                HELD_COMMANDS => self.restore_held(&bytes).map_err(|e| format!("the image's held commands: {e}"))?,
+                kind => return Err(format!("the image has a part of the unknown kind {kind}")),
+            }
         }
         Ok(())
     }

@@ -5,12 +5,14 @@
 //!   application ──connection──> [connection thread] ──memfds──> executor
 //! ```
 //!
-//! The life of a command: [`serve`] takes it from the ring, [`executor`] hands it to the driver (through generated
-//! dispatch, [`commands`] or [`code`]), [`waiting`] answers it later if it waits. The life of a checkpoint: `Quiesce`
+//! The life of a command: [`serve`] takes it from the ring, [`held`] keeps it while it may not go to the driver
+//! yet, [`executor`] hands it to the driver (through generated dispatch, [`commands`] or [`code`]), [`waiting`] answers
+//! it later if it waits. The life of a checkpoint: `Quiesce`
 //! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
 
 mod arrays;
 mod boxes;
+mod callbacks;
 mod channel;
 mod check;
 mod code;
@@ -20,13 +22,18 @@ mod driver;
 mod engine;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]
 mod executor;
+mod held;
+mod held_early;
+mod held_state;
 mod load;
 mod memory;
 mod objects;
 mod pinned;
+mod rest;
 mod save;
 mod serve;
 mod start;
+mod uses;
 mod waiting;
 
 use std::os::unix::net::UnixStream;

@@ -61,6 +61,11 @@ impl Objects {
         true
     }
 
+    /// Changes what a handle stands for.
+    pub(crate) fn replace(&mut self, handle: u64, object: Object) {
+        self.by_handle.insert(handle, object);
+    }
+
     /// Adds a record.
     pub(crate) fn record(&mut self, call: u16, owner: u64, context: u64, args: &[u8], code: Option<CodeHash>) {
         self.next_sequence += 1;

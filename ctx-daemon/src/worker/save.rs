@@ -16,10 +16,12 @@ use super::engine::{Job, jobs};
 use super::executor::Executor;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 2;
+pub(crate) const STATE_VERSION: u32 = 3;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
+/// The kind of blob that holds the held commands.
+pub(crate) const HELD_COMMANDS: u32 = 3;
 
 /// What saving gives.
 pub(crate) struct Saved {
@@ -66,6 +68,10 @@ impl Executor {
             }
         }
         let mut blobs = self.save_arriving(&writer)?;
+        if let Some(held) = self.held_bytes() {
+            let pieces = writer.append_all(&held).map_err(|e| failed(&e))?;
+            blobs.push(Blob { kind: HELD_COMMANDS, handle: 0, device: 0, size: held.len() as u64, pieces });
+        }
         writer.finish().map_err(|e| failed(&e))?;
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();

@@ -19,6 +19,7 @@ use tracing::{error, info};
 use super::channel::{self, Channel, Event};
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
+use super::rest::{Closing, Rest};
 
 /// Commands taken before anything else is looked at.
 const BATCH: usize = 64;
@@ -44,6 +45,8 @@ enum State {
     /// Loaded for a restore; the process is not there yet, or the ring not open.
     Restoring,
     Open,
+    /// No command is taken, but the device is not at rest.
+    Closing,
     Quiesced,
 }
 
@@ -54,6 +57,8 @@ struct Server {
     consumer: Option<Consumer>,
     /// What a restore knows of its client.
     restoring: Option<Client>,
+    /// What is known of the streams in a quiesce that goes on.
+    closing: Closing,
     spin: Duration,
     caller_spin_us: u32,
     /// What came ahead of `Load` and `Connect`.
@@ -78,6 +83,7 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
         state: State::Spare,
         consumer: None,
         restoring: None,
+        closing: Closing::new(),
         spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
         caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
         code_ahead: Vec::new(),
@@ -124,7 +130,7 @@ impl Server {
                     Err(broken) => self.executor.give_up(&broken),
                 }
             }
-            if !self.executor.waiting.is_empty() {
+            if self.executor.is_waiting() {
                 self.executor.poll();
             }
             if self.channel.news.load(Ordering::Acquire) {
@@ -132,7 +138,7 @@ impl Server {
             }
             if worked {
                 last_command = Instant::now();
-            } else if !self.executor.waiting.is_empty() {
+            } else if self.executor.is_waiting() {
                 if last_command.elapsed() < HOT_WAIT && !self.spin.is_zero() {
                     std::hint::spin_loop();
                 } else {
@@ -161,7 +167,7 @@ impl Server {
             Event::Request(message) => message,
             Event::DaemonGone => {
                 match self.state {
-                    State::Quiesced => self.state = State::Open,
+                    State::Closing | State::Quiesced => self.open(),
                     State::Open => {}
                     // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
                     State::Spare | State::Restoring => unsafe { libc::_exit(0) },
@@ -181,10 +187,15 @@ impl Server {
         let mut fds = fds.into_iter();
         match (body, self.state) {
             (WorkerRequest::Adopt { attach }, State::Spare) => self.adopt(attach, &mut fds)?,
-            (WorkerRequest::Quiesce { timeout_ms }, State::Open) => self.quiesce(Duration::from_millis(timeout_ms))?,
+            (WorkerRequest::Quiesce { timeout_ms }, State::Open | State::Closing) => {
+                return Ok((self.quiesce(Duration::from_millis(timeout_ms))?, Vec::new()));
+            }
             (WorkerRequest::Quiesce { .. }, State::Quiesced) => {}
-            (WorkerRequest::Open, State::Quiesced | State::Restoring) if self.consumer.is_some() => {
-                self.state = State::Open;
+            (WorkerRequest::Advance { timeout_ms }, State::Closing | State::Quiesced) => {
+                return Ok((self.advance(Duration::from_millis(timeout_ms))?, Vec::new()));
+            }
+            (WorkerRequest::Open, State::Closing | State::Quiesced | State::Restoring) if self.consumer.is_some() => {
+                self.open();
             }
             (WorkerRequest::Open, State::Open) => {}
             (WorkerRequest::Save { hash_key, file }, State::Quiesced) => {
@@ -276,10 +287,61 @@ impl Server {
         Ok(())
     }
 
-    fn quiesce(&mut self, timeout: Duration) -> Result<(), String> {
-        self.executor.drain(timeout)?;
-        self.state = State::Quiesced;
-        Ok(())
+    /// Waits for the device. From now on no command is taken, and streams take what is held only by steps.
+    fn quiesce(&mut self, timeout: Duration) -> Result<WorkerReply, String> {
+        if self.state == State::Open {
+            self.closing = Closing::new();
+            self.executor.held.close(0);
+            self.state = State::Closing;
+        }
+        let rest = self.executor.drain(timeout).inspect_err(|_| self.open())?;
+        self.closing.look(self.executor.waiting.busy(0));
+        Ok(match rest {
+            Rest::Idle => {
+                self.state = State::Quiesced;
+                WorkerReply::Done
+            }
+            Rest::Busy(what) => {
+                self.state = State::Closing;
+                WorkerReply::Busy { what }
+            }
+        })
+    }
+
+    /// Executes commands up to one for an idle stream, which something may wait for, and quiesces again. What comes
+    /// for busy streams is held.
+    fn advance(&mut self, timeout: Duration) -> Result<WorkerReply, String> {
+        let patience = self.closing.patience();
+        if !patience.is_zero() {
+            return self.quiesce(patience.min(timeout));
+        }
+        self.state = State::Closing;
+        let began = Instant::now();
+        let mut consumer = self.consumer.take().ok_or("there is no ring")?;
+        self.executor.held.close(1);
+        self.executor.poll();
+        while !self.executor.held.has_stepped() && began.elapsed() < timeout {
+            match consumer.take() {
+                Ok(Some((header, parameters))) => {
+                    if let Err(refused) = self.executor.execute(header, parameters) {
+                        self.executor.give_up(&refused);
+                    }
+                }
+                Ok(None) => {
+                    self.executor.poll();
+                    std::thread::sleep(PAUSE);
+                }
+                Err(broken) => self.executor.give_up(&broken),
+            }
+        }
+        self.consumer = Some(consumer);
+        self.executor.held.close(0);
+        self.quiesce(timeout.saturating_sub(began.elapsed()))
+    }
+
+    fn open(&mut self) {
+        self.state = State::Open;
+        self.executor.held.open();
     }
 
     fn save(&mut self, key: HashKey, number: u32, data: OwnedFd) -> Result<(WorkerReply, Vec<u8>), String> {

@@ -3,18 +3,41 @@
 //! The executor never waits for the device. Where a command must wait, a private event is recorded at its place in the
 //! order, and the executor looks at it between commands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use rekindle_cuda_abi::types::*;
 
 use super::driver::Driver;
 
+/// How much may be in flight on a stream. The driver blocks at about a thousand, and the executor must not.
+pub(crate) const CREDITS: u64 = 768;
+/// How often a private event is recorded in a stream, to learn how far it is.
+const TICK: u64 = 64;
+
 /// A stream as the executor tracks it: what it enqueued there, and how much of that is known to be done.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Track {
     pub(crate) real: CUstream,
     pub(crate) enqueued: u64,
     pub(crate) done: u64,
+    /// Private events at places of the stream, the oldest first.
+    ticks: VecDeque<(u64, CUevent)>,
+    last_tick: u64,
+    /// What was launched and is not known to be done: place and function.
+    launches: VecDeque<(u64, u64)>,
+}
+
+impl Track {
+    /// Everything up to a place is done; returns the events that are no longer needed.
+    fn reached(&mut self, place: u64, spare: &mut Vec<CUevent>) {
+        self.done = self.done.max(place);
+        while self.ticks.front().is_some_and(|t| t.0 <= self.done) {
+            spare.extend(self.ticks.pop_front().map(|t| t.1));
+        }
+        while self.launches.front().is_some_and(|l| l.0 <= self.done) {
+            self.launches.pop_front();
+        }
+    }
 }
 
 /// Names a stream: the client's handle, or a default stream of a context and thread.
@@ -36,8 +59,11 @@ pub(crate) struct Mark {
     place: u64,
 }
 
-/// The stream, one in each context, in which the worker waits for events of the client's.
-pub(crate) const EVENT_STREAM: CUstream = u64::MAX;
+/// The name of the streams in which the worker waits for events of the client's. They are numbered by `thread`: one
+/// event must not wait for another.
+const EVENT_STREAM: CUstream = u64::MAX;
+/// The name of streams that the client has destroyed, numbered by `thread`, while something runs in them.
+const DYING_STREAM: CUstream = u64::MAX - 1;
 
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +80,8 @@ pub(crate) enum Then {
     DestroyArray { array: u64, reply: u16 },
     /// A stream that the client has destroyed is destroyed.
     Destroy(StreamKey),
+    /// A held command goes on: what it waited for on the device is done.
+    Held(u64),
 }
 
 /// Everything that waits.
@@ -95,32 +123,105 @@ impl Waiting {
     /// Everything enqueued in the stream so far is known to be done.
     pub(crate) fn all_done(&mut self, key: StreamKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
-            track.done = track.enqueued;
+            track.reached(track.enqueued, self.spare.entry(key.context).or_default());
         }
+    }
+
+    /// Whether a stream takes another command without blocking.
+    pub(crate) fn has_room(&mut self, driver: &Driver, key: StreamKey) -> bool {
+        let Some(track) = self.tracks.get_mut(&key) else { return true };
+        if track.enqueued - track.done < CREDITS {
+            return true;
+        }
+        Self::look(driver, track, self.spare.entry(key.context).or_default());
+        track.enqueued - track.done < CREDITS
+    }
+
+    /// Whether everything in a stream is known to be done.
+    pub(crate) fn is_idle(&self, key: StreamKey) -> bool {
+        self.tracks.get(&key).is_none_or(|t| t.done == t.enqueued)
+    }
+
+    /// Takes note of how far a stream is.
+    fn look(driver: &Driver, track: &mut Track, spare: &mut Vec<CUevent>) {
+        while let Some(&(place, event)) = track.ticks.front() {
+            // SAFETY: the event is ours; a query has no other effect. An error ends all that runs, so it counts as done.
+            if unsafe { (driver.cuEventQuery)(event) } == CUDA_ERROR_NOT_READY {
+                break;
+            }
+            track.reached(place, spare);
+        }
+    }
+
+    /// Whether the stream has taken so much since its last private event that it is time for another.
+    pub(crate) fn wants_tick(&self, key: StreamKey) -> bool {
+        self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= TICK)
+    }
+
+    /// Records a private event in a stream. Its context is current.
+    pub(crate) fn tick(&mut self, driver: &Driver, key: StreamKey) {
+        let Ok(event) = self.event(driver, key.context) else { return };
+        let spare = self.spare.entry(key.context).or_default();
+        let Some(track) = self.tracks.get_mut(&key) else { return spare.push(event) };
+        Self::look(driver, track, spare);
+        track.last_tick = track.enqueued;
+        // SAFETY: both handles are the driver's own.
+        match unsafe { (driver.cuEventRecord)(event, track.real) } {
+            CUDA_SUCCESS => track.ticks.push_back((track.enqueued, event)),
+            _ => spare.push(event),
+        }
+    }
+
+    /// A kernel was launched in a stream.
+    pub(crate) fn launched(&mut self, key: StreamKey, function: u64) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.launches.push_back((track.enqueued, function));
+        }
+    }
+
+    /// What was launched in a stream and is not known to be done.
+    pub(crate) fn launches(&self, key: StreamKey) -> impl Iterator<Item = u64> {
+        self.tracks.get(&key).into_iter().flat_map(|t| t.launches.iter().map(|l| l.1))
+    }
+
+    /// A stream of the worker's in which nothing waits.
+    pub(crate) fn event_stream(&self, context: u64) -> StreamKey {
+        let key = |thread| StreamKey { context, handle: EVENT_STREAM, thread };
+        let idle = |key: &StreamKey| self.tracks.get(key).is_none_or(|t| t.done == t.enqueued);
+        (1..).map(key).find(idle).unwrap_or(key(0))
+    }
+
+    /// The default streams of a client's thread.
+    pub(crate) fn streams_of_thread(&self, thread: u32) -> Vec<StreamKey> {
+        let of_thread = |k: &&StreamKey| k.handle == CU_STREAM_PER_THREAD && k.thread == thread;
+        self.tracks.keys().filter(of_thread).copied().collect()
     }
 
     /// Records a private event in a stream. Its context is current.
     pub(crate) fn mark(&mut self, driver: &Driver, key: StreamKey) -> Result<Mark, CUresult> {
-        let track = self.tracks.get(&key).copied().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        let event = match self.spare.get_mut(&key.context).and_then(Vec::pop) {
-            Some(event) => event,
-            None => {
-                let mut event = 0;
-                const DISABLE_TIMING: u32 = 2;
-                // SAFETY: the out parameter is a local.
-                match unsafe { (driver.cuEventCreate)(&raw mut event, DISABLE_TIMING) } {
-                    CUDA_SUCCESS => event,
-                    error => return Err(error),
-                }
-            }
-        };
+        let (real, place) = self.tracks.get(&key).map(|t| (t.real, t.enqueued)).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let event = self.event(driver, key.context)?;
         // SAFETY: both handles are the driver's own.
-        match unsafe { (driver.cuEventRecord)(event, track.real) } {
-            CUDA_SUCCESS => Ok(Mark { context: key.context, event, stream: key, place: track.enqueued }),
+        match unsafe { (driver.cuEventRecord)(event, real) } {
+            CUDA_SUCCESS => Ok(Mark { context: key.context, event, stream: key, place }),
             error => {
                 self.spare.entry(key.context).or_default().push(event);
                 Err(error)
             }
+        }
+    }
+
+    /// A private event of a context, which is current.
+    fn event(&mut self, driver: &Driver, context: u64) -> Result<CUevent, CUresult> {
+        if let Some(event) = self.spare.get_mut(&context).and_then(Vec::pop) {
+            return Ok(event);
+        }
+        let mut event = 0;
+        const DISABLE_TIMING: u32 = 2;
+        // SAFETY: the out parameter is a local.
+        match unsafe { (driver.cuEventCreate)(&raw mut event, DISABLE_TIMING) } {
+            CUDA_SUCCESS => Ok(event),
+            error => Err(error),
         }
     }
 
@@ -147,9 +248,10 @@ impl Waiting {
                     break result;
                 }
                 marks.pop();
-                self.spare.entry(mark.context).or_default().push(mark.event);
+                let spare = self.spare.entry(mark.context).or_default();
+                spare.push(mark.event);
                 if let Some(track) = self.tracks.get_mut(&mark.stream) {
-                    track.done = track.done.max(mark.place);
+                    track.reached(mark.place, spare);
                 }
             };
             if result == CUDA_ERROR_NOT_READY {
@@ -163,19 +265,22 @@ impl Waiting {
     /// The client has destroyed a stream. What is enqueued in it still runs: unless it is known to be idle, it is kept
     /// under a name that nobody else has, which is returned, until it is.
     pub(crate) fn retire(&mut self, key: StreamKey) -> Option<StreamKey> {
-        let track = self.tracks.remove(&key)?;
+        let mut track = self.tracks.remove(&key)?;
         if track.done == track.enqueued {
+            track.reached(track.enqueued, self.spare.entry(key.context).or_default());
             return None;
         }
         self.next_dying += 1;
-        let dying = StreamKey { thread: self.next_dying, ..key };
+        let dying = StreamKey { thread: self.next_dying, handle: DYING_STREAM, ..key };
         self.tracks.insert(dying, track);
         Some(dying)
     }
 
     /// Takes a stream out, and returns the driver's handle.
     pub(crate) fn remove(&mut self, key: StreamKey) -> Option<CUstream> {
-        self.tracks.remove(&key).map(|t| t.real)
+        let track = self.tracks.remove(&key)?;
+        self.spare.entry(key.context).or_default().extend(track.ticks.iter().map(|t| t.1));
+        Some(track.real)
     }
 
     /// Forgets a context that is about to be reset or destroyed, in which nothing runs any more: what still waits for

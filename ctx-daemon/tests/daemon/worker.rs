@@ -157,6 +157,7 @@ impl Worker {
                 }
                 self.reply(&WorkerReply::Done);
             }
+            WorkerRequest::Advance { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Open => {
                 self.note("Open");
                 self.reply(&WorkerReply::Done);

@@ -6,6 +6,7 @@
 
 mod array;
 mod boxes;
+mod callback;
 mod context;
 mod device;
 mod event;
@@ -22,6 +23,7 @@ mod transfer;
 
 pub(crate) use array::*;
 pub(crate) use boxes::*;
+pub(crate) use callback::*;
 pub(crate) use context::*;
 pub(crate) use device::*;
 pub(crate) use event::*;

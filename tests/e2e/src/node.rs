@@ -25,7 +25,7 @@ const SPARE: u32 = 1;
 /// So many logs are shown when a test fails, the newest.
 const LOGS: usize = 5;
 /// Programs without the option by which all others say how far they are.
-const WITHOUT_PROGRESS: [&str; 4] = ["counter", "bad", "firstkernel", "micro"];
+const WITHOUT_PROGRESS: [&str; 5] = ["counter", "bad", "firstkernel", "micro", "never"];
 
 /// A host. End a test with [`Node::finish`]; a test that fails before shows the logs.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::WorkerRequest;
+use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, warn};
 
@@ -13,6 +13,10 @@ use super::super::worker::WorkerError;
 
 /// How much later than it should a worker may answer.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long devices may take before it is thought that something waits for a command that is still in a ring.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long the device may take for one such command before the next is tried.
+const STEP: Duration = Duration::from_millis(20);
 /// How long a dump that is over may take to let a client go.
 const LET_GO: Duration = Duration::from_secs(2);
 /// How long a worker may take to open its ring.
@@ -22,7 +26,9 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Error)]
 pub(in crate::daemon) enum QuiesceError {
     #[error("{0} is being dumped or restored already: wait until that is over")]
-    Busy(String),
+    Held(String),
+    #[error("{client} does not come to rest: {what} after {ms} ms, and may never end; it goes on")]
+    Busy { client: String, what: String, ms: u128 },
     #[error("{client} does not come to rest: {source}; it goes on")]
     Client { client: String, source: WorkerError },
 }
@@ -72,34 +78,111 @@ impl Drop for ClosedRing {
     }
 }
 
-/// Quiesces clients, all at the same time. On an error all of them go on.
+/// Brings clients to rest together, stepwise; on an error all of them go on.
+///
+/// ```text
+///   all stop and wait for their devices ──all at rest──> done
+///        │ some are busy                     ^
+///        └──> those at rest execute one command for the device (all, if none is at rest), the others wait ──┐
+///                 ^──────────────────────────┴──────────────────────────────────────────────────────────────┘
+/// ```
+///
+/// A kernel may wait for another that is still in a ring, its own process's or another's, or for what a process does
+/// when something else has run. Where one is merely long, nobody needs to go on, so that comes first; and whenever
+/// another one has become busy, it gets the same time.
 pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<ClosedRing>, QuiesceError> {
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = clients.iter().map(|client| scope.spawn(move || quiesce_one(client, timeout))).collect();
-        asked.into_iter().filter_map(|it| it.join().ok()).collect()
-    });
-    results.into_iter().collect()
+    let began = Instant::now();
+    let mut closing = clients.iter().map(Closing::begin).collect::<Result<Vec<_>, _>>()?;
+    let mut step = Step::Stop;
+    let (mut patience, mut longest) = (PATIENCE, PATIENCE / 2);
+    loop {
+        let left = timeout.saturating_sub(began.elapsed());
+        let before: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
+        let none_at_rest = before.iter().all(|busy| *busy);
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let asked: Vec<_> = closing
+                .iter_mut()
+                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, patience.min(left))))
+                .collect();
+            asked.into_iter().filter_map(|it| it.join().ok()).collect()
+        });
+        results.into_iter().collect::<Result<(), _>>()?;
+        let Some(busy) = closing.iter().find(|it| it.busy.is_some()) else {
+            return Ok(closing.into_iter().map(|it| it.ring).collect());
+        };
+        if began.elapsed() >= timeout {
+            return Err(QuiesceError::Busy {
+                client: busy.ring.client().to_string(),
+                what: busy.busy.clone().unwrap_or_default(),
+                ms: timeout.as_millis(),
+            });
+        }
+        let same = closing.iter().zip(before).all(|(it, before)| it.busy.is_some() == before);
+        step = if same || step == Step::Stop { Step::Advance } else { Step::Wait };
+        patience = match step {
+            Step::Advance => STEP,
+            // Two with long kernels must not take turns for ever.
+            _ => {
+                longest *= 2;
+                longest
+            }
+        };
+    }
 }
 
-fn quiesce_one(client: &Arc<Client>, timeout: Duration) -> Result<ClosedRing, QuiesceError> {
-    let asked = Instant::now();
-    while !client.leave_running(ClientState::Quiesced) {
-        // A dump that was just given up lets its clients go in the background.
-        if asked.elapsed() >= LET_GO {
-            return Err(QuiesceError::Busy(client.to_string()));
+/// What is asked next of clients that are not at rest together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// For the first time: to stop.
+    Stop,
+    /// Of those that are busy: to wait.
+    Wait,
+    /// Of those that are at rest, or of all if none is: to go on by one command.
+    Advance,
+}
+
+/// A client that executes nothing any more, whose device may yet be busy: with what.
+struct Closing {
+    ring: ClosedRing,
+    busy: Option<String>,
+}
+
+impl Closing {
+    fn begin(client: &Arc<Client>) -> Result<Self, QuiesceError> {
+        let asked = Instant::now();
+        while !client.leave_running(ClientState::Quiesced) {
+            // A dump that was just given up lets its clients go in the background.
+            if asked.elapsed() >= LET_GO {
+                return Err(QuiesceError::Held(client.to_string()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
-        std::thread::sleep(Duration::from_millis(10));
+        Ok(Self { ring: ClosedRing { client: Arc::clone(client), closed: true }, busy: None })
     }
-    let mut ring = ClosedRing { client: Arc::clone(client), closed: true };
-    let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let request = WorkerRequest::Quiesce { timeout_ms };
-    let limit = timeout.saturating_add(GRACE);
-    match client.worker.ask(&request, &[], Some(limit)) {
-        Ok(()) => Ok(ring),
-        Err(source) => {
-            // One that has said so is open; one that said nothing may close yet.
-            ring.closed = !matches!(source, WorkerError::Failed(_));
-            Err(QuiesceError::Client { client: client.to_string(), source })
-        }
+
+    fn ask(&mut self, step: Step, none_at_rest: bool, patience: Duration) -> Result<(), QuiesceError> {
+        let timeout_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let request = match (step, &self.busy) {
+            (Step::Wait, None) => return Ok(()),
+            (Step::Stop, _) | (Step::Wait, Some(_)) => WorkerRequest::Quiesce { timeout_ms },
+            (Step::Advance, Some(_)) if !none_at_rest => WorkerRequest::Quiesce { timeout_ms },
+            (Step::Advance, _) => WorkerRequest::Advance { timeout_ms },
+        };
+        let answered = self.ring.client.worker.call(&request, &[], &[], Some(patience.saturating_add(GRACE)));
+        let source = match answered.map(|it| it.reply) {
+            Ok(WorkerReply::Busy { what }) => {
+                self.busy = Some(what);
+                return Ok(());
+            }
+            Ok(WorkerReply::Done) => {
+                self.busy = None;
+                return Ok(());
+            }
+            Ok(_) => WorkerError::Protocol("Quiesce"),
+            Err(source) => source,
+        };
+        // One that has said so is open; one that said nothing may close yet.
+        self.ring.closed = !matches!(source, WorkerError::Failed(_));
+        Err(QuiesceError::Client { client: self.ring.client.to_string(), source })
     }
 }

@@ -1,0 +1,131 @@
+//! What is done at once for a command that is held: what its caller would have from the driver at once.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
+use rekindle_wire::reply;
+use rekindle_wire::ring::CommandHeader;
+
+use super::executor::{Executor, Refused};
+use super::held::Progress;
+use super::objects::Object;
+use super::uses::{EventUse, Uses, word};
+
+/// Bytes that a command carries to the device at most.
+const INLINE: usize = 32 << 10;
+
+impl Executor {
+    /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
+    /// recorded anew.
+    pub(super) fn set_event_aside(&mut self, event: u64) -> Result<(), Refused> {
+        let object = *self.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let created = self.objects.log().iter().find(|r| r.owner == event).cloned();
+        let created = created.ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let flags = word(&created.args, 1).unwrap_or(0);
+        self.enter_context(object.context)?;
+        let mut real = 0;
+        // SAFETY: the out parameter is a local.
+        match unsafe { (self.driver().cuEventCreate)(&raw mut real, flags as u32) } {
+            CUDA_SUCCESS => {}
+            error => return Err(Refused::Code(error)),
+        }
+        // Numbers of clients count up from 1.
+        self.held.next += 1;
+        let aside = Kind::Event.handle(1 << 47 | self.held.next);
+        let mut args = Writer::new();
+        args.word(aside);
+        args.word(flags);
+        self.objects.insert(aside, object);
+        self.objects.record(created.call, aside, object.context, args.bytes(), None);
+        self.objects.replace(event, Object { real, ..object });
+        if let Some(when) = self.recorded.remove(&event) {
+            self.recorded.insert(aside, when);
+        }
+        let is = |e: &(u64, EventUse)| e.0 == event;
+        for entry in self.held.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
+            for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {
+                use_.0 = aside;
+            }
+            // Those that name events have words alone, and no other word can look like an event.
+            for bytes in entry.parameters.chunks_exact_mut(8).filter(|b| **b == event.to_le_bytes()) {
+                bytes.copy_from_slice(&aside.to_le_bytes());
+            }
+        }
+        // It goes when nothing held names it any more.
+        let destroy = command::number(&self.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
+        let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
+        let parameters = aside.to_le_bytes().to_vec();
+        let uses = self.uses(&header, &parameters);
+        self.held.add(header, parameters, uses, Progress::Queued);
+        self.held.changed = true;
+        Ok(())
+    }
+
+    /// Takes the bytes of a staging chunk over: there are few chunks, and the client needs them for other streams.
+    pub(super) fn hold_chunk(&mut self, header: CommandHeader, parameters: &[u8], uses: &Uses) -> Result<(), Refused> {
+        let mut args = Reader::new(parameters);
+        let (target, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
+        let stream = args.word()?;
+        if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.staging.is_null() {
+            return self.perform(header, parameters);
+        }
+        for offset in (0..bytes).step_by(INLINE) {
+            let length = INLINE.min(bytes - offset);
+            let mut copied = vec![0; length];
+            // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
+            // meanwhile harms its own copy.
+            unsafe {
+                let from = self.staging.add(chunk * CHUNK_SIZE + offset);
+                std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
+            }
+            let mut args = Writer::new();
+            args.word(target.wrapping_add(offset as u64));
+            args.word(stream);
+            args.blob(&copied);
+            let header = CommandHeader { call: command::COPY_BYTES, ..header };
+            self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+        }
+        if let Some(shared) = self.shared {
+            reply::finish(shared.chunk(chunk));
+        }
+        Ok(())
+    }
+
+    /// What the driver would say at once of a launch.
+    pub(super) fn check_launch(&mut self, parameters: &[u8]) -> Result<(), Refused> {
+        const MAX_THREADS: u32 = 0;
+        const MAX_DYNAMIC_SHARED: u32 = 8;
+        let launch = Launch::read(&mut Reader::new(parameters))?;
+        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let function = self.handle_function(launch.function)?;
+        if object.kind == Kind::Kernel {
+            self.instantiate(object.parent)?;
+        }
+        let device = self.device_of_context(self.header.context)?;
+        let limits = self.attached.devices.get(device);
+        let limit = |n: usize| limits.and_then(|d| d.attributes.get(n)).map_or(0, |a| a.1 as u32);
+        let within = |sizes: [u32; 3], first: usize| (0..3).all(|i| (1..=limit(first + i)).contains(&sizes[i]));
+        let threads = launch.block.iter().map(|n| u64::from(*n)).product::<u64>();
+        let attribute = |which: u32| {
+            let mut value = 0;
+            // SAFETY: the out parameter is a local, the handle the driver's own.
+            match unsafe { (self.driver().cuFuncGetAttribute)(&raw mut value, which, function) } {
+                CUDA_SUCCESS => Ok(value.max(0) as u64),
+                error => Err(Refused::Code(error)),
+            }
+        };
+        const BLOCK: usize = 2;
+        const GRID: usize = 5;
+        if !within(launch.block, BLOCK) || !within(launch.grid, GRID) || threads > u64::from(limit(1)) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        if threads > attribute(MAX_THREADS)? {
+            return Err(Refused::Code(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES));
+        }
+        if u64::from(launch.shared_bytes) > attribute(MAX_DYNAMIC_SHARED)? {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        Ok(())
+    }
+}

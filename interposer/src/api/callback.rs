@@ -1,0 +1,116 @@
+//! Host callbacks. The worker says when a stream has come to one, a thread of this library runs it, and what follows it
+//! on its stream goes on when it has returned.
+//!
+//! ```text
+//!   cuLaunchHostFunc ── HOST_FUNC ──> worker: held, with what follows, until the stream has come to it
+//!   callback thread <── CALLBACK_NEXT ── worker
+//!        runs it   ──── CALLBACK_NEXT ──> worker: what follows goes on
+//! ```
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{CALLBACK_NEXT, HOST_FUNC, HOST_FUNCTION, STREAM_CALLBACK};
+
+use super::{check, code};
+use crate::client::{self, Call, Client};
+use crate::named_stream;
+
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+type StreamCallback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
+
+thread_local! {
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread runs callbacks, which must not call the driver.
+pub(crate) fn in_callback() -> bool {
+    IN_CALLBACK.get()
+}
+
+pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) -> CUresult {
+    code(enqueue(stream, function, data, HOST_FUNCTION))
+}
+
+pub(crate) unsafe fn cuStreamAddCallback(
+    stream: CUstream,
+    callback: *mut c_void,
+    data: *mut c_void,
+    flags: u32,
+) -> CUresult {
+    if flags != 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    code(enqueue(stream, callback, data, STREAM_CALLBACK))
+}
+
+fn enqueue(stream: CUstream, function: *mut c_void, data: *mut c_void, kind: u64) -> Result<(), CUresult> {
+    if function.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let client = client::get()?;
+    let mut call = Call::in_context(HOST_FUNC)?;
+    let named = named_stream(stream);
+    if named > CU_STREAM_PER_THREAD && client.streams.get(named).is_none() {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    start_thread(client)?;
+    call.word(named);
+    call.word(function as u64);
+    call.word(data as u64);
+    call.word(kind);
+    call.word(stream);
+    check(call.send())
+}
+
+/// Starts the thread that runs callbacks, once.
+fn start_thread(client: &'static Client) -> Result<(), CUresult> {
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut started = STARTED.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+    if *started {
+        return Ok(());
+    }
+    // A thread inherits the mask of its creator: the application's signals are for the application's threads.
+    // SAFETY: the sets are written before they are read; the mask is this thread's own.
+    let old = unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    };
+    let thread = std::thread::Builder::new().name("cuda-callbacks".into()).spawn(move || run(client));
+    // SAFETY: sets this thread's mask to what it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    thread.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    *started = true;
+    Ok(())
+}
+
+/// Runs callbacks as the worker hands them out, until the worker is gone.
+fn run(client: &'static Client) {
+    IN_CALLBACK.set(true);
+    let mut done = 0;
+    loop {
+        let mut call = Call::unchecked(client, CALLBACK_NEXT, 0);
+        call.word(done);
+        let (result, mut reply) = call.wait();
+        let mut word = || reply.word();
+        let (CUDA_SUCCESS, Some(id), Some(kind), Some(function), Some(data), Some(stream), Some(status)) =
+            (result, word(), word(), word(), word(), word(), word())
+        else {
+            return;
+        };
+        let (function, data) = (function as *mut c_void, data as *mut c_void);
+        // SAFETY: the function and what it takes are as the application gave them with a callback of this kind.
+        unsafe {
+            if kind == STREAM_CALLBACK {
+                std::mem::transmute::<*mut c_void, StreamCallback>(function)(stream, status as i32, data);
+            } else {
+                std::mem::transmute::<*mut c_void, HostFunction>(function)(data);
+            }
+        }
+        done = id;
+    }
+}

@@ -1,0 +1,37 @@
+//! What waits in software: host callbacks and what follows them, and streams that are full. A dump comes upon it held,
+//! and what is restored goes on with it.
+
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::{Node, Result};
+
+/// `name` is dumped when it has come to `middle`, killed, and restored: what it then prints is what it prints alone.
+fn goes_on_after_a_kill(name: &str, arguments: &[&str], middle: u64) -> Result {
+    let expected = undisturbed(name, arguments)?;
+    let node = Node::start()?;
+    let app = node.run(name, arguments)?;
+    app.reaches(middle)?;
+    let image = node.dump_and_kill(app)?;
+    image.must_be_of_the_middle(&expected)?;
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn host_callbacks_and_what_follows_them_are_as_on_the_driver_alone() -> Result {
+    let expected = undisturbed("callbacks", &[])?;
+    let node = Node::start()?;
+    assert_eq!(node.run("callbacks", &[])?.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_killed_program_goes_on_with_the_callbacks_that_were_held() -> Result {
+    // Nearly always in a callback, with commands of several streams behind it.
+    goes_on_after_a_kill("callbacks", &["--iterations", "40", "--callback-us", "60000"], 12)
+}
+
+#[test]
+fn a_killed_program_goes_on_with_launches_far_ahead_of_the_device() -> Result {
+    let arguments = ["--launches", "2500", "--spin", "2000", "--rounds", "60", "--bursts", "1", "--sleep-us", "5000"];
+    goes_on_after_a_kill("ahead", &arguments, 10)
+}
