@@ -21,6 +21,7 @@ use rekindle_wire::{frame, reply, ring};
 use crate::copy::Staging;
 use crate::state::arrays::Arrays;
 use crate::state::contexts::Contexts;
+use crate::state::events::Events;
 use crate::state::functions::Functions;
 use crate::state::memory::Memory;
 use crate::state::streams::Streams;
@@ -37,6 +38,7 @@ pub(crate) struct Client {
     pub(crate) functions: Functions,
     pub(crate) streams: Streams,
     pub(crate) arrays: Arrays,
+    pub(crate) events: Events,
     pub(crate) staging: Staging,
     socket: UnixStream,
     /// One announcement and its descriptor at a time.
@@ -103,6 +105,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
         functions: Functions::default(),
         streams: Streams::default(),
         arrays: Arrays::default(),
+        events: Events::default(),
         staging: Staging::new(connection.staging),
         attached: connection.attached,
         visible,

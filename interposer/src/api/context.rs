@@ -14,6 +14,7 @@ use crate::state::memory::Allocation;
 pub(super) fn forget(client: &Client, context: CUcontext) {
     client.contexts.remove(context);
     client.streams.forget_context(context);
+    client.events.forget_context(context);
     client.functions.forget_context(context);
     client.arrays.forget_context(context);
     for pinned in client.memory.forget_context(context) {
@@ -23,12 +24,21 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     }
 }
 
+/// Of the ways in which the CPU may wait a context has one; what lies beyond them are single bits.
+pub(super) fn check_flags(flags: u32) -> Result<(), CUresult> {
+    const SCHEDULING: u32 = 7;
+    const ALL: u32 = 0xff;
+    let known = flags & !ALL == 0 && matches!(flags & SCHEDULING, 0 | 1 | 2 | 4);
+    if known { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+}
+
 fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresult> {
     let client = client::get()?;
     let device = client.device(dev)?;
     if pctx.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    check_flags(flags)?;
     let mut call = Call::new(CONTEXT_CREATE)?;
     let handle = call.fresh_handle(Kind::Context);
     call.word(device as u64);
@@ -62,7 +72,9 @@ pub(crate) unsafe fn cuCtxCreate_v3(
 }
 
 pub(crate) unsafe fn cuCtxCreate_v4(pctx: *mut CUcontext, params: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {
-    if !params.is_null() {
+    // Execution affinities, their number, and an interop context.
+    // SAFETY: not null, so the parameters by the caller's promise.
+    if !params.is_null() && unsafe { params.cast::<[u64; 3]>().read_unaligned() } != [0; 3] {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     code(create(pctx, flags, dev))
@@ -159,6 +171,7 @@ pub(crate) unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
 pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
         let (handle, context) = client.contexts.current()?;
+        check_flags(flags)?;
         client.contexts.insert(handle, Context { flags, ..context });
         Ok(())
     }))

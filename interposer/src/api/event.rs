@@ -12,25 +12,34 @@ const FLAGS: u32 = 3;
 
 pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
-        client.contexts.current()?;
+        let (context, _) = client.contexts.current()?;
         match flags {
             f if f & !FLAGS == 0 => {}
-            f if f & !(FLAGS | 4) == 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            // Those for other processes have no times.
+            f if f & !(FLAGS | 4) == 0 && f & 2 != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
-        // SAFETY: the caller's promise by cuda.h.
-        check(unsafe { remote::cuEventCreate(event, flags) })
+        // SAFETY: the caller's promise by cuda.h; on success the encoder has written the handle.
+        unsafe {
+            check(remote::cuEventCreate(event, flags))?;
+            client.events.insert(*event, context);
+        }
+        Ok(())
     }))
 }
 
-fn ours(event: CUevent) -> Result<(), CUresult> {
+/// Whether a handle is an event's.
+pub(super) fn ours(event: CUevent) -> Result<(), CUresult> {
     client::get()?;
     if Kind::Event.owns(event) { Ok(()) } else { Err(CUDA_ERROR_INVALID_HANDLE) }
 }
 
 pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     // SAFETY: no pointers.
-    code(ours(event).and_then(|()| check(unsafe { remote::cuEventDestroy_v2(event) })))
+    code(ours(event).and_then(|()| check(unsafe { remote::cuEventDestroy_v2(event) })).and_then(|()| {
+        client::get()?.events.remove(event);
+        Ok(())
+    }))
 }
 
 pub(crate) unsafe fn cuEventDestroy(event: CUevent) -> CUresult {
@@ -39,8 +48,16 @@ pub(crate) unsafe fn cuEventDestroy(event: CUevent) -> CUresult {
 }
 
 pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
-    // SAFETY: no pointers.
-    code(ours(event).and_then(|()| check(unsafe { remote::cuEventRecord(event, stream) })))
+    code(ours(event).and_then(|()| {
+        // Of one context with its stream; the driver says so at once.
+        let client = client::get()?;
+        let of_stream = super::stream::context_of(stream)?;
+        if client.events.context(event).is_some_and(|of_event| of_event != of_stream) {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        // SAFETY: no pointers.
+        check(unsafe { remote::cuEventRecord(event, stream) })
+    }))
 }
 
 pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {

@@ -7,6 +7,7 @@ use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::*;
 
 use super::{code, put, put_if};
+use crate::client;
 use crate::exports::{LOOKUPS, SYMBOLS};
 
 pub(crate) unsafe fn cuGetProcAddress_v2(
@@ -80,13 +81,19 @@ pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut u32) -> CUresult {
 }
 
 pub(crate) unsafe fn cuProfilerInitialize(_config: *const c_char, _output: *const c_char, _mode: u32) -> CUresult {
-    CUDA_ERROR_PROFILER_DISABLED
+    // What the driver has answered since 12.0.
+    CUDA_ERROR_NOT_SUPPORTED
+}
+
+/// There is nothing to profile in this process.
+fn profiler() -> CUresult {
+    code(client::get().and_then(|client| client.contexts.current().map(drop)))
 }
 
 pub(crate) unsafe fn cuProfilerStart() -> CUresult {
-    CUDA_SUCCESS
+    profiler()
 }
 
 pub(crate) unsafe fn cuProfilerStop() -> CUresult {
-    CUDA_SUCCESS
+    profiler()
 }

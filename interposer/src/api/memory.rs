@@ -62,6 +62,8 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
 
 pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
     code(client::get().and_then(|client| {
+        client.contexts.current()?;
+        client.standing_error()?;
         if dptr == 0 {
             return Ok(());
         }
@@ -88,6 +90,7 @@ pub(crate) unsafe fn cuMemAllocManaged(_dptr: *mut CUdeviceptr, _bytes: usize, _
 
 pub(crate) unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr) -> CUresult {
     code(client::get().and_then(|client| {
+        client.contexts.current()?;
         let range = client.memory.at(dptr).ok_or(CUDA_ERROR_NOT_FOUND)?.range();
         // SAFETY: the caller's promise by cuda.h.
         unsafe {

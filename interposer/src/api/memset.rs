@@ -5,10 +5,15 @@ use rekindle_cuda_abi::types::*;
 use crate::state::memory::Allocation;
 use crate::{client, remote};
 
-/// The driver says at once when a range is no memory of its own; checked here, so that the call need not wait.
-fn check(address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+/// The driver says at once when a range is no memory of its own, or not aligned to the value's size; checked here, so
+/// that the call need not wait.
+fn check(address: CUdeviceptr, bytes: u64, element: u64) -> Result<(), CUresult> {
     let client = client::get()?;
     client.contexts.current()?;
+    client.standing_error()?;
+    if !address.is_multiple_of(element) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     if bytes == 0 || client.memory.is_direct(address, bytes) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
@@ -23,7 +28,7 @@ fn finished(address: CUdeviceptr, result: CUresult) -> CUresult {
 macro_rules! memsets {
     ($($name:ident, $blocking:ident($value:ty, $element:literal);)*) => {$(
         pub(crate) unsafe fn $name(address: CUdeviceptr, value: $value, count: usize, stream: CUstream) -> CUresult {
-            match check(address, (count as u64).saturating_mul($element)) {
+            match check(address, (count as u64).saturating_mul($element), $element) {
                 // SAFETY: no pointers of the caller's.
                 Ok(()) if count > 0 => unsafe { remote::$name(address, value, count, stream) },
                 Ok(()) => CUDA_SUCCESS,
@@ -44,7 +49,7 @@ macro_rules! memsets_2d {
             address: CUdeviceptr, pitch: usize, value: $value, width: usize, height: usize, stream: CUstream
         ) -> CUresult {
             let bytes = (pitch as u64).saturating_mul((height as u64).saturating_sub(1)) + width as u64 * $element;
-            match check(address, bytes) {
+            match check(address, bytes, $element) {
                 // SAFETY: no pointers of the caller's.
                 Ok(()) if width > 0 && height > 0 => unsafe {
                     remote::$name(address, pitch, value, width, height, stream)

@@ -114,6 +114,7 @@ fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
 pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
         let device = client.device(dev)?;
+        super::context::check_flags(flags)?;
         client.contexts.with_primary(device, |p| p.flags = flags).ok_or(CUDA_ERROR_UNKNOWN)
     }))
 }

@@ -71,6 +71,12 @@ fn named(stream: CUstream) -> Result<Stream, CUresult> {
     }
 }
 
+/// The context of a stream that a parameter names.
+pub(super) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
+    let context = named(stream)?.context;
+    if context == 0 { Err(CUDA_ERROR_INVALID_CONTEXT) } else { Ok(context) }
+}
+
 /// `cuStreamGetId`: unique for each stream of a context.
 pub(crate) fn stream_id(_context: CUcontext, stream: CUstream) -> Result<u64, CUresult> {
     named(stream).map(|s| s.id)
@@ -78,7 +84,7 @@ pub(crate) fn stream_id(_context: CUcontext, stream: CUstream) -> Result<u64, CU
 
 pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(named(stream).and_then(|s| unsafe { put(id, s.id) }))
+    code(context_of(stream).and_then(|_| unsafe { put(id, named(stream)?.id) }))
 }
 
 pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> CUresult {
@@ -93,7 +99,7 @@ pub(crate) unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -
 
 pub(crate) unsafe fn cuStreamGetCtx(stream: CUstream, pctx: *mut CUcontext) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(named(stream).and_then(|s| unsafe { put(pctx, s.context) }))
+    code(context_of(stream).and_then(|context| unsafe { put(pctx, context) }))
 }
 
 pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {
@@ -113,8 +119,12 @@ pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
-    // SAFETY: no pointers.
-    unsafe { remote::cuStreamWaitEvent(stream, event, flags) }
+    // CU_EVENT_WAIT_EXTERNAL only means something during a capture.
+    code(super::event::ours(event).and_then(|()| match flags {
+        // SAFETY: no pointers.
+        0 => check(unsafe { remote::cuStreamWaitEvent(stream, event, flags) }),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }))
 }
 
 // Nothing captures: cuStreamBeginCapture is refused.

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::COPY;
+use rekindle_wire::window;
 
 use super::{check, code, stream};
 use crate::client::{self, Call};
@@ -22,7 +23,12 @@ enum Place {
 }
 
 fn host_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
-    Ok(if client::get()?.memory.is_direct(address, bytes as u64) { Place::Pinned } else { Place::Host })
+    if client::get()?.memory.is_direct(address, bytes as u64) {
+        return Ok(Place::Pinned);
+    }
+    // The window holds nothing that is not known.
+    let nowhere = address == 0 || window::device_of(address).is_some();
+    if nowhere { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(Place::Host) }
 }
 
 fn device_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
@@ -31,6 +37,15 @@ fn device_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     Ok(Place::Device)
+}
+
+/// What the driver looks at before it looks at addresses: whether there is a context, and whether it is whole. Then
+/// whether there is anything to copy.
+fn anything(bytes: usize) -> Result<bool, CUresult> {
+    let client = client::get()?;
+    client.contexts.current()?;
+    client.standing_error()?;
+    Ok(bytes > 0)
 }
 
 /// Whether a function returns before the copy is done.
@@ -51,10 +66,6 @@ unsafe fn transfer(
     on: CUstream,
     wait: Wait,
 ) -> Result<(), CUresult> {
-    client::get()?.contexts.current()?;
-    if bytes == 0 {
-        return Ok(());
-    }
     match (target_is, source_is) {
         (Place::Device, Place::Host) => {
             // SAFETY: the caller's promise. When it returns, the bytes have been taken, as with the driver.
@@ -95,8 +106,11 @@ unsafe fn transfer(
 /// # Safety
 /// `source` holds `bytes` bytes.
 unsafe fn host_to_device(target: u64, source: *const c_void, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
-    code(device_place(target, bytes).and_then(|d| {
-        let h = host_place(source as u64, bytes)?;
+    code(anything(bytes).and_then(|any| {
+        if !any {
+            return Ok(());
+        }
+        let (d, h) = (device_place(target, bytes)?, host_place(source as u64, bytes)?);
         // SAFETY: the caller's promise.
         unsafe { transfer((target, d), (source as u64, h), bytes, on, wait) }
     }))
@@ -105,16 +119,22 @@ unsafe fn host_to_device(target: u64, source: *const c_void, bytes: usize, on: C
 /// # Safety
 /// `target` has room for `bytes` bytes.
 unsafe fn device_to_host(target: *mut c_void, source: u64, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
-    code(device_place(source, bytes).and_then(|d| {
-        let h = host_place(target as u64, bytes)?;
+    code(anything(bytes).and_then(|any| {
+        if !any {
+            return Ok(());
+        }
+        let (d, h) = (device_place(source, bytes)?, host_place(target as u64, bytes)?);
         // SAFETY: the caller's promise.
         unsafe { transfer((target as u64, h), (source, d), bytes, on, wait) }
     }))
 }
 
 fn device_to_device(target: u64, source: u64, bytes: usize, on: CUstream) -> CUresult {
-    code(device_place(target, bytes).and_then(|t| {
-        let s = device_place(source, bytes)?;
+    code(anything(bytes).and_then(|any| {
+        if !any {
+            return Ok(());
+        }
+        let (t, s) = (device_place(target, bytes)?, device_place(source, bytes)?);
         // SAFETY: no host memory.
         unsafe { transfer((target, t), (source, s), bytes, on, Wait::No) }
     }))
@@ -124,15 +144,20 @@ fn device_to_device(target: u64, source: u64, bytes: usize, on: CUstream) -> CUr
 /// Whichever ends are host memory hold `bytes` bytes.
 unsafe fn any_to_any(target: u64, source: u64, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
     use crate::state::memory::Allocation;
-    let place = |address| {
+    let place = |address| -> Result<Place, CUresult> {
         let client = client::get()?;
         Ok(match client.memory.at(address) {
             Some(Allocation::Device { .. } | Allocation::Global { .. }) => device_place(address, bytes)?,
             _ => host_place(address, bytes)?,
         })
     };
-    // SAFETY: the caller's promise.
-    code(place(target).and_then(|t| unsafe { transfer((target, t), (source, place(source)?), bytes, on, wait) }))
+    code(anything(bytes).and_then(|any| {
+        if !any {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { transfer((target, place(target)?), (source, place(source)?), bytes, on, wait) }
+    }))
 }
 
 pub(crate) unsafe fn cuMemcpyHtoD_v2(target: CUdeviceptr, source: *const c_void, bytes: usize) -> CUresult {
@@ -188,23 +213,29 @@ pub(crate) unsafe fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, byt
     unsafe { any_to_any(target, source, bytes, on, Wait::No) }
 }
 
+/// What is wrong with the contexts of a copy between devices, if anything.
+fn peers(target: CUcontext, source: CUcontext) -> Option<CUresult> {
+    let alive = |context| client::get().is_ok_and(|client| client.contexts.get(context).is_some());
+    (!alive(target) || !alive(source)).then_some(CUDA_ERROR_INVALID_CONTEXT)
+}
+
 pub(crate) unsafe fn cuMemcpyPeer(
     target: CUdeviceptr,
-    _target_context: CUcontext,
+    target_context: CUcontext,
     source: CUdeviceptr,
-    _source_context: CUcontext,
+    source_context: CUcontext,
     bytes: usize,
 ) -> CUresult {
-    device_to_device(target, source, bytes, 0)
+    peers(target_context, source_context).unwrap_or_else(|| device_to_device(target, source, bytes, 0))
 }
 
 pub(crate) unsafe fn cuMemcpyPeerAsync(
     target: CUdeviceptr,
-    _target_context: CUcontext,
+    target_context: CUcontext,
     source: CUdeviceptr,
-    _source_context: CUcontext,
+    source_context: CUcontext,
     bytes: usize,
     on: CUstream,
 ) -> CUresult {
-    device_to_device(target, source, bytes, on)
+    peers(target_context, source_context).unwrap_or_else(|| device_to_device(target, source, bytes, on))
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod arrays;
 pub(crate) mod contexts;
+pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod memory;
 pub(crate) mod streams;

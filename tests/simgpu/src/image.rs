@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use rekindle_cuda_abi::code;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
 };
 
 use crate::config::{config, log};
@@ -90,6 +90,9 @@ fn load_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Unloadable> {
     parse(text)
 }
 
+/// CUDA 13.0's compiler takes PTX up to 9.0.
+const NEWEST_PTX: u32 = 9;
+
 /// Parses a text once, however often it is loaded while someone has it.
 fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     static PARSED: Mutex<Option<HashMap<u64, Weak<Image>>>> = Mutex::new(None);
@@ -100,6 +103,12 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     let parsed = parsed.get_or_insert_default();
     if let Some(image) = parsed.get(&key).and_then(Weak::upgrade) {
         return Ok(image);
+    }
+    // Some driver is to come that understands it; this one is of CUDA 13.0.
+    let version = text.lines().find_map(|line| line.trim_start().strip_prefix(".version"));
+    let major = version.and_then(|v| v.trim().split('.').next()?.parse::<u32>().ok());
+    if major.is_some_and(|major| major > NEWEST_PTX) {
+        return Err(Unloadable::new(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "PTX of a later version"));
     }
     let ptx = rekindle_ptx::Module::parse(text).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_PTX, error))?;
     let digits = |c: &char| c.is_ascii_digit();

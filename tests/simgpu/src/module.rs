@@ -59,12 +59,21 @@ pub(crate) struct Function {
 }
 
 /// What `cuFuncSetAttribute` sets. For kernels of libraries, `cuKernelSetAttribute` sets the same.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Settings {
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, 0 if never set.
     max_dynamic_shared: AtomicI32,
     /// The attributes 9 to 15: hints, and clusters.
     others: [AtomicI32; 7],
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        // A carveout that was never set is -1.
+        let mut others: [AtomicI32; 7] = Default::default();
+        others[0] = AtomicI32::new(-1);
+        Self { max_dynamic_shared: AtomicI32::new(0), others }
+    }
 }
 
 const MAX_DYNAMIC_SHARED: u32 = 8;

@@ -14,11 +14,17 @@ use crate::current;
 use crate::device::{device, devices};
 use crate::handles::{self, Object};
 use crate::memory::space::{self, Kind};
-use crate::status::{ensure, put, put_if, status};
+use crate::status::{Result, ensure, put, put_if, status};
+
+/// Of the ways in which the CPU may wait a context has one; what lies beyond them are single bits.
+pub(super) fn check_flags(flags: u32) -> Result<()> {
+    const SCHEDULING: u32 = 7;
+    ensure(flags & !0xff == 0 && matches!(flags & SCHEDULING, 0 | 1 | 2 | 4), CUDA_ERROR_INVALID_VALUE)
+}
 
 pub unsafe fn cuCtxCreate_v2(out: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
     status(|| {
-        ensure(flags & !0xff == 0, CUDA_ERROR_INVALID_VALUE)?;
+        check_flags(flags)?;
         let device = device(dev)?;
         let handle = handles::next();
         unsafe { put(out, handle) }?;
@@ -130,7 +136,7 @@ pub unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
 
 pub unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
     status(|| {
-        ensure(flags & !0xff == 0, CUDA_ERROR_INVALID_VALUE)?;
+        check_flags(flags)?;
         current::current()?.flags.store(flags, Ordering::Relaxed);
         Ok(())
     })

@@ -206,7 +206,7 @@ fn end_primary(device: &Device) {
 
 pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
     status(|| {
-        ensure(flags & !0xff == 0, CUDA_ERROR_INVALID_VALUE)?;
+        super::context::check_flags(flags)?;
         let mut primary = device(dev)?.primary();
         primary.flags = flags;
         if let Some(context) = &primary.active {

@@ -61,7 +61,9 @@ pub unsafe fn cuModuleUnload(module: CUmodule) -> CUresult {
 
 pub unsafe fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult {
     status(|| {
-        let function = handles::module(module)?.function(unsafe { text(name) }?)?;
+        let module = handles::module(module)?;
+        module.context.upgrade().map_or(Ok(()), |context| context.check())?;
+        let function = module.function(unsafe { text(name) }?)?;
         unsafe { put(out, function.handle) }
     })
 }

@@ -4,12 +4,14 @@ use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::lookup::{self, Miss};
 use rekindle_cuda_abi::private;
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUresult, result_text};
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult, result_text,
+};
 
 use crate::exports::{LOOKUPS, SYMBOLS};
 use crate::host::{DRIVER_VERSION, SoftwareGpu};
-use crate::process;
 use crate::status::{Result, ensure, put, put_if, status, text};
+use crate::{current, process};
 
 pub unsafe fn cuInit(flags: u32) -> CUresult {
     status(|| {
@@ -74,16 +76,17 @@ pub unsafe fn cuGetExportTable(table: *mut *const c_void, uuid: *const [u8; 16])
     unsafe { private::export_table(&SoftwareGpu, uuid, table) }
 }
 
+/// What the driver has answered since 12.0.
 pub unsafe fn cuProfilerInitialize(_: *const c_char, _: *const c_char, _: u32) -> CUresult {
-    CUDA_SUCCESS
+    CUDA_ERROR_NOT_SUPPORTED
 }
 
 pub unsafe fn cuProfilerStart() -> CUresult {
-    CUDA_SUCCESS
+    status(|| current::current().map(drop))
 }
 
 pub unsafe fn cuProfilerStop() -> CUresult {
-    CUDA_SUCCESS
+    status(|| current::current().map(drop))
 }
 
 /// Libraries that would load everything at start ask for this first.

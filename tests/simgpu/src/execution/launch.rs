@@ -50,6 +50,7 @@ pub(crate) unsafe fn launch(
     extra: *mut *mut c_void,
 ) -> Result<()> {
     let context = current::healthy()?;
+    ensure(params.is_null() || extra.is_null(), CUDA_ERROR_INVALID_VALUE)?;
     let stream = current::stream(stream)?;
     // Copies may go to streams of other contexts, launches may not.
     ensure(stream.context()?.id == context.id, CUDA_ERROR_INVALID_HANDLE)?;
