@@ -1,0 +1,70 @@
+//! Every driver call that `driver.table` declares is answered by a case: one in which it succeeds, one in which it fails.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+
+use rekindle_conformance::{Shown, add, recorded};
+use rekindle_cuda_abi::table::{self, Route};
+
+/// Calls that no case makes yet. It only ever gets shorter.
+const NOT_YET: &[&str] = &[];
+
+/// Calls that do not fail: nothing they can be asked is wrong.
+const CANNOT_FAIL: &[&str] = &[];
+
+/// Calls that always fail here, and why.
+const CANNOT_SUCCEED: &[&str] = &[
+    // No program of the tests has managed variables, which are refused when their code is loaded.
+    "cuLibraryGetManaged",
+    // Not since CUDA 12.0.
+    "cuProfilerInitialize",
+];
+
+/// Whose answer depends on an attribute, and is compared with it instead of told.
+const AS_AN_ATTRIBUTE_SAYS: &[&str] = &["cuMemAllocManaged"];
+
+fn declared() -> Vec<String> {
+    let functions = table::parse(table::TEXT).unwrap();
+    functions.into_iter().filter(|f| f.route != Route::Refused).map(|f| f.symbol).collect()
+}
+
+#[test]
+fn every_declared_call_is_answered_in_success_and_in_failure() {
+    let shown = recorded().unwrap();
+    let mut missing = Vec::new();
+    for call in declared() {
+        let Shown { success, failure } = shown.get(&call).copied().unwrap_or_default();
+        let listed = |list: &[&str]| list.contains(&call.as_str());
+        if listed(NOT_YET) || listed(AS_AN_ATTRIBUTE_SAYS) {
+            continue;
+        }
+        if !success && !listed(CANNOT_SUCCEED) {
+            missing.push(format!("{call}: no case in which it succeeds"));
+        }
+        if !failure && !listed(CANNOT_FAIL) {
+            missing.push(format!("{call}: no case in which it fails"));
+        }
+    }
+    assert!(missing.is_empty(), "tests/conformance/cases lacks:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn what_is_listed_as_missing_is_missing() {
+    let shown = recorded().unwrap();
+    let there = |call: &&&str| shown.get(**call).is_some_and(|s| s.success && s.failure);
+    let lists = [NOT_YET, CANNOT_FAIL, CANNOT_SUCCEED, AS_AN_ATTRIBUTE_SAYS];
+    let answered: Vec<_> = lists.into_iter().flatten().filter(there).collect();
+    assert!(answered.is_empty(), "these calls are answered now, take them off their lists: {answered:?}");
+    let declared = declared();
+    let unknown: Vec<_> = lists.into_iter().flatten().filter(|call| !declared.contains(&(**call).to_owned())).collect();
+    assert!(unknown.is_empty(), "these calls are listed and not declared: {unknown:?}");
+}
+
+#[test]
+fn answers_are_told_apart() {
+    let mut calls = BTreeMap::new();
+    add(&mut calls, "cuA, one: SUCCESS\ncuA, two: CUDA_ERROR_INVALID_VALUE\ncuB, busy: CUDA_ERROR_NOT_READY\n");
+    assert_eq!(calls["cuA"], Shown { success: true, failure: true });
+    assert_eq!(calls["cuB"], Shown { success: true, failure: false });
+}
