@@ -1,0 +1,125 @@
+// Arrays: made, described, copied to and from.
+#include "case.h"
+
+static char bytes[256], back[256];
+
+static CUarray plane(size_t width, size_t height) {
+    CUDA_ARRAY_DESCRIPTOR of = {.Width = width, .Height = height, .Format = CU_AD_FORMAT_UNSIGNED_INT8, .NumChannels = 1};
+    CUarray made;
+    SET(cuArrayCreate_v2, &made, &of);
+    return made;
+}
+
+// Whether the first bytes came back.
+static int came_back(size_t count) {
+    SET(cuCtxSynchronize, );
+    int same = memcmp(bytes, back, count) == 0;
+    memset(back, 0, sizeof back);
+    return same;
+}
+
+GROUP(made) {
+    with_context();
+    CUarray array = NULL, other = NULL;
+    CUDA_ARRAY_DESCRIPTOR of = {.Width = 64, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 2}, told = {0};
+    TRY("64 by 16", cuArrayCreate_v2, &array, &of);
+    TRY("64 by 16", cuArrayGetDescriptor_v2, &told, array);
+    TELL(cuArrayGetDescriptor_v2, "64 by 16, is", "%zu by %zu, format %u, %u channels", told.Width, told.Height, told.Format,
+        told.NumChannels);
+    of.Height = 0;
+    TRY("a line of 64", cuArrayCreate_v2, &other, &of);
+    SET(cuArrayGetDescriptor_v2, &told, other);
+    TELL(cuArrayGetDescriptor_v2, "a line of 64, is", "%zu by %zu", told.Width, told.Height);
+    of.NumChannels = 3;
+    TRY("of three channels", cuArrayCreate_v2, &other, &of);
+    of.NumChannels = 1;
+    of.Width = 0;
+    TRY("of no width", cuArrayCreate_v2, &other, &of);
+    of.Width = 64;
+    of.Format = 0x7f;
+    TRY("of no format", cuArrayCreate_v2, &other, &of);
+    of.Format = CU_AD_FORMAT_FLOAT;
+    TRY("to null", cuArrayCreate_v2, NULL, &of);
+    TRY("of null", cuArrayCreate_v2, &other, NULL);
+    TRY("of null", cuArrayGetDescriptor_v2, &told, NULL);
+    TRY("to null", cuArrayGetDescriptor_v2, NULL, array);
+    TRY("one", cuArrayDestroy, array);
+    TRY("null", cuArrayDestroy, NULL);
+    no_context();
+    TRY("without a context", cuArrayCreate_v2, &other, &of);
+}
+
+GROUP(made_of_three) {
+    with_context();
+    CUarray array = NULL;
+    CUDA_ARRAY3D_DESCRIPTOR told = {0};
+    static const struct {
+        const char *what;
+        CUDA_ARRAY3D_DESCRIPTOR of;
+    } kinds[] = {
+        {"a line", {64, 0, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1, 0}},
+        {"a plane", {64, 32, 0, CU_AD_FORMAT_SIGNED_INT16, 4, 0}},
+        {"a box", {16, 8, 4, CU_AD_FORMAT_FLOAT, 1, 0}},
+        {"a box for surfaces", {16, 8, 4, CU_AD_FORMAT_UNSIGNED_INT32, 1, CUDA_ARRAY3D_SURFACE_LDST}},
+        {"three layers of lines", {64, 0, 3, CU_AD_FORMAT_HALF, 1, CUDA_ARRAY3D_LAYERED}},
+        {"three layers of planes", {16, 8, 3, CU_AD_FORMAT_FLOAT, 4, CUDA_ARRAY3D_LAYERED}},
+        {"a cube", {16, 16, 6, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_CUBEMAP}},
+        {"two cubes", {16, 16, 12, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_LAYERED}},
+        {"a cube that is not square", {16, 8, 6, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_CUBEMAP}},
+        {"a cube of five faces", {16, 16, 5, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_CUBEMAP}},
+        {"no width", {0, 8, 4, CU_AD_FORMAT_FLOAT, 1, 0}},
+        {"three channels", {16, 8, 4, CU_AD_FORMAT_FLOAT, 3, 0}},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (TRY(kinds[i].what, cuArray3DCreate_v2, &array, &kinds[i].of) != CUDA_SUCCESS) continue;
+        TRY(kinds[i].what, cuArray3DGetDescriptor_v2, &told, array);
+        TELL(cuArray3DGetDescriptor_v2, kinds[i].what, "%zu by %zu by %zu, format %u, %u channels, flags %u", told.Width,
+            told.Height, told.Depth, told.Format, told.NumChannels, told.Flags);
+        SET(cuArrayDestroy, array);
+    }
+    TRY("of null", cuArray3DGetDescriptor_v2, &told, NULL);
+    TRY("to null", cuArray3DCreate_v2, NULL, &kinds[0].of);
+    array = plane(64, 4);
+    TRY("to null", cuArray3DGetDescriptor_v2, NULL, array);
+    // Of arrays that are not of the kind that has them.
+    CUDA_ARRAY_MEMORY_REQUIREMENTS needs;
+    TRY("of one whose memory is there", cuArrayGetMemoryRequirements, &needs, array, device);
+    TRY("of null", cuArrayGetMemoryRequirements, &needs, NULL, device);
+    CUDA_ARRAY_SPARSE_PROPERTIES sparse;
+    TRY("of one that is not sparse", cuArrayGetSparseProperties, &sparse, array);
+    TRY("of null", cuArrayGetSparseProperties, &sparse, NULL);
+    CUarray part;
+    TRY("of one without planes", cuArrayGetPlane, &part, array, 0);
+    TRY("of null", cuArrayGetPlane, &part, NULL, 0);
+}
+
+GROUP(lines) {
+    with_context();
+    for (int i = 0; i < 256; i++) bytes[i] = (char)(255 - i);
+    CUarray one = plane(256, 0), two = plane(256, 0);
+    CUstream stream;
+    SET(cuStreamCreate, &stream, 0);
+    CUdeviceptr memory = device_bytes(256);
+    TRY_PTDS("256 bytes", cuMemcpyHtoA_v2, one, 0, bytes, 256);
+    TRY_PTDS("256 bytes", cuMemcpyAtoH_v2, back, one, 0, 256);
+    YES(cuMemcpyAtoH_v2, "256 bytes, come back", came_back(256));
+    TRY_PTDS("256 bytes", cuMemcpyAtoA_v2, two, 0, one, 0, 256);
+    TRY_PTDS("256 bytes", cuMemcpyAtoD_v2, memory, two, 0, 256);
+    YES(cuMemcpyAtoD_v2, "256 bytes, arrive", holds(memory, bytes, 256));
+    SET(cuMemcpyHtoD_v2, memory, bytes, 256);
+    TRY_PTDS("128 bytes to its middle", cuMemcpyDtoA_v2, one, 128, memory, 128);
+    SET(cuMemcpyAtoH_v2, back, one, 128, 128);
+    YES(cuMemcpyDtoA_v2, "128 bytes to its middle, arrive", came_back(128));
+    TRY_PTSZ("256 bytes", cuMemcpyHtoAAsync_v2, one, 0, bytes, 256, stream);
+    TRY_PTSZ("256 bytes", cuMemcpyAtoHAsync_v2, back, one, 0, 256, stream);
+    YES(cuMemcpyAtoHAsync_v2, "256 bytes, come back", came_back(256));
+    TRY_PTDS("beyond its end", cuMemcpyHtoA_v2, one, 128, bytes, 256);
+    TRY_PTDS("beyond its end", cuMemcpyAtoH_v2, back, one, 128, 256);
+    TRY_PTDS("beyond its end", cuMemcpyAtoA_v2, one, 128, two, 0, 256);
+    TRY_PTDS("beyond its end", cuMemcpyAtoD_v2, memory, one, 128, 256);
+    TRY_PTDS("beyond its end", cuMemcpyDtoA_v2, one, 128, memory, 256);
+    TRY_PTSZ("beyond its end", cuMemcpyHtoAAsync_v2, one, 128, bytes, 256, stream);
+    TRY_PTSZ("beyond its end", cuMemcpyAtoHAsync_v2, back, one, 128, 256, stream);
+    TRY("from null memory", cuMemcpyDtoA_v2, one, 0, 0, 256);
+    TRY("from null", cuMemcpyAtoD_v2, memory, NULL, 0, 256);
+}
