@@ -226,7 +226,17 @@ pub(crate) unsafe fn cuMemcpyPeer(
     source_context: CUcontext,
     bytes: usize,
 ) -> CUresult {
-    peers(target_context, source_context).unwrap_or_else(|| device_to_device(target, source, bytes, 0))
+    if let Some(error) = peers(target_context, source_context) {
+        return error;
+    }
+    // After all that was asked for in either context, and before all that will be.
+    // SAFETY: no pointers.
+    code(unsafe {
+        check(super::context::cuCtxSynchronize_v2(target_context))
+            .and_then(|()| check(super::context::cuCtxSynchronize_v2(source_context)))
+            .and_then(|()| check(device_to_device(target, source, bytes, 0)))
+            .and_then(|()| check(stream::cuStreamSynchronize(0)))
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyPeerAsync(

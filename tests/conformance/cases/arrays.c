@@ -36,7 +36,7 @@ GROUP(made) {
     of.Width = 0;
     TRY("of no width", cuArrayCreate_v2, &other, &of);
     of.Width = 64;
-    of.Format = 0x7f;
+    of.Format = 0x30;
     TRY("of no format", cuArrayCreate_v2, &other, &of);
     of.Format = CU_AD_FORMAT_FLOAT;
     TRY("to null", cuArrayCreate_v2, NULL, &of);
