@@ -141,7 +141,7 @@ impl Restore {
             Self::Failed => "the restored processes have been killed",
             // Another plugin may have answered for them.
             Self::Loading(_) => {
-                "CRIU has not asked about all restored GPU processes; those now fail at their next CUDA call"
+                "CRIU has not asked about all restored GPU processes: the restore is given up, and they are killed"
             }
         };
         log::error(reason);

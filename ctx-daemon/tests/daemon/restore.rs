@@ -107,10 +107,13 @@ fn pinned_memory_comes_with_it_however_much_there_is() {
     let pid = process.pid;
     let text = reason(session.ask(&Request::Resume { pid }));
     assert!(text.contains("is not what was dumped"), "{text}");
+    process.was_killed();
     drop(session);
 
     let (session, restore) = begin(&daemon, dir.path());
-    assert_eq!(process.ask("wait"), "closed");
+    let mut process = Client::start(&daemon);
+    let pid = process.pid;
+    process.ask("map");
     process.ask(&format!("reattach {restore} 5"));
     for i in 0..300 {
         let (address, size) = (PINNED.0 + i * (1 << 20), PINNED.1);
@@ -202,7 +205,7 @@ fn content_that_was_changed_fails_when_the_process_is_resumed() {
     let pid = process.pid;
     let text = reason(session.ask(&Request::Resume { pid }));
     assert!(text.contains("rekindle-data-0.raw"), "{text}");
-    assert_eq!(process.ask("wait"), "closed");
+    process.was_killed();
     let text = reason(session.ask(&Request::Resume { pid }));
     assert!(text.contains("failed already"), "{text}");
 }
@@ -212,15 +215,15 @@ fn what_did_not_come_back_fails_at_its_process() {
     let daemon = Daemon::start();
     let Restored { dir, mut process } = dumped(&daemon, "app");
     let pid = process.pid;
+    let (session, _) = begin(&daemon, dir.path());
+    let text = reason(session.ask(&Request::Resume { pid }));
+    assert!(text.contains("without its connection"), "{text}");
+    drop(session);
     let (session, restore) = begin(&daemon, dir.path());
     process.ask(&format!("reattach {restore} 5"));
     let text = reason(session.ask(&Request::Resume { pid }));
     assert!(text.contains("without the memory"), "{text}");
-    drop(session);
-    let (session, _) = begin(&daemon, dir.path());
-    process.ask("map");
-    let text = reason(session.ask(&Request::Resume { pid }));
-    assert!(text.contains("without its connection"), "{text}");
+    process.was_killed();
 }
 
 #[test]
@@ -233,10 +236,11 @@ fn a_restore_that_is_given_up_leaves_nothing() {
     process.ask("map");
     process.ask(&format!("reattach {restore} 5"));
     drop(session);
-    assert_eq!(process.ask("wait"), "closed");
-    // Too late.
-    process.ask(&format!("reattach {restore} 5"));
-    assert_eq!(process.ask("wait"), "closed");
+    process.was_killed();
+    // One that is late, and that nobody would let go on either.
+    let mut late = Client::start(&daemon);
+    late.tell(&format!("reattach {restore} 5"));
+    late.was_killed();
     eventually("everything is closed", || (daemon.descriptors() == before && daemon.status().spare == 1).then_some(()));
     assert!(daemon.clients().is_empty());
 }

@@ -227,6 +227,13 @@ impl Client {
         self.ask("cookie").parse().unwrap()
     }
 
+    /// Waits until somebody has killed it.
+    pub(crate) fn was_killed(&mut self) {
+        use std::os::unix::process::ExitStatusExt;
+        let status = eventually("it is killed", || self.process.try_wait().unwrap());
+        assert_eq!(status.signal(), Some(9), "{status}");
+    }
+
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();

@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, ensure};
 
-use crate::{Result, stage};
+use crate::{Result, stage, until};
 
 /// How much of a log is worth reading when a test fails.
 const TAIL: usize = 15;
@@ -28,7 +28,6 @@ pub struct Running {
 }
 
 /// A CRIU that has ended.
-#[derive(Debug)]
 pub struct Outcome {
     /// How it ended.
     pub status: ExitStatus,
@@ -43,6 +42,8 @@ pub struct Setting {
     pub socket: PathBuf,
     /// A folder of plugins in place of Rekindle's.
     pub plugins: Option<PathBuf>,
+    /// CRIU's action script.
+    pub script: Option<PathBuf>,
 }
 
 impl Setting {
@@ -79,6 +80,9 @@ impl Setting {
         if let Some(plugins) = &self.plugins {
             command.arg("--libdir").arg(plugins);
         }
+        if let Some(script) = &self.script {
+            command.arg("--action-script").arg(script);
+        }
         Ok(command)
     }
 }
@@ -101,11 +105,35 @@ impl Running {
         Ok(self.child.try_wait()?.is_none())
     }
 
+    /// What it has logged so far.
+    pub fn whole_log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The same, as far as it is worth reading.
+    pub fn log(&self) -> String {
+        tail(&self.whole_log())
+    }
+
     /// Waits for its end.
     pub fn wait(mut self) -> Result<Outcome> {
-        let status = self.child.wait()?;
+        let ended = until("criu ends", || Ok(self.child.try_wait()?));
+        let status = match ended {
+            Ok(status) => status,
+            Err(error) => {
+                let _ = self.child.kill();
+                return Err(error.context(self.log()));
+            }
+        };
         let log = fs::read(&self.log).unwrap_or_default();
         Ok(Outcome { status, log: String::from_utf8_lossy(&log).into_owned() })
+    }
+}
+
+/// Not all of the log, which is long.
+impl std::fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "criu ended with {}:\n{}", self.status, tail(&self.log))
     }
 }
 

@@ -13,6 +13,8 @@
 //! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP
 //! - [`criu`]: dumps and restores; [`image`]: what they leave, and damage to it
 //! - [`podman`][]: containers; [`fake`][]: a daemon of another version
+//! - [`gate`]: stopping a dump or a restore at a known moment; [`footprint`]: what is held, to find what leaks;
+//!   [`faults`]: killing somebody then, and what must hold; [`disk`]: one that becomes full
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
 //! - [`random`]: a seed to repeat a test with
 //!
@@ -21,7 +23,11 @@
 pub mod app;
 pub mod counter;
 pub mod criu;
+pub mod disk;
 pub mod fake;
+pub mod faults;
+pub mod footprint;
+pub mod gate;
 pub mod image;
 pub mod node;
 pub mod podman;
@@ -32,6 +38,8 @@ pub mod wait;
 
 pub use app::App;
 pub use criu::{Fate, Outcome};
+pub use footprint::Footprint;
+pub use gate::{Gate, Moment};
 pub use image::Image;
 pub use node::Node;
 pub use wait::until;

@@ -221,7 +221,7 @@ impl Node {
 
     /// How CRIU is to be run here.
     pub fn criu(&self) -> Setting {
-        Setting { socket: self.socket.clone(), plugins: None }
+        Setting { socket: self.socket.clone(), plugins: None, script: None }
     }
 
     /// Starts a dump into a new directory.
@@ -233,13 +233,18 @@ impl Node {
 
     /// Starts a dump into a directory that is there.
     pub fn start_dump_into(&self, dir: PathBuf, app: &App, fate: Fate) -> Result<(Running, Image)> {
+        self.start_dump_by(&self.criu(), dir, app, fate)
+    }
+
+    /// The same by a CRIU that is set up otherwise.
+    pub fn start_dump_by(&self, criu: &Setting, dir: PathBuf, app: &App, fate: Fate) -> Result<(Running, Image)> {
         let image = Image {
             dir,
             app: app.identity().clone(),
             tree: process::tree(app.pid()),
             written: length(&app.identity().out)?,
         };
-        let criu = self.criu().dump(app.pid(), &image.dir, fate, self.fresh("dump").with_extension("log"))?;
+        let criu = criu.dump(app.pid(), &image.dir, fate, self.fresh("dump").with_extension("log"))?;
         Ok((criu, image))
     }
 
@@ -281,8 +286,12 @@ impl Node {
         for pid in &image.tree {
             ensure!(process::is_gone(*pid), "there is a process {pid}, so that it cannot be restored");
         }
-        let criu = self.criu().restore(&image.dir, self.fresh("restore").with_extension("log"))?;
-        criu.wait()
+        self.start_restore(&self.criu(), image)?.wait()
+    }
+
+    /// Starts a restore by a CRIU that is set up like this.
+    pub fn start_restore(&self, criu: &Setting, image: &Image) -> Result<Running> {
+        criu.restore(&image.dir, self.fresh("restore").with_extension("log"))
     }
 
     /// What programs run here, in whatever way they were started, the workers among them.

@@ -8,7 +8,8 @@
 //!            │  │        leaves a socket                                                   consequence
 //!            │  └─► not ours                │                         │
 //!            ▼                              ▼                         ▼
-//!          failed ◄────── whatever goes wrong, or the connection closes: workers are killed
+//!          failed ◄────── whatever goes wrong, or the connection closes: workers are killed,
+//!                         and what CRIU has made of the processes, in case it is not there to do so
 //! ```
 //!
 //! Everything that can be checked is checked before `Prepared`, since nothing of the processes exists yet: a failure is
@@ -17,6 +18,7 @@
 
 mod check;
 mod load;
+mod made;
 mod shared;
 mod state;
 
@@ -31,6 +33,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use self::check::CheckError;
+use self::made::Made;
 use self::shared::SharedError;
 use self::state::Restore;
 pub(super) use self::state::Restores;
@@ -79,7 +82,7 @@ enum Stage {
     Failed(String),
 }
 
-/// A restore whose rings are not open. Its workers are killed when it is dropped.
+/// A restore whose rings are not open. Its workers and processes are killed when it is dropped.
 struct Prepared {
     daemon: Arc<Daemon>,
     restore: Arc<Restore>,
@@ -87,7 +90,7 @@ struct Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        self.daemon.restores.remove(self.restore.id());
+        self.daemon.restores.remove(&self.restore);
         self.restore.give_up_unless_open();
     }
 }
@@ -102,7 +105,7 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
         Ok(view) => view,
         Err(error) => return connection::fail(stream, error.to_string()),
     };
-    let mut stage = match prepare(daemon, fds) {
+    let mut stage = match prepare(daemon, peer.pid, fds) {
         Ok(Some(prepared)) => {
             let reply = Reply::Prepared { restore: prepared.restore.id(), sockets: prepared.restore.sockets() };
             connection::reply(stream, &reply);
@@ -171,7 +174,7 @@ fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, 
 }
 
 /// Checks everything, takes the workers, and has them begin to load. None if the directory has no image of ours.
-fn prepare(daemon: &Arc<Daemon>, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, RestoreError> {
+fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, RestoreError> {
     let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
     let dir = ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?;
     let image = match Image::open_at(dir) {
@@ -181,7 +184,7 @@ fn prepare(daemon: &Arc<Daemon>, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, 
     };
     check::image(&image)?;
     let workers = load::take_workers(daemon, &image)?;
-    let restore = Restore::new(super::sys::random()?, &image, workers);
+    let restore = Restore::new(super::sys::random()?, &image, workers, Made::by(criu));
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>())?;

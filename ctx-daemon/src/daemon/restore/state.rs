@@ -7,7 +7,7 @@
 //!                 Resume(pid) ───────► memory ─┘
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
@@ -23,6 +23,7 @@ use super::super::clients::{Client, ClientState};
 use super::super::process::{self, Process};
 use super::super::worker::{Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
+use super::made::Made;
 use super::shared::{self, SharedMemory};
 use super::{RestoreError, check};
 
@@ -33,20 +34,36 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a worker may take to open its ring.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The restores that go on.
+/// Of so many restores that were given up it is known what became of them.
+const GIVEN_UP: usize = 16;
+
+/// The restores.
 #[derive(Default)]
-pub(in crate::daemon) struct Restores(Mutex<HashMap<u64, Arc<Restore>>>);
+pub(in crate::daemon) struct Restores(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    going_on: HashMap<u64, Arc<Restore>>,
+    given_up: VecDeque<(u64, Arc<Made>)>,
+}
 
 impl Restores {
     pub(super) fn add(&self, restore: &Arc<Restore>) {
-        lock(&self.0).insert(restore.id, Arc::clone(restore));
+        lock(&self.0).going_on.insert(restore.id, Arc::clone(restore));
     }
 
-    pub(super) fn remove(&self, id: u64) {
-        lock(&self.0).remove(&id);
+    pub(super) fn remove(&self, restore: &Restore) {
+        let mut known = lock(&self.0);
+        known.going_on.remove(&restore.id);
+        if !restore.is_open() {
+            known.given_up.push_back((restore.id, Arc::clone(&restore.made)));
+            let too_many = known.given_up.len().saturating_sub(GIVEN_UP);
+            known.given_up.drain(..too_many);
+        }
     }
 
-    /// A restored process has connected. If it is not awaited, its connection closes.
+    /// A restored process has connected. If it is not awaited, its connection closes, and if that is because its restore
+    /// was given up, it is killed.
     pub(in crate::daemon) fn reattach(
         &self,
         restore: u64,
@@ -55,10 +72,18 @@ impl Restores {
         process: Process,
         stream: UnixStream,
     ) {
-        let found = lock(&self.0).get(&restore).cloned();
-        match found {
-            Some(restore) => restore.reattach(socket, cookie, process, stream),
-            None => warn!(pid = process.pid, "its restore is over: closing its connection"),
+        let (going_on, given_up) = {
+            let known = lock(&self.0);
+            let given_up = known.given_up.iter().find(|it| it.0 == restore).map(|it| Arc::clone(&it.1));
+            (known.going_on.get(&restore).cloned(), given_up)
+        };
+        if let Some(restore) = going_on {
+            return restore.reattach(socket, cookie, process, stream);
+        }
+        warn!(pid = process.pid, "its restore is over: closing its connection");
+        if let Some(made) = given_up {
+            made.note(process);
+            made.kill();
         }
     }
 }
@@ -70,6 +95,7 @@ pub(super) struct Restore {
     clients: Vec<Restored>,
     /// Sockets of processes that were in the middle of their handshake.
     unattached: Vec<RestoredSocket>,
+    made: Arc<Made>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -97,7 +123,7 @@ struct Reattached {
 
 impl Restore {
     /// A restore with a worker for each client that needs one.
-    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>) -> Self {
+    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>, made: Made) -> Self {
         let clients = check::attached(image).zip(workers);
         let attached: HashSet<u32> = check::attached(image).map(|it| it.index).collect();
         let all = image.manifest().clients.iter();
@@ -108,6 +134,7 @@ impl Restore {
             clients: clients
                 .map(|(record, worker)| Restored { name: check::name(record), record: record.clone(), worker })
                 .collect(),
+            made: Arc::new(made),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -136,6 +163,7 @@ impl Restore {
 
     fn reattach(&self, socket: u32, cookie: u64, process: Process, stream: UnixStream) {
         if self.unattached.iter().any(|it| it.id == socket) {
+            self.made.note(process);
             debug!(pid = process.pid, "it will begin its handshake again");
             return;
         }
@@ -143,6 +171,7 @@ impl Restore {
         let Some(place) = clients.position(|it| it.record.socket_ids.contains(&socket)) else {
             return warn!(pid = process.pid, socket, "no such socket in its restore");
         };
+        self.made.note(process);
         let mut state = lock(&self.state);
         // The first counts: whoever comes with the same number later has no business here.
         state.connections.entry(place).or_insert(Reattached { process, cookie, stream });
@@ -288,12 +317,17 @@ impl Restore {
         Ok(true)
     }
 
-    /// Kills the workers, unless their clients run by now.
+    fn is_open(&self) -> bool {
+        lock(&self.state).open
+    }
+
+    /// Kills the workers and what there is of the processes, unless they run by now.
     pub(super) fn give_up_unless_open(&self) {
         let mut state = lock(&self.state);
         state.connections.clear();
         if !state.open {
             self.workers().for_each(|it| it.kill());
+            self.made.kill();
         }
     }
 

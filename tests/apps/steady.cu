@@ -1,0 +1,110 @@
+// Works until it is told to end, and checks every step against the processor: for tests in which a program outlives many
+// things, however long these take. Each step changes device memory, a module's global and pinned memory in two streams
+// with an event between them, and allocates and frees. A ballast of device memory is written once and compared at the end.
+//
+//   steady [--steps N] [--until FILE] [--words N] [--ballast-kib N] [--sleep-us N] [--progress FILE]
+//          50, none: it ends after N steps; with FILE when that exists, 512, 64, 0, none
+//
+// Prints "steady ok". A value that is not what the processor computed ends it with status 4. FILE holds the steps done.
+#include "app.h"
+
+#include <unistd.h>
+
+__device__ uint64_t sum; // of one word of each step
+
+__host__ __device__ inline uint32_t next(uint32_t value, uint32_t place, uint64_t step) {
+    return (uint32_t)mix(value + ((uint64_t)place << 32) + step);
+}
+
+__global__ void advance(uint32_t *data, uint32_t words, uint64_t step) {
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < words) {
+        data[i] = next(data[i], i, step);
+    }
+    if (i == step % words) {
+        sum += data[i];
+    }
+}
+
+// The second stream's part: what the first has made, into pinned memory that the processor reads.
+__global__ void show(const uint32_t *data, uint32_t words, uint32_t *shown) {
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < words) {
+        shown[i] = data[i] ^ i;
+    }
+}
+
+static uint32_t *ballast_of(size_t words) {
+    uint32_t *ballast = (uint32_t *)malloc(words * 4 + 4);
+    REQUIRE(ballast);
+    for (size_t i = 0; i < words; i++) {
+        ballast[i] = (uint32_t)mix(i + 1);
+    }
+    return ballast;
+}
+
+int main(int argc, char **argv) {
+    Options options(argc, argv);
+    uint64_t steps = options.number("--steps", 50), pause_us = options.number("--sleep-us", 0);
+    const char *until = options.text("--until", nullptr), *progress_file = options.text("--progress", nullptr);
+    uint32_t words = (uint32_t)options.number("--words", 512);
+    size_t ballast_words = options.number("--ballast-kib", 64) * 256;
+    options.done();
+    REQUIRE(words > 0);
+
+    uint32_t *data, *ballast, *shown, *expected = (uint32_t *)calloc(words, 4);
+    REQUIRE(expected);
+    CHECK(cudaMalloc(&data, words * 4));
+    CHECK(cudaMemset(data, 0, words * 4));
+    CHECK(cudaMalloc(&ballast, ballast_words * 4 + 4));
+    uint32_t *pattern = ballast_of(ballast_words);
+    CHECK(cudaMemcpy(ballast, pattern, ballast_words * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMallocHost(&shown, words * 4));
+    cudaStream_t first, second;
+    cudaEvent_t made;
+    CHECK(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
+    CHECK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+    CHECK(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+
+    const uint32_t BLOCK = 128, blocks = (words + BLOCK - 1) / BLOCK;
+    uint64_t expected_sum = 0;
+    for (uint64_t step = 1; until ? access(until, F_OK) != 0 : step <= steps; step++) {
+        void *passing;
+        CHECK(cudaMalloc(&passing, 1000 * (step % 7 + 1)));
+        CHECK(cudaMemsetAsync(passing, (int)step, 1000, second));
+        advance<<<blocks, BLOCK, 0, first>>>(data, words, step);
+        CHECK(cudaGetLastError());
+        CHECK(cudaEventRecord(made, first));
+        CHECK(cudaStreamWaitEvent(second, made, 0));
+        show<<<blocks, BLOCK, 0, second>>>(data, words, shown);
+        CHECK(cudaGetLastError());
+        for (uint32_t i = 0; i < words; i++) {
+            expected[i] = next(expected[i], i, step);
+        }
+        expected_sum += expected[step % words];
+        CHECK(cudaStreamSynchronize(second));
+        for (uint32_t i = 0; i < words; i++) {
+            REQUIRE(shown[i] == (expected[i] ^ i));
+        }
+        CHECK(cudaFree(passing));
+        progress(progress_file, step);
+        sleep_us(pause_us);
+    }
+
+    uint64_t device_sum = 0;
+    CHECK(cudaMemcpyFromSymbol(&device_sum, sum, sizeof device_sum));
+    REQUIRE(device_sum == expected_sum);
+    CHECK(cudaMemcpy(expected, data, words * 4, cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < words; i++) {
+        REQUIRE(shown[i] == (expected[i] ^ i));
+    }
+    memset(pattern, 0, ballast_words * 4);
+    CHECK(cudaMemcpy(pattern, ballast, ballast_words * 4, cudaMemcpyDeviceToHost));
+    uint32_t *again = ballast_of(ballast_words);
+    REQUIRE(memcmp(pattern, again, ballast_words * 4) == 0);
+    CHECK(cudaFree(data));
+    CHECK(cudaFree(ballast));
+    CHECK(cudaFreeHost(shown));
+    printf("steady ok\n");
+    return 0;
+}

@@ -1,0 +1,310 @@
+//! A program that checks itself at every step, a host, and what is killed beside it: what must hold afterwards.
+//!
+//! Whatever was killed whenever: the program goes on unless it was the one, or has lost its GPU state and says so; an
+//! image is committed only if it is whole, which is shown by restoring it; and nothing is left of what failed.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+
+use crate::criu::{Running, Setting};
+use crate::disk::SmallDisk;
+use crate::gate::{Gate, Moment};
+use crate::image::COMMIT;
+use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, until};
+
+/// Copies so slow that saving and loading what `steady` has takes longer than what CRIU does.
+const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.02")];
+const BALLAST_KIB: &str = "4096";
+/// Room for an image of it, with some to spare.
+const DISK_KIB: u64 = 64 << 10;
+/// What programs of `tests/apps` end with at a CUDA error.
+const CUDA_ERROR: i32 = 3;
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// `rekindled`.
+    Daemon,
+    /// The worker of the program.
+    Worker,
+    /// The CRIU that dumps or restores.
+    Criu,
+    /// The program.
+    Application,
+}
+
+impl Victim {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Daemon, Self::Worker, Self::Criu, Self::Application];
+}
+
+/// A host with a gate, and a program on it.
+#[derive(Debug)]
+pub struct Bench {
+    /// The host.
+    pub node: Node,
+    /// Where CRIU is held.
+    pub gate: Gate,
+    app: Option<App>,
+    until: PathBuf,
+}
+
+impl Bench {
+    /// A host whose copies are slow.
+    pub fn start() -> Result<Self> {
+        let node = Node::with_gpu(&SLOW)?;
+        let dir = node.path("gate");
+        fs::create_dir(&dir)?;
+        let gate = Gate::start(&dir, node.socket())?;
+        let until = node.path("until");
+        Ok(Self { node, gate, app: None, until })
+    }
+
+    /// The program, started if there is none, in the midst of its work.
+    pub fn program(&mut self) -> Result<&App> {
+        if self.app.is_none() {
+            let until = self.until.display().to_string();
+            let arguments = ["--until", &until, "--ballast-kib", BALLAST_KIB, "--sleep-us", "3000"];
+            self.app = Some(self.node.run("steady", &arguments)?);
+        }
+        let app = self.app.as_ref().context("there is a program")?;
+        app.advances()?;
+        Ok(app)
+    }
+
+    /// CRIU as it comes through the gate.
+    pub fn criu(&self) -> Setting {
+        self.gate.setting(self.node.criu())
+    }
+
+    /// Dumps the program, kills it, and returns the image, which holds no file open that changes.
+    pub fn image(&mut self) -> Result<Image> {
+        self.program()?;
+        let app = self.app.take().context("there is a program")?;
+        let image = self.node.dump(&app)?;
+        app.kill()?;
+        self.node.is_idle()?;
+        Ok(image)
+    }
+
+    /// The program has been restored.
+    pub fn adopt(&mut self, image: &Image) {
+        self.app = Some(App::adopt(image.app.clone()));
+    }
+
+    /// The program's end: every step of its long life was right, and nothing is left.
+    pub fn finish(mut self) -> Result {
+        self.program()?;
+        fs::write(&self.until, "")?;
+        let app = self.app.take().context("there is a program")?;
+        assert_eq!(app.finish()?, "steady ok\n");
+        drop(self.gate);
+        self.node.finish()
+    }
+
+    /// Starts a dump, holds it at this moment, kills, and looks at what comes of it.
+    pub fn kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate) -> Result {
+        let what = format!("{victim:?} killed at {moment:?} of a dump, the program to be {fate:?}");
+        eprintln!("{what}");
+        self.try_kill_in_dump(moment, victim, fate).context(what)
+    }
+
+    fn try_kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate) -> Result {
+        self.program()?;
+        let app = self.app.take().context("there is a program")?;
+        let before = Footprint::of(&self.node, &app)?;
+        let worker = self.node.client(app.pid())?.worker;
+        self.gate.hold(moment.held_at())?;
+        let dir = self.node.fresh("image");
+        fs::create_dir(&dir)?;
+        let (mut criu, image) = self.node.start_dump_by(&self.criu(), dir, &app, fate)?;
+        self.gate.reached(&mut criu)?;
+        self.stop_within(moment, worker)?;
+        self.kill(victim, worker, &criu, app.pid())?;
+        process::signal(worker, libc::SIGCONT)?;
+        self.gate.open()?;
+        let outcome = criu.wait()?;
+        if victim == Victim::Daemon {
+            self.node.start_daemon(&SLOW)?;
+        }
+        self.settle_dump(app, image, &outcome, &before, victim, fate)
+    }
+
+    /// During a request the worker is stopped, so that the daemon cannot answer.
+    fn stop_within(&self, moment: Moment, worker: i32) -> Result {
+        if let Moment::During(request) = moment {
+            process::signal(worker, libc::SIGSTOP)?;
+            self.gate.open()?;
+            self.gate.is_asked(request)?;
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, victim: Victim, worker: i32, criu: &Running, program: i32) -> Result {
+        match victim {
+            Victim::Daemon => self.node.kill_daemon(),
+            Victim::Worker => process::kill_all(&[worker]),
+            Victim::Criu => process::signal(criu.pid(), libc::SIGKILL),
+            // CRIU holds it, and may be its parent: it is gone only later.
+            Victim::Application => process::signal(program, libc::SIGKILL),
+        }
+    }
+
+    /// Starts a dump, holds it at this moment, and lets it go on with a disk that is full.
+    pub fn fill_disk_in_dump(&mut self, moment: Moment, fate: Fate) -> Result {
+        let what = format!("a disk full from {moment:?} of a dump on, the program to be {fate:?}");
+        eprintln!("{what}");
+        self.try_fill_disk_in_dump(moment, fate).context(what)
+    }
+
+    fn try_fill_disk_in_dump(&mut self, moment: Moment, fate: Fate) -> Result {
+        self.program()?;
+        let app = self.app.take().context("there is a program")?;
+        let before = Footprint::of(&self.node, &app)?;
+        let disk = SmallDisk::mount(self.node.fresh("disk"), DISK_KIB)?;
+        let dir = disk.dir.join("image");
+        fs::create_dir(&dir)?;
+        self.gate.hold(moment)?;
+        let (mut criu, image) = self.node.start_dump_by(&self.criu(), dir.clone(), &app, fate)?;
+        self.gate.reached(&mut criu)?;
+        disk.fill()?;
+        self.gate.open()?;
+        let outcome = criu.wait()?;
+        ensure!(!outcome.status.success(), "it was to fail: {outcome:?}");
+        let (criu, ours) = ("No space left on device", "no space to write");
+        let reasons = match moment {
+            Moment::Before("Pause") => ["free some or dump elsewhere"; 2],
+            Moment::Script(_) | Moment::Before("Finish") => [ours; 2],
+            // Whoever comes to it first.
+            _ => [criu, ours],
+        };
+        ensure!(reasons.iter().any(|it| outcome.log.contains(it)), "it does not say {reasons:?}: {outcome:?}");
+        until("the daemon has removed what it wrote", || Ok(image.files()?.is_empty().then_some(())))?;
+        app.advances()?;
+        before.is_back(&self.node, &app)?;
+
+        disk.make_room()?;
+        let (criu, image) = self.node.start_dump_into(dir, &app, Fate::Running)?;
+        criu.wait()?.succeeds()?;
+        ensure!(image.path(COMMIT).exists(), "there is room, and no commit record");
+        app.advances()?;
+        self.app = Some(app);
+        Ok(())
+    }
+
+    fn settle_dump(
+        &mut self,
+        app: App,
+        image: Image,
+        outcome: &Outcome,
+        before: &Footprint,
+        victim: Victim,
+        fate: Fate,
+    ) -> Result {
+        let committed = image.path(COMMIT).exists();
+        if victim != Victim::Criu {
+            ensure!(committed == outcome.status.success(), "committed: {committed}, and {outcome:?}");
+        }
+        let dumped_dead = outcome.status.success() && fate == Fate::Killed;
+        if victim == Victim::Application || dumped_dead {
+            app.was_killed(&image.tree)?;
+        } else if victim == Victim::Worker {
+            // It sees so at its next call, and cannot go on.
+            let status = app.end()?;
+            ensure!(status.code() == Some(CUDA_ERROR), "{status}: {}", app.errors()?);
+            ensure!(app.errors()?.contains("the worker of this process has died"), "{}", app.errors()?);
+        } else {
+            app.advances()?;
+            before.is_back(&self.node, &app)?;
+            if committed {
+                app.kill()?;
+            } else {
+                self.app = Some(app);
+            }
+        }
+        if self.app.is_none() {
+            self.node.is_idle()?;
+        }
+        if committed {
+            let progress = image.app.progress.as_ref().context("steady says how far it is")?;
+            // What CRIU refuses, since that file's size is another now.
+            if !image.holds_open(progress)? {
+                self.app = Some(self.node.restore(&image)?);
+            }
+        } else if victim != Victim::Daemon {
+            until("the daemon has removed what it wrote", || Ok(image.files()?.is_empty().then_some(())))?;
+        }
+        Ok(fs::remove_dir_all(&image.dir)?)
+    }
+
+    /// Starts a restore, holds it at this moment, kills, and looks at what comes of it: `opens` if the rings are open by
+    /// then, so that the restore is done. Then the program runs.
+    pub fn kill_in_restore(&mut self, image: &Image, moment: Moment, victim: Victim, opens: bool) -> Result {
+        let what = format!("{victim:?} killed at {moment:?} of a restore");
+        eprintln!("{what}");
+        self.try_kill_in_restore(image, moment, victim, opens).context(what)
+    }
+
+    fn try_kill_in_restore(&mut self, image: &Image, moment: Moment, victim: Victim, opens: bool) -> Result {
+        ensure!(self.app.is_none(), "a program is there already");
+        App::forget_output(&image.app, image.written)?;
+        let [worker] = self.node.processes()[..] else { anyhow::bail!("not one spare worker") };
+        until("the numbers of the processes are free", || {
+            Ok(image.tree.iter().all(|it| process::is_gone(*it)).then_some(()))
+        })?;
+        let criu = if victim == Victim::Criu {
+            self.hold_restore_directly(image, moment, worker)?
+        } else {
+            self.gate.hold(moment.held_at())?;
+            let mut criu = self.node.start_restore(&self.criu(), image)?;
+            self.gate.reached(&mut criu)?;
+            self.stop_within(moment, worker)?;
+            criu
+        };
+        self.kill(victim, worker, &criu, image.app.pid)?;
+        process::signal(worker, libc::SIGCONT)?;
+        self.gate.open()?;
+        let outcome = criu.wait()?;
+        if victim == Victim::Daemon {
+            self.node.start_daemon(&SLOW)?;
+        }
+        if opens {
+            let must_succeed = !matches!(victim, Victim::Criu | Victim::Application);
+            ensure!(!must_succeed || outcome.status.success(), "{outcome:?}");
+            let app = App::adopt(image.app.clone());
+            match victim {
+                Victim::Application => drop(app.was_killed(&image.tree)?),
+                Victim::Worker => ensure!(app.end()?.code() == Some(CUDA_ERROR), "{}", app.errors()?),
+                Victim::Daemon | Victim::Criu => {
+                    app.advances()?;
+                    self.node.client(app.pid())?;
+                    app.kill()?;
+                }
+            }
+        } else {
+            ensure!(!outcome.status.success(), "criu has not noticed");
+        }
+        for pid in &image.tree {
+            process::wait_gone("a process whose restore failed", *pid)?;
+        }
+        self.node.is_idle()
+    }
+
+    /// The same for a CRIU that speaks to the daemon itself: by whom it is spoken to, the daemon knows what CRIU has made.
+    fn hold_restore_directly(&self, image: &Image, moment: Moment, worker: i32) -> Result<Running> {
+        const RESUMING: &str = "Run late stage hook";
+        let held_at = if moment == Moment::During("Resume") { Moment::Script("post-restore") } else { moment };
+        self.gate.hold(held_at)?;
+        let setting = Setting { socket: self.node.socket().to_owned(), ..self.criu() };
+        let mut criu = self.node.start_restore(&setting, image)?;
+        self.gate.reached(&mut criu)?;
+        if moment != held_at {
+            process::signal(worker, libc::SIGSTOP)?;
+            self.gate.open()?;
+            until("CRIU asks for the process to be resumed", || Ok(criu.whole_log().contains(RESUMING).then_some(())))?;
+        }
+        Ok(criu)
+    }
+}

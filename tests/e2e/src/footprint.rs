@@ -1,0 +1,61 @@
+//! What a program that runs, its worker and the daemon hold: after something has failed it must be what it was before.
+
+use std::fs;
+
+use anyhow::Context;
+
+use crate::wait::until_true;
+use crate::{App, Node, Result, process};
+
+/// What is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    daemon: Vec<String>,
+    worker: Vec<String>,
+    application: Vec<String>,
+    /// Mapped memfds of the worker and of the application.
+    memfds: [usize; 2],
+    /// MiB on each device, rounded down: a program may allocate a little from step to step.
+    device_memory: Vec<u64>,
+    pinned_memory: u64,
+    state: String,
+    processes: usize,
+}
+
+impl Footprint {
+    /// As it is now.
+    pub fn of(node: &Node, app: &App) -> Result<Self> {
+        let client = node.client(app.pid())?;
+        let mut application = process::descriptors(app.pid())?;
+        // How far it is is written all the time.
+        let progress = app.identity().progress.as_deref().unwrap_or(std::path::Path::new("")).display().to_string();
+        application.retain(|it| *it != progress);
+        Ok(Self {
+            daemon: process::descriptors(node.daemon_pid()?)?,
+            worker: process::descriptors(client.worker)?,
+            application,
+            memfds: [memfds(client.worker)?, memfds(app.pid())?],
+            device_memory: client.device_memory.iter().map(|it| it >> 20).collect(),
+            pinned_memory: client.pinned_memory,
+            state: client.state,
+            processes: node.processes().len(),
+        })
+    }
+
+    /// Waits until this is what is held.
+    pub fn is_back(&self, node: &Node, app: &App) -> Result {
+        let mut last = None;
+        let waited = until_true("nothing is held that was not held before", || {
+            let now = Self::of(node, app)?;
+            let same = now == *self;
+            last = Some(now);
+            Ok(same)
+        });
+        waited.with_context(|| format!("before: {self:#?}\nnow: {last:#?}"))
+    }
+}
+
+fn memfds(pid: i32) -> Result<usize> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(maps.lines().filter(|line| line.contains("/memfd:")).count())
+}

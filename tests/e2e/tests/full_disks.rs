@@ -1,0 +1,38 @@
+//! A disk that is full from some phase of a dump on: the dump fails and says so, nothing of it is left but what CRIU
+//! leaves, the program goes on, and once there is room it can be dumped into the same directory.
+
+use rekindle_e2e::faults::Bench;
+use rekindle_e2e::random::repetitions;
+use rekindle_e2e::{Fate, Moment, Result};
+
+/// In the order of a dump.
+const MOMENTS: [Moment; 6] = [
+    Moment::Before("Pause"),
+    Moment::After("Pause"),
+    Moment::Before("Frozen"),
+    // GPU memory is being written.
+    Moment::After("Frozen"),
+    // What CRIU writes is written.
+    Moment::Script("post-dump"),
+    Moment::Before("Finish"),
+];
+
+fn full_in_each_phase(fate: Fate) -> Result {
+    let mut bench = Bench::start()?;
+    for _ in 0..repetitions() {
+        for moment in MOMENTS {
+            bench.fill_disk_in_dump(moment, fate)?;
+        }
+    }
+    bench.finish()
+}
+
+#[test]
+fn a_disk_full_in_any_phase_fails_a_dump_that_was_to_kill() -> Result {
+    full_in_each_phase(Fate::Killed)
+}
+
+#[test]
+fn a_disk_full_in_any_phase_fails_a_dump_that_leaves_running() -> Result {
+    full_in_each_phase(Fate::Running)
+}

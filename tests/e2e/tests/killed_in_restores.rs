@@ -1,0 +1,79 @@
+//! SIGKILL in each phase of a restore.
+
+use rekindle_e2e::faults::{Bench, Victim};
+use rekindle_e2e::random::repetitions;
+use rekindle_e2e::{Moment, Result};
+
+/// In the order of a restore, and whether the rings are open by then.
+const MOMENTS: [(Moment, bool); 9] = [
+    // Nothing is there.
+    (Moment::Before("Restore"), false),
+    // A worker loads.
+    (Moment::After("Restore"), false),
+    // CRIU is about to make processes.
+    (Moment::Script("pre-restore"), false),
+    // They are there, and stopped.
+    (Moment::Script("post-restore"), false),
+    (Moment::Before("Resume"), false),
+    // The worker is about to take the process's memory.
+    (Moment::During("Resume"), false),
+    // The ring is open.
+    (Moment::After("Resume"), true),
+    (Moment::Script("pre-resume"), true),
+    // The program runs.
+    (Moment::Script("post-resume"), true),
+];
+
+fn can_be_killed(victim: Victim, moment: Moment) -> bool {
+    match victim {
+        Victim::Daemon => true,
+        // Held by its scripts alone.
+        Victim::Criu => matches!(moment, Moment::Script(_) | Moment::During("Resume")),
+        // No worker is the restore's before.
+        Victim::Worker => moment != Moment::Before("Restore"),
+        // There are no processes before; and CRIU waits for ever when one dies at this step, whether it is ours or not.
+        Victim::Application => !matches!(
+            moment,
+            Moment::Before("Restore") | Moment::After("Restore") | Moment::Script("pre-restore" | "post-restore")
+        ),
+    }
+}
+
+/// One image bears it all.
+fn killed_in_each_phase(victim: Victim) -> Result {
+    let mut bench = Bench::start()?;
+    let image = bench.image()?;
+    for _ in 0..repetitions() {
+        for (moment, opens) in MOMENTS {
+            // The daemon ends what it was asked for, whether anybody waits for the answer or not.
+            let opens = opens || (victim, moment) == (Victim::Criu, Moment::During("Resume"));
+            if can_be_killed(victim, moment) {
+                bench.kill_in_restore(&image, moment, victim, opens)?;
+            }
+        }
+    }
+    let criu = bench.node.criu();
+    bench.node.start_restore(&criu, &image)?.wait()?.succeeds()?;
+    bench.adopt(&image);
+    bench.finish()
+}
+
+#[test]
+fn a_daemon_killed_in_any_phase_of_a_restore_leaves_nothing_of_it() -> Result {
+    killed_in_each_phase(Victim::Daemon)
+}
+
+#[test]
+fn a_worker_killed_in_any_phase_of_a_restore_leaves_nothing_of_it() -> Result {
+    killed_in_each_phase(Victim::Worker)
+}
+
+#[test]
+fn a_criu_killed_in_any_phase_of_a_restore_leaves_nothing_of_it() -> Result {
+    killed_in_each_phase(Victim::Criu)
+}
+
+#[test]
+fn a_program_killed_in_any_phase_of_its_restore_leaves_nothing_of_it() -> Result {
+    killed_in_each_phase(Victim::Application)
+}
