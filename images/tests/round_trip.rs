@@ -223,3 +223,48 @@ fn a_summary_does_not_command_the_terminal() {
     let text = Summary::of(&manifest).to_string();
     assert!(text.contains("?]0;owned?") && text.contains("a?b?[2J"), "{text}");
 }
+
+/// So many that an order by text, where 10 comes before 9, would show.
+#[test]
+fn twelve_clients_come_back_in_their_order_each_with_its_own_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = common::create(dir.path()).unwrap();
+    let mut manifest = common::manifest();
+    let content = |index: u32| vec![index as u8 + 1; 100 + index as usize];
+    for index in 0..12 {
+        let mut client = common::client(&writer, index, &[]).unwrap();
+        let data = DataWriter::new(writer.data_file(100 + index).unwrap(), 100 + index, writer.key()).unwrap();
+        client.blobs[0].pieces = data.append_all(&content(index)).unwrap();
+        client.blobs[0].size = content(index).len() as u64;
+        data.finish().unwrap();
+        manifest.clients.push(client);
+    }
+    writer.commit(manifest).unwrap();
+
+    let image = Image::open(dir.path()).unwrap();
+    let indices: Vec<u32> = image.manifest().clients.iter().map(|it| it.index).collect();
+    assert_eq!(indices, (0..12).collect::<Vec<_>>());
+    assert!(image.data_files().is_sorted());
+    let reader = image.data_reader().unwrap();
+    for client in &image.manifest().clients {
+        assert!(client.objects.is_sorted_by_key(|it| it.sequence));
+        let mut got = vec![0; content(client.index).len()];
+        reader.read_all(&client.blobs[0].pieces, &mut got, NonZeroUsize::MIN).unwrap();
+        assert_eq!(got, content(client.index));
+    }
+    assert!(image.verify(|_| ()).is_good());
+}
+
+#[test]
+fn content_past_4_gib_of_a_data_file_reads_back() {
+    // The file is sparse: what is before takes no room.
+    let file = tempfile::tempfile().unwrap();
+    let data = DataWriter::new(file.try_clone().unwrap(), 0, KEY).unwrap();
+    data.reserve(5 << 30).unwrap();
+    let piece = data.append(7 << 30, &content()[..280]).unwrap();
+    assert!(matches!(piece.storage, Storage::Stored(extent) if extent.offset >= 5 << 30));
+    data.finish().unwrap();
+    let mut got = vec![0; 280];
+    DataReader::new(KEY, [(0, file)]).read(&piece, &mut got).unwrap();
+    assert_eq!(got, content()[..280]);
+}

@@ -175,7 +175,7 @@ impl Consumer {
 
     /// Whether a command is published.
     pub fn ready(&self) -> bool {
-        self.shared.seq((self.head % UNITS as u64) as usize).load(Acquire) == self.head + 1
+        self.shared.seq((self.head % UNITS as u64) as usize).load(Acquire) == self.head.wrapping_add(1)
     }
 
     /// Whether a producer has taken a place that is not yet consumed, published or not.
@@ -205,7 +205,8 @@ impl Consumer {
             read(&self.shared, self.head, HEADER_BYTES, self.buffer.as_mut_ptr(), length);
             self.buffer.set_len(length);
         }
-        self.head += units_of(length);
+        // A position from an image may be any number.
+        self.head = self.head.wrapping_add(units_of(length));
         let shared_header = self.shared.header();
         shared_header.head.store(self.head, Release);
         fence(SeqCst);
