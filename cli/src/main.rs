@@ -13,6 +13,7 @@
 mod calls;
 mod check;
 mod daemon;
+mod doctor;
 mod failure;
 mod image;
 mod output;
@@ -40,6 +41,8 @@ enum Verb {
     Ps(ps::Options),
     /// Say whether a process and its children can be checkpointed now
     Check(check::Options),
+    /// Say whether everything that Rekindle needs is there, and what to do where it is not
+    Doctor(doctor::Options),
     /// Show what is in a checkpoint image
     Inspect {
         /// The image's directory: the one that `criu dump` was given
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
         Verb::Check(options) => check::check(&options),
+        Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),
     };

@@ -12,7 +12,7 @@ use crate::daemon;
 use crate::failure::Failure;
 
 /// The name by which programs look for the driver.
-const LIBRARY: &str = "libcuda.so.1";
+pub(crate) const LIBRARY: &str = "libcuda.so.1";
 /// Where it is, beside the directory of this program.
 const INSTALLED: &str = "../lib/rekindle";
 
@@ -49,7 +49,8 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     Err(anyhow!(error).context(format!("cannot run {}", program.display())).into())
 }
 
-fn beside_program() -> anyhow::Result<PathBuf> {
+/// The folder of Rekindle's libraries, as it is installed with this program.
+pub(crate) fn beside_program() -> anyhow::Result<PathBuf> {
     // Through links: /usr/local/bin/rekindle may lead into the built tree.
     let program = std::env::current_exe().and_then(|it| it.canonicalize());
     let program = program.context("cannot tell where this program is; use --lib")?;

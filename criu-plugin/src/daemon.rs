@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +13,11 @@ use thiserror::Error;
 
 /// How long a daemon may take to say that it is there. A stopped one must not hold up dumps of other processes.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a daemon may take for an answer before it is asked whether it is still there, and how long it may take for
+/// that: it may be busy, but a stopped one must not hold up CRIU, which may hold the tasks.
+const LOOK: Duration = Duration::from_secs(5);
+const PATIENCE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why the daemon did not answer as it should.
 #[derive(Debug, Error)]
@@ -49,6 +54,7 @@ pub enum DaemonError {
 /// each task that it makes, before it opens the task's own files.
 #[derive(Debug)]
 pub struct Daemon {
+    path: PathBuf,
     socket: UnixStream,
 }
 
@@ -75,11 +81,15 @@ pub fn connect(path: &Path) -> Result<UnixStream, DaemonError> {
 
 /// Asks whether a daemon that understands us is there, without waiting long.
 pub fn probe(path: &Path) -> Result<(), DaemonError> {
+    probe_within(path, PATIENCE)
+}
+
+fn probe_within(path: &Path, patience: Duration) -> Result<(), DaemonError> {
     let socket = connect(path)?;
     let silent = |source| DaemonError::Silent { path: path.into(), source };
     socket
-        .set_read_timeout(Some(PATIENCE))
-        .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+        .set_read_timeout(Some(patience))
+        .and_then(|()| socket.set_write_timeout(Some(patience)))
         .map_err(|error| silent(error.into()))?;
     open(&socket, &Request::Status, &[]).map_err(silent)?;
     match frame::receive(&socket).map_err(silent)?.body {
@@ -95,26 +105,43 @@ pub fn open(socket: &UnixStream, request: &Request, fds: &[RawFd]) -> Result<(),
 }
 
 impl Daemon {
-    /// Opens a session and waits for the first reply, however long it takes.
+    /// Opens a session and waits for the first reply, however long it takes, if only the daemon is there.
     pub fn session(path: &Path, request: &Request, image_dir: RawFd) -> Result<(Self, Reply), DaemonError> {
-        let daemon = Self { socket: connect(path)? };
+        let daemon = Self { path: path.into(), socket: connect(path)? };
+        // What is sent is short, and what comes comes at once: neither waits for a daemon that is well.
+        let limited = daemon.socket.set_write_timeout(Some(PATIENCE_WITHIN));
+        limited.and_then(|()| daemon.socket.set_read_timeout(Some(PATIENCE_WITHIN))).map_err(FrameError::from)?;
         open(&daemon.socket, request, &[image_dir])?;
         let reply = daemon.reply()?;
         Ok((daemon, reply))
     }
 
-    /// Asks and waits for the answer, however long it takes.
+    /// As [`Daemon::session`], for what follows.
     pub fn ask(&self, request: &Request) -> Result<Reply, DaemonError> {
         frame::send(&self.socket, request, &[], &[])?;
         self.reply()
     }
 
     fn reply(&self) -> Result<Reply, DaemonError> {
+        while !is_readable(&self.socket, LOOK) {
+            if let Err(error) = probe_within(&self.path, PATIENCE_WITHIN)
+                && !is_readable(&self.socket, Duration::ZERO)
+            {
+                return Err(error);
+            }
+        }
         match frame::receive(&self.socket)?.body {
             Reply::Failed { reason } => Err(DaemonError::Refused(reason)),
             reply => Ok(reply),
         }
     }
+}
+
+/// Whether there is something to read, be it the end, within this time.
+fn is_readable(socket: &UnixStream, time: Duration) -> bool {
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, a local. A signal ends the wait early, and the daemon is asked once more.
+    unsafe { libc::poll(&raw mut entry, 1, time.as_millis() as i32) > 0 }
 }
 
 /// The number by which the kernel tells a socket, the same for whoever holds it.

@@ -6,9 +6,13 @@
 //! socket_group = "gpu"        # not changed unless given
 //! cuda_driver = "libcuda.so.1"
 //! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time
+//! silence_timeout_ms = 30000  # a worker that is quiesced goes on when its daemon says nothing for this time
 //!
 //! [pool]
 //! spare = 1                   # workers kept ready, contexts made
+//! max = 64                    # clients at a time; more are refused. No limit unless given
+//! slow_start_ms = 15000       # a worker that takes longer to come up is said, and another is started in its place
+//! start_timeout_ms = 120000   # and killed after this time
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -26,6 +30,11 @@ const DEFAULT_DRIVER: &str = "libcuda.so.1";
 const DEFAULT_MODE: u32 = 0o660;
 /// CRIU's alarm rings after 10 s; the plugin holds it off, but other callers of CRIU's plugins may not.
 const DEFAULT_QUIESCE: Duration = Duration::from_millis(9000);
+/// Long enough that a daemon is never so busy; short enough that nobody gives up the job.
+const DEFAULT_SILENCE: Duration = Duration::from_secs(30);
+/// A machine with eight GPUs needs many seconds.
+const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
+const DEFAULT_START: Duration = Duration::from_secs(120);
 /// A path in a socket's address, with its final zero.
 const SOCKET_PATH_MAX: usize = 108;
 
@@ -59,7 +68,12 @@ pub(crate) struct Config {
     pub(crate) socket_group: Option<String>,
     pub(crate) cuda_driver: PathBuf,
     pub(crate) spare: usize,
+    /// The most clients at a time.
+    pub(crate) max: Option<usize>,
+    pub(crate) slow_start: Duration,
+    pub(crate) start_timeout: Duration,
     pub(crate) quiesce_timeout: Duration,
+    pub(crate) silence_timeout: Duration,
     pub(crate) worker_program: PathBuf,
 }
 
@@ -85,6 +99,7 @@ struct File {
     socket_group: Option<String>,
     cuda_driver: Option<PathBuf>,
     quiesce_timeout_ms: Option<u64>,
+    silence_timeout_ms: Option<u64>,
     #[serde(default)]
     pool: PoolTable,
 }
@@ -93,6 +108,9 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct PoolTable {
     spare: Option<usize>,
+    max: Option<usize>,
+    slow_start_ms: Option<u64>,
+    start_timeout_ms: Option<u64>,
 }
 
 impl Config {
@@ -129,7 +147,11 @@ impl Config {
             socket_group: file.socket_group,
             cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
+            max: file.pool.max,
+            slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
+            start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
             quiesce_timeout: file.quiesce_timeout_ms.map_or(DEFAULT_QUIESCE, Duration::from_millis),
+            silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
             worker_program: match options.worker_program {
                 Some(program) => program,
                 None => std::env::current_exe().map_err(ConfigError::Here)?,
@@ -178,7 +200,9 @@ mod tests {
         let config = parse("").unwrap();
         assert_eq!(config.socket, Path::new("/run/rekindle/rekindled.sock"));
         assert_eq!(config.cuda_driver, Path::new("libcuda.so.1"));
-        assert_eq!((config.socket_mode, config.spare), (0o660, 1));
+        assert_eq!((config.socket_mode, config.spare, config.max), (0o660, 1, None));
+        let seconds = [config.slow_start, config.start_timeout, config.silence_timeout].map(|it| it.as_secs());
+        assert_eq!(seconds, [15, 120, 30]);
     }
 
     #[test]

@@ -9,54 +9,12 @@ import datetime
 import json
 import os
 import platform
-import statistics
-import subprocess
 import tempfile
 import time
 
+from bench_common import Daemon, driver_version, native_folder, run, spread
+
 STARTS = 5
-
-
-def spread(values):
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-class Daemon:
-    """A daemon on a socket of its own, with spare workers ready."""
-
-    def __init__(self, stage, driver, folder):
-        self.socket = os.path.join(folder, "rekindled.sock")
-        self.log_path = os.path.join(folder, "daemon.log")
-        self.log = open(self.log_path, "w")
-        self.process = subprocess.Popen(
-            [f"{stage}/bin/rekindled", "--socket", self.socket, "--cuda-driver", driver],
-            stdout=self.log, stderr=self.log, env=dict(os.environ, REKINDLE_LOG="info"))
-        self.ready = 0
-
-    def wait_ready(self):
-        """Waits until a worker has become ready since the last call."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            ready = open(self.log_path).read().count("a worker is ready")
-            if ready > self.ready:
-                self.ready = ready
-                return
-            time.sleep(0.02)
-        raise SystemExit("bench: no worker became ready; the daemon says:\n" + open(self.log_path).read()[-2000:])
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-
-
-def run(command, library, socket=None):
-    env = dict(os.environ, LD_LIBRARY_PATH=library)
-    if socket:
-        env["REKINDLE_SOCKET"] = socket
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    if done.returncode != 0:
-        raise SystemExit(f"bench: {' '.join(command)} failed ({done.returncode}): {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def start_ms(command, library, socket=None):
@@ -83,9 +41,7 @@ def main():
         parser.add_argument(f"--{option}", required=True)
     o = parser.parse_args()
     real = "simgpu" not in o.driver
-    native = os.path.dirname(os.path.realpath(o.driver)) if real else f"{o.stage}/lib/rekindle/simgpu"
-    if real:
-        native = os.path.dirname(o.driver)
+    native = native_folder(o.stage, o.driver)
     ours = f"{o.stage}/lib/rekindle"
     apps = f"{o.stage}/share/rekindle/apps"
     micro = [f"{apps}/micro"]
@@ -115,18 +71,17 @@ def main():
                          "unit": "GB/s" if name[-1].isdigit() else "ns"}
     n, r = spread(starts["native"]), spread(starts["rekindle"])
     figures["process"] = {"native": n, "rekindle": r, "ratio": r["median"] / n["median"], "unit": "ms"}
-    driver_version = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                    capture_output=True, text=True).stdout.split("\n")[0] if real else "software GPU"
+    version = driver_version(real)
     document = {
         "benchmark": "micro", "date": datetime.date.today().isoformat(), "commit": o.commit, "version": o.version,
-        "device": device, "driver": driver_version, "kernel": platform.release(), "cores": os.cpu_count(),
+        "device": device, "driver": version, "kernel": platform.release(), "cores": os.cpu_count(),
         "rounds": int(o.rounds), "worker_spin_us": 200, "worker_wait_spin_us": 20000, "caller_spin_us": 2000,
         "figures": figures,
     }
     with open(o.out, "w") as out:
         json.dump(document, out, indent=1)
         out.write("\n")
-    print(f"{device}, driver {driver_version}, {o.rounds} rounds")
+    print(f"{device}, driver {version}, {o.rounds} rounds")
     print(f"{'':28} {'native':>28} {'rekindle':>28}   ratio")
     for name, f in figures.items():
         row = [f"{s['median']:.4g} ({s['low']:.4g}..{s['high']:.4g})" for s in (f["native"], f["rekindle"])]

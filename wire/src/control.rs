@@ -34,10 +34,15 @@
 //! ```text
 //!   spare        Ready (unasked)
 //!   attach       Adopt   -> Done | Failed     it has answered the client itself, either way
-//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together     Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
+//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
+//!                Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
+//!                Alive again and again, Hold -> Done | Failed
 //!                Open    -> Done
 //!   restore      Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
+//!
+//! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
+//! the daemon may be stopped, or hang. `Hold` tells the daemon, should it go on, so that no image is made of it.
 //!
 //! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
 //! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it.
@@ -260,9 +265,32 @@ pub struct StatusInfo {
     pub spare: u32,
     /// Workers in use.
     pub used: u32,
+    /// The most clients that there may be at a time, if there is a limit.
+    #[serde(default)]
+    pub max: Option<u32>,
+    /// Why no worker comes up, if that is so.
+    #[serde(default)]
+    pub problem: Option<String>,
+    /// What workers have found the driver to be: `cuDriverGetVersion`. None before the first is ready.
+    #[serde(default)]
+    pub driver_version: Option<i32>,
+    /// And the GPUs.
+    #[serde(default)]
+    pub gpus: Vec<GpuInfo>,
 }
 
-/// What the daemon asks of a worker, one at a time, each but `Cancel` answered by a [`WorkerReply`].
+/// One GPU, for `rekindle doctor`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// As the driver names it.
+    pub name: String,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Where it is.
+    pub pci_bus_id: String,
+}
+
+/// What the daemon asks of a worker, one at a time, each but `Cancel` and `Alive` answered by a [`WorkerReply`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum WorkerRequest {
     /// Serve this client. Comes with its connection, ring and staging; the worker sends it the [`crate::attach::Answer`].
@@ -296,8 +324,8 @@ pub enum WorkerRequest {
         /// Which, by its content's hash as lowercase hex.
         hash: String,
     },
-    /// Give up the `Save` that is going on; it then fails. The only request that comes before the answer to another,
-    /// and the only one without an answer of its own; a worker that is not saving (any more) takes no notice.
+    /// Give up the `Save` that is going on; it then fails. With `Alive` the only request that comes before the answer
+    /// to another and has none of its own; a worker that is not saving (any more) takes no notice.
     Cancel,
     /// Code files for the `Load` that follows, where it has more than one message can carry. They come with this, in
     /// order. Any number of times.
@@ -328,6 +356,11 @@ pub enum WorkerRequest {
     Describe,
     /// What the client has asked for.
     Calls,
+    /// Whether the client has been at rest ever since it was quiesced. `Failed` if it has gone on by itself, since the
+    /// daemon was silent.
+    Hold,
+    /// The daemon is there. Comes as long as a ring is to stay closed, at any time; not answered.
+    Alive,
     /// Whether the client could be saved now.
     Check,
 }

@@ -168,6 +168,10 @@ impl Daemon {
                 cuda_driver: String::new(),
                 spare: 0,
                 used: 0,
+                max: None,
+                problem: None,
+                driver_version: None,
+                gpus: Vec::new(),
             }),
         };
         frame::send(socket, &reply, &[], &[]).unwrap();

@@ -41,6 +41,8 @@ pub(crate) enum AttachError {
     Memory(#[from] MemfdError),
     #[error("{0:?} is no setting that a process may make")]
     Setting(String),
+    #[error("{0} processes use the GPUs already, and the daemon's configuration allows no more (pool.max)")]
+    Full(usize),
     #[error(transparent)]
     Pool(#[from] PoolError),
     #[error("its worker could not serve it: {0}")]
@@ -92,6 +94,11 @@ fn hand_over(
     let [ring, staging] = memfd::check_pair(fds)?;
     check_settings(&attach)?;
     pending.asks(&attach);
+    if let Some(max) = daemon.config.max
+        && !pending.sit(max)
+    {
+        return Err(AttachError::Full(max));
+    }
     let worker = daemon.pool.take(&attach.settings)?;
     // From here on the worker is this client's: whatever goes wrong, it is not used for another.
     let client = Client::new(process, attach.clone(), Arc::clone(&worker), ClientState::Running);

@@ -88,6 +88,8 @@ pub(crate) struct Pending {
     pub(crate) process: Process,
     /// None as long as it has said nothing.
     pub(crate) attach: Option<Attach>,
+    /// It counts as a client, of which there may be so many.
+    pub(crate) seated: bool,
 }
 
 /// All of them.
@@ -143,8 +145,7 @@ impl Registry {
     pub(crate) fn connected(self: &Arc<Self>, process: Process) -> PendingGuard {
         let mut inner = lock(&self.inner);
         let number = inner.number();
-        let attach = None;
-        inner.pending.insert(number, Pending { process, attach });
+        inner.pending.insert(number, Pending { process, attach: None, seated: false });
         PendingGuard { registry: Arc::clone(self), number }
     }
 
@@ -203,6 +204,19 @@ impl PendingGuard {
     pub(crate) fn asks(&self, attach: &Attach) {
         if let Some(pending) = lock(&self.registry.inner).pending.get_mut(&self.number) {
             pending.attach = Some(attach.clone());
+        }
+    }
+
+    /// Keeps a place for it among the clients, of which there may be `max`; `false` if there is none.
+    pub(crate) fn sit(&self, max: usize) -> bool {
+        let mut inner = lock(&self.registry.inner);
+        let taken = inner.clients.len() + inner.pending.values().filter(|it| it.seated).count();
+        match inner.pending.get_mut(&self.number) {
+            Some(pending) if taken < max => {
+                pending.seated = true;
+                true
+            }
+            _ => false,
         }
     }
 

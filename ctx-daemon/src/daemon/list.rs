@@ -2,8 +2,9 @@
 
 use rekindle_cuda_abi::table;
 use rekindle_wire::WIRE_VERSION;
+use rekindle_wire::attach::Device;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{CallInfo, ClientInfo, Reply, StatusInfo};
+use rekindle_wire::control::{CallInfo, ClientInfo, GpuInfo, Reply, StatusInfo};
 
 use super::clients::Client;
 use super::lost::Lost;
@@ -90,11 +91,17 @@ fn info(pid: i32, client: &Client) -> ClientInfo {
 /// The daemon.
 pub(crate) fn status(daemon: &Daemon) -> Reply {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let (problem, seen) = daemon.pool.health();
+    let gpu = |it: &Device| GpuInfo { name: it.name.clone(), memory: it.memory, pci_bus_id: it.pci_bus_id.clone() };
     Reply::Status(StatusInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         wire: WIRE_VERSION,
         cuda_driver: daemon.config.cuda_driver.display().to_string(),
         spare: count(daemon.pool.spare()),
         used: count(daemon.registry.used()),
+        max: daemon.config.max.map(count),
+        problem,
+        driver_version: seen.as_ref().map(|it| it.driver_version),
+        gpus: seen.iter().flat_map(|it| &it.devices).map(gpu).collect(),
     })
 }

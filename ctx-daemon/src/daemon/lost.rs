@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 
-use super::clients::{Client, Registry};
+use super::clients::Client;
 use super::process::{self, Process};
 use super::{lock, mappings};
 
@@ -54,14 +54,12 @@ impl LostWorkers {
         known
     }
 
-    /// Why a process of this tree has no worker although it had one; the first that is found.
-    pub(crate) fn in_tree(&self, registry: &Registry, tree: &[i32]) -> Option<(i32, String)> {
-        let clients = registry.clients_among(tree);
-        let pending = registry.pending_among(tree);
-        let served =
-            |pid: i32| clients.iter().any(|it| it.process.pid == pid) || pending.iter().any(|it| it.process.pid == pid);
-        let pid = *tree.iter().find(|pid| !served(**pid) && mappings::has_ring(**pid))?;
-        Some((pid, self.why(pid)))
+    /// Why a process of this tree has no worker although it had one; the first that is found. Of processes that this
+    /// daemon has never known it speaks only where there is nothing else of ours: they may be another daemon's.
+    pub(crate) fn in_tree(&self, tree: &[i32], ours: bool) -> Option<String> {
+        let known = self.all().into_iter().map(|it| it.process.pid).find(|pid| tree.contains(pid));
+        let unknown = || tree.iter().copied().find(|pid| !ours && mappings::has_ring(*pid));
+        known.or_else(unknown).map(|pid| self.why(pid))
     }
 
     /// Says of a process with a ring that it has no worker.

@@ -8,12 +8,16 @@
 //!            each time
 //! ```
 //!
+//! A worker whose start takes long counts no longer as starting: another is started in its place. It may become ready
+//! yet, and is killed when its time is up. Only a few may be so slow: if the driver hangs, more do not help.
+//!
 //! One thread keeps the pool filled and starts workers in threads of their own, more when someone waits.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use rekindle_wire::attach::Attached;
 use thiserror::Error;
 use tracing::{error, info};
 
@@ -21,8 +25,8 @@ use super::spawn::{Settings, SpawnError, Spawner};
 use super::worker::Worker;
 use super::{lock, thread, wait, wait_timeout};
 
-/// How long whoever needs a worker waits for one.
-pub(crate) const TAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Whoever needs a worker waits longer than its start may take, so as to hear what is wrong with that.
+const TAKE_SLACK: Duration = Duration::from_secs(10);
 /// The wait after a failure, which doubles with each.
 const BACK_OFF: Duration = Duration::from_millis(500);
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
@@ -30,6 +34,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(30);
 const BACK_OFF_WANTED: Duration = Duration::from_secs(1);
 /// More at a time are not quicker: the driver does most of it under one lock.
 const STARTING_MAX: usize = 8;
+/// Slow ones that are replaced.
+const SLOW_MAX: usize = 4;
 
 /// Why there is no worker to be had.
 #[derive(Clone, Debug, Error)]
@@ -37,9 +43,9 @@ pub(crate) enum PoolError {
     #[error("no worker: {0}")]
     Failed(String),
     #[error(
-        "no worker within {} s: the GPUs are busy or the daemon is overloaded; see its log", TAKE_TIMEOUT.as_secs()
+        "no worker within {} s: the GPUs are busy or the daemon is overloaded; see its log", .0.as_secs()
     )]
-    Timeout,
+    Timeout(Duration),
     #[error("the daemon is stopping")]
     Closed,
 }
@@ -56,6 +62,10 @@ pub(crate) struct Pool {
 struct State {
     ready: Vec<Arc<Worker>>,
     starting: usize,
+    /// Starts that take long, and were replaced.
+    slow: usize,
+    /// What the last worker that came up has said.
+    seen: Option<Attached>,
     wanted: usize,
     /// Counts attempts, so that who waits can tell whether a failure is of one that began after it asked.
     begun: u64,
@@ -101,6 +111,13 @@ impl Pool {
         thread("pool", move || pool.fill()).map(drop)
     }
 
+    /// Why no worker comes up, and what the last one that did has said.
+    pub(crate) fn health(&self) -> (Option<String>, Option<Attached>) {
+        let state = lock(&self.state);
+        let slow = || (state.slow > 0).then(|| format!("{} workers take long to start", state.slow));
+        (state.failure.as_ref().map(|it| it.reason.clone()).or_else(slow), state.seen.clone())
+    }
+
     /// How many are ready.
     pub(crate) fn spare(&self) -> usize {
         lock(&self.state).ready.len()
@@ -110,10 +127,11 @@ impl Pool {
     /// the usual a worker is started on demand.
     pub(crate) fn take(&self, settings: &Settings) -> Result<Arc<Worker>, PoolError> {
         if !settings.is_empty() {
-            let spawned = self.spawner.spawn(settings);
+            let spawned = self.spawner.spawn(settings, || ());
             return spawned.map_err(|error| PoolError::Failed(error.to_string()));
         }
-        let deadline = Instant::now() + TAKE_TIMEOUT;
+        let patience = self.spawner.timeout() + TAKE_SLACK;
+        let deadline = Instant::now() + patience;
         let mut state = lock(&self.state);
         let asked = state.begun;
         state.wanted += 1;
@@ -136,7 +154,7 @@ impl Pool {
                 break Err(PoolError::Failed(failure.reason.clone()));
             }
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                break Err(PoolError::Timeout);
+                break Err(PoolError::Timeout(patience));
             };
             state = wait_timeout(&self.changed, state, left);
         };
@@ -177,20 +195,33 @@ impl Pool {
             let pool = Arc::clone(self);
             drop(state);
             let started = thread("pool-start", move || {
-                let result = pool.spawner.spawn(&Vec::new());
-                pool.started(attempt, result.map_err(Box::new));
+                let mut replaced = false;
+                let result = pool.spawner.spawn(&Vec::new(), || replaced = pool.replace_slow());
+                pool.started(attempt, replaced, result.map_err(Box::new));
             });
             if let Err(source) = started {
                 let program = "a thread".into();
-                self.started(attempt, Err(Box::new(SpawnError::Start { program, source })));
+                self.started(attempt, false, Err(Box::new(SpawnError::Start { program, source })));
             }
             state = lock(&self.state);
         }
     }
 
-    fn started(self: &Arc<Self>, attempt: u64, result: Result<Arc<Worker>, Box<SpawnError>>) {
+    /// A start takes long. Whether another takes its place.
+    fn replace_slow(&self) -> bool {
         let mut state = lock(&self.state);
+        if state.slow >= SLOW_MAX {
+            return false;
+        }
+        state.slow += 1;
         state.starting -= 1;
+        self.changed.notify_all();
+        true
+    }
+
+    fn started(self: &Arc<Self>, attempt: u64, replaced: bool, result: Result<Arc<Worker>, Box<SpawnError>>) {
+        let mut state = lock(&self.state);
+        *(if replaced { &mut state.slow } else { &mut state.starting }) -= 1;
         match result {
             Ok(worker) if state.closed => worker.kill(),
             Ok(worker) => {
@@ -198,6 +229,7 @@ impl Pool {
                     info!("workers come up again");
                 }
                 state.failures = 0;
+                state.seen = Some(worker.attached().clone());
                 state.ready.push(Arc::clone(&worker));
                 drop(state);
                 let pool = Arc::downgrade(self);

@@ -5,7 +5,7 @@
 //! and of all the daemon's descriptors the channel only.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -13,18 +13,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_wire::attach::SETTINGS;
+use rekindle_wire::attach::{Attached, SETTINGS};
 use rekindle_wire::control::WorkerReply;
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
+use super::sys;
 use super::worker::Worker;
 use crate::config::Config;
 use crate::rejoin::SOCKET_VARIABLE;
 
-/// How long a worker may take to make its contexts: a machine with eight GPUs needs many seconds.
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Tells a worker after how many milliseconds without a word from its daemon it goes on by itself.
+pub(crate) const SILENCE_VARIABLE: &str = "REKINDLE_SILENCE_MS";
 
 /// Environment variables that contexts depend on, by name.
 pub(crate) type Settings = Vec<(String, String)>;
@@ -41,6 +42,11 @@ pub(crate) enum SpawnError {
         .driver.display()
     )]
     Ended { status: String, driver: PathBuf },
+    #[error(
+        "a worker was not ready after {} ms and was killed: does {} hang? See whether nvidia-smi answers", .after.as_millis(),
+        .driver.display()
+    )]
+    Hangs { after: Duration, driver: PathBuf },
     #[error("a worker spoke in a way that this version does not understand: {0}")]
     Protocol(FrameError),
 }
@@ -51,6 +57,9 @@ pub(crate) struct Spawner {
     program: PathBuf,
     cuda_driver: PathBuf,
     socket: PathBuf,
+    slow: Duration,
+    timeout: Duration,
+    silence: Duration,
 }
 
 impl Spawner {
@@ -60,18 +69,26 @@ impl Spawner {
             program: config.worker_program.clone(),
             cuda_driver: config.cuda_driver.clone(),
             socket: config.socket.clone(),
+            slow: config.slow_start,
+            timeout: config.start_timeout,
+            silence: config.silence_timeout,
         }
     }
 
-    /// Starts one and waits until it is ready.
-    pub(crate) fn spawn(&self, settings: &Settings) -> Result<Arc<Worker>, SpawnError> {
+    /// How long one may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Starts one and waits until it is ready. `slow` is called if that takes long; it may still become ready.
+    pub(crate) fn spawn(&self, settings: &Settings, slow: impl FnOnce()) -> Result<Arc<Worker>, SpawnError> {
         let started = std::time::Instant::now();
         let failed = |source| SpawnError::Start { program: self.program.clone(), source };
         let (channel, theirs) = UnixStream::pair().map_err(failed)?;
         let mut child = self.command(&theirs, settings).spawn().map_err(failed)?;
         drop(OwnedFd::from(theirs));
         let pid = child.id() as i32;
-        match ready(&channel) {
+        match self.ready(pid, &channel, slow) {
             Ok(attached) => {
                 let devices = attached.devices.len();
                 let worker = Worker::new(pid, Some(child), attached, channel).map_err(failed)?;
@@ -83,10 +100,42 @@ impl Spawner {
                 let status = end(&mut child);
                 Err(match error {
                     NotReady::Says(reason) => SpawnError::Failed(reason),
+                    NotReady::Slow => SpawnError::Hangs { after: self.timeout, driver: self.cuda_driver.clone() },
                     NotReady::Closed => SpawnError::Ended { status, driver: self.cuda_driver.clone() },
                     NotReady::Frame(error) => SpawnError::Protocol(error),
                 })
             }
+        }
+    }
+
+    /// Waits for its first word.
+    fn ready(&self, pid: i32, channel: &UnixStream, slow: impl FnOnce()) -> Result<Attached, NotReady> {
+        let speaks_within = |time| {
+            let readable = sys::wait_readable([channel.as_fd()], Some(time));
+            readable.map(|[it]| it).map_err(|error| NotReady::Frame(error.into()))
+        };
+        if !speaks_within(self.slow.min(self.timeout))? {
+            let ms = self.slow.as_millis() as u64;
+            warn!(worker = pid, "a worker is not ready after {ms} ms: the driver may hang");
+            slow();
+            if !speaks_within(self.timeout.saturating_sub(self.slow))? {
+                return Err(NotReady::Slow);
+            }
+        }
+        // What has begun to speak says all of it at once, or is no worker.
+        let frame = |error| match error {
+            FrameError::Closed => NotReady::Closed,
+            FrameError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset => NotReady::Closed,
+            error => NotReady::Frame(error),
+        };
+        let limited = |time| channel.set_read_timeout(time).map_err(|error| NotReady::Frame(error.into()));
+        limited(Some(self.timeout))?;
+        let message = frame::receive::<WorkerReply>(channel).map_err(frame)?;
+        limited(None)?;
+        match message.body {
+            WorkerReply::Ready { attached } => Ok(attached),
+            WorkerReply::Failed { reason } => Err(NotReady::Says(reason)),
+            _ => Err(NotReady::Says("it is not of this version of Rekindle".to_owned())),
         }
     }
 
@@ -100,6 +149,7 @@ impl Spawner {
             .arg("--cuda-driver")
             .arg(&self.cuda_driver)
             .env(SOCKET_VARIABLE, &self.socket)
+            .env(SILENCE_VARIABLE, self.silence.as_millis().to_string())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
@@ -131,28 +181,9 @@ fn become_worker(channel: RawFd) -> io::Result<()> {
 
 enum NotReady {
     Says(String),
+    Slow,
     Closed,
     Frame(FrameError),
-}
-
-fn ready(channel: &UnixStream) -> Result<rekindle_wire::attach::Attached, NotReady> {
-    let frame = |error| match error {
-        FrameError::Closed => NotReady::Closed,
-        FrameError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset => NotReady::Closed,
-        FrameError::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            NotReady::Says(format!("not ready after {} s", READY_TIMEOUT.as_secs()))
-        }
-        error => NotReady::Frame(error),
-    };
-    let timeout = |time| channel.set_read_timeout(time).map_err(|e| frame(e.into()));
-    timeout(Some(READY_TIMEOUT))?;
-    let message = frame::receive::<WorkerReply>(channel).map_err(frame)?;
-    timeout(None)?;
-    match message.body {
-        WorkerReply::Ready { attached } => Ok(attached),
-        WorkerReply::Failed { reason } => Err(NotReady::Says(reason)),
-        _ => Err(NotReady::Says("it is not of this version of Rekindle".to_owned())),
-    }
 }
 
 /// Ends a worker that is of no use, and reaps it.
@@ -179,8 +210,27 @@ mod tests {
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&program, mode).unwrap();
-        let spawner = Spawner { program, cuda_driver: "libcuda.so.1".into(), socket: "/nowhere".into() };
-        spawner.spawn(&Vec::new())
+        let (slow, timeout) = (Duration::from_millis(50), Duration::from_millis(100));
+        let spawner = Spawner {
+            program,
+            cuda_driver: "libcuda.so.1".into(),
+            socket: "/nowhere".into(),
+            slow: if script.starts_with("sleep") { slow } else { Duration::from_secs(60) },
+            timeout: if script.starts_with("sleep") { timeout } else { Duration::from_secs(120) },
+            silence: Duration::from_secs(30),
+        };
+        spawner.spawn(&Vec::new(), || SLOW.set(SLOW.get() + 1))
+    }
+
+    thread_local! {
+        static SLOW: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_said_to_be_slow_and_then_killed() {
+        let error = spawn("sleep 600").unwrap_err().to_string();
+        assert!(error.contains("was killed: does libcuda.so.1 hang?"), "{error}");
+        assert_eq!(SLOW.get(), 1);
     }
 
     #[test]

@@ -217,6 +217,13 @@ impl Worker {
         }
     }
 
+    /// The daemon is there.
+    pub(crate) fn say_alive(&self) {
+        if let Err(error) = self.send(&WorkerRequest::Alive, &[], &[]) {
+            debug!(worker = self.pid, %error, "cannot say that the daemon is there");
+        }
+    }
+
     /// How it fares; what it said last if it has no time to say so now.
     pub(crate) fn describe(&self) -> Description {
         if self.is_idle_soon()
@@ -388,6 +395,8 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Pinned { .. } => "Pinned",
         WorkerRequest::Connect { .. } => "Connect",
         WorkerRequest::Describe => "Describe",
+        WorkerRequest::Hold => "Hold",
+        WorkerRequest::Alive => "Alive",
         WorkerRequest::Calls => "Calls",
         WorkerRequest::Check => "Check",
     }

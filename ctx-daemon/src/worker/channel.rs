@@ -1,5 +1,5 @@
 //! The worker's two sockets: the channel to the daemon, and the connection to the client. Each has a thread that reads
-//! it, so that the executor never waits for either.
+//! it, and the channel one that writes, so that the executor never waits for either: a daemon may be stopped.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +16,7 @@ use rekindle_wire::ring;
 use tracing::{info, warn};
 
 use super::pinned::Arrived;
+use super::silence::{self, Silence};
 
 /// What comes from the daemon, or about it.
 pub(super) enum Event {
@@ -25,10 +26,21 @@ pub(super) enum Event {
     DaemonGone,
 }
 
+/// A reply, and the daemon that it is for.
+struct Answer {
+    socket: UnixStream,
+    reply: WorkerReply,
+    blob: Vec<u8>,
+}
+
 /// What the threads share with the executor.
 pub(super) struct Channel {
     /// Where replies go; replaced when another daemon takes over.
     socket: Mutex<UnixStream>,
+    /// Their way to the thread that writes them.
+    answers: Sender<Answer>,
+    /// How long the daemon has said nothing.
+    pub(super) silence: Silence,
     /// Set when a save is to be cut short.
     pub(super) cancel: AtomicBool,
     /// Something has come for the executor to look at.
@@ -45,9 +57,12 @@ pub(super) struct Channel {
 pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiver<Event>)> {
     let (events, receiver) = channel();
     let (connections, coming) = channel();
+    let (answers, replies) = channel();
     let reading = socket.try_clone()?;
     let channel = Arc::new(Channel {
         socket: Mutex::new(socket),
+        answers,
+        silence: Silence::new(),
         cancel: AtomicBool::new(false),
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
@@ -60,6 +75,7 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
             read_connection(&connection, &arrived);
         }
     })?;
+    std::thread::Builder::new().name("answers".into()).spawn(move || write_answers(&replies))?;
     let shared = channel.clone();
     std::thread::Builder::new().name("channel".into()).spawn(move || shared.read(reading, &events))?;
     Ok((channel, receiver))
@@ -68,8 +84,17 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
 impl Channel {
     fn read(&self, mut socket: UnixStream, events: &Sender<Event>) {
         loop {
-            match frame::receive::<WorkerRequest>(&socket) {
+            if !self.silence.wait_readable(&socket) {
+                // The executor sees it too, once it is through with what it was saving.
+                self.cancel.store(true, Ordering::Release);
+                std::thread::sleep(silence::LOOK);
+                continue;
+            }
+            let received = frame::receive::<WorkerRequest>(&socket);
+            self.silence.heard();
+            match received {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.store(true, Ordering::Release),
+                Ok(Message { body: WorkerRequest::Alive, .. }) => {}
                 Ok(message) => {
                     // Here and not when the executor comes to it: a `Cancel` may follow at once.
                     if matches!(message.body, WorkerRequest::Save { .. }) {
@@ -131,11 +156,11 @@ impl Channel {
     }
 
     /// Answers a request.
-    pub(super) fn answer(&self, reply: &WorkerReply, blob: &[u8]) {
-        if let Ok(socket) = self.socket.lock()
-            && let Err(error) = frame::send(&socket, reply, blob, &[])
-        {
-            warn!("the daemon did not take an answer: {error}");
+    pub(super) fn answer(&self, reply: WorkerReply, blob: Vec<u8>) {
+        let socket = self.socket.lock().ok().and_then(|it| it.try_clone().ok());
+        let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob }));
+        if !matches!(sent, Some(Ok(()))) {
+            warn!("an answer to the daemon is lost");
         }
     }
 
@@ -152,6 +177,15 @@ impl Channel {
             *client = Some((attach, attached, copy.into()));
         }
         self.connections.send((connection, arrived)).map_err(std::io::Error::other)
+    }
+}
+
+/// Writes answers, each to the daemon that has asked.
+fn write_answers(answers: &Receiver<Answer>) {
+    for Answer { socket, reply, blob } in answers {
+        if let Err(error) = frame::send(&socket, &reply, &blob, &[]) {
+            warn!("the daemon did not take an answer: {error}");
+        }
     }
 }
 

@@ -32,6 +32,7 @@ mod pinned;
 mod rest;
 mod save;
 mod serve;
+mod silence;
 mod start;
 mod uses;
 mod waiting;

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Client, HashKey};
@@ -14,12 +14,13 @@ use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::channel::{self, Channel, Event};
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
 use super::rest::{Closing, Rest};
+use super::silence;
 
 /// Commands taken before anything else is looked at.
 const BATCH: usize = 64;
@@ -75,7 +76,7 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    channel.answer(&WorkerReply::Ready { attached: executor.attached.clone() }, &[]);
+    channel.answer(WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
     let few_cores = std::thread::available_parallelism().map_or(1, |c| c.get()) < CORES_TO_SPIN;
     let mut server = Server {
         executor,
@@ -96,6 +97,18 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
 impl Server {
     fn run(&mut self, events: &Receiver<Event>) {
         loop {
+            if matches!(self.state, State::Closing | State::Quiesced) {
+                match events.recv_timeout(silence::LOOK) {
+                    Ok(event) => self.handle(event),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) if self.channel.silence.is_too_long() => {
+                        warn!("the daemon is silent: opening the ring without it");
+                        self.open();
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                continue;
+            }
             if self.state != State::Open {
                 let Ok(event) = events.recv() else { return };
                 self.handle(event);
@@ -179,7 +192,7 @@ impl Server {
             Ok(done) => done,
             Err(reason) => (WorkerReply::Failed { reason }, Vec::new()),
         };
-        self.channel.answer(&reply, &blob);
+        self.channel.answer(reply, blob);
     }
 
     fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), String> {
@@ -198,6 +211,10 @@ impl Server {
                 self.open();
             }
             (WorkerRequest::Open, State::Open) => {}
+            (WorkerRequest::Hold, State::Quiesced) => {}
+            (WorkerRequest::Hold, _) => {
+                return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
+            }
             (WorkerRequest::Save { hash_key, file }, State::Quiesced) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 return self.save(HashKey::new(hash_key), file, data);
@@ -293,6 +310,7 @@ impl Server {
             self.closing = Closing::new();
             self.executor.held.close(0);
             self.state = State::Closing;
+            self.channel.silence.listen(true);
         }
         let rest = self.executor.drain(timeout).inspect_err(|_| self.open())?;
         self.closing.look(self.executor.waiting.busy(0));
@@ -340,8 +358,9 @@ impl Server {
     }
 
     fn open(&mut self) {
-        self.state = State::Open;
+        self.channel.silence.listen(false);
         self.executor.held.open();
+        self.state = State::Open;
     }
 
     fn save(&mut self, key: HashKey, number: u32, data: OwnedFd) -> Result<(WorkerReply, Vec<u8>), String> {

@@ -351,3 +351,21 @@ fn a_daemon_that_stops_gives_dumps_up() {
     daemon.start_again();
     daemon.wait_for_state(&client, Some("running"));
 }
+
+#[test]
+fn what_has_gone_on_while_the_daemon_was_silent_is_not_in_an_image() {
+    for leave_running in [true, false] {
+        let daemon = Daemon::start();
+        let dir = TempDir::new().unwrap();
+        let mut client = Client::attached(&daemon, "went-on");
+        let session = begin(&daemon, dir.path(), client.pid, leave_running, &[client.pid]);
+        let pid = client.pid;
+        assert!(ours(&session.ask(&Request::Frozen { pid })));
+        let cookie = client.cookie();
+        assert!(ours(&session.ask(&Request::Socket { id: 5, cookie })));
+        let why = reason(session.ask(&Request::Finish));
+        assert!(why.contains("it has gone on by itself"), "{why}");
+        eventually("the image is removed", || is_empty(dir.path()).then_some(()));
+        daemon.wait_for_state(&client, Some("running"));
+    }
+}

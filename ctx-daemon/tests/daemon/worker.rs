@@ -46,6 +46,14 @@ pub(crate) fn main(channel: RawFd) -> ! {
         frame::send(&channel, &WorkerReply::Failed { reason }, &[], &[]).unwrap();
         std::process::exit(1);
     }
+    // One of them hangs.
+    if std::fs::remove_file(dir.join("hang-once")).is_ok() || dir.join("hang").exists() {
+        let own = std::process::id().to_string();
+        std::fs::write(dir.join("hanging"), own).unwrap();
+        // Until the test is over.
+        let _ = frame::receive::<WorkerRequest>(&channel);
+        std::process::exit(0);
+    }
     let worker = Worker {
         attached: attached(&dir),
         channel,
@@ -195,6 +203,9 @@ impl Worker {
                 pinned_memory: 8,
                 commands: 42,
             }),
+            WorkerRequest::Hold if self.is("went-on") => self.failed("it has gone on by itself"),
+            WorkerRequest::Hold => self.reply(&WorkerReply::Done),
+            WorkerRequest::Alive => {}
             WorkerRequest::Calls => self.reply(&WorkerReply::Calls {
                 // A function that there is, and one that there is not.
                 counts: vec![

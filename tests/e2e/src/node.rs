@@ -33,6 +33,8 @@ pub struct Node {
     dir: TempDir,
     socket: PathBuf,
     gpu: Vec<(String, String)>,
+    /// The daemon's configuration, but for what is said by options.
+    configuration: String,
     daemon: Option<Daemon>,
     count: Cell<u32>,
     finished: bool,
@@ -60,11 +62,28 @@ impl Node {
         Ok(node)
     }
 
+    /// With a configuration of the daemon, which its next daemons have too, and variables of the software GPU.
+    pub fn configured(configuration: &str, gpu: &[(&str, &str)]) -> Result<Self> {
+        let mut node = Self::without_daemon()?;
+        node.configuration = configuration.to_owned();
+        node.start_daemon(gpu)?;
+        Ok(node)
+    }
+
     /// Whose daemon is yet to be started.
     pub fn without_daemon() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
         let socket = dir.path().join("rekindled.sock");
-        Ok(Self { dir, socket, gpu: Vec::new(), daemon: None, count: Cell::new(0), finished: false, turn: None })
+        Ok(Self {
+            dir,
+            socket,
+            gpu: Vec::new(),
+            configuration: String::new(),
+            daemon: None,
+            count: Cell::new(0),
+            finished: false,
+            turn: None,
+        })
     }
 
     /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. Waits for its turn.
@@ -93,11 +112,16 @@ impl Node {
         process::adopt_orphans();
         self.gpu = gpu.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
+        // Not the machine's own.
+        let configuration = self.path("rekindled.toml");
+        fs::write(&configuration, &self.configuration)?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
         let process = command
             .arg("--socket")
             .arg(&self.socket)
+            .arg("--config")
+            .arg(configuration)
             .arg("--cuda-driver")
             .arg(stage::software_gpu()?.join("libcuda.so.1"))
             .arg("--spare")

@@ -87,3 +87,35 @@ fn a_program_that_has_lost_its_worker_is_named_and_not_dumped() -> Result {
     until("it is forgotten", || Ok(node.clients()?.is_empty().then_some(())))?;
     node.finish()
 }
+
+/// What `rekindle doctor` says of one subject: its verdict, and the whole.
+fn doctor(node: &Node, subject: &str) -> Result<(String, Value)> {
+    let output = node.rekindle(&["doctor", "--json"].map(OsStr::new))?;
+    let findings: Value = serde_json::from_slice(&output.stdout)?;
+    let found = findings.as_array().into_iter().flatten().find(|it| it["subject"] == subject);
+    let verdict = found.and_then(|it| it["verdict"].as_str()).unwrap_or("none").to_owned();
+    Ok((verdict, findings))
+}
+
+#[test]
+fn doctor_finds_what_is_there_and_says_what_is_not() -> Result {
+    let mut node = Node::start()?;
+    // The driver is the software one, and no worker of it is missing.
+    for (subject, expected) in
+        [("kernel", "ok"), ("daemon", "ok"), ("driver", "note"), ("GPU", "ok"), ("plugin", "ok"), ("interposer", "ok")]
+    {
+        let (verdict, findings) = doctor(&node, subject)?;
+        assert!(verdict == expected || (subject, &*verdict) == ("kernel", "note"), "{subject}: {findings:#}");
+    }
+    let daemon = node.daemon_pid()?;
+    process::signal(daemon, libc::SIGSTOP)?;
+    let (verdict, findings) = doctor(&node, "daemon")?;
+    process::signal(daemon, libc::SIGCONT)?;
+    assert_eq!(verdict, "bad", "{findings:#}");
+    assert!(findings.to_string().contains(&format!("kill -CONT {daemon}")), "{findings:#}");
+    assert!(node.stop_daemon()?.success());
+    let (verdict, findings) = doctor(&node, "daemon")?;
+    assert_eq!(verdict, "bad", "{findings:#}");
+    assert!(findings.to_string().contains("start `rekindled`"), "{findings:#}");
+    node.finish()
+}

@@ -190,7 +190,7 @@ impl<'a> Dump<'a> {
             _hold: hold,
         };
         let (clients, pending) = dump.find()?;
-        dump.nobody_has_lost_its_worker()?;
+        dump.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
         if clients.is_empty() && pending.is_empty() {
             remove_older_image(dir);
             return Ok((dump, Reply::Paused { pids: Vec::new() }));
@@ -227,10 +227,10 @@ impl<'a> Dump<'a> {
     }
 
     /// A process without its worker has no GPU state to save, and would find that out after a restore only.
-    fn nobody_has_lost_its_worker(&self) -> Result<(), DumpError> {
+    fn nobody_has_lost_its_worker(&self, ours: bool) -> Result<(), DumpError> {
         let tree = process::tree(self.root).map_err(DumpError::Tree)?;
-        match self.daemon.lost.in_tree(&self.daemon.registry, &tree) {
-            Some((_, why)) => Err(DumpError::WithoutWorker(why)),
+        match self.daemon.lost.in_tree(&tree, ours) {
+            Some(why) => Err(DumpError::WithoutWorker(why)),
             None => Ok(()),
         }
     }

@@ -1,6 +1,7 @@
 //! Bringing clients to rest together, and letting them go whatever happens.
 
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
@@ -29,14 +30,21 @@ pub(in crate::daemon) enum QuiesceError {
     Held(String),
     #[error("{client} does not come to rest: {what} after {ms} ms, and may never end; it goes on")]
     Busy { client: String, what: String, ms: u128 },
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
     #[error("{client} does not come to rest: {source}; it goes on")]
     Client { client: String, source: WorkerError },
 }
+
+/// How often a worker hears that the daemon is there: several times in the silence after which it goes on by itself.
+const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A client that executes nothing. It goes on when this is dropped.
 pub(super) struct ClosedRing {
     client: Arc<Client>,
     closed: bool,
+    /// Its worker hears from the daemon as long as this is there.
+    _heartbeat: Sender<()>,
 }
 
 impl ClosedRing {
@@ -74,6 +82,25 @@ impl Drop for ClosedRing {
         };
         if let Err(error) = thread("open", open) {
             warn!("{} cannot go on: {error}", self.client);
+        }
+    }
+}
+
+/// Says that the daemon is there until the result is dropped. In a thread for each, since one that is stopped may keep
+/// whoever speaks to it waiting.
+fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
+    let (until_dropped, over) = channel::<()>();
+    let worker = Arc::clone(&client.worker);
+    let begun = thread("heartbeat", move || {
+        while over.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) && !worker.is_dead() {
+            worker.say_alive();
+        }
+    });
+    match begun {
+        Ok(_) => Ok(until_dropped),
+        Err(error) => {
+            client.set_state(ClientState::Running);
+            Err(QuiesceError::Thread(error))
         }
     }
 }
@@ -157,7 +184,8 @@ impl Closing {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(Self { ring: ClosedRing { client: Arc::clone(client), closed: true }, busy: None })
+        let ring = ClosedRing { client: Arc::clone(client), closed: true, _heartbeat: heartbeat(client)? };
+        Ok(Self { ring, busy: None })
     }
 
     fn ask(&mut self, step: Step, none_at_rest: bool, patience: Duration) -> Result<(), QuiesceError> {

@@ -27,6 +27,8 @@ use super::DumpError;
 use super::manifest::{self, Timeline, Whose};
 use super::quiesce::ClosedRing;
 
+/// How long a worker may take to say that it is at rest.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a worker may take to write a code image.
 const CODE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -284,6 +286,11 @@ impl Shared {
             ring: Some(ring),
         };
         self.wait_for_finish()?;
+        // CRIU is through: what it has written is good if the ring was closed all the time.
+        if let Err(error) = saved.client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT)) {
+            self.fail(SaveError::of(&saved.client, &error));
+            return None;
+        }
         if self.leave_running
             && let Some(ring) = saved.ring.take()
         {

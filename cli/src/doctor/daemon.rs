@@ -1,0 +1,109 @@
+//! The daemon: whether it is there, answers, and has workers.
+
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rekindle_wire::control::{Opening, Reply, Request, StatusInfo};
+use rekindle_wire::frame::{self, FrameError};
+
+use super::Finding;
+
+/// One that is well answers in no time.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What it says of itself, if it does.
+pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
+    let shown = socket.display();
+    let bad = |found: String, advice: &str| (Finding::bad("daemon", found, advice), None);
+    let stream = match UnixStream::connect(socket) {
+        Ok(stream) => stream,
+        Err(error) => {
+            let advice = match error.kind() {
+                ErrorKind::PermissionDenied => {
+                    "be root, or of the group that `socket_group` names in its configuration"
+                }
+                ErrorKind::ConnectionRefused => "it has died: start `rekindled` again",
+                _ => "start `rekindled`, or say with --socket or REKINDLE_SOCKET where it listens",
+            };
+            return bad(format!("nobody answers at {shown}: {error}"), advice);
+        }
+    };
+    match ask(&stream) {
+        Ok(Reply::Status(status)) => (judge(socket, &status), Some(status)),
+        Ok(Reply::Failed { reason }) => {
+            bad(format!("the daemon at {shown} refuses: {reason}"), "install one version of Rekindle")
+        }
+        Ok(_) | Err(FrameError::Json(_) | FrameError::TooLarge(_)) => {
+            bad(format!("what listens at {shown} answers in another way"), "install one version of Rekindle")
+        }
+        Err(error) => {
+            let pid = peer(&stream);
+            let stopped = pid.filter(|pid| is_stopped(*pid));
+            let who = pid.map_or_else(|| "the daemon".to_owned(), |pid| format!("the daemon (process {pid})"));
+            match stopped {
+                Some(pid) => bad(
+                    format!("{who} at {shown} is stopped by a signal"),
+                    &format!("let it go on: kill -CONT {pid}; programs run without it meanwhile"),
+                ),
+                None => bad(
+                    format!("{who} at {shown} does not answer: {error}"),
+                    "look into its log; it can be restarted: programs run on without it",
+                ),
+            }
+        }
+    }
+}
+
+fn ask(stream: &UnixStream) -> Result<Reply, FrameError> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    frame::send(stream, &Opening::new(&Request::Status)?, &[], &[])?;
+    Ok(frame::receive(stream)?.body)
+}
+
+fn judge(socket: &Path, status: &StatusInfo) -> Finding {
+    let most = status.max.map(|most| format!(" of {most}")).unwrap_or_default();
+    let found = format!(
+        "rekindled {} at {}: {} in use{most}, {} workers ready",
+        status.version,
+        socket.display(),
+        status.used,
+        status.spare,
+    );
+    match &status.problem {
+        Some(problem) => Finding::bad(
+            "daemon",
+            format!("{found}; {problem}"),
+            "look into its log; its workers load the driver's library",
+        ),
+        None if status.spare == 0 && status.used == 0 => {
+            Finding::note("daemon", found, "the first worker is still starting: look again in a moment")
+        }
+        None => Finding::ok("daemon", found),
+    }
+}
+
+/// The process that listens at the other end.
+fn peer(stream: &UnixStream) -> Option<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into the local, which is that large.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0 && peer.pid > 0).then_some(peer.pid)
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    state.starts_with('T') || state.starts_with('t')
+}

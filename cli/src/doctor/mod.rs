@@ -1,0 +1,129 @@
+//! `rekindle doctor`: whether what Rekindle needs is there, and what to do where it is not.
+//!
+//! - [`kernel`]: Linux, permissions; [`daemon`]: who listens; [`driver`]: the GPU's driver
+//! - [`criu`]: CRIU and its plugin; [`install`]: the interposer and the hook
+//! - [`api`]: `--api`, every driver function and what becomes of its calls; [`elf`]: what a library exports
+
+mod api;
+mod criu;
+mod daemon;
+mod driver;
+mod elf;
+mod install;
+mod kernel;
+
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::Args;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// List every driver function: whether it is carried out, refused, or unknown here
+    #[arg(long)]
+    api: bool,
+    /// With --api: the driver's library to compare with [default: the daemon's]
+    #[arg(long, value_name = "PATH", requires = "api")]
+    driver: Option<PathBuf>,
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// How it is with something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// It works, but there is something to know.
+    Note,
+    /// It does not.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    subject: &'static str,
+    verdict: Verdict,
+    found: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn ok(subject: &'static str, found: impl Into<String>) -> Self {
+        Self { subject, verdict: Verdict::Ok, found: found.into(), advice: None }
+    }
+
+    fn note(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { subject, verdict: Verdict::Note, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn bad(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { subject, verdict: Verdict::Bad, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// Looks, and says what it found.
+pub(crate) fn doctor(options: &Options) -> Result<(), Failure> {
+    let socket = crate::daemon::socket(options.socket.clone())?;
+    let (about_daemon, status) = daemon::look(&socket);
+    if options.api {
+        let named = status.as_ref().map(|it| PathBuf::from(&it.cuda_driver));
+        return api::list(options.driver.clone(), named, options.json);
+    }
+    let mut findings = kernel::look();
+    findings.extend(driver::look(status.as_ref()));
+    findings.push(about_daemon);
+    findings.extend(criu::look());
+    findings.extend(install::look());
+    if options.json {
+        output::print_json(&findings)?;
+    } else {
+        output::print(&describe(&findings))?;
+    }
+    match findings.iter().filter(|it| it.verdict == Verdict::Bad).count() {
+        0 => Ok(()),
+        1 => Err(Failure::refused(anyhow!("one thing is in the way of checkpoints"))),
+        count => Err(Failure::refused(anyhow!("{count} things are in the way of checkpoints"))),
+    }
+}
+
+fn describe(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let verdict = match finding.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Bad => "BAD",
+        };
+        text.push_str(&format!("{verdict:<5} {:<12} {}\n", finding.subject, output::plain(&finding.found)));
+        if let Some(advice) = &finding.advice {
+            text.push_str(&format!("{:<18} -> {}\n", "", output::plain(advice)));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_stands_under_what_it_is_about() {
+        let findings = [Finding::ok("kernel", "Linux 6.1"), Finding::bad("daemon", "none\x1b", "start one")];
+        let expected =
+            "ok    kernel       Linux 6.1\nBAD   daemon       none\u{fffd}\n                   -> start one\n";
+        assert_eq!(describe(&findings), expected);
+    }
+}

@@ -1,0 +1,57 @@
+//! Workers that are slow to come up, and how many there may be.
+
+use crate::support::{Client, Daemon, eventually};
+
+fn hanging(daemon: &Daemon) -> String {
+    eventually("a worker hangs", || {
+        std::fs::read_to_string(daemon.dir.path().join("hanging")).ok().filter(|pid| !pid.is_empty())
+    })
+}
+
+fn log(daemon: &Daemon) -> String {
+    std::fs::read_to_string(daemon.dir.path().join("log")).unwrap()
+}
+
+#[test]
+fn a_worker_that_hangs_at_its_start_is_said_replaced_and_killed() {
+    let config = ("config.toml", "[pool]\nslow_start_ms = 200\nstart_timeout_ms = 3000\n");
+    let daemon = Daemon::start_with(&[config, ("hang-once", "")]);
+    let worker = hanging(&daemon);
+    // It gets the one that was started in its place.
+    let client = Client::attached(&daemon, "app");
+    assert_ne!(daemon.clients()[0].worker.to_string(), worker);
+    assert!(log(&daemon).contains("a worker is not ready after 200 ms"), "{}", log(&daemon));
+    eventually("it is killed", || (!std::path::Path::new(&format!("/proc/{worker}")).exists()).then_some(()));
+    eventually("that is said", || log(&daemon).contains("was not ready after 3000 ms and was killed").then_some(()));
+    drop(client);
+}
+
+#[test]
+fn where_every_worker_hangs_a_client_hears_of_it_and_the_daemon_says_so() {
+    let config = ("config.toml", "[pool]\nslow_start_ms = 100\nstart_timeout_ms = 500\n");
+    let daemon = Daemon::start_with(&[config, ("hang", "")]);
+    let mut client = Client::start(&daemon);
+    let answer = client.ask("attach app");
+    assert!(answer.contains("was not ready after 500 ms and was killed"), "{answer}");
+    let status = daemon.status();
+    assert!(status.problem.is_some_and(|it| it.contains("hang")), "no problem");
+    std::fs::remove_file(daemon.dir.path().join("hang")).unwrap();
+    Client::attached(&daemon, "app");
+    eventually("all is well again", || daemon.status().problem.is_none().then_some(()));
+    assert_eq!(daemon.status().gpus[0].name, "Fake");
+}
+
+#[test]
+fn no_more_clients_than_the_configuration_allows() {
+    let daemon = Daemon::start_with(&[("config.toml", "[pool]\nmax = 2\n")]);
+    assert_eq!(daemon.status().max, Some(2));
+    let mut first = Client::attached(&daemon, "app");
+    let _second = Client::attached(&daemon, "app");
+    let mut third = Client::start(&daemon);
+    let answer = third.ask("attach app");
+    assert!(answer.starts_with("refused 2 processes use the GPUs already"), "{answer}");
+    first.kill();
+    daemon.wait_for_state(&first, None);
+    let mut third = Client::start(&daemon);
+    assert_eq!(third.ask("attach app"), "attached");
+}

@@ -1,0 +1,68 @@
+"""What the benchmarks share: a daemon of their own, programs under it and natively, medians."""
+
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+
+
+def spread(values):
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def native_folder(stage, driver):
+    """Where programs find the driver itself."""
+    return os.path.dirname(driver) if "simgpu" not in driver else f"{stage}/lib/rekindle/simgpu"
+
+
+def driver_version(real):
+    if not real:
+        return "software GPU"
+    done = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                          capture_output=True, text=True)
+    return done.stdout.split("\n")[0]
+
+
+class Daemon:
+    """A daemon on a socket of its own, with spare workers ready."""
+
+    def __init__(self, stage, driver, folder, spare=1):
+        folder = tempfile.mkdtemp(dir=folder)
+        self.socket = os.path.join(folder, "rekindled.sock")
+        self.log_path = os.path.join(folder, "daemon.log")
+        self.log = open(self.log_path, "w")
+        self.process = subprocess.Popen(
+            [f"{stage}/bin/rekindled", "--socket", self.socket, "--cuda-driver", driver, "--spare", str(spare)],
+            stdout=self.log, stderr=self.log, env=dict(os.environ, REKINDLE_LOG="info"))
+        self.ready = 0
+
+    def wait_workers(self, count):
+        """Waits until so many workers have become ready since the daemon started."""
+        deadline = time.monotonic() + 60 + 5 * count
+        while time.monotonic() < deadline:
+            ready = open(self.log_path).read().count("a worker is ready")
+            if ready >= count:
+                self.ready = ready
+                return
+            time.sleep(0.02)
+        raise SystemExit("bench: workers do not come up; the daemon says:\n" + open(self.log_path).read()[-2000:])
+
+    def wait_ready(self):
+        """Waits until a worker has become ready since the last call."""
+        self.wait_workers(self.ready + 1)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
+
+
+def run(command, library, socket=None):
+    env = dict(os.environ, LD_LIBRARY_PATH=library)
+    if socket:
+        env["REKINDLE_SOCKET"] = socket
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        raise SystemExit(f"bench: {' '.join(command)} failed ({done.returncode}): {done.stdout}{done.stderr}")
+    return done.stdout
