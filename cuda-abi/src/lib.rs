@@ -9,6 +9,7 @@
 //!                                          └──> encoders, dispatch, entry points  (interposer, worker)
 //! ```
 
+pub mod batch;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod generate;

@@ -102,6 +102,18 @@ commands! {
     264 ARRAY_CREATE;
     /// Destroys an array after everything before it has finished. `array`. Waits.
     265 ARRAY_DESTROY;
+    /// `cuMipmappedArrayCreate`. `mipmapped width height depth format channels flags levels`, then the handle of each
+    /// level's array. Waits.
+    266 MIPMAP_CREATE;
+    /// Destroys a mipmapped array after everything before it has finished. `mipmapped`. Waits.
+    267 MIPMAP_DESTROY;
+    /// `cuTexObjectCreate`. `texture value resource_blob texture_blob view_blob` -> `value`. A value that is not 0 is
+    /// the one that it must get: in the object log, which is replayed. Waits.
+    272 TEXTURE_CREATE;
+    /// `cuSurfObjectCreate`, as [`TEXTURE_CREATE`] with the last two blobs empty. Waits.
+    273 SURFACE_CREATE;
+    /// Destroys a texture or a surface. `texture`. Does not wait.
+    274 TEXTURE_DESTROY;
 
     /// A host callback, at its place in a stream. `stream function data kind named`: the kind is [`HOST_FUNCTION`] or
     /// [`STREAM_CALLBACK`], and `named` the stream as the caller named it. Does not wait.
@@ -225,6 +237,9 @@ pub enum Kind {
     Stream = 0x16,
     Event = 0x17,
     Array = 0x18,
+    MipmappedArray = 0x19,
+    TexObject = 0x1a,
+    SurfObject = 0x1b,
 }
 
 impl Kind {

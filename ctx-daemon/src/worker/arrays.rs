@@ -2,7 +2,7 @@
 //!
 //! The object log makes them again; their content is a blob for each, cut into boxes whose rows follow each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::{Blob, PIECE_LENGTH, Piece};
@@ -52,12 +52,14 @@ impl Executor {
         &mut self,
         call: u16,
         args: &mut Reader<'_>,
-        _reply: &mut Writer,
+        reply: &mut Writer,
     ) -> Result<Outcome, Refused> {
         match call {
             command::ARRAY_CREATE => self.array_create(args),
             command::ARRAY_DESTROY => self.array_destroy(args),
-            _ => Err(Refused::UnknownCall(call)),
+            command::MIPMAP_CREATE => self.mipmap_create(args),
+            command::MIPMAP_DESTROY => self.array_destroy(args),
+            _ => self.texture_command(call, args, reply),
         }
     }
 
@@ -99,10 +101,40 @@ impl Executor {
         Ok(())
     }
 
+    fn mipmap_create(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        let (desc, count) = (descriptor(args)?, args.word32()?);
+        if count > desc.most_levels() {
+            return Err(Malformed("more levels than an array of this size has").into());
+        }
+        let levels = (0..count).map(|_| args.word()).collect::<Result<Vec<u64>, _>>()?;
+        args.end()?;
+        ensure_savable(&desc)?;
+        let (driver, context) = (self.driver(), self.header.context);
+        let mut real = 0;
+        // SAFETY: the out parameter is a local, the descriptor lives through the call.
+        check(unsafe { (driver.cuMipmappedArrayCreate)(&raw mut real, &raw const desc, count) })?;
+        let object = Object { kind: Kind::MipmappedArray, real, context, parent: 0, allocates: false };
+        if !self.objects.insert(handle, object) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        for (level, array) in (0..).zip(levels) {
+            let mut real = 0;
+            // SAFETY: the out parameter is a local, the mipmapped array was made just now.
+            check(unsafe { (driver.cuMipmappedArrayGetLevel)(&raw mut real, object.real, level) })?;
+            self.keep_array(array, real, handle, desc.level(level))?;
+        }
+        self.objects.record(command::MIPMAP_CREATE, handle, context, args.all(), None);
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
     fn array_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let handle = args.word()?;
         args.end()?;
-        self.array(handle)?;
+        match self.objects.get(handle) {
+            Some(o) if is_array(o) && o.parent == 0 => {}
+            _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
+        }
         // Like freed memory: everything before it may still use it.
         let busy = self.waiting.busy(0);
         self.when_done(busy, Then::DestroyArray { array: handle, reply: self.header.reply })?;
@@ -111,20 +143,34 @@ impl Executor {
 
     /// Destroys an array that the device no longer uses.
     pub(crate) fn destroy_array(&mut self, handle: u64) -> CUresult {
-        let Ok((real, context)) = self.array(handle) else { return CUDA_ERROR_INVALID_HANDLE };
-        self.objects.remove(handle);
-        self.arrays.shapes.remove(&handle);
-        if self.enter_context(context).is_err() {
+        let Some(object) = self.objects.get(handle).copied().filter(is_array) else {
+            return CUDA_ERROR_INVALID_HANDLE;
+        };
+        let gone = self.objects.remove(handle);
+        for (handle, _) in &gone {
+            self.arrays.shapes.remove(handle);
+        }
+        if self.enter_context(object.context).is_err() {
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         }
+        self.destroy_textures(&gone);
         // SAFETY: the array is the driver's own, idle, and nobody has a handle of it any more.
-        unsafe { (self.driver().cuArrayDestroy)(real) }
+        unsafe {
+            match object.kind {
+                Kind::MipmappedArray => (self.driver().cuMipmappedArrayDestroy)(object.real),
+                _ => (self.driver().cuArrayDestroy)(object.real),
+            }
+        }
     }
 
     /// Destroys what a context holds that takes memory. Nothing runs in it.
     pub(crate) fn clear_arrays(&mut self, context: u64) {
-        let of_context = |h: &u64| self.objects.get(*h).is_some_and(|o| o.context == context);
-        let gone: Vec<u64> = self.arrays.shapes.keys().copied().filter(of_context).collect();
+        // A level goes with the whole.
+        let whole = |handle: &u64| {
+            let object = self.objects.get(*handle).filter(|o| o.context == context)?;
+            Some(if object.parent == 0 { *handle } else { object.parent })
+        };
+        let gone: BTreeSet<u64> = self.arrays.shapes.keys().filter_map(whole).collect();
         for handle in gone {
             self.destroy_array(handle);
         }
@@ -181,6 +227,11 @@ impl Executor {
         };
         Ok(cut(extent, PIECE_LENGTH).map(job).collect())
     }
+}
+
+/// Whether an object is an array, mipmapped or not.
+fn is_array(object: &Object) -> bool {
+    matches!(object.kind, Kind::Array | Kind::MipmappedArray)
 }
 
 /// Only what can be copied out by rows of whole elements can be saved.

@@ -36,6 +36,7 @@ use super::held::Held;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
+use super::textures::Filler;
 use super::uses::Shapes;
 use super::waiting::{StreamKey, Then, Waiting};
 
@@ -90,6 +91,7 @@ pub(crate) struct Executor {
     pub(crate) globals: Globals,
     pub(crate) pinned: PinnedMemory,
     pub(crate) arrays: Arrays,
+    pub(crate) fillers: Vec<Filler>,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -131,6 +133,7 @@ impl Executor {
             globals: Globals::new(),
             pinned: PinnedMemory::default(),
             arrays: Arrays::default(),
+            fillers: Vec::new(),
             shared: None,
             staging: std::ptr::null_mut(),
             header: CommandHeader::default(),

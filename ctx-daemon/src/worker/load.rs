@@ -17,6 +17,7 @@ use super::executor::{Executor, Outcome};
 use super::memory;
 use super::pinned;
 use super::save::{ARRIVING_CODE, HELD_COMMANDS, STATE_VERSION};
+use super::textures::{needs_memory, recorded_value};
 
 impl Executor {
     /// Restores everything but what the client shares. After an error the worker is of no use any more.
@@ -47,10 +48,20 @@ impl Executor {
             })
             .collect::<Result<_, _>>()?;
         self.restore_state(client)?;
-        for object in &client.objects {
+        // Textures may be of memory, which must be there then.
+        let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
+        let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
+        for object in first {
             self.replay(object, &kinds)?;
         }
         self.restore_allocations(client)?;
+        later.sort_by_key(|object| recorded_value(&object.args));
+        for object in later {
+            if !self.is_of_freed_memory(call(object), &object.args) {
+                self.replay(object, &kinds)?;
+            }
+        }
+        self.destroy_fillers();
         self.compare_globals(client)?;
         self.restore_content(client, key, data)?;
         self.record_events()

@@ -34,6 +34,7 @@ mod save;
 mod serve;
 mod silence;
 mod start;
+mod textures;
 mod uses;
 mod waiting;
 

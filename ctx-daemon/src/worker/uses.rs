@@ -170,9 +170,17 @@ impl Executor {
             }
             command::COPY_BOX => uses.lane = stream(15),
             command::COPY_BOX_FROM_CHUNK | command::COPY_BOX_TO_CHUNK => uses.lane = stream(10),
-            command::ARRAY_DESTROY => uses.scope = Scope::Everything,
+            command::ARRAY_DESTROY | command::MIPMAP_DESTROY | command::TEXTURE_DESTROY => {
+                uses.scope = Scope::Everything;
+            }
             // They make objects, or ask for what does not change.
-            command::FIRST..=command::LAUNCH | command::ARRAY_CREATE | command::CALLBACK_NEXT | command::HELD_ROOM => {}
+            command::FIRST..=command::LAUNCH
+            | command::ARRAY_CREATE
+            | command::MIPMAP_CREATE
+            | command::TEXTURE_CREATE
+            | command::SURFACE_CREATE
+            | command::CALLBACK_NEXT
+            | command::HELD_ROOM => {}
             // Until it says here what it has to do with streams, it comes after everything that is held.
             _ => uses.scope = Scope::Everything,
         }

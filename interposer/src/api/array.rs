@@ -41,7 +41,7 @@ fn create(out: *mut CUarray, desc: CudaArray3dDescriptor, function: &'static str
     let handle = call.fresh_handle(Kind::Array);
     write_descriptor(&mut call, &desc);
     check(call.wait().0)?;
-    client.arrays.insert(handle, Array { desc, context });
+    client.arrays.insert(handle, Array { desc, context, level: false });
     // SAFETY: not null, so writable by cuda.h's contract.
     unsafe { put(out, handle) }
 }
@@ -65,6 +65,9 @@ pub(crate) unsafe fn cuArrayCreate_v2(out: *mut CUarray, desc: *const CudaArrayD
 pub(crate) unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
     code(client::get().and_then(|client| {
         let known = client.arrays.get(array)?;
+        if known.level {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let mut call = Call::new(ARRAY_DESTROY)?;
         call.word(array);
         client.arrays.remove(array);

@@ -5,6 +5,7 @@
 #![allow(clippy::too_many_arguments, reason = "the signatures are those of cuda.h")]
 
 mod array;
+mod batch;
 mod boxes;
 mod callback;
 mod context;
@@ -15,13 +16,16 @@ mod library;
 mod lookup;
 mod memory;
 mod memset;
+mod mipmap;
 mod pinned;
 mod pointer;
 mod primary;
 mod stream;
+mod texture;
 mod transfer;
 
 pub(crate) use array::*;
+pub(crate) use batch::*;
 pub(crate) use boxes::*;
 pub(crate) use callback::*;
 pub(crate) use context::*;
@@ -32,10 +36,12 @@ pub(crate) use library::*;
 pub(crate) use lookup::*;
 pub(crate) use memory::*;
 pub(crate) use memset::*;
+pub(crate) use mipmap::*;
 pub(crate) use pinned::*;
 pub(crate) use pointer::*;
 pub(crate) use primary::*;
 pub(crate) use stream::*;
+pub(crate) use texture::*;
 pub(crate) use transfer::*;
 
 // Calls that the table alone describes.

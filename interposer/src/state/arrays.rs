@@ -1,7 +1,8 @@
-//! Arrays as the process knows them: their shapes, so that what is wrong with a copy is said at once.
+//! Arrays, textures and surfaces as the process knows them: what is wrong with a call is said at once, and how they were
+//! described is answered here.
 
 use std::collections::HashMap;
-use std::sync::RwLock;
+use std::sync::{RwLock, RwLockReadGuard};
 
 use rekindle_cuda_abi::types::*;
 
@@ -10,35 +11,116 @@ use rekindle_cuda_abi::types::*;
 pub(crate) struct Array {
     pub(crate) desc: CudaArray3dDescriptor,
     pub(crate) context: CUcontext,
+    /// Whether it is a level of a mipmapped array, with which it goes.
+    pub(crate) level: bool,
 }
 
-/// All arrays by their handles.
+/// A mipmapped array.
+#[derive(Clone, Debug)]
+pub(crate) struct Mipmapped {
+    pub(crate) levels: Vec<CUarray>,
+    pub(crate) context: CUcontext,
+}
+
+/// A texture, or a surface, which is not described any further.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Texture {
+    /// What the worker knows it by; programs have the driver's own value, since kernels do.
+    pub(crate) handle: u64,
+    pub(crate) resource: CudaResourceDesc,
+    pub(crate) texture: Option<CudaTextureDesc>,
+    pub(crate) view: Option<CudaResourceViewDesc>,
+}
+
+#[derive(Default)]
+struct Known {
+    arrays: HashMap<CUarray, Array>,
+    mipmapped: HashMap<CUmipmappedArray, Mipmapped>,
+    /// By context and value.
+    textures: HashMap<(CUcontext, u64), Texture>,
+}
+
+/// All of them.
 #[derive(Default)]
 pub(crate) struct Arrays {
-    arrays: RwLock<HashMap<CUarray, Array>>,
+    known: RwLock<Known>,
 }
 
 impl Arrays {
-    /// The array of a handle.
-    pub(crate) fn get(&self, array: CUarray) -> Result<Array, CUresult> {
-        let arrays = self.arrays.read().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-        arrays.get(&array).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)
+    fn known(&self) -> Result<RwLockReadGuard<'_, Known>, CUresult> {
+        self.known.read().map_err(|_| CUDA_ERROR_UNKNOWN)
     }
 
-    pub(crate) fn insert(&self, handle: CUarray, array: Array) {
-        if let Ok(mut arrays) = self.arrays.write() {
-            arrays.insert(handle, array);
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        if let Ok(mut known) = self.known.write() {
+            change(&mut known);
         }
     }
 
-    pub(crate) fn remove(&self, handle: CUarray) -> Option<Array> {
-        self.arrays.write().ok()?.remove(&handle)
+    /// The array of a handle.
+    pub(crate) fn get(&self, array: CUarray) -> Result<Array, CUresult> {
+        self.known()?.arrays.get(&array).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub(crate) fn insert(&self, handle: CUarray, array: Array) {
+        self.change(|known| {
+            known.arrays.insert(handle, array);
+        });
+    }
+
+    pub(crate) fn remove(&self, handle: CUarray) {
+        self.change(|known| {
+            known.arrays.remove(&handle);
+        });
+    }
+
+    /// The mipmapped array of a handle.
+    pub(crate) fn mipmapped(&self, array: CUmipmappedArray) -> Result<Mipmapped, CUresult> {
+        self.known()?.mipmapped.get(&array).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub(crate) fn insert_mipmapped(&self, handle: CUmipmappedArray, array: Mipmapped) {
+        self.change(|known| {
+            known.mipmapped.insert(handle, array);
+        });
+    }
+
+    /// Takes a mipmapped array out, and its levels.
+    pub(crate) fn remove_mipmapped(&self, handle: CUmipmappedArray, array: &Mipmapped) {
+        self.change(|known| {
+            known.mipmapped.remove(&handle);
+            for level in &array.levels {
+                known.arrays.remove(level);
+            }
+        });
+    }
+
+    /// The texture or surface of a value, which the driver gives anew in each context.
+    pub(crate) fn texture(&self, context: CUcontext, value: u64) -> Result<Texture, CUresult> {
+        self.known()?.textures.get(&(context, value)).copied().ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub(crate) fn insert_texture(&self, context: CUcontext, value: u64, texture: Texture) {
+        self.change(|known| {
+            known.textures.insert((context, value), texture);
+        });
+    }
+
+    /// Takes a texture (or, where `texture` is false, a surface) out.
+    pub(crate) fn take_texture(&self, context: CUcontext, value: u64, texture: bool) -> Result<Texture, CUresult> {
+        let mut known = self.known.write().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        let of_kind = |t: &&Texture| t.texture.is_some() == texture;
+        let found = known.textures.get(&(context, value)).filter(of_kind).copied();
+        known.textures.remove(&found.map(|_| (context, value)).ok_or(CUDA_ERROR_INVALID_HANDLE)?);
+        found.ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
 
     /// Forgets what a context held.
     pub(crate) fn forget_context(&self, context: CUcontext) {
-        if let Ok(mut arrays) = self.arrays.write() {
-            arrays.retain(|_, a| a.context != context);
-        }
+        self.change(|known| {
+            known.arrays.retain(|_, a| a.context != context);
+            known.mipmapped.retain(|_, a| a.context != context);
+            known.textures.retain(|(c, _), _| *c != context);
+        });
     }
 }

@@ -1,6 +1,8 @@
 //! Arrays: memory of a device that is only reached by copies, textures and surfaces. A real GPU lays their elements out
 //! in a way of its own; here their rows follow each other.
 
+use std::sync::Arc;
+
 use rekindle_cuda_abi::types::{
     CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE,
     CUDA_ARRAY3D_TEXTURE_GATHER, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
@@ -9,6 +11,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::context::Context;
 use crate::device::devices;
+use crate::handles;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure};
 
@@ -80,5 +83,39 @@ impl Array {
     /// Bytes of a row, rows, and slices or layers.
     pub(crate) fn extent(&self) -> [usize; 3] {
         self.desc.extent().unwrap_or([0; 3])
+    }
+}
+
+/// A mipmapped array: its levels lie one behind the other in one piece of memory.
+#[derive(Debug)]
+pub(crate) struct Mipmapped {
+    /// Its handle.
+    pub(crate) handle: u64,
+    /// The context it belongs to, by its handle.
+    pub(crate) context: u64,
+    /// Where its memory begins.
+    pub(crate) base: u64,
+    /// From the largest.
+    pub(crate) levels: Vec<Arc<Array>>,
+}
+
+impl Mipmapped {
+    /// Makes a mipmapped array of that many levels, or as many as its size has.
+    pub(crate) fn create(context: &Context, desc: CudaArray3dDescriptor, levels: u32) -> Result<Self> {
+        check(&desc)?;
+        /// What a level begins at a multiple of.
+        const ALIGN: usize = 512;
+        let descs: Vec<_> = (0..levels.min(desc.most_levels())).map(|level| desc.level(level)).collect();
+        let sizes: Option<Vec<usize>> = descs.iter().map(|d| Some(d.bytes()?.next_multiple_of(ALIGN))).collect();
+        let sizes = sizes.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let base = memory(context, sizes.iter().sum())?;
+        let mut at = base;
+        let level = |(desc, size): (CudaArray3dDescriptor, usize)| {
+            let here = at;
+            at += size as u64;
+            Arc::new(Array { handle: handles::next(), context: context.handle, desc, base: here, level: true })
+        };
+        let levels = descs.into_iter().zip(sizes).map(level).collect();
+        Ok(Self { handle: handles::next(), context: context.handle, base, levels })
     }
 }

@@ -25,6 +25,7 @@ use crate::handles::{self, Object};
 use crate::memory::{pinned, space};
 use crate::status::Result;
 use crate::stream::{Mark, Role, Stream};
+use crate::texture::Bindings;
 
 /// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
 const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
@@ -44,6 +45,8 @@ pub(crate) struct Context {
     pub(crate) cache_config: AtomicU32,
     /// Device memory for `malloc` in kernels.
     pub(crate) malloc: MallocHeap,
+    /// Its textures and surfaces.
+    pub(crate) bindings: Bindings,
     error: AtomicI32,
     cancel: AtomicBool,
     limits: Mutex<[usize; LIMITS.len()]>,
@@ -74,6 +77,7 @@ impl Context {
             flags: AtomicU32::new(flags),
             cache_config: AtomicU32::new(0),
             malloc: MallocHeap::default(),
+            bindings: Bindings::default(),
             error: AtomicI32::new(CUDA_SUCCESS),
             cancel: AtomicBool::new(false),
             limits: Mutex::new(LIMITS),
@@ -206,6 +210,7 @@ impl Context {
             Object::Module(m) => m.context.upgrade().is_some_and(|c| c.id == self.id),
             Object::Function(f) => f.context.upgrade().is_some_and(|c| c.id == self.id),
             Object::Array(a) => a.context == mine,
+            Object::Mipmapped(m) => m.context == mine,
             Object::Context(_) | Object::Library(_) | Object::Kernel(_) => false,
         });
         for object in handles::all() {

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_HANDLE;
 
-use crate::array::Array;
+use crate::array::{Array, Mipmapped};
 use crate::context::Context;
 use crate::event::Event;
 use crate::library::{Kernel, Library};
@@ -33,6 +33,8 @@ pub(crate) enum Object {
     Kernel(Arc<Kernel>),
     /// An array.
     Array(Arc<Array>),
+    /// A mipmapped array.
+    Mipmapped(Arc<Mipmapped>),
 }
 
 static OBJECTS: RwLock<Option<HashMap<u64, Object>>> = RwLock::new(None);
@@ -110,4 +112,9 @@ getter!(
     /// The array that a handle stands for.
     array,
     Array
+);
+getter!(
+    /// The mipmapped array that a handle stands for.
+    mipmapped,
+    Mipmapped
 );

@@ -21,6 +21,7 @@ mod context;
 mod copy;
 mod current;
 mod device;
+mod element;
 mod event;
 mod execution;
 mod fault;
@@ -34,6 +35,7 @@ mod pool;
 mod process;
 mod status;
 mod stream;
+mod texture;
 mod word;
 
 pub(crate) use current::with_thread_stream;

@@ -187,6 +187,8 @@ pub(crate) enum Operand {
     F64(u64),
     /// `[base + offset]`.
     Memory(Box<Operand>, i64),
+    /// `[texture, {x, y}]`.
+    Texture(Box<Operand>, Vec<Operand>),
     /// `{a, b}`.
     Vector(Vec<Operand>),
     /// `(a, b)`.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use crate::fault::LaunchFault;
 use crate::memory::Memory;
 use crate::program::Program;
+use crate::texture::Textures;
 
 /// The shape of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +52,8 @@ pub struct Env<'a> {
     pub print: &'a (dyn Fn(&[u8]) + Sync),
     /// Where `malloc` takes memory from. Without one, a kernel that executes `malloc` fails.
     pub heap: Option<&'a dyn Heap>,
+    /// The textures and surfaces. Without them, a kernel that uses one fails.
+    pub textures: Option<&'a dyn Textures>,
     /// How many bytes of stack a thread has.
     pub stack_bytes: u32,
     /// `%nsmid`: how many multiprocessors the device has.
@@ -68,6 +71,7 @@ impl<'a> Env<'a> {
             clock: &monotonic_nanos,
             print: &|_| (),
             heap: None,
+            textures: None,
             stack_bytes: 256 << 10,
             multiprocessors: 16,
             grid_id: 1,

@@ -48,12 +48,14 @@ mod memory;
 mod module;
 mod parse;
 mod program;
+mod texture;
 
 pub use fault::{Fault, FaultKind, LaunchFault, LinkError, ParseError, Unsupported};
 pub use launch::{Env, Heap, LaunchConfig, launch};
 pub use memory::{Memory, Span};
 pub use module::{Global, Kernel, Module, Param, Relocation, Space};
 pub use program::Program;
+pub use texture::{Boundary, Coordinates, Detail, Fetch, Geometry, Spot, Textures};
 
 /// Where shared memory begins in the generic address space.
 pub const SHARED_WINDOW: u64 = 0x0000_8000_0000_0000;

@@ -1,7 +1,7 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here say what it does not.
 //!
-//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: graphs and stream capture, textures and
-//! surfaces, managed memory, IPC, external memory, green contexts, multicast, the linker. A function added to a file
+//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: graphs and stream capture, texture references,
+//! views of textures, managed memory, IPC, external memory, green contexts, multicast, the linker. A function added to a file
 //! of this folder is exported by that alone.
 //!
 //! Safety: every function here is called through its exported symbol, and its pointers are what the C caller passed.
@@ -12,6 +12,7 @@
 #![allow(non_snake_case, unreachable_pub, clippy::too_many_arguments, reason = "the names and signatures are cuda.h's")]
 
 mod array;
+mod batch;
 mod boxes;
 mod context;
 mod copy;
@@ -22,6 +23,7 @@ mod function;
 mod launch;
 mod library;
 mod memory;
+mod mipmap;
 mod module;
 mod occupancy;
 mod pinned;
@@ -30,9 +32,11 @@ mod pools;
 mod start;
 mod stream;
 mod stream_memory;
+mod texture;
 mod vmm;
 
 pub use array::*;
+pub use batch::*;
 pub use boxes::*;
 pub use context::*;
 pub use copy::*;
@@ -43,6 +47,7 @@ pub use function::*;
 pub use launch::*;
 pub use library::*;
 pub use memory::*;
+pub use mipmap::*;
 pub use module::*;
 pub use occupancy::*;
 pub use pinned::*;
@@ -51,4 +56,5 @@ pub use pools::*;
 pub use start::*;
 pub use stream::*;
 pub use stream_memory::*;
+pub use texture::*;
 pub use vmm::*;

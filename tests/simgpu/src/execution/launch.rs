@@ -161,6 +161,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
     let env = Env {
         print: &|text| context.print(text),
         heap: Some(context),
+        textures: Some(context),
         multiprocessors: MULTIPROCESSORS,
         grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
         ..Env::new(context.cancelled())

@@ -20,6 +20,7 @@ pub(crate) mod lanes;
 pub(crate) mod packed;
 pub(crate) mod round;
 pub(crate) mod special;
+pub(crate) mod texture;
 pub(crate) mod warp;
 
 use self::core::Core;

@@ -207,6 +207,11 @@ impl<'c, 'm> Compiler<'c, 'm> {
             }
             "mbarrier" => self.mbarrier(opcode, operands),
             "cp" => self.cp(opcode, operands),
+            "tex" | "tld4" => self.tex(opcode, operands),
+            "suld" => self.surface_load(opcode, operands),
+            "sust" => self.surface_store(opcode, operands),
+            "sured" => self.surface_reduce(opcode, operands),
+            "txq" | "suq" => self.texture_query(opcode, operands),
             "createpolicy" => self.policy(opcode, operands),
             "nanosleep" => self.nanosleep(operands),
             _ => self.alu(opcode, operands),

@@ -174,7 +174,7 @@ impl Compiler<'_, '_> {
         Ok(())
     }
 
-    fn list(&mut self, rows: &[Row]) -> u32 {
+    pub(super) fn list(&mut self, rows: &[Row]) -> u32 {
         let at = self.linker.lists.len() as u32;
         self.linker.lists.extend_from_slice(rows);
         at

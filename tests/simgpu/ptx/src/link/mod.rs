@@ -11,6 +11,7 @@ mod moves;
 mod rows;
 mod survey;
 mod sync;
+mod texture;
 
 use std::collections::HashMap;
 

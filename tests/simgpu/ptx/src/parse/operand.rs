@@ -134,7 +134,7 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    /// `[base]`, `[base + 4]`, `[base + -4]`; anything else in brackets is no ordinary access.
+    /// `[base]`, `[base + 4]`, `[base + -4]`, `[texture, {x, y}]`; anything else in brackets is no ordinary access.
     fn address(&mut self, builder: &mut BodyBuilder<'t>) -> Parse<Operand> {
         self.at += 1;
         let base = self.nested(|this| this.operand(builder))?;
@@ -143,11 +143,15 @@ impl<'t> Parser<'_, 't> {
         while matches!(self.peek(), Token::Mark(b'+' | b'-')) {
             offset = offset.wrapping_add(self.expect_signed()?);
         }
+        let mut more = Vec::new();
         while self.take_mark(b',') {
-            self.nested(|this| this.operand(builder))?;
+            more.push(self.nested(|this| this.operand(builder))?);
             ordinary = false;
         }
         self.expect_mark(b']')?;
+        if let ([Operand::Vector(coordinates)], 0) = (more.as_slice(), offset) {
+            return Ok(Operand::Texture(Box::new(base), coordinates.clone()));
+        }
         // An addend that was already taken with a name belongs to the address.
         let (base, inner) = match base {
             Operand::Var(var, addend) => (Operand::Var(var, 0), addend),

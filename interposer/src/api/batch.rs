@@ -1,0 +1,121 @@
+//! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
+
+use rekindle_cuda_abi::batch::{SOURCE_DURING_CALL, attributes_of};
+use rekindle_cuda_abi::types::*;
+
+use super::{boxes, check, code, put_if, stream, transfer};
+use crate::{client, named_stream};
+
+/// # Safety
+/// `array` has `count` elements, or `count` is 0.
+unsafe fn slice<'a, T>(array: *const T, count: usize) -> Result<&'a [T], CUresult> {
+    if array.is_null() || count == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(array, count) })
+}
+
+/// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
+///
+/// # Safety
+/// `fail_index` is null or writable.
+unsafe fn each(
+    count: usize,
+    on: CUstream,
+    fail_index: *mut usize,
+    mut one: impl FnMut(usize) -> Result<bool, CUresult>,
+) -> Result<(), CUresult> {
+    client::get()?.contexts.current()?;
+    // SAFETY: the caller's promise. No copy in particular, so far.
+    unsafe { put_if(fail_index, usize::MAX) };
+    if count == 0 || named_stream(on) == CU_STREAM_LEGACY {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut wait = false;
+    for i in 0..count {
+        // SAFETY: the caller's promise.
+        wait |= one(i).inspect_err(|_| unsafe { put_if(fail_index, i) })?;
+    }
+    // SAFETY: no pointers.
+    if wait { check(unsafe { stream::cuStreamSynchronize(on) }) } else { Ok(()) }
+}
+
+pub(crate) unsafe fn cuMemcpyBatchAsync(
+    targets: *mut CUdeviceptr,
+    sources: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    indices: *mut usize,
+    attribute_count: usize,
+    fail_index: *mut usize,
+    on: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    let arguments = unsafe {
+        slice(targets, count).and_then(|targets| {
+            let (sources, sizes) = (slice(sources, count)?, slice(sizes, count)?);
+            let of = attributes_of(count, slice(attributes, attribute_count)?, slice(indices, attribute_count)?)?;
+            Ok((targets, sources, sizes, of))
+        })
+    };
+    code(arguments.and_then(|(targets, sources, sizes, of)| {
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            each(count, on, fail_index, |i| {
+                check(transfer::cuMemcpyAsync(targets[i], sources[i], sizes[i], on))?;
+                Ok(of(i).order == SOURCE_DURING_CALL)
+            })
+        }
+    }))
+}
+
+pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
+    targets: *mut CUdeviceptr,
+    sources: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    indices: *mut usize,
+    attribute_count: usize,
+    on: CUstream,
+) -> CUresult {
+    let nowhere = std::ptr::null_mut();
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuMemcpyBatchAsync(targets, sources, sizes, count, attributes, indices, attribute_count, nowhere, on) }
+}
+
+pub(crate) unsafe fn cuMemcpy3DBatchAsync(
+    count: usize,
+    operations: *mut CudaMemcpy3dBatchOp,
+    fail_index: *mut usize,
+    flags: u64,
+    on: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    let operations = unsafe { slice(operations, count) };
+    code(operations.and_then(|operations| {
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let element = |array| client::get()?.arrays.get(array)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            each(count, on, fail_index, |i| {
+                boxes::copy(&operations[i].copy(element)?, on, false)?;
+                Ok(operations[i].order == SOURCE_DURING_CALL)
+            })
+        }
+    }))
+}
+
+pub(crate) unsafe fn cuMemcpy3DBatchAsync_v2(
+    count: usize,
+    operations: *mut CudaMemcpy3dBatchOp,
+    flags: u64,
+    on: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuMemcpy3DBatchAsync(count, operations, std::ptr::null_mut(), flags, on) }
+}

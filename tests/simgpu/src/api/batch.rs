@@ -1,0 +1,114 @@
+//! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
+
+use rekindle_cuda_abi::batch::{SOURCE_DURING_CALL, attributes_of};
+use rekindle_cuda_abi::types::{
+    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUdeviceptr, CUmemcpyAttributes, CUresult, CUstream,
+    CudaMemcpy3dBatchOp,
+};
+
+use super::{boxes, cuMemcpyAsync};
+use crate::status::{Result, ensure, put_if, status};
+use crate::{current, handles};
+
+unsafe fn slice<'a, T>(array: *const T, count: usize) -> Result<&'a [T]> {
+    if array.is_null() || count == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(unsafe { std::slice::from_raw_parts(array, count) })
+}
+
+fn done(result: CUresult) -> Result<()> {
+    ensure(result == CUDA_SUCCESS, result)
+}
+
+/// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
+unsafe fn each(
+    count: usize,
+    on: CUstream,
+    fail_index: *mut usize,
+    mut one: impl FnMut(usize) -> Result<bool>,
+) -> Result<()> {
+    let stream = current::stream(on)?;
+    unsafe { put_if(fail_index, usize::MAX) };
+    ensure(count > 0 && stream.handle != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE)?;
+    let mut wait = false;
+    for i in 0..count {
+        wait |= one(i).inspect_err(|_| unsafe { put_if(fail_index, i) })?;
+    }
+    if wait { stream.synchronize() } else { Ok(()) }
+}
+
+pub unsafe fn cuMemcpyBatchAsync(
+    targets: *mut CUdeviceptr,
+    sources: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    indices: *mut usize,
+    attribute_count: usize,
+    fail_index: *mut usize,
+    on: CUstream,
+) -> CUresult {
+    let arguments = unsafe {
+        slice(targets, count).and_then(|targets| {
+            let (sources, sizes) = (slice(sources, count)?, slice(sizes, count)?);
+            let of = attributes_of(count, slice(attributes, attribute_count)?, slice(indices, attribute_count)?)?;
+            Ok((targets, sources, sizes, of))
+        })
+    };
+    status(|| {
+        arguments.and_then(|(targets, sources, sizes, of)| unsafe {
+            each(count, on, fail_index, |i| {
+                done(cuMemcpyAsync(targets[i], sources[i], sizes[i], on))?;
+                Ok(of(i).order == SOURCE_DURING_CALL)
+            })
+        })
+    })
+}
+
+pub unsafe fn cuMemcpyBatchAsync_v2(
+    targets: *mut CUdeviceptr,
+    sources: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    indices: *mut usize,
+    attribute_count: usize,
+    on: CUstream,
+) -> CUresult {
+    let nowhere = std::ptr::null_mut();
+    unsafe { cuMemcpyBatchAsync(targets, sources, sizes, count, attributes, indices, attribute_count, nowhere, on) }
+}
+
+pub unsafe fn cuMemcpy3DBatchAsync(
+    count: usize,
+    operations: *mut CudaMemcpy3dBatchOp,
+    fail_index: *mut usize,
+    flags: u64,
+    on: CUstream,
+) -> CUresult {
+    let operations = unsafe { slice(operations, count) };
+    status(|| {
+        operations.and_then(|operations| {
+            if flags != 0 {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            let element = |array| handles::array(array)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+            unsafe {
+                each(count, on, fail_index, |i| {
+                    done(boxes::copy_box(&operations[i].copy(element)?, on, false))?;
+                    Ok(operations[i].order == SOURCE_DURING_CALL)
+                })
+            }
+        })
+    })
+}
+
+pub unsafe fn cuMemcpy3DBatchAsync_v2(
+    count: usize,
+    operations: *mut CudaMemcpy3dBatchOp,
+    flags: u64,
+    on: CUstream,
+) -> CUresult {
+    unsafe { cuMemcpy3DBatchAsync(count, operations, std::ptr::null_mut(), flags, on) }
+}

@@ -1,0 +1,67 @@
+//! Mipmapped arrays.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice, CUmipmappedArray, CUresult, CudaArray3dDescriptor,
+    CudaArrayMemoryRequirements,
+};
+
+use crate::array::{Mipmapped, give_back};
+use crate::current;
+use crate::handles::{self, Object};
+use crate::status::{ensure, put, status};
+
+/// More levels than the size has are as many as it has.
+pub unsafe fn cuMipmappedArrayCreate(
+    out: *mut CUmipmappedArray,
+    desc: *const CudaArray3dDescriptor,
+    levels: u32,
+) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        ensure(!out.is_null() && !desc.is_null() && levels > 0, CUDA_ERROR_INVALID_VALUE)?;
+        let mipmapped = Arc::new(Mipmapped::create(&context, unsafe { *desc }, levels)?);
+        for level in &mipmapped.levels {
+            handles::insert(level.handle, Object::Array(level.clone()));
+        }
+        let handle = mipmapped.handle;
+        handles::insert(handle, Object::Mipmapped(mipmapped));
+        unsafe { put(out, handle) }
+    })
+}
+
+pub unsafe fn cuMipmappedArrayGetLevel(out: *mut CUarray, mipmapped: CUmipmappedArray, level: u32) -> CUresult {
+    status(|| {
+        let mipmapped = handles::mipmapped(mipmapped)?;
+        let level = mipmapped.levels.get(level as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(out, level.handle) }
+    })
+}
+
+pub unsafe fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> CUresult {
+    status(|| {
+        let mipmapped = handles::mipmapped(mipmapped)?;
+        handles::remove(mipmapped.handle);
+        mipmapped.levels.iter().for_each(|level| handles::remove(level.handle));
+        if let Ok(context) = current::named(mipmapped.context) {
+            context.synchronize()?;
+        }
+        give_back(mipmapped.base);
+        Ok(())
+    })
+}
+
+/// These two are of kinds of arrays that are not made here.
+pub unsafe fn cuMipmappedArrayGetMemoryRequirements(
+    _requirements: *mut CudaArrayMemoryRequirements,
+    mipmapped: CUmipmappedArray,
+    _device: CUdevice,
+) -> CUresult {
+    status(|| handles::mipmapped(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
+}
+
+pub unsafe fn cuMipmappedArrayGetSparseProperties(_properties: *mut c_void, mipmapped: CUmipmappedArray) -> CUresult {
+    status(|| handles::mipmapped(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
+}

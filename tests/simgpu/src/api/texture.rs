@@ -1,0 +1,111 @@
+//! Texture and surface objects.
+
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::{
+    CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_LINEAR, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CU_RESOURCE_TYPE_PITCH2D,
+    CUDA_ARRAY3D_SURFACE_LDST, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult, CUsurfObject, CUtexObject,
+    CudaResourceDesc, CudaResourceViewDesc, CudaTextureDesc,
+};
+
+use crate::memory::space;
+use crate::status::{Result, ensure, put, status};
+use crate::texture::{Bound, Resource};
+use crate::{current, handles};
+
+/// What addresses and pitches of textures are aligned to, as the device's attributes say.
+const ALIGN: u64 = 512;
+const PITCH_ALIGN: usize = 32;
+
+fn resource(desc: &CudaResourceDesc) -> Result<Resource> {
+    ensure(desc.flags == 0, CUDA_ERROR_INVALID_VALUE)?;
+    Ok(match desc.kind {
+        CU_RESOURCE_TYPE_ARRAY => Resource::Levels(vec![handles::array(desc.words[0])?]),
+        CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => Resource::Levels(handles::mipmapped(desc.words[0])?.levels.clone()),
+        CU_RESOURCE_TYPE_LINEAR | CU_RESOURCE_TYPE_PITCH2D => {
+            let linear = desc.linear().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let bytes = desc.linear_bytes().filter(|n| *n > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            ensure(linear.address.is_multiple_of(ALIGN) && linear.width > 0, CUDA_ERROR_INVALID_VALUE)?;
+            let pitched = desc.kind == CU_RESOURCE_TYPE_PITCH2D;
+            ensure(!pitched || linear.pitch.is_multiple_of(PITCH_ALIGN), CUDA_ERROR_INVALID_VALUE)?;
+            let device = current::current()?.device.ordinal;
+            let good = space::is_covered(linear.address, bytes, |r| r.readers & 1 << device != 0);
+            ensure(good, CUDA_ERROR_INVALID_VALUE)?;
+            Resource::Linear(linear)
+        }
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+fn check(desc: &CudaTextureDesc) -> Result<()> {
+    const READ_AS_INTEGER: u32 = 1;
+    const SRGB: u32 = 0x10;
+    ensure(desc.flags & !0x73 == 0 && desc.filter_mode <= 1, CUDA_ERROR_INVALID_VALUE)?;
+    ensure(desc.address_mode.iter().all(|mode| *mode <= 3), CUDA_ERROR_INVALID_VALUE)?;
+    // There is nothing between two integers.
+    ensure(desc.filter_mode == 0 || desc.flags & READ_AS_INTEGER == 0, CUDA_ERROR_INVALID_VALUE)?;
+    ensure(desc.flags & SRGB == 0, CUDA_ERROR_NOT_SUPPORTED)
+}
+
+pub unsafe fn cuTexObjectCreate(
+    out: *mut CUtexObject,
+    described: *const CudaResourceDesc,
+    texture: *const CudaTextureDesc,
+    view: *const CudaResourceViewDesc,
+) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        let given = !out.is_null() && !described.is_null() && !texture.is_null();
+        ensure(given, CUDA_ERROR_INVALID_VALUE)?;
+        let (described, texture) = unsafe { (*described, *texture) };
+        check(&texture)?;
+        let resource = resource(&described)?;
+        // A view that reads elements as others, or some of them only.
+        ensure(view.is_null(), CUDA_ERROR_NOT_SUPPORTED)?;
+        let bound = Bound { described, texture: Some(texture), view: None, resource };
+        unsafe { put(out, context.bindings.bind(bound)) }
+    })
+}
+
+pub unsafe fn cuTexObjectDestroy(texture: CUtexObject) -> CUresult {
+    status(|| current::current()?.bindings.unbind(texture, true))
+}
+
+fn bound(handle: u64, texture: bool) -> Result<Arc<Bound>> {
+    let bound = current::current()?.bindings.get(handle)?;
+    ensure(bound.texture.is_some() == texture, CUDA_ERROR_INVALID_VALUE)?;
+    Ok(bound)
+}
+
+pub unsafe fn cuTexObjectGetResourceDesc(out: *mut CudaResourceDesc, texture: CUtexObject) -> CUresult {
+    status(|| unsafe { put(out, bound(texture, true)?.described) })
+}
+
+pub unsafe fn cuTexObjectGetTextureDesc(out: *mut CudaTextureDesc, texture: CUtexObject) -> CUresult {
+    status(|| unsafe { put(out, bound(texture, true)?.texture.ok_or(CUDA_ERROR_INVALID_VALUE)?) })
+}
+
+pub unsafe fn cuTexObjectGetResourceViewDesc(out: *mut CudaResourceViewDesc, texture: CUtexObject) -> CUresult {
+    status(|| unsafe { put(out, bound(texture, true)?.view.ok_or(CUDA_ERROR_INVALID_VALUE)?) })
+}
+
+pub unsafe fn cuSurfObjectCreate(out: *mut CUsurfObject, described: *const CudaResourceDesc) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        ensure(!out.is_null() && !described.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let described = unsafe { *described };
+        ensure(described.kind == CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE)?;
+        let array = handles::array(described.words[0])?;
+        ensure(array.desc.flags & CUDA_ARRAY3D_SURFACE_LDST != 0, CUDA_ERROR_INVALID_VALUE)?;
+        let resource = resource(&described)?;
+        unsafe { put(out, context.bindings.bind(Bound { described, texture: None, view: None, resource })) }
+    })
+}
+
+pub unsafe fn cuSurfObjectDestroy(surface: CUsurfObject) -> CUresult {
+    status(|| current::current()?.bindings.unbind(surface, false))
+}
+
+pub unsafe fn cuSurfObjectGetResourceDesc(out: *mut CudaResourceDesc, surface: CUsurfObject) -> CUresult {
+    status(|| unsafe { put(out, bound(surface, false)?.described) })
+}
