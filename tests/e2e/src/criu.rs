@@ -44,6 +44,8 @@ pub struct Setting {
     pub plugins: Option<PathBuf>,
     /// CRIU's action script.
     pub script: Option<PathBuf>,
+    /// Whether the processes have TCP connections among each other (`--tcp-established`).
+    pub connections: bool,
 }
 
 impl Setting {
@@ -77,6 +79,9 @@ impl Setting {
         stage::clean_environment(&mut command);
         command.arg(verb).arg("--images-dir").arg(dir).arg("--log-file").arg(log).arg("-v4");
         command.env("REKINDLE_SOCKET", &self.socket).current_dir("/");
+        if self.connections {
+            command.arg("--tcp-established");
+        }
         if let Some(plugins) = &self.plugins {
             command.arg("--libdir").arg(plugins);
         }

@@ -38,6 +38,7 @@ pub struct Node {
     daemon: Option<Daemon>,
     count: Cell<u32>,
     finished: bool,
+    connections: Cell<bool>,
     /// Of those at the default socket there is one at a time.
     turn: Option<MutexGuard<'static, ()>>,
 }
@@ -82,6 +83,7 @@ impl Node {
             daemon: None,
             count: Cell::new(0),
             finished: false,
+            connections: Cell::new(false),
             turn: None,
         })
     }
@@ -233,7 +235,8 @@ impl Node {
         self.run_command(name, command, arguments)
     }
 
-    fn run_command(&self, name: &str, mut command: Command, arguments: &[&str]) -> Result<App> {
+    /// Runs a command that ends in a program of `tests/apps` and takes its arguments.
+    pub fn run_command(&self, name: &str, mut command: Command, arguments: &[&str]) -> Result<App> {
         let base = self.fresh(name);
         command.args(arguments);
         let progress = (!WITHOUT_PROGRESS.contains(&name)).then(|| base.with_extension("progress"));
@@ -245,7 +248,12 @@ impl Node {
 
     /// How CRIU is to be run here.
     pub fn criu(&self) -> Setting {
-        Setting { socket: self.socket.clone(), plugins: None, script: None }
+        Setting { socket: self.socket.clone(), plugins: None, script: None, connections: self.connections.get() }
+    }
+
+    /// From here on CRIU is told that processes have TCP connections among each other.
+    pub fn dumps_connections(&self) {
+        self.connections.set(true);
     }
 
     /// Starts a dump into a new directory.
