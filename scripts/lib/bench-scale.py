@@ -44,7 +44,14 @@ def gpu_now(real):
     return gpu_in_use() if real else 0
 
 
-def workers_of(daemon):
+def serving(stage, daemon):
+    """The workers that have a client."""
+    done = subprocess.run([f"{stage}/bin/rekindle", "ps", "--json", "--socket", daemon.socket], check=True,
+                          capture_output=True, text=True)
+    return [client["worker"] for client in json.loads(done.stdout)]
+
+
+def children_of(daemon):
     children = open(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read().split()
     # Threads start workers: each thread has children of its own.
     for thread in os.listdir(f"/proc/{daemon.process.pid}/task"):
@@ -108,7 +115,9 @@ class Group:
 
 
 def rate_of(results):
-    return sum(result["launches"] / (result["time_ns"] / 1e9) for result in results)
+    """Of all together: from the first one's first launch to the last one's end."""
+    time_ns = max(result["end_ns"] for result in results) - min(result["begin_ns"] for result in results)
+    return sum(result["launches"] for result in results) / (time_ns / 1e9)
 
 
 def measure(o, count, real, folder):
@@ -121,7 +130,7 @@ def measure(o, count, real, folder):
         daemon = Daemon(o.stage, o.driver, folder, spare=count)
         try:
             daemon.wait_workers(count)
-            workers = workers_of(daemon)
+            workers = children_of(daemon)
             spare = gpu_now(real) - empty
             memory.look("ready", workers, spare)
             env = dict(clean, LD_LIBRARY_PATH=f"{o.stage}/lib/rekindle", REKINDLE_SOCKET=daemon.socket)
@@ -129,6 +138,7 @@ def measure(o, count, real, folder):
             group.wait_ready()
             # The pool has been filled again: that is not counted.
             daemon.wait_workers(2 * count)
+            workers = serving(o.stage, daemon)
             memory.look("idle_client", workers, gpu_now(real) - empty - spare)
             group.launch()
             time.sleep(0.1)
