@@ -19,6 +19,14 @@ const CANNOT_SUCCEED: &[&str] = &[
     "cuLibraryGetManaged",
     // Not since CUDA 12.0.
     "cuProfilerInitialize",
+    // Arrays of several planes, sparse ones and those without memory are refused when they are made.
+    "cuArrayGetMemoryRequirements",
+    "cuArrayGetPlane",
+    "cuArrayGetSparseProperties",
+    "cuMipmappedArrayGetMemoryRequirements",
+    "cuMipmappedArrayGetSparseProperties",
+    // The software GPU has no views.
+    "cuTexObjectGetResourceViewDesc",
 ];
 
 /// Whose answer depends on an attribute, and is compared with it instead of told.
