@@ -68,6 +68,7 @@ const ALSO: &[&str] = &[
     "cuSurfObjectDestroy",
     "cuMemcpy3DAsync_v2",
     "cuMemcpy3DPeerAsync",
+    "cuStreamBatchMemOp_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",

@@ -97,6 +97,7 @@ fn known_enum(c: &str) -> bool {
         "CUlibraryOption",
         "CUmoduleLoadingMode",
         "CUdriverProcAddressQueryResult",
+        "CUstreamAttrID",
         "CUstreamCaptureStatus",
         "CUstreamCaptureMode",
         "CUfunctionLoadingState",

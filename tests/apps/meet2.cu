@@ -19,7 +19,7 @@ __global__ void meet(volatile uint32_t *mine, volatile uint32_t *theirs, uint32_
     *sum = (*sum ^ round) * 0x9e3779b1u + 1;
 }
 
-static uint32_t *shared; // [0] and [64]: how far the kernels of each are; [128]: the second one's result
+static uint32_t *shared; // [0], [64]: how far the kernels of each are; [128]: the second one's result; [192]: rounds
 static volatile uint32_t *pinned; // [0]: mine, [64]: theirs
 static int side;
 static int over;
@@ -60,9 +60,14 @@ int main(int argc, char **argv) {
     CHECK(cudaMemset(sum, side, 4));
     CHECK(cudaDeviceSynchronize());
     for (uint32_t round = 1; round <= rounds; round++) {
+        // The second one follows the first, whose kernel waits for that.
+        while (side == 1 && __atomic_load_n(&shared[192], __ATOMIC_SEQ_CST) < round) {
+            sleep_us(50);
+        }
         meet<<<1, 1, 0, stream>>>(pinned, pinned + 64, sum, round);
         CHECK(cudaGetLastError());
         if (side == 0) {
+            __atomic_store_n(&shared[192], round, __ATOMIC_SEQ_CST);
             progress(progress_file, round);
         }
         if (round % ahead == 0) {

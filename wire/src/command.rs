@@ -125,6 +125,8 @@ commands! {
     386 HELD_ROOM;
     /// The calling thread ends, and its default streams with it. Does not wait.
     387 THREAD_END;
+    /// Operations of a stream on words of memory, in their order. `stream blob`, see [`MemOp`]. Does not wait.
+    388 MEM_OPS;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.
@@ -132,6 +134,46 @@ pub const SHAPES: std::ops::Range<u16> = FIRST + 256..FIRST + 320;
 
 /// The commands whose first words are any word and a staging chunk, whose word says when they are done.
 pub const THROUGH_CHUNK: &[u16] = &[COPY_FROM_CHUNK, COPY_TO_CHUNK, COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK];
+
+/// One operation of [`MEM_OPS`]: four words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemOp {
+    /// `CUstreamBatchMemOpType`: waits for, or writes, 32 (1, 2) or 64 bits (4, 5); flushes (3); a barrier (6).
+    pub operation: u32,
+    /// Of the word.
+    pub address: u64,
+    /// To be written, or compared with.
+    pub value: u64,
+    /// `CU_STREAM_WAIT_VALUE_*` and the like.
+    pub flags: u32,
+}
+
+/// Most operations that one [`MEM_OPS`] has, as in the driver.
+pub const MAX_MEM_OPS: usize = 256;
+
+impl MemOp {
+    /// Bytes of the word that it is about, 0 for none.
+    #[must_use]
+    pub fn width(&self) -> u64 {
+        match self.operation {
+            1 | 2 => 4,
+            4 | 5 => 8,
+            _ => 0,
+        }
+    }
+
+    /// Appends its words.
+    pub fn write(&self, w: &mut crate::codec::Writer) {
+        [u64::from(self.operation), self.address, self.value, u64::from(self.flags)]
+            .into_iter()
+            .for_each(|x| w.word(x));
+    }
+
+    /// Takes what [`MemOp::write`] appended.
+    pub fn read(r: &mut crate::codec::Reader<'_>) -> Result<Self, crate::codec::Malformed> {
+        Ok(Self { operation: r.word32()?, address: r.word()?, value: r.word()?, flags: r.word32()? })
+    }
+}
 
 /// The kind of a callback of `cuLaunchHostFunc`: not called in a broken context.
 pub const HOST_FUNCTION: u64 = 0;

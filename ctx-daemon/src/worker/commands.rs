@@ -44,6 +44,7 @@ impl Executor {
             command::CALLBACK_NEXT => self.callback_next(args, reply),
             command::HELD_ROOM => self.held_room(args),
             command::THREAD_END => self.thread_end(args),
+            command::MEM_OPS => self.mem_ops(args),
             _ => self.code_command(call, args, reply),
         }
     }

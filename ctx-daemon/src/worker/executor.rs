@@ -37,6 +37,7 @@ use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
 use super::textures::Filler;
+use super::times::Ages;
 use super::uses::Shapes;
 use super::waiting::{StreamKey, Then, Waiting};
 
@@ -108,6 +109,10 @@ pub(crate) struct Executor {
     /// Pinned memory that a restored client has, until its memfds are here.
     pub(crate) expected_pins: Vec<(u64, super::pinned::Allocation)>,
     event_record: u16,
+    /// The forms of `cuEventElapsedTime`.
+    elapsed: [u16; 2],
+    /// Events that were recorded before a restore.
+    pub(crate) ages: Ages,
     finished: Vec<(Then, CUresult)>,
     /// What each line of the table has to do with streams and events.
     pub(crate) shapes: Shapes,
@@ -119,6 +124,8 @@ impl Executor {
     pub(crate) fn new(driver: &'static Driver, devices: Vec<Device>, engine: Engine, attached: Attached) -> Self {
         let table = table::parse(table::TEXT).unwrap_or_default();
         let event_record = command::number(&table, "cuEventRecord").unwrap_or(u16::MAX);
+        let elapsed = ["cuEventElapsedTime", "cuEventElapsedTime_v2"];
+        let elapsed = elapsed.map(|name| command::number(&table, name).unwrap_or(u16::MAX));
         let shapes = Shapes::new(&table);
         Self {
             driver,
@@ -143,6 +150,8 @@ impl Executor {
             commands: 0,
             expected_pins: Vec::new(),
             event_record,
+            elapsed,
+            ages: Ages::new(),
             finished: Vec::new(),
             shapes,
             held: Held::default(),
@@ -164,6 +173,9 @@ impl Executor {
                 if header.call == self.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
                     self.recorded.insert(event, self.commands);
+                    self.ages.remove(&event);
+                } else if self.elapsed.contains(&header.call) && !self.ages.is_empty() {
+                    self.correct_elapsed(parameters, &mut payload);
                 }
                 Ok(Outcome::Done(result))
             } else {
@@ -416,6 +428,7 @@ impl Executor {
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.objects.remove(handle);
         self.recorded.remove(&handle);
+        self.ages.remove(&handle);
         self.held.stream_destroyed(handle);
     }
 

@@ -42,6 +42,9 @@ impl Executor {
         if let Some(when) = self.recorded.remove(&event) {
             self.recorded.insert(aside, when);
         }
+        if let Some(age) = self.ages.remove(&event) {
+            self.ages.insert(aside, age);
+        }
         let is = |e: &(u64, EventUse)| e.0 == event;
         for entry in self.held.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
             for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {

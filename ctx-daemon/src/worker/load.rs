@@ -110,7 +110,12 @@ impl Executor {
         let malformed = |e: rekindle_wire::codec::Malformed| format!("the image's worker state: {e}");
         let mut state = Reader::new(&client.worker_state);
         for when in 0..state.word().map_err(malformed)? {
-            self.recorded.insert(state.word().map_err(malformed)?, when);
+            let event = state.word().map_err(malformed)?;
+            self.recorded.insert(event, when);
+            let age = f64::from_bits(state.word().map_err(malformed)?);
+            if age.is_finite() {
+                self.ages.insert(event, age);
+            }
         }
         let mut contexts = HashMap::new();
         for _ in 0..state.word().map_err(malformed)? {

@@ -26,6 +26,7 @@ mod held;
 mod held_early;
 mod held_state;
 mod load;
+mod mem_ops;
 mod memory;
 mod objects;
 mod pinned;
@@ -35,6 +36,7 @@ mod serve;
 mod silence;
 mod start;
 mod textures;
+mod times;
 mod uses;
 mod waiting;
 

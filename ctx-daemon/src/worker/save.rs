@@ -14,9 +14,10 @@ use rekindle_wire::{command, layout, window};
 
 use super::engine::{Job, jobs};
 use super::executor::Executor;
+use super::times::Ages;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 3;
+pub(crate) const STATE_VERSION: u32 = 4;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -73,6 +74,7 @@ impl Executor {
             blobs.push(Blob { kind: HELD_COMMANDS, handle: 0, device: 0, size: held.len() as u64, pieces });
         }
         writer.finish().map_err(|e| failed(&e))?;
+        let ages = self.event_ages();
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
         let code = hashes
@@ -91,7 +93,7 @@ impl Executor {
             gpus: self.describe_gpus(),
             ring: Ring { size: layout::SHARED_SIZE as u64, head },
             worker_version: STATE_VERSION,
-            worker_state: self.state_bytes(),
+            worker_state: self.state_bytes(&ages),
             windows: self.describe_windows(),
             object_kinds: self.describe_kinds(),
             objects: self.describe_objects(),
@@ -207,14 +209,17 @@ impl Executor {
             .collect()
     }
 
-    /// What has no place of its own in the manifest: the events that were recorded, in that order, the contexts of pinned memory, and
+    /// What has no place of its own in the manifest: the events that were recorded, in that order, with their ages, the contexts of pinned memory, and
     /// how far the client has reserved each window, and which devices' contexts were reset.
-    fn state_bytes(&self) -> Vec<u8> {
+    fn state_bytes(&self, ages: &Ages) -> Vec<u8> {
         let mut state = Writer::new();
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();
         state.word(recorded.len() as u64);
-        recorded.into_iter().for_each(|(_, event)| state.word(event));
+        for (_, event) in recorded {
+            state.word(event);
+            state.word(ages.get(&event).copied().unwrap_or(f64::NAN).to_bits());
+        }
         state.word(self.pinned.allocations().len() as u64);
         for (&address, pinned) in self.pinned.allocations() {
             state.word(address);

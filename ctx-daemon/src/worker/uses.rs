@@ -143,7 +143,7 @@ impl Executor {
             command::LAUNCH => uses.lane = stream(5),
             command::COPY | command::COPY_FROM_CHUNK | command::COPY_TO_CHUNK => uses.lane = stream(3),
             command::COPY_BYTES => uses.lane = stream(1),
-            command::STREAM_SYNC | command::STREAM_DESTROY => uses.lane = stream(0),
+            command::STREAM_SYNC | command::STREAM_DESTROY | command::MEM_OPS => uses.lane = stream(0),
             command::HOST_FUNC => {
                 uses.lane = stream(0);
                 uses.turn = Turn::Callback;

@@ -172,6 +172,13 @@ impl Waiting {
         }
     }
 
+    /// More than one command was enqueued in a stream, by so many.
+    pub(crate) fn add_to(&mut self, key: StreamKey, more: u64) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.enqueued += more;
+        }
+    }
+
     /// A kernel was launched in a stream.
     pub(crate) fn launched(&mut self, key: StreamKey, function: u64) {
         if let Some(track) = self.tracks.get_mut(&key) {

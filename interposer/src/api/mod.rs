@@ -21,6 +21,8 @@ mod pinned;
 mod pointer;
 mod primary;
 mod stream;
+mod stream_attribute;
+mod stream_memory;
 mod texture;
 mod transfer;
 
@@ -41,6 +43,8 @@ pub(crate) use pinned::*;
 pub(crate) use pointer::*;
 pub(crate) use primary::*;
 pub(crate) use stream::*;
+pub(crate) use stream_attribute::*;
+pub(crate) use stream_memory::*;
 pub(crate) use texture::*;
 pub(crate) use transfer::*;
 

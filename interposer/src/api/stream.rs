@@ -82,6 +82,11 @@ pub(crate) fn stream_id(_context: CUcontext, stream: CUstream) -> Result<u64, CU
     named(stream).map(|s| s.id)
 }
 
+/// A stream's priority.
+pub(crate) fn priority_of(stream: CUstream) -> Result<i32, CUresult> {
+    named(stream).map(|s| s.priority)
+}
+
 pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(context_of(stream).and_then(|_| unsafe { put(id, named(stream)?.id) }))

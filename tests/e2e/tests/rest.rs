@@ -33,6 +33,11 @@ fn kernels_of_two_processes_that_wait_for_each_other_go_on() -> Result {
 }
 
 #[test]
+fn streams_that_wait_for_words_of_memory_go_on() -> Result {
+    goes_on_after_each_of(2, "waitvalue", &["--rounds", "150", "--sleep-us", "5000"], 40)
+}
+
+#[test]
 fn a_kernel_that_never_ends_fails_the_dump_and_is_named_and_the_program_goes_on() -> Result {
     let node = Node::start()?;
     let until = node.path("until");

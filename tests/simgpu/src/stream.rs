@@ -11,7 +11,7 @@
 //!
 //! Commands of a context that has failed are not run, but done, so that whoever waits goes on and sees the error.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -47,6 +47,8 @@ pub(crate) struct Stream {
     pub(crate) role: Role,
     /// Its priority.
     pub(crate) priority: i32,
+    /// What `cuStreamSetAttribute` has set: hints, without an effect.
+    pub(crate) attributes: Mutex<HashMap<u32, [u64; 8]>>,
     context: Weak<Context>,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -127,6 +129,7 @@ impl Stream {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             role,
             priority,
+            attributes: Mutex::default(),
             context,
             queue: Mutex::default(),
             changed: Condvar::new(),

@@ -132,14 +132,6 @@ pub unsafe fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green
     })
 }
 
-/// Streams have no attributes with an effect here.
-pub unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> CUresult {
-    status(|| {
-        current::stream(dst)?;
-        current::stream(src).map(drop)
-    })
-}
-
 fn not_capturing(stream: CUstream, status: *mut u32) -> Result<()> {
     current::stream(stream)?;
     unsafe { put(status, 0) }

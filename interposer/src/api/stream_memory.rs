@@ -1,0 +1,145 @@
+//! Operations of streams on words of memory.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::Writer;
+use rekindle_wire::command::{MAX_MEM_OPS, MEM_OPS, MemOp};
+
+use super::{check, code};
+use crate::client::{self, Call};
+
+const WAIT_32: u32 = 1;
+const WRITE_32: u32 = 2;
+const FLUSH: u32 = 3;
+const WAIT_64: u32 = 4;
+const WRITE_64: u32 = 5;
+const BARRIER: u32 = 6;
+
+/// What the driver says at once of an operation.
+fn judge(op: &MemOp) -> Result<(), CUresult> {
+    // How to compare, and whether to flush remote writes after it.
+    const WAIT_FLAGS: u32 = 0x4000_0003;
+    const WRITE_FLAGS: u32 = 1;
+    let allowed = match op.operation {
+        WAIT_32 | WAIT_64 => WAIT_FLAGS,
+        WRITE_32 | WRITE_64 | BARRIER => WRITE_FLAGS,
+        FLUSH => 0,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    let width = op.width();
+    let known = || client::get().map(|client| client.memory.is_direct(op.address, width));
+    if op.flags & !allowed != 0 || (width > 0 && (!op.address.is_multiple_of(width) || !known()?)) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(())
+}
+
+fn enqueue(stream: CUstream, ops: &[MemOp]) -> Result<(), CUresult> {
+    let mut call = Call::in_context(MEM_OPS)?;
+    call.stream(stream)?;
+    ops.iter().try_for_each(judge)?;
+    if ops.is_empty() {
+        return Ok(());
+    }
+    let mut words = Writer::new();
+    ops.iter().for_each(|op| op.write(&mut words));
+    call.blob(words.bytes());
+    check(call.send())
+}
+
+fn one(stream: CUstream, operation: u32, address: u64, value: u64, flags: u32) -> CUresult {
+    code(enqueue(stream, &[MemOp { operation, address, value, flags }]))
+}
+
+pub(crate) unsafe fn cuStreamWaitValue32_v2(
+    stream: CUstream,
+    address: CUdeviceptr,
+    value: u32,
+    flags: u32,
+) -> CUresult {
+    one(stream, WAIT_32, address, value.into(), flags)
+}
+
+pub(crate) unsafe fn cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
+    one(stream, WAIT_32, address, value.into(), flags)
+}
+
+pub(crate) unsafe fn cuStreamWaitValue64_v2(
+    stream: CUstream,
+    address: CUdeviceptr,
+    value: u64,
+    flags: u32,
+) -> CUresult {
+    one(stream, WAIT_64, address, value, flags)
+}
+
+pub(crate) unsafe fn cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
+    one(stream, WAIT_64, address, value, flags)
+}
+
+pub(crate) unsafe fn cuStreamWriteValue32_v2(
+    stream: CUstream,
+    address: CUdeviceptr,
+    value: u32,
+    flags: u32,
+) -> CUresult {
+    one(stream, WRITE_32, address, value.into(), flags)
+}
+
+pub(crate) unsafe fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
+    one(stream, WRITE_32, address, value.into(), flags)
+}
+
+pub(crate) unsafe fn cuStreamWriteValue64_v2(
+    stream: CUstream,
+    address: CUdeviceptr,
+    value: u64,
+    flags: u32,
+) -> CUresult {
+    one(stream, WRITE_64, address, value, flags)
+}
+
+pub(crate) unsafe fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
+    one(stream, WRITE_64, address, value, flags)
+}
+
+/// `CUstreamBatchMemOpParams`: a union of 48 bytes, of which the members about words begin alike.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    operation: u32,
+    /// Of flushes and barriers.
+    flags_of_none: u32,
+    address: u64,
+    value: u64,
+    flags: u32,
+    rest: [u32; 5],
+}
+
+pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: *mut c_void, flags: u32) -> CUresult {
+    const { assert!(size_of::<Params>() == 48) };
+    if count as usize > MAX_MEM_OPS || flags != 0 || (count > 0 && params.is_null()) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let ops: Vec<MemOp> = (0..count as usize)
+        .map(|i| {
+            // SAFETY: the caller's array holds that many.
+            let p = unsafe { params.cast::<Params>().add(i).read_unaligned() };
+            match p.operation {
+                FLUSH | BARRIER => MemOp { operation: p.operation, address: 0, value: 0, flags: p.flags_of_none },
+                WAIT_32 | WRITE_32 => {
+                    let value = p.value & 0xffff_ffff;
+                    MemOp { operation: p.operation, address: p.address, value, flags: p.flags }
+                }
+                _ => MemOp { operation: p.operation, address: p.address, value: p.value, flags: p.flags },
+            }
+        })
+        .collect();
+    code(enqueue(stream, &ops))
+}
+
+pub(crate) unsafe fn cuStreamBatchMemOp(stream: CUstream, count: u32, params: *mut c_void, flags: u32) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    unsafe { cuStreamBatchMemOp_v2(stream, count, params, flags) }
+}
