@@ -87,7 +87,7 @@ fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("REKINDLE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(worker::prints::log_writer)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();

@@ -110,6 +110,7 @@ fn known_enum(c: &str) -> bool {
         "CUaddress_mode",
         "CUfilter_mode",
         "CUjitInputType",
+        "CUexecAffinityType",
     ];
     ENUMS.contains(&c)
 }
@@ -381,7 +382,10 @@ pub fn dispatch(table: &[Function]) -> String {
             }
             Effect::Sets(_) => {
                 let handle = set_handle.map_or("0".to_string(), |n| format!("h{n}"));
-                let _ = writeln!(after, "                w.changed({handle}, call, args);");
+                // What the parameters that are no values say is what is set; all of them are words.
+                let is_value = |p: &Param| matches!(p.name.as_str(), "value" | "val" | "config");
+                let value = params(f).iter().position(is_value).map_or("None".into(), |n| format!("Some({n})"));
+                let _ = writeln!(after, "                w.changed({handle}, call, args, {value});");
             }
             _ => {}
         }

@@ -46,6 +46,18 @@ pub struct CUlaunchAttribute {
     pub value: [u64; 8],
 }
 
+/// `CUDA_LAUNCH_PARAMS`: one of the launches of `cuLaunchCooperativeKernelMultiDevice`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CudaLaunchParams {
+    pub function: CUfunction,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub stream: CUstream,
+    pub params: *mut *mut c_void,
+}
+
 /// `CUDA_MEMCPY2D_v2`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -25,7 +25,7 @@ use crate::state::events::Events;
 use crate::state::functions::Functions;
 use crate::state::memory::Memory;
 use crate::state::streams::Streams;
-use crate::{attach, counts, log, named_stream, state};
+use crate::{attach, counts, log, named_stream, prints, state};
 
 /// An attached process.
 pub(crate) struct Client {
@@ -360,6 +360,7 @@ impl Call {
         }
         reply::release(&client.shared, slot);
         self.keep_buffer();
+        prints::deliver(client);
         (result, answer)
     }
 

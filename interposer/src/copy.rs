@@ -242,5 +242,8 @@ fn striped(
             result
         })
     };
+    if let Ok(client) = client::get() {
+        crate::prints::deliver(client);
+    }
     result.err().unwrap_or(CUDA_SUCCESS)
 }

@@ -26,6 +26,7 @@ mod copy;
 mod copy_box;
 mod counts;
 mod log;
+mod prints;
 mod private;
 mod state;
 mod thread_end;

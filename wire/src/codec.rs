@@ -80,6 +80,11 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Malformed("word"))?))
     }
 
+    /// The word at a place in parameters that begin with words only.
+    pub fn word_at(bytes: &[u8], place: usize) -> Result<u64, Malformed> {
+        Reader::new(bytes.get(place * 8..).unwrap_or_default()).word()
+    }
+
     /// The next word as a 32-bit number.
     pub fn word32(&mut self) -> Result<u32, Malformed> {
         u32::try_from(self.word()?).map_err(|_| Malformed("number larger than its type"))

@@ -61,9 +61,10 @@ commands! {
 
     /// A part of a code image. `image offset total blob`. Does not wait.
     48 CODE_PART;
-    /// `cuModuleLoadData`. `module image options_blob`. Waits.
+    /// `cuModuleLoadDataEx`. `module image options_blob` -> `info_length error_length`, then each option's value, and
+    /// nothing where there are no options. Waits.
     49 MODULE_LOAD;
-    /// `cuLibraryLoadData`. `library image options_blob`. Waits.
+    /// `cuLibraryLoadData`. As [`MODULE_LOAD`], with `library`. Waits.
     50 LIBRARY_LOAD;
     /// `module`. Waits.
     51 MODULE_UNLOAD;
@@ -127,6 +128,31 @@ commands! {
     387 THREAD_END;
     /// Operations of a stream on words of memory, in their order. `stream blob`, see [`MemOp`]. Does not wait.
     388 MEM_OPS;
+    /// `cuOccupancyMaxPotentialBlockSizeWithFlags` without a function. `function shared_bytes limit flags` -> `grid
+    /// block`. Waits.
+    448 OCCUPANCY_BLOCK_SIZE;
+    /// `cuOccupancyMaxActiveClusters`, or `cuOccupancyMaxPotentialClusterSize` where `sizes` is not 0. `sizes`, then
+    /// as [`LAUNCH`] -> `number`. Waits.
+    449 OCCUPANCY_CLUSTERS;
+    /// A part of what kernels have printed -> `output more blob`: for stdout (0) or stderr (1), and whether there is more.
+    /// Waits.
+    450 PRINTS;
+    /// Cooperative launches on several devices, `flags count`, then a blob for each as [`LAUNCH`]. Waits.
+    451 LAUNCH_ON_DEVICES;
+    /// `cuLinkCreate`. `linker options_blob`. Waits. The blob has a word for each option: its number, and its value in
+    /// the upper half; of a log's buffer, whether there is one.
+    452 LINK_CREATE;
+    /// `cuLinkAddData`. `linker kind image name options_blob` -> as [`MODULE_LOAD`], for the linker's options. Waits.
+    453 LINK_ADD;
+    /// `cuLinkComplete`. `linker` -> `size`, then as [`LINK_ADD`]. Waits.
+    454 LINK_COMPLETE;
+    /// A part of the output. `linker offset` -> `blob`. Waits.
+    455 LINK_OUTPUT;
+    /// `cuLinkDestroy`. `linker`. Waits.
+    456 LINK_DESTROY;
+    /// A part of a log of the calling thread's last compilation. `which offset` -> `blob`: 0 is information, 1 errors.
+    /// Waits.
+    457 CODE_LOG;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.
@@ -183,14 +209,20 @@ pub const STREAM_CALLBACK: u64 = 1;
 /// The result of [`MEM_ALLOC`] that asks for more of the window; no driver error has this number.
 pub const WINDOW_FULL: i32 = 1_000_001;
 
-/// Launch attributes that travel as they are: ignore 0, cooperative 2, synchronisation policy 3, cluster dimension 4,
-/// cluster scheduling 5, programmatic stream serialisation 6, priority 8, memory synchronisation domain map 9 and
-/// domain 10, preferred cluster 11, shared memory carve-out 14. The others carry events or addresses of the caller's
-/// (access policy window 1, programmatic event 7, launch completion event 12, device-updatable 13).
-pub const PLAIN_ATTRIBUTES: &[u32] = &[0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
+/// Launch attributes that travel as they are: ignore 0, access policy window 1 (a range of device memory), cooperative
+/// 2, synchronisation policy 3, cluster dimension 4, cluster scheduling 5, programmatic stream serialisation 6, priority
+/// 8, memory synchronisation domain map 9 and domain 10, preferred cluster 11, shared memory carve-out 14, NVLink-centric
+/// scheduling 16. Device-updatable nodes (13) belong to graphs.
+pub const PLAIN_ATTRIBUTES: &[u32] = &[0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14, 16];
+
+/// Launch attributes whose first word is an event's handle: programmatic event 7, launch completion event 12.
+pub const EVENT_ATTRIBUTES: &[u32] = &[7, 12];
 
 /// In [`Launch::flags`]: a cooperative launch.
 pub const COOPERATIVE: u32 = 1;
+
+/// Bytes of an attribute: its id, and eight words.
+pub const ATTRIBUTE_BYTES: usize = 72;
 
 /// The parameters of [`LAUNCH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +257,13 @@ impl<'a> Launch<'a> {
         w.word(self.stream);
         w.blob(self.attributes);
         w.blob(self.parameters);
+    }
+
+    /// The handles of the events that the launch records by its attributes.
+    pub fn events(&self) -> impl Iterator<Item = u64> {
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        let attributes = self.attributes.chunks_exact(ATTRIBUTE_BYTES).map(move |a| (word(&a[..8]), word(&a[8..16])));
+        attributes.filter(|(id, _)| EVENT_ATTRIBUTES.iter().any(|e| u64::from(*e) == *id)).map(|(_, event)| event)
     }
 
     /// Takes what [`Launch::write`] appended.
@@ -282,6 +321,7 @@ pub enum Kind {
     MipmappedArray = 0x19,
     TexObject = 0x1a,
     SurfObject = 0x1b,
+    Linker = 0x1d,
 }
 
 impl Kind {

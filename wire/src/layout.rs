@@ -87,6 +87,8 @@ pub struct Header {
     pub deferred: AtomicI32,
     /// Set while the worker holds many commands of some thread: each thread then asks for room before it sends more.
     pub pressure: AtomicU32,
+    /// Whether kernels have printed what the client has not fetched ([`crate::command::PRINTS`]).
+    pub printed: AtomicU32,
 }
 
 /// A field on a cache line of its own, so that the two sides do not fight over it.

@@ -11,6 +11,7 @@ use rekindle_wire::layout::REPLY_BYTES;
 
 use super::code_store::Image;
 use super::executor::{Executor, Outcome, Refused};
+use super::jit::JitOptions;
 use super::objects::Object;
 
 /// A global variable of a module or library, as it lies in a context.
@@ -37,8 +38,9 @@ impl Executor {
     ) -> Result<Outcome, Refused> {
         match call {
             command::CODE_PART => self.code_part(args)?,
-            command::MODULE_LOAD => self.load(call, Kind::Module, args)?,
-            command::LIBRARY_LOAD => self.load(call, Kind::Library, args)?,
+            command::MODULE_LOAD => return self.load(call, Kind::Module, args, reply),
+            command::LIBRARY_LOAD => return self.load(call, Kind::Library, args, reply),
+            command::CODE_LOG => return self.code_log(args, reply),
             command::MODULE_UNLOAD => self.unload(Kind::Module, args)?,
             command::LIBRARY_UNLOAD => self.unload(Kind::Library, args)?,
             command::MODULE_FUNCTION => self.module_function(args, reply)?,
@@ -48,7 +50,7 @@ impl Executor {
             command::MODULE_GLOBAL => self.global(Kind::Module, args, reply)?,
             command::LIBRARY_GLOBAL => self.global(Kind::Library, args, reply)?,
             command::KERNEL_NAMES => self.kernel_names(args, reply)?,
-            _ => return Err(Refused::UnknownCall(call)),
+            _ => return self.link_command(call, args, reply),
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -66,34 +68,57 @@ impl Executor {
         self.devices.first().map_or((0, 0), |d| d.capability)
     }
 
-    fn load(&mut self, call: u16, kind: Kind, args: &mut Reader<'_>) -> Result<(), Refused> {
+    fn load(&mut self, call: u16, kind: Kind, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (handle, number) = (args.word()?, args.word()?);
-        let _options = args.blob()?;
+        let mut options = JitOptions::read(args.blob()?)?;
         args.end()?;
         let image =
             self.code.complete(number, self.capability()).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
-        self.load_image(call, kind, handle, &image, args)
+        let loaded = self.load_image(call, (kind, handle), &image, &mut options, args);
+        self.answer_jit(&options, reply);
+        match loaded {
+            Ok(()) => Ok(Outcome::Done(CUDA_SUCCESS)),
+            // The compiler's words travel with its error.
+            Err(Refused::Code(code)) => Ok(Outcome::Done(code)),
+            Err(refused) => Err(refused),
+        }
     }
 
-    /// Loads an image as a module or library; also for a restore, whose record has the same parameters.
-    pub(crate) fn load_image(
+    /// Loads an image as a module or library again, for a restore.
+    pub(crate) fn load_again(
         &mut self,
         call: u16,
-        kind: Kind,
-        handle: u64,
+        (kind, handle): (Kind, u64),
         image: &Arc<Image>,
+        args: &mut Reader<'_>,
+    ) -> Result<(), Refused> {
+        let _ = (args.word()?, args.word()?);
+        let mut options = JitOptions::read(args.blob()?)?;
+        self.load_image(call, (kind, handle), image, &mut options, args)
+    }
+
+    fn load_image(
+        &mut self,
+        call: u16,
+        (kind, handle): (Kind, u64),
+        image: &Arc<Image>,
+        options: &mut JitOptions,
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
         let driver = self.driver();
+        let (count, numbers, values) = options.arrays();
         let mut real = 0;
-        // SAFETY: the pointer is an image as the driver takes it, which it has copied when it returns; the other
-        // parameters are locals or null.
+        // SAFETY: the pointer is an image as the driver takes it, which it has copied when it returns; the arrays hold
+        // `count` options; the other parameters are locals or null.
         check(image.with_pointer(|pointer| unsafe {
-            if kind == Kind::Module {
-                (driver.cuModuleLoadData)(&raw mut real, pointer)
-            } else {
-                let none = std::ptr::null_mut;
-                (driver.cuLibraryLoadData)(&raw mut real, pointer, none(), none().cast(), 0, none(), none().cast(), 0)
+            let none = std::ptr::null_mut;
+            match kind {
+                Kind::Module if count == 0 => (driver.cuModuleLoadData)(&raw mut real, pointer),
+                Kind::Module => (driver.cuModuleLoadDataEx)(&raw mut real, pointer, count, numbers, values),
+                _ => {
+                    let library = &raw mut real;
+                    (driver.cuLibraryLoadData)(library, pointer, numbers, values, count, none(), none().cast(), 0)
+                }
             }
         }))?;
         let context = if kind == Kind::Module { self.header.context } else { 0 };
@@ -101,6 +126,9 @@ impl Executor {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         self.objects.record(call, handle, self.header.context, args.all(), Some(image.hash));
+        if image.prints {
+            self.prints.capture();
+        }
         self.loaded.insert(handle, image.clone());
         if self.header.context != 0 {
             self.instantiate(handle)?;
@@ -125,6 +153,10 @@ impl Executor {
         let call = if kind == Kind::Module { command::MODULE_UNLOAD } else { command::LIBRARY_UNLOAD };
         self.objects.unload(handle, call, self.header.context, args.all());
         self.loaded.remove(&handle);
+        // A restore needs images whose records are still to come.
+        if self.shared.is_some() {
+            self.code.keep_only(self.objects.log().iter().filter_map(|r| r.code).collect());
+        }
         self.globals.retain(|(parent, _), _| *parent != handle);
         Ok(())
     }

@@ -30,6 +30,8 @@ pub(crate) struct Image {
     pub(crate) allocating: HashSet<String>,
     /// Offset and size of each parameter of the kernels that tell.
     pub(crate) params: HashMap<String, Vec<(u64, u64)>>,
+    /// Whether its code may print, or fail an assertion.
+    pub(crate) prints: bool,
     /// Its variables, or why they cannot be known.
     pub(crate) globals: Result<Vec<Global>, String>,
 }
@@ -47,8 +49,16 @@ impl Image {
     pub(crate) fn new(bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
         let slices = split(&bytes)?;
         let parts = slices.iter().map(|s| aligned(s)).collect();
-        let Description { allocating, params, globals } = describe(&slices, capability);
-        Ok(Self { hash: CodeHash::of(&bytes), parts, allocating, params, globals, bytes })
+        let Description { allocating, params, prints, globals } = describe(&slices, capability);
+        Ok(Self { hash: CodeHash::of(&bytes), parts, allocating, params, prints, globals, bytes })
+    }
+
+    /// The bytes of an image of one part.
+    pub(crate) fn single(&self) -> Option<&[u8]> {
+        match split(&self.bytes) {
+            Ok(parts) if parts.len() == 1 => parts.first().copied(),
+            _ => None,
+        }
     }
 
     /// Calls `load` with a pointer as the driver's loading functions take it.
@@ -111,11 +121,16 @@ fn made_by_compiler(name: &str) -> bool {
 struct Description {
     allocating: HashSet<String>,
     params: HashMap<String, Vec<(u64, u64)>>,
+    prints: bool,
     globals: Result<Vec<Global>, String>,
 }
 
+/// The driver's functions that write to this process's stdout and stderr.
+const PRINTING: [&[u8]; 2] = [b"vprintf", b"__assertfail"];
+
 fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
-    let mut found = Description { allocating: HashSet::new(), params: HashMap::new(), globals: Ok(Vec::new()) };
+    let (allocating, params) = (HashSet::new(), HashMap::new());
+    let mut found = Description { allocating, params, prints: false, globals: Ok(Vec::new()) };
     let mut globals = Vec::new();
     let mut fits = false;
     for part in parts {
@@ -124,15 +139,20 @@ fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
         fits = true;
         if let Err(why) = describe_entry(entry, &mut found, &mut globals) {
             found.globals = Err(why);
+            found.prints = true;
             return found;
         }
     }
+    // Code that cannot be read may print.
+    found.prints |= !fits;
     found.globals = if fits { Ok(globals) } else { Err("none of its entries fits the device".into()) };
     found
 }
 
 fn describe_entry(entry: &code::Entry<'_>, found: &mut Description, globals: &mut Vec<Global>) -> Result<(), String> {
     let program = entry.unpack().map_err(|e| e.to_string())?;
+    let bytes = program.bytes();
+    found.prints |= PRINTING.iter().any(|name| bytes.windows(name.len()).any(|w| w == *name));
     for kernel in program.kernels().map_err(|e| e.to_string())? {
         if kernel.allocates {
             found.allocating.insert(kernel.name.clone());
@@ -191,6 +211,11 @@ impl CodeStore {
         let image = Arc::new(Image::new(bytes, capability)?);
         self.images.insert(image.hash, image.clone());
         Ok(image)
+    }
+
+    /// Drops the images that nothing needs any more.
+    pub(crate) fn keep_only(&mut self, needed: HashSet<CodeHash>) {
+        self.images.retain(|hash, _| needed.contains(hash));
     }
 
     pub(crate) fn get(&self, hash: &CodeHash) -> Option<Arc<Image>> {

@@ -2,7 +2,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
@@ -45,67 +45,12 @@ impl Executor {
             command::HELD_ROOM => self.held_room(args),
             command::THREAD_END => self.thread_end(args),
             command::MEM_OPS => self.mem_ops(args),
+            command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
+            command::PRINTS => self.fetch_prints(args, reply),
+            command::OCCUPANCY_BLOCK_SIZE => self.occupancy_block_size(args, reply),
+            command::OCCUPANCY_CLUSTERS => self.occupancy_clusters(args, reply),
             _ => self.code_command(call, args, reply),
         }
-    }
-
-    fn launch(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let launch = Launch::read(args)?;
-        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-        let function = self.handle_function(launch.function)?;
-        if object.kind == Kind::Kernel {
-            self.instantiate(object.parent)?;
-        }
-        let stream = self.handle_stream(launch.stream)?;
-        // The driver takes gathered parameters through `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
-        let mut size = launch.parameters.len();
-        let mut extra = [
-            std::ptr::without_provenance_mut(1),
-            launch.parameters.as_ptr().cast_mut().cast(),
-            std::ptr::without_provenance_mut(2),
-            (&raw mut size).cast(),
-            std::ptr::null_mut(),
-        ];
-        let [gx, gy, gz] = launch.grid;
-        let [bx, by, bz] = launch.block;
-        let driver = self.driver();
-        let result = if launch.flags == 0 && launch.attributes.is_empty() {
-            // SAFETY: handles are the driver's own; `extra` and what it points to live through the call.
-            unsafe {
-                (driver.cuLaunchKernel)(
-                    function,
-                    gx,
-                    gy,
-                    gz,
-                    bx,
-                    by,
-                    bz,
-                    launch.shared_bytes,
-                    stream,
-                    std::ptr::null_mut(),
-                    extra.as_mut_ptr(),
-                )
-            }
-        } else {
-            let attributes = attributes(&launch)?;
-            let config = CUlaunchConfig {
-                grid: launch.grid,
-                block: launch.block,
-                shared_bytes: launch.shared_bytes,
-                stream,
-                attrs: attributes.as_ptr(),
-                num_attrs: attributes.len() as u32,
-            };
-            // SAFETY: as above, and the configuration lives through the call.
-            unsafe { (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr()) }
-        };
-        if result == CUDA_SUCCESS {
-            self.waiting.launched(self.stream_key(launch.stream)?, launch.function);
-        }
-        if object.allocates && result == CUDA_SUCCESS && self.unsavable.is_none() {
-            self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
-        }
-        Ok(Outcome::Done(result))
     }
 
     fn copy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
@@ -385,6 +330,7 @@ impl Executor {
             self.waiting.all_done(key);
         }
         self.poll();
+        self.collect_prints();
         self.enter_context(self.header.context)
     }
 
@@ -411,6 +357,7 @@ impl Executor {
         for (gone, _) in self.objects.remove_context(handle) {
             self.recorded.remove(&gone);
             self.held.stream_destroyed(gone);
+            self.drop_link(gone);
         }
         self.waiting.forget_context(handle);
         self.forget_globals(handle);
@@ -511,29 +458,4 @@ impl Executor {
             unsafe { (self.driver().cuMemHostUnregister)(self.staging.cast()) };
         }
     }
-}
-
-/// The attributes of a launch as the driver takes them.
-fn attributes(launch: &Launch<'_>) -> Result<Vec<CUlaunchAttribute>, Refused> {
-    const WORDS: usize = 9;
-    const COOPERATIVE_ATTRIBUTE: u32 = 2;
-    if !launch.attributes.len().is_multiple_of(WORDS * 8) {
-        return Err(Malformed("launch attributes of a broken length").into());
-    }
-    let mut reader = Reader::new(launch.attributes);
-    let mut attributes = Vec::new();
-    while reader.end().is_err() {
-        let mut attribute = CUlaunchAttribute { id: reader.word32()?, pad: [0; 4], value: [0; 8] };
-        for value in &mut attribute.value {
-            *value = reader.word()?;
-        }
-        if !command::PLAIN_ATTRIBUTES.contains(&attribute.id) {
-            return Err(Malformed("a launch attribute that does not travel").into());
-        }
-        attributes.push(attribute);
-    }
-    if launch.flags & command::COOPERATIVE != 0 {
-        attributes.push(CUlaunchAttribute { id: COOPERATIVE_ATTRIBUTE, pad: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] });
-    }
-    Ok(attributes)
 }

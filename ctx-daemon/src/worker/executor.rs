@@ -33,9 +33,11 @@ use super::code_store::{CodeStore, Image};
 use super::driver::Driver;
 use super::engine::Engine;
 use super::held::Held;
+use super::linker::Link;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
+use super::prints::Prints;
 use super::textures::Filler;
 use super::times::Ages;
 use super::uses::Shapes;
@@ -93,6 +95,10 @@ pub(crate) struct Executor {
     pub(crate) pinned: PinnedMemory,
     pub(crate) arrays: Arrays,
     pub(crate) fillers: Vec<Filler>,
+    pub(crate) prints: Prints,
+    pub(crate) links: HashMap<u64, Link>,
+    /// What the last compilation of each of the client's threads has said: information, errors.
+    pub(crate) code_logs: HashMap<u32, [Vec<u8>; 2]>,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -141,6 +147,9 @@ impl Executor {
             pinned: PinnedMemory::default(),
             arrays: Arrays::default(),
             fillers: Vec::new(),
+            prints: Prints::default(),
+            links: HashMap::new(),
+            code_logs: HashMap::new(),
             shared: None,
             staging: std::ptr::null_mut(),
             header: CommandHeader::default(),
@@ -254,6 +263,11 @@ impl Executor {
     pub(crate) fn poll(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         self.waiting.finished(self.driver, &mut finished);
+        // An error is known before the driver is asked what it says of it.
+        finished.iter().for_each(|(_, result)| self.note_sticky(*result));
+        if !finished.is_empty() {
+            self.collect_prints();
+        }
         for (then, result) in finished.drain(..) {
             match then {
                 Then::Reply(slot) => self.answer(slot, result, &[]),
@@ -432,10 +446,10 @@ impl Executor {
         self.held.stream_destroyed(handle);
     }
 
-    /// A generated call has changed an object (0: the context).
-    pub(crate) fn changed(&mut self, handle: u64, call: u16, args: &Reader<'_>) {
+    /// A generated call has changed an object (0: the context); `value` is the place of the parameter that says to what.
+    pub(crate) fn changed(&mut self, handle: u64, call: u16, args: &Reader<'_>, value: Option<usize>) {
         let context = self.header.context;
-        self.objects.record_change(call, if handle == 0 { context } else { handle }, context, args.all());
+        self.objects.record_change(call, if handle == 0 { context } else { handle }, context, args.all(), value);
     }
 
     /// Waits for everything in these streams, then does something. Streams of other contexts are marked in theirs.

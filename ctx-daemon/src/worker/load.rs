@@ -16,7 +16,7 @@ use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
 use super::memory;
 use super::pinned;
-use super::save::{ARRIVING_CODE, HELD_COMMANDS, STATE_VERSION};
+use super::save::{ARRIVING_CODE, CODE_LOG, HELD_COMMANDS, PRINTED, STATE_VERSION};
 use super::textures::{needs_memory, recorded_value};
 
 impl Executor {
@@ -91,7 +91,12 @@ impl Executor {
                 let hash = object.code.first().ok_or_else(|| failed(&"no code image"))?;
                 let image = self.code.get(hash).ok_or_else(|| failed(&"its code image is missing"))?;
                 let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
-                self.load_image(call, kind, object.handle, &image, &args).map(|()| Outcome::Done(0))
+                self.load_again(call, (kind, object.handle), &image, &mut args).map(|()| Outcome::Done(0))
+            }
+            command::LINK_ADD => {
+                let hash = object.code.first().ok_or_else(|| failed(&"no code image"))?;
+                let image = self.code.get(hash).ok_or_else(|| failed(&"its code image is missing"))?;
+                self.link_add(&mut args, &image, &mut reply).map(Outcome::Done)
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
@@ -233,6 +238,11 @@ impl Executor {
             }
             match blob.kind {
                 ARRIVING_CODE => self.code.resume_arriving(blob.handle, bytes),
+                PRINTED => self.prints.resume(blob.handle, bytes)?,
+                CODE_LOG => {
+                    let logs = self.code_logs.entry((blob.handle >> 1) as u32).or_default();
+                    logs[(blob.handle & 1) as usize] = bytes;
+                }
                 HELD_COMMANDS => self.restore_held(&bytes).map_err(|e| format!("the image's held commands: {e}"))?,
                 kind => return Err(format!("the image has a part of the unknown kind {kind}")),
             }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The life of a command: [`serve`] takes it from the ring, [`held`] keeps it while it may not go to the driver
-//! yet, [`executor`] hands it to the driver (through generated dispatch, [`commands`] or [`code`]), [`waiting`] answers
-//! it later if it waits. The life of a checkpoint: `Quiesce`
+//! yet, [`executor`] hands it to the driver (through generated dispatch, [`commands`], [`launch`] or [`code`]),
+//! [`waiting`] answers it later if it waits. The life of a checkpoint: `Quiesce`
 //! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
 
 mod arrays;
@@ -25,11 +25,16 @@ mod executor;
 mod held;
 mod held_early;
 mod held_state;
+mod jit;
+mod launch;
+mod linker;
 mod load;
 mod mem_ops;
 mod memory;
 mod objects;
+mod occupancy;
 mod pinned;
+pub(crate) mod prints;
 mod rest;
 mod save;
 mod serve;
@@ -48,6 +53,8 @@ use tracing::error;
 
 /// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load.
 pub(crate) fn main(channel: UnixStream, cuda_driver: PathBuf) -> ExitCode {
+    // Stderr may come to be the application's.
+    std::panic::set_hook(Box::new(|panic| error!("{panic}")));
     let executor = match start::start(&cuda_driver) {
         Ok(executor) => executor,
         Err(why) => {

@@ -3,7 +3,7 @@
 //! A record is the command that created or changed something, as it came through the ring. A restore executes the
 //! records in their order. What is destroyed takes its records, and those of what depended on it, out of the log.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rekindle_images::CodeHash;
 use rekindle_wire::command::Kind;
@@ -35,17 +35,32 @@ pub(crate) struct Record {
     pub(crate) code: Option<CodeHash>,
 }
 
+/// How many unloaded modules and libraries the log keeps at most.
+const MAX_UNLOADED: usize = 64;
+
+/// Whether a handle is one that code is loaded as.
+fn is_code(handle: u64) -> bool {
+    Kind::Module.owns(handle) || Kind::Library.owns(handle)
+}
+
 /// All objects of a client.
 #[derive(Default)]
 pub(crate) struct Objects {
     by_handle: HashMap<u64, Object>,
     log: Vec<Record>,
     next_sequence: u64,
+    /// Of unloaded code whose records are kept: what was made from it, and the code.
+    former: HashMap<u64, u64>,
 }
 
 impl Objects {
     pub(crate) fn get(&self, handle: u64) -> Option<&Object> {
         self.by_handle.get(&handle)
+    }
+
+    /// The handles of one kind.
+    pub(crate) fn of_kind(&self, kind: Kind) -> Vec<u64> {
+        self.by_handle.iter().filter(|(_, o)| o.kind == kind).map(|(handle, _)| *handle).collect()
     }
 
     pub(crate) fn log(&self) -> &[Record] {
@@ -73,31 +88,75 @@ impl Objects {
         self.log.push(Record { sequence, call, owner, context, args: args.to_vec(), code });
     }
 
-    /// Adds a record of a change. One that said the very same before is taken out, so that a program which changes
-    /// between a few values for ever does not make the log grow.
-    pub(crate) fn record_change(&mut self, call: u16, owner: u64, context: u64, args: &[u8]) {
-        self.log.retain(|r| !(r.owner == owner && r.call == call && r.context == context && r.args == args));
+    /// Adds a record of a change. One that said the same before, but for the word that is the new value, is taken out,
+    /// so that a program which changes values for ever does not make the log grow.
+    pub(crate) fn record_change(&mut self, call: u16, owner: u64, context: u64, args: &[u8], value: Option<usize>) {
+        let is_value = |at: usize| value.is_some_and(|word| at / 8 == word);
+        let same = |other: &[u8]| {
+            let pairs = other.iter().zip(args).enumerate();
+            other.len() == args.len() && pairs.into_iter().all(|(at, (a, b))| a == b || is_value(at))
+        };
+        self.log.retain(|r| !(r.owner == owner && r.call == call && r.context == context && same(&r.args)));
         self.record(call, owner, context, args, None);
     }
 
-    /// Takes a module or library out that was unloaded. Where other code was loaded after it, its records stay, and one
-    /// of the unloading is added: the driver places later code by what was there, and a restore must do as it did.
+    /// Takes a module or library out that was unloaded. Where other code was loaded after it and is still there, its
+    /// records stay, and one of the unloading is added: the driver places later code by what was there, and a restore
+    /// must do as it did.
     pub(crate) fn unload(&mut self, handle: u64, call: u16, context: u64, args: &[u8]) {
-        let loaded = self.log.iter().position(|r| r.owner == handle && r.code.is_some());
-        let others_after = |at: usize| self.log[at..].iter().any(|r| r.code.is_some() && r.owner != handle);
-        if !loaded.is_some_and(others_after) {
-            self.remove(handle);
+        let gone = self.take(handle);
+        self.former.extend(gone.iter().map(|(child, _)| (*child, handle)));
+        self.record(call, handle, context, args, None);
+        self.forget_unloaded();
+    }
+
+    /// Drops the records of unloaded code during whose life nothing was loaded that still counts. A program that loads
+    /// and unloads for ever, always the next before the last, would keep a chain of all of them: it is cut at
+    /// [`MAX_UNLOADED`], and the restore, which compares every address that can be asked for, then refuses if the
+    /// driver has placed anything otherwise.
+    fn forget_unloaded(&mut self) {
+        // The life of each code: from its loading to its unloading, which is the last of its records.
+        let mut ends: HashMap<u64, usize> = HashMap::new();
+        for (at, record) in self.log.iter().enumerate().filter(|(_, r)| is_code(r.owner)) {
+            let alive = self.by_handle.contains_key(&record.owner);
+            ends.insert(record.owner, if alive { usize::MAX } else { at });
+        }
+        let loads = self.log.iter().enumerate().rev().filter(|(_, r)| r.code.is_some() && is_code(r.owner));
+        // Where the next code was loaded that counts: later ones decide about earlier ones.
+        let mut next = usize::MAX;
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
+        for (begin, record) in loads {
+            match ends.get(&record.owner).copied().unwrap_or(usize::MAX) {
+                usize::MAX => {}
+                end if next < end => kept.push(record.owner),
+                _ => {
+                    gone.push(record.owner);
+                    continue;
+                }
+            }
+            next = begin;
+        }
+        gone.extend(kept.into_iter().skip(MAX_UNLOADED));
+        if gone.is_empty() {
             return;
         }
-        let kept = self.log.clone();
-        self.remove(handle);
-        self.log = kept;
-        self.record(call, handle, context, args, None);
+        let gone: HashSet<u64> = gone.into_iter().collect();
+        let former = &self.former;
+        self.log.retain(|r| !gone.contains(former.get(&r.owner).unwrap_or(&r.owner)));
+        self.former.retain(|_, code| !gone.contains(code));
     }
 
     /// Takes an object out, with everything made from it, and their records. Returns what was taken out, the object
     /// itself last.
     pub(crate) fn remove(&mut self, handle: u64) -> Vec<(u64, Object)> {
+        let gone = self.take(handle);
+        let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).chain([handle]).collect();
+        self.log.retain(|r| !owners.contains(&r.owner));
+        gone
+    }
+
+    /// Takes an object out, with everything made from it, and leaves their records.
+    fn take(&mut self, handle: u64) -> Vec<(u64, Object)> {
         let mut gone = vec![handle];
         let mut at = 0;
         while at < gone.len() {
@@ -107,7 +166,6 @@ impl Objects {
             gone.extend(children);
             at += 1;
         }
-        self.log.retain(|r| !gone.contains(&r.owner));
         gone.iter().rev().filter_map(|h| Some((*h, self.by_handle.remove(h)?))).collect()
     }
 
@@ -125,6 +183,7 @@ impl Objects {
         }
         // A context that comes anew is placed anew: what was unloaded no longer matters.
         self.log.retain(|r| self.by_handle.contains_key(&r.owner));
+        self.former.clear();
         gone
     }
 }
@@ -167,8 +226,30 @@ mod tests {
         let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner)).collect();
         assert_eq!(log, [(1, first), (1, second), (9, first)]);
         objects.unload(second, 9, 0, &[]);
-        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner)).collect();
-        assert_eq!(log, [(1, first), (9, first)]);
+        assert!(objects.log().is_empty());
+    }
+
+    #[test]
+    fn loading_and_unloading_for_ever_does_not_grow_the_log() {
+        let mut objects = Objects::default();
+        let code = Some(CodeHash::of(b"code"));
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], code);
+        };
+        load(&mut objects, 1);
+        for pair in 1..200 {
+            load(&mut objects, 2 * pair);
+            load(&mut objects, 2 * pair + 1);
+            objects.unload(Kind::Module.handle(2 * pair), 9, 0, &[]);
+            objects.unload(Kind::Module.handle(2 * pair + 1), 9, 0, &[]);
+            assert_eq!(objects.log().len(), 1);
+        }
+        for number in 1000..1200 {
+            load(&mut objects, number + 1);
+            objects.unload(Kind::Module.handle(number), 9, 0, &[]);
+        }
+        assert!(objects.log().len() <= 2 * MAX_UNLOADED + 2);
     }
 
     #[test]
@@ -186,10 +267,13 @@ mod tests {
     #[test]
     fn repeated_changes_do_not_grow_the_log() {
         let mut objects = Objects::default();
-        for i in 0..100_u8 {
-            objects.record_change(7, 1, 0, &[i % 2]);
+        let words = |what: u64, value: u64| [what.to_le_bytes(), value.to_le_bytes()].concat();
+        for i in 0..100 {
+            objects.record_change(7, 1, 0, &words(i % 2, i), Some(1));
         }
+        let log: Vec<_> = objects.log().iter().map(|r| r.args.clone()).collect();
+        assert_eq!(log, [words(0, 98), words(1, 99)]);
+        objects.record_change(7, 1, 0, &words(0, 98), None);
         assert_eq!(objects.log().len(), 2);
-        assert_eq!(objects.log()[1].args, [1]);
     }
 }

@@ -81,7 +81,10 @@ impl Executor {
                 }
             }
             match busy {
-                None if self.waiting.is_empty() && self.held.is_at_rest() => return Ok(Rest::Idle),
+                None if self.waiting.is_empty() && self.held.is_at_rest() => {
+                    self.collect_prints();
+                    return Ok(Rest::Idle);
+                }
                 _ if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
                 Some(key) => return Ok(Rest::Busy(self.what_runs(key))),
                 None => return Ok(Rest::Busy("an event is pending".into())),

@@ -24,6 +24,14 @@ pub(crate) const ARRIVING_CODE: u32 = 1;
 /// The kind of blob that holds the held commands.
 pub(crate) const HELD_COMMANDS: u32 = 3;
 
+/// The kind of blob that holds what kernels have printed and the application has not fetched: its handle is 0 for stdout,
+/// 1 for stderr.
+pub(crate) const PRINTED: u32 = 0x1c0;
+
+/// The kind of blob that holds a compiler's log that its caller may be about to fetch: its handle is twice the thread's
+/// number, and one more for errors.
+pub(crate) const CODE_LOG: u32 = 0x1c1;
+
 /// What saving gives.
 pub(crate) struct Saved {
     pub(crate) client: Client,
@@ -73,6 +81,8 @@ impl Executor {
             let pieces = writer.append_all(&held).map_err(|e| failed(&e))?;
             blobs.push(Blob { kind: HELD_COMMANDS, handle: 0, device: 0, size: held.len() as u64, pieces });
         }
+        blobs.extend(self.save_prints(&writer)?);
+        blobs.extend(self.save_code_logs(&writer)?);
         writer.finish().map_err(|e| failed(&e))?;
         let ages = self.event_ages();
 
@@ -158,6 +168,23 @@ impl Executor {
             Ok(Blob { kind: ARRIVING_CODE, handle: number, device: 0, size: bytes.len() as u64, pieces })
         };
         self.code.arriving().iter().map(save).collect()
+    }
+
+    fn save_prints(&self, writer: &DataWriter) -> Result<Vec<Blob>, String> {
+        let save = |(output, text): (u64, &Vec<u8>)| {
+            let pieces = writer.append_all(text).map_err(|e| e.to_string())?;
+            Ok(Blob { kind: PRINTED, handle: output, device: 0, size: text.len() as u64, pieces })
+        };
+        (0..).zip(self.prints.pending()).filter(|(_, text)| !text.is_empty()).map(save).collect()
+    }
+
+    fn save_code_logs(&self, writer: &DataWriter) -> Result<Vec<Blob>, String> {
+        let save = |(handle, text): (u64, &Vec<u8>)| {
+            let pieces = writer.append_all(text).map_err(|e| e.to_string())?;
+            Ok(Blob { kind: CODE_LOG, handle, device: 0, size: text.len() as u64, pieces })
+        };
+        let logs = self.code_logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
+        logs.filter(|(_, text)| !text.is_empty()).map(save).collect()
     }
 
     fn describe_gpus(&self) -> Vec<ClientGpu> {

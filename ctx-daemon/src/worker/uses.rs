@@ -2,7 +2,8 @@
 
 use rekindle_cuda_abi::table::{Effect, Function};
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::ring::CommandHeader;
 
 use super::executor::Executor;
@@ -140,7 +141,16 @@ impl Executor {
             return uses;
         }
         match header.call {
-            command::LAUNCH => uses.lane = stream(5),
+            command::LAUNCH => {
+                uses.lane = stream(5);
+                // Most have no attributes, so no events.
+                const ATTRIBUTES_LENGTH: usize = 6;
+                if word(parameters, ATTRIBUTES_LENGTH).is_some_and(|length| length != 0)
+                    && let Ok(launch) = Launch::read(&mut Reader::new(parameters))
+                {
+                    uses.events.extend(launch.events().map(|event| (event, EventUse::Record)));
+                }
+            }
             command::COPY | command::COPY_FROM_CHUNK | command::COPY_TO_CHUNK => uses.lane = stream(3),
             command::COPY_BYTES => uses.lane = stream(1),
             command::STREAM_SYNC | command::STREAM_DESTROY | command::MEM_OPS => uses.lane = stream(0),
@@ -181,6 +191,8 @@ impl Executor {
             | command::SURFACE_CREATE
             | command::CALLBACK_NEXT
             | command::HELD_ROOM => {}
+            command::OCCUPANCY_BLOCK_SIZE | command::OCCUPANCY_CLUSTERS | command::PRINTS => {}
+            command::LINK_CREATE..=command::CODE_LOG => {}
             // Until it says here what it has to do with streams, it comes after everything that is held.
             _ => uses.scope = Scope::Everything,
         }

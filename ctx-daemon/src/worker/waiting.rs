@@ -65,6 +65,9 @@ const EVENT_STREAM: CUstream = u64::MAX;
 /// The name of streams that the client has destroyed, numbered by `thread`, while something runs in them.
 const DYING_STREAM: CUstream = u64::MAX - 1;
 
+/// A stream of the worker's, one in each context, in which there never is anything (see [`super::prints`]).
+pub(crate) const PRINT_STREAM: CUstream = u64::MAX - 1;
+
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {

@@ -46,7 +46,8 @@ fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresul
     let (result, mut reply) = call.wait();
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
-    client.contexts.insert(handle, Context { device, flags, api_version, id: handle & 0xffff_ffff | 1 << 32 });
+    let id = handle & 0xffff_ffff | 1 << 32;
+    client.contexts.insert(handle, Context { device, flags, api_version, id, attached: 0 });
     if !contexts::push(handle) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
@@ -58,6 +59,11 @@ pub(crate) unsafe fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdev
     code(create(pctx, flags, dev))
 }
 
+pub(crate) unsafe fn cuCtxCreate(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
+    code(create(pctx, flags, dev))
+}
+
+/// Execution affinities, which a device supports under MPS alone, and MPS is not used here.
 pub(crate) unsafe fn cuCtxCreate_v3(
     pctx: *mut CUcontext,
     _params: *mut c_void,
@@ -66,18 +72,65 @@ pub(crate) unsafe fn cuCtxCreate_v3(
     dev: CUdevice,
 ) -> CUresult {
     if count != 0 {
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
     }
     code(create(pctx, flags, dev))
 }
 
 pub(crate) unsafe fn cuCtxCreate_v4(pctx: *mut CUcontext, params: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {
-    // Execution affinities, their number, and an interop context.
-    // SAFETY: not null, so the parameters by the caller's promise.
-    if !params.is_null() && unsafe { params.cast::<[u64; 3]>().read_unaligned() } != [0; 3] {
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if !params.is_null() {
+        // Affinities, their number, and how graphics share the context.
+        // SAFETY: not null, so a CUctxCreateParams by the caller's promise.
+        let [affinities, count, graphics] = unsafe { params.cast::<[u64; 3]>().read_unaligned() };
+        if graphics != 0 {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        if affinities != 0 && count as u32 != 0 {
+            return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+        }
     }
     code(create(pctx, flags, dev))
+}
+
+pub(crate) unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> CUresult {
+    const SM_COUNT: u32 = 0;
+    code(named(0).and_then(|_| match affinity.is_null() || kind != SM_COUNT {
+        true => Err(CUDA_ERROR_INVALID_VALUE),
+        false => Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY),
+    }))
+}
+
+/// Counts another user of the current context.
+pub(crate) unsafe fn cuCtxAttach(pctx: *mut CUcontext, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        if pctx.is_null() || flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (handle, context) = client.contexts.current()?;
+        client.contexts.insert(handle, Context { attached: context.attached + 1, ..context });
+        // SAFETY: not null, writable by cuda.h's contract.
+        unsafe { put(pctx, handle) }
+    }))
+}
+
+/// Takes a user from the current context; without any left it is destroyed.
+pub(crate) unsafe fn cuCtxDetach(ctx: CUcontext) -> CUresult {
+    let last = client::get().and_then(|client| {
+        let (handle, context) = client.contexts.current()?;
+        if handle != ctx || context.attached == 0 && Contexts::is_primary(ctx) {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        if context.attached > 0 {
+            client.contexts.insert(handle, Context { attached: context.attached - 1, ..context });
+        }
+        Ok(context.attached == 0)
+    });
+    match last {
+        // SAFETY: no pointers.
+        Ok(true) => unsafe { cuCtxDestroy_v2(ctx) },
+        Ok(false) => CUDA_SUCCESS,
+        Err(error) => error,
+    }
 }
 
 pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {

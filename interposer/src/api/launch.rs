@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{COOPERATIVE, LAUNCH, Launch, PLAIN_ATTRIBUTES};
+use rekindle_wire::command::{COOPERATIVE, EVENT_ATTRIBUTES, LAUNCH, Launch, PLAIN_ATTRIBUTES};
 
 use super::{check, code, library};
 use crate::client::Call;
@@ -16,17 +16,17 @@ use crate::named_stream;
 use crate::state::functions::Function;
 
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`: what follows them in `extra`.
-const BUFFER_POINTER: usize = 1;
-const BUFFER_SIZE: usize = 2;
+pub(super) const BUFFER_POINTER: usize = 1;
+pub(super) const BUFFER_SIZE: usize = 2;
 
 /// The most bytes of parameters that any kernel takes (`cuda.h`: 32,764 from Volta on).
-const MAX_PARAMETERS: usize = 32_764;
+pub(super) const MAX_PARAMETERS: usize = 32_764;
 
 /// Gathers a launch's parameters at their offsets.
 ///
 /// # Safety
 /// `params` and `extra` are as `cuLaunchKernel` wants them for this function.
-unsafe fn gather(
+pub(super) unsafe fn gather(
     function: &Function,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
@@ -47,7 +47,7 @@ unsafe fn gather(
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             }
         }
-        if size > MAX_PARAMETERS || (pointer.is_null() && size > 0) {
+        if size > MAX_PARAMETERS || size < function.params_size || (pointer.is_null() && size > 0) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if size > 0 {
@@ -83,8 +83,13 @@ thread_local! {
 
 /// # Safety
 /// As `cuLaunchKernel`.
-unsafe fn launch(mut what: Launch<'_>, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<(), CUresult> {
+pub(super) unsafe fn launch(
+    mut what: Launch<'_>,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<(), CUresult> {
     let function = library::known(what.function)?;
+    crate::prints::deliver(crate::client::get()?);
     what.stream = named_stream(what.stream);
     let mut parameters = PARAMETERS.try_with(std::cell::Cell::take).unwrap_or_default();
     // SAFETY: the caller's promise.
@@ -183,14 +188,29 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     }
     // SAFETY: not null, so a configuration by the caller's promise.
     let config = unsafe { config.read() };
+    // SAFETY: as above, with its attributes.
+    let attributes = match unsafe { attribute_bytes(&config) } {
+        Ok(attributes) => attributes,
+        Err(error) => return error,
+    };
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { launch(with_attributes(f, &config, &attributes), params, extra) })
+}
+
+/// A configuration's attributes as they travel.
+///
+/// # Safety
+/// The configuration's array holds as many attributes as it says.
+pub(super) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<Vec<u8>, CUresult> {
     let attributes: &[CUlaunchAttribute] = match config.num_attrs {
         0 => &[],
-        _ if config.attrs.is_null() => return CUDA_ERROR_INVALID_VALUE,
-        // SAFETY: the caller's array holds that many.
+        _ if config.attrs.is_null() => return Err(CUDA_ERROR_INVALID_VALUE),
+        // SAFETY: the caller's promise.
         n => unsafe { std::slice::from_raw_parts(config.attrs, n as usize) },
     };
-    if attributes.iter().any(|a| !PLAIN_ATTRIBUTES.contains(&a.id)) {
-        return CUDA_ERROR_NOT_SUPPORTED;
+    let travels = |id| PLAIN_ATTRIBUTES.contains(&id) || EVENT_ATTRIBUTES.contains(&id);
+    if attributes.iter().any(|a| !travels(a.id)) {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let mut bytes = Vec::with_capacity(size_of_val(attributes));
     for a in attributes {
@@ -198,16 +218,19 @@ pub(crate) unsafe fn cuLaunchKernelEx(
         bytes.extend_from_slice(&u64::from(a.id).to_le_bytes());
         a.value.iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
     }
-    let what = Launch {
+    Ok(bytes)
+}
+
+/// A configuration as a launch, without parameters.
+pub(super) fn with_attributes<'a>(f: CUfunction, config: &CUlaunchConfig, attributes: &'a [u8]) -> Launch<'a> {
+    Launch {
         function: f,
         grid: config.grid,
         block: config.block,
         shared_bytes: config.shared_bytes,
         flags: 0,
         stream: config.stream,
-        attributes: &bytes,
+        attributes,
         parameters: &[],
-    };
-    // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(what, params, extra) })
+    }
 }

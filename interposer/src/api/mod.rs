@@ -11,12 +11,17 @@ mod callback;
 mod context;
 mod device;
 mod event;
+mod jit;
+mod kernels;
 mod launch;
+mod legacy;
 mod library;
+mod linker;
 mod lookup;
 mod memory;
 mod memset;
 mod mipmap;
+mod occupancy;
 mod pinned;
 mod pointer;
 mod primary;
@@ -33,12 +38,16 @@ pub(crate) use callback::*;
 pub(crate) use context::*;
 pub(crate) use device::*;
 pub(crate) use event::*;
+pub(crate) use kernels::*;
 pub(crate) use launch::*;
+pub(crate) use legacy::*;
 pub(crate) use library::*;
+pub(crate) use linker::*;
 pub(crate) use lookup::*;
 pub(crate) use memory::*;
 pub(crate) use memset::*;
 pub(crate) use mipmap::*;
+pub(crate) use occupancy::*;
 pub(crate) use pinned::*;
 pub(crate) use pointer::*;
 pub(crate) use primary::*;
@@ -51,10 +60,11 @@ pub(crate) use transfer::*;
 // Calls that the table alone describes.
 pub(crate) use crate::remote::{
     cuCtxGetCacheConfig, cuCtxGetLimit, cuCtxGetSharedMemConfig, cuCtxResetPersistingL2Cache, cuCtxSetCacheConfig,
-    cuCtxSetLimit, cuCtxSetSharedMemConfig, cuDeviceCanAccessPeer, cuDeviceGetP2PAttribute, cuEventElapsedTime,
-    cuEventElapsedTime_v2, cuEventQuery, cuFuncGetAttribute, cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute,
-    cuFuncSetCacheConfig, cuFuncSetSharedMemConfig, cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig,
-    cuMemGetInfo_v2, cuOccupancyAvailableDynamicSMemPerBlock, cuOccupancyMaxActiveBlocksPerMultiprocessor,
+    cuCtxSetLimit, cuCtxSetSharedMemConfig, cuDeviceCanAccessPeer, cuDeviceGetExecAffinitySupport,
+    cuDeviceGetP2PAttribute, cuEventElapsedTime, cuEventElapsedTime_v2, cuEventQuery, cuFuncGetAttribute,
+    cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute, cuFuncSetCacheConfig, cuFuncSetSharedMemConfig,
+    cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig, cuMemGetInfo_v2,
+    cuOccupancyAvailableDynamicSMemPerBlock, cuOccupancyMaxActiveBlocksPerMultiprocessor,
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cuStreamQuery,
 };
 

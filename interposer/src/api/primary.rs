@@ -36,7 +36,7 @@ fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<
     let (result, mut reply) = call.wait();
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
-    let context = Context { device, flags: primary.flags, api_version, id: device as u64 + 1 };
+    let context = Context { device, flags: primary.flags, api_version, id: device as u64 + 1, attached: 0 };
     client.contexts.insert(handle, context);
     Ok(())
 }

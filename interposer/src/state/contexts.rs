@@ -66,6 +66,8 @@ pub(crate) struct Context {
     pub(crate) api_version: u32,
     /// `cuCtxGetId`: unique in the process.
     pub(crate) id: u64,
+    /// How many `cuCtxAttach` were not followed by a `cuCtxDetach`.
+    pub(crate) attached: u32,
 }
 
 /// A device's primary context: one handle for ever, which is alive while it is retained.

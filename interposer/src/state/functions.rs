@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// What is known of a function or kernel.
 #[derive(Debug)]
@@ -20,12 +20,23 @@ pub(crate) struct Function {
     /// A digest of the last configuration that was launched and answered with success. A launch that differs waits
     /// for its answer, because what is wrong with a configuration the driver says at once.
     pub(crate) proven: AtomicU64,
+    /// What the calls from before CUDA 4 have set for a launch by `cuLaunch` and its like.
+    pub(crate) legacy: Mutex<Legacy>,
+}
+
+/// The parts of a launch that are set one by one.
+#[derive(Debug, Default)]
+pub(crate) struct Legacy {
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) parameters: Vec<u8>,
+    pub(crate) size: usize,
 }
 
 impl Function {
     pub(crate) fn new(name: CString, parent: u64, context: u64, params: Vec<(u32, u32)>) -> Self {
         let params_size = params.iter().map(|&(o, s)| o as usize + s as usize).max().unwrap_or(0);
-        Self { name, parent, context, params, params_size, proven: AtomicU64::new(0) }
+        Self { name, parent, context, params, params_size, proven: AtomicU64::new(0), legacy: Mutex::default() }
     }
 }
 
@@ -33,6 +44,8 @@ impl Function {
 #[derive(Default)]
 pub(crate) struct Functions {
     by_handle: RwLock<HashMap<u64, Arc<Function>>>,
+    /// The modules that libraries are in contexts: (library, context, module).
+    modules: RwLock<Vec<(u64, u64, u64)>>,
 }
 
 impl Functions {
@@ -52,8 +65,35 @@ impl Functions {
         map.iter().find(|(_, f)| f.parent == parent && f.name.as_c_str() == name).map(|(h, _)| *h)
     }
 
+    /// The module that a library is in a context, if it was asked for before.
+    pub(crate) fn module_of(&self, library: u64, context: u64) -> Option<u64> {
+        let modules = self.modules.read().ok()?;
+        modules.iter().find(|(l, c, _)| (*l, *c) == (library, context)).map(|(.., module)| *module)
+    }
+
+    /// The library and context of a module that is a library's.
+    pub(crate) fn library_of(&self, module: u64) -> Option<(u64, u64)> {
+        let modules = self.modules.read().ok()?;
+        modules.iter().find(|(.., m)| *m == module).map(|(library, context, _)| (*library, *context))
+    }
+
+    /// Remembers a library's module; where another thread was first, its.
+    pub(crate) fn add_module(&self, library: u64, context: u64, module: u64) -> u64 {
+        let Ok(mut modules) = self.modules.write() else { return module };
+        match modules.iter().find(|(l, c, _)| (*l, *c) == (library, context)) {
+            Some((.., first)) => *first,
+            None => {
+                modules.push((library, context, module));
+                module
+            }
+        }
+    }
+
     /// Forgets the functions of a context that is gone. Kernels stay, but must prove themselves anew.
     pub(crate) fn forget_context(&self, context: u64) {
+        if let Ok(mut modules) = self.modules.write() {
+            modules.retain(|(_, c, _)| *c != context);
+        }
         if let Ok(mut map) = self.by_handle.write() {
             map.retain(|_, f| f.context != context);
             map.values().for_each(|f| f.proven.store(0, std::sync::atomic::Ordering::Relaxed));
@@ -62,6 +102,9 @@ impl Functions {
 
     /// Forgets the functions of a module or library that was unloaded, and those made from its kernels.
     pub(crate) fn forget(&self, parent: u64) {
+        if let Ok(mut modules) = self.modules.write() {
+            modules.retain(|(library, _, module)| *library != parent && *module != parent);
+        }
         if let Ok(mut map) = self.by_handle.write() {
             let gone: Vec<u64> = map.iter().filter(|(_, f)| f.parent == parent).map(|(h, _)| *h).collect();
             map.retain(|h, f| f.parent != parent && !gone.contains(&f.parent) && !gone.contains(h));

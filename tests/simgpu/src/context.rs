@@ -20,7 +20,7 @@ use rekindle_cuda_abi::types::{
 use crate::config::log;
 use crate::device::{Device, devices};
 use crate::execution::malloc::MallocHeap;
-use crate::execution::print::Prints;
+use crate::execution::print::{self, Prints};
 use crate::handles::{self, Object};
 use crate::memory::{pinned, space};
 use crate::status::Result;
@@ -43,6 +43,8 @@ pub(crate) struct Context {
     pub(crate) flags: AtomicU32,
     /// `cuCtxSetCacheConfig`'s hint, which has no effect.
     pub(crate) cache_config: AtomicU32,
+    /// How many `cuCtxAttach` were not followed by a `cuCtxDetach`.
+    pub(crate) attached: AtomicU32,
     /// Device memory for `malloc` in kernels.
     pub(crate) malloc: MallocHeap,
     /// Its textures and surfaces.
@@ -51,6 +53,7 @@ pub(crate) struct Context {
     cancel: AtomicBool,
     limits: Mutex<[usize; LIMITS.len()]>,
     prints: Prints,
+    complaints: Prints,
     peers: AtomicU64,
     streams: Mutex<Streams>,
 }
@@ -76,12 +79,14 @@ impl Context {
             device,
             flags: AtomicU32::new(flags),
             cache_config: AtomicU32::new(0),
+            attached: AtomicU32::new(0),
             malloc: MallocHeap::default(),
             bindings: Bindings::default(),
             error: AtomicI32::new(CUDA_SUCCESS),
             cancel: AtomicBool::new(false),
             limits: Mutex::new(LIMITS),
             prints: Prints::default(),
+            complaints: Prints::default(),
             peers: AtomicU64::new(0),
             streams: Mutex::new(Streams {
                 legacy: Stream::new(weak.clone(), CU_STREAM_LEGACY, Role::Legacy, 0),
@@ -170,9 +175,17 @@ impl Context {
         self.prints.add(text);
     }
 
-    /// Writes what kernels have printed to the program's output.
+    /// Takes what a failed assertion of a kernel's says.
+    pub(crate) fn complain(&self, text: &[u8]) {
+        self.complaints.add(text);
+    }
+
+    /// Writes what kernels have printed to the program's stdout, and what assertions have said to its stderr.
     pub(crate) fn flush_prints(&self) {
-        self.prints.flush();
+        // SAFETY: C's own streams.
+        let (stdout, stderr) = unsafe { (print::stdout, print::stderr) };
+        self.prints.flush(stdout);
+        self.complaints.flush(stderr);
     }
 
     /// A limit's value.
@@ -211,7 +224,7 @@ impl Context {
             Object::Function(f) => f.context.upgrade().is_some_and(|c| c.id == self.id),
             Object::Array(a) => a.context == mine,
             Object::Mipmapped(m) => m.context == mine,
-            Object::Context(_) | Object::Library(_) | Object::Kernel(_) => false,
+            Object::Context(_) | Object::Library(_) | Object::Kernel(_) | Object::Link(_) => false,
         });
         for object in handles::all() {
             if let Object::Library(library) = object {

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_HANDLE;
 
+use crate::api::linker::Link;
 use crate::array::{Array, Mipmapped};
 use crate::context::Context;
 use crate::event::Event;
@@ -35,6 +36,8 @@ pub(crate) enum Object {
     Array(Arc<Array>),
     /// A mipmapped array.
     Mipmapped(Arc<Mipmapped>),
+    /// A linker.
+    Link(Arc<Link>),
 }
 
 static OBJECTS: RwLock<Option<HashMap<u64, Object>>> = RwLock::new(None);

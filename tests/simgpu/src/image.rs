@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use rekindle_cuda_abi::code;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
 };
 
 use crate::config::{config, log};
+use crate::merge::merge;
 use crate::status::{Result, ensure};
 
 /// A parsed image, shared by all modules and libraries that were loaded from the same text.
@@ -31,13 +32,13 @@ pub(crate) struct Unloadable {
 }
 
 impl Unloadable {
-    fn new(code: i32, text: impl ToString) -> Self {
+    pub(crate) fn new(code: i32, text: impl ToString) -> Self {
         let text = text.to_string();
         log!("a code image cannot be loaded ({code}): {text}");
         Self { code, text }
     }
 
-    fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self::new(CUDA_ERROR_NO_BINARY_FOR_GPU, "no PTX for this device, and machine code cannot be run")
     }
 }
@@ -55,19 +56,19 @@ pub(crate) unsafe fn load(image: *const u8) -> std::result::Result<Arc<Image>, U
     let extent = unsafe { code::image_extent(image) };
     let extent = extent.map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
     // SAFETY: the image is still there: the caller is waiting for us.
-    let mut parts = extent.parts.iter().map(|part| load_bytes(unsafe { part.as_slice() }));
+    let mut parts = extent.parts.iter().map(|part| ptx_of(unsafe { part.as_slice() }));
     let first = parts.next().unwrap_or_else(|| Err(Unloadable::none()));
     if !matches!(&first, Err(error) if error.code == CUDA_ERROR_NO_BINARY_FOR_GPU) {
-        return first;
+        return parse(&first?);
     }
-    // The device linker's output has no PTX; it is kept for each of the files that were linked.
-    let others: Vec<_> =
-        parts.filter(|part| !matches!(part, Err(e) if e.code == CUDA_ERROR_NO_BINARY_FOR_GPU)).collect();
-    if others.len() > 1 {
-        let text = "linking the PTX of several files is not supported";
-        return Err(Unloadable::new(CUDA_ERROR_NOT_SUPPORTED, text));
+    // The device linker's output has no PTX; it is kept for each of the files that were linked, and linked again here.
+    let others = parts.filter(|part| !matches!(part, Err(e) if e.code == CUDA_ERROR_NO_BINARY_FOR_GPU));
+    let others: Vec<String> = others.collect::<std::result::Result<_, _>>()?;
+    if others.is_empty() {
+        return Err(Unloadable::none());
     }
-    others.into_iter().next().unwrap_or(first)
+    let merged = merge(&others).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
+    parse(&merged)
 }
 
 /// Loads a file, as `cuModuleLoad` does.
@@ -80,6 +81,11 @@ pub(crate) fn load_file(path: &str) -> std::result::Result<Arc<Image>, Unloadabl
 }
 
 fn load_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Unloadable> {
+    parse(&ptx_of(bytes)?)
+}
+
+/// The PTX that an image has for this device.
+pub(crate) fn ptx_of(bytes: &[u8]) -> std::result::Result<String, Unloadable> {
     let image = code::parse(bytes).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
     let Some(entry) = image.select_ptx(config().capability) else {
         return Err(Unloadable::none());
@@ -87,7 +93,7 @@ fn load_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Unloadable> {
     let payload = entry.payload().map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error))?;
     let end = payload.iter().position(|byte| *byte == 0).unwrap_or(payload.len());
     let text = std::str::from_utf8(&payload[..end]).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_PTX, error))?;
-    parse(text)
+    Ok(text.to_owned())
 }
 
 /// CUDA 13.0's compiler takes PTX up to 9.0.
@@ -135,8 +141,24 @@ pub(crate) unsafe fn answer(
     options: *const u32,
     values: *mut *mut std::ffi::c_void,
 ) -> Result<Arc<Image>> {
-    ensure(count == 0 || (!options.is_null() && !values.is_null()), CUDA_ERROR_INVALID_VALUE)?;
     let text = loaded.as_ref().err().map_or("", |error| error.text.as_str());
+    // SAFETY: the caller's promise.
+    unsafe { write_logs(text, count, options, values) }?;
+    loaded.map_err(|error| error.code)
+}
+
+/// Writes the compiler's words where the caller's options ask for them.
+///
+/// # Safety
+///
+/// As for [`answer`].
+pub(crate) unsafe fn write_logs(
+    text: &str,
+    count: u32,
+    options: *const u32,
+    values: *mut *mut std::ffi::c_void,
+) -> Result<()> {
+    ensure(count == 0 || (!options.is_null() && !values.is_null()), CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: the caller's promise: arrays of `count`; where that is 0, empty slices.
     let (options, values) = unsafe {
         match count {
@@ -162,5 +184,5 @@ pub(crate) unsafe fn answer(
         }
         values[size] = fits as *mut _;
     }
-    loaded.map_err(|error| error.code)
+    Ok(())
 }

@@ -30,6 +30,7 @@ mod host;
 mod image;
 mod library;
 mod memory;
+mod merge;
 mod module;
 mod pool;
 mod process;

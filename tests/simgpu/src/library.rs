@@ -94,7 +94,7 @@ impl Library {
             return Ok(module.clone());
         }
         let device = context.device.ordinal;
-        let module = Module::load(context, &self.image, |name| {
+        let module = Module::load(context, &self.image, true, |name| {
             let kernel = self.kernels.iter().find(|kernel| kernel.declared.name == name)?;
             kernel.settings.get(device).cloned()
         })?;

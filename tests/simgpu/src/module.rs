@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
@@ -24,6 +24,8 @@ pub(crate) struct Module {
     pub(crate) handle: u64,
     /// The context it was loaded into.
     pub(crate) context: Weak<Context>,
+    /// Whether it is a library's, which alone can unload it.
+    pub(crate) of_library: bool,
     functions: Vec<Arc<Function>>,
     globals: HashMap<String, Variable>,
 }
@@ -56,6 +58,17 @@ pub(crate) struct Function {
     pub(crate) name: std::ffi::CString,
     /// What can be set.
     pub(crate) settings: Arc<Settings>,
+    /// What is set for the next launch by `cuLaunch` and its like.
+    pub(crate) legacy: Mutex<Legacy>,
+}
+
+/// The parts of a launch that are set one by one.
+#[derive(Debug, Default)]
+pub(crate) struct Legacy {
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) parameters: Vec<u8>,
+    pub(crate) size: usize,
 }
 
 /// What `cuFuncSetAttribute` sets. For kernels of libraries, `cuKernelSetAttribute` sets the same.
@@ -80,10 +93,11 @@ const MAX_DYNAMIC_SHARED: u32 = 8;
 const FIRST_OTHER: u32 = 9;
 
 impl Module {
-    /// Loads an image: places and fills its variables. Settings are those of `shared`, by function, if it has them.
+    /// Loads an image: places and fills its variables. A library's settings are those of `shared`, by function.
     pub(crate) fn load(
         context: &Arc<Context>,
         image: &Image,
+        of_library: bool,
         shared: impl Fn(&str) -> Option<Arc<Settings>>,
     ) -> Result<Arc<Self>> {
         let device = context.device;
@@ -122,10 +136,11 @@ impl Module {
                 target: image.target,
                 name: std::ffi::CString::new(kernel.name.as_str()).unwrap_or_default(),
                 settings: shared(&kernel.name).unwrap_or_default(),
+                legacy: Mutex::default(),
             })
         });
         let functions: Vec<_> = functions.collect();
-        let module = Arc::new(Self { handle, context: Arc::downgrade(context), functions, globals });
+        let module = Arc::new(Self { handle, context: Arc::downgrade(context), of_library, functions, globals });
         handles::insert(handle, Object::Module(module.clone()));
         for function in &module.functions {
             handles::insert(function.handle, Object::Function(function.clone()));

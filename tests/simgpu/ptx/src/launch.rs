@@ -50,6 +50,8 @@ pub struct Env<'a> {
     pub clock: &'a (dyn Fn() -> u64 + Sync),
     /// Takes what the kernel prints, one call of `printf` at a time.
     pub print: &'a (dyn Fn(&[u8]) + Sync),
+    /// Takes what a failed assertion says.
+    pub complain: &'a (dyn Fn(&[u8]) + Sync),
     /// Where `malloc` takes memory from. Without one, a kernel that executes `malloc` fails.
     pub heap: Option<&'a dyn Heap>,
     /// The textures and surfaces. Without them, a kernel that uses one fails.
@@ -70,6 +72,7 @@ impl<'a> Env<'a> {
             cancel,
             clock: &monotonic_nanos,
             print: &|_| (),
+            complain: &|_| (),
             heap: None,
             textures: None,
             stack_bytes: 256 << 10,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
-    CUcontext, CUdevice, CUresult,
+    CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, CUcontext, CUdevice, CUresult,
 };
 
 use crate::context::Context;
@@ -41,10 +41,53 @@ pub unsafe fn cuCtxCreate_v3(
     flags: u32,
     dev: CUdevice,
 ) -> CUresult {
-    if !affinities.is_null() || count != 0 {
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if !affinities.is_null() && count != 0 {
+        return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
     }
     unsafe { cuCtxCreate_v2(out, flags, dev) }
+}
+
+pub unsafe fn cuCtxCreate(out: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
+    unsafe { cuCtxCreate_v2(out, flags, dev) }
+}
+
+/// Execution affinities are a matter of MPS.
+pub unsafe fn cuDeviceGetExecAffinitySupport(supported: *mut i32, kind: u32, dev: CUdevice) -> CUresult {
+    status(|| {
+        device(dev)?;
+        ensure(kind == 0, CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(supported, 0) }
+    })
+}
+
+pub unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> CUresult {
+    status(|| {
+        current::current()?;
+        ensure(!affinity.is_null() && kind == 0, CUDA_ERROR_INVALID_VALUE)?;
+        Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY)
+    })
+}
+
+/// Counts another user of the current context.
+pub unsafe fn cuCtxAttach(out: *mut CUcontext, flags: u32) -> CUresult {
+    status(|| {
+        ensure(!out.is_null() && flags == 0, CUDA_ERROR_INVALID_VALUE)?;
+        current::current()?.attached.fetch_add(1, Ordering::Relaxed);
+        unsafe { put(out, current::handle()) }
+    })
+}
+
+/// Takes a user from the current context; without any left it is destroyed.
+pub unsafe fn cuCtxDetach(context: CUcontext) -> CUresult {
+    let mut last = false;
+    let result = status(|| {
+        let current = current::current()?;
+        ensure(current::handle() == context, CUDA_ERROR_INVALID_CONTEXT)?;
+        let fewer = |users: u32| users.checked_sub(1);
+        last = current.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_err();
+        Ok(())
+    });
+    if last { unsafe { cuCtxDestroy_v2(context) } } else { result }
 }
 
 pub unsafe fn cuCtxCreate_v4(out: *mut CUcontext, parameters: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {

@@ -1,13 +1,19 @@
 //! Launches.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUfunction, CUlaunchConfig, CUresult, CUstream,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUfunction, CUlaunchConfig, CUresult, CUstream, CudaLaunchParams,
 };
 
-use crate::execution::launch::{Shape, launch};
+use crate::context::Context;
+use crate::current;
+use crate::execution::launch::{Shape, launch, launch_in};
+use crate::handles::{self, Object};
 use crate::status::{Result, ensure, status};
+use crate::stream::{Mark, Stream};
 
 pub unsafe fn cuLaunchKernel(
     handle: CUfunction,
@@ -74,6 +80,9 @@ pub(super) unsafe fn shape(config: &CUlaunchConfig) -> Result<Shape> {
             4 => shape.cluster = [first as u32, (first >> 32) as u32, second as u32].map(|n| n.max(1)),
             // A kernel may begin before its predecessor has ended, and need not.
             6 => {}
+            // Events are recorded behind the kernel, see `cuLaunchKernelEx`.
+            7 | 12 => drop(handles::event(first)?),
+            16 => {}
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
         }
     }
@@ -91,6 +100,71 @@ pub unsafe fn cuLaunchKernelEx(
     status(|| {
         ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let config = unsafe { config.read_unaligned() };
-        unsafe { launch(handle, shape(&config)?, config.stream, params, extra) }
+        unsafe { launch(handle, shape(&config)?, config.stream, params, extra) }?;
+        // Programmatic and launch completion events: at the latest moment that they may trigger at.
+        for i in 0..config.num_attrs as usize {
+            let attribute = unsafe { config.attrs.add(i).read_unaligned() };
+            if matches!(attribute.id, 7 | 12) {
+                handles::event(attribute.value[0])?.record(&current::stream(config.stream)?)?;
+            }
+        }
+        Ok(())
     })
+}
+
+/// `CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC` and `..._NO_POST_LAUNCH_SYNC`.
+const NO_PRE_SYNC: u32 = 1;
+const NO_POST_SYNC: u32 = 2;
+
+/// A cooperative launch on each of several devices. None of them begins before what is in all of their streams so far
+/// has ended, and nothing behind them begins before all have.
+pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(!list.is_null() && count > 0 && flags <= (NO_PRE_SYNC | NO_POST_SYNC), CUDA_ERROR_INVALID_VALUE)?;
+        let launches: Vec<CudaLaunchParams> =
+            (0..count as usize).map(|i| unsafe { list.cast::<CudaLaunchParams>().add(i).read_unaligned() }).collect();
+        let mut streams = Vec::new();
+        for launch in &launches {
+            let Object::Stream(stream) = handles::get(launch.stream)? else { return Err(CUDA_ERROR_INVALID_HANDLE) };
+            streams.push((stream.context()?, stream));
+        }
+        let same = |l: &CudaLaunchParams| (l.grid, l.block, l.shared_bytes);
+        ensure(launches.iter().all(|l| same(l) == same(&launches[0])), CUDA_ERROR_INVALID_VALUE)?;
+        let mut devices: Vec<usize> = streams.iter().map(|(context, _)| context.device.ordinal).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        ensure(devices.len() == launches.len(), CUDA_ERROR_INVALID_DEVICE)?;
+        if flags & NO_PRE_SYNC == 0 {
+            meet(&streams)?;
+        }
+        for (launch, (context, stream)) in launches.iter().zip(&streams) {
+            let shape = Shape {
+                grid: launch.grid,
+                block: launch.block,
+                shared: launch.shared_bytes,
+                cooperative: true,
+                cluster: [1; 3],
+            };
+            let params = launch.params.cast();
+            unsafe { launch_in(context, stream, launch.function, shape, params, std::ptr::null_mut()) }?;
+        }
+        if flags & NO_POST_SYNC == 0 {
+            meet(&streams)?;
+        }
+        Ok(())
+    })
+}
+
+/// Has each stream wait for what is in all of them.
+fn meet(streams: &[(Arc<Context>, Arc<Stream>)]) -> Result<()> {
+    let marks: Vec<Mark> = streams.iter().map(|(_, stream)| stream.last()).collect();
+    for (_, stream) in streams {
+        let marks = marks.clone();
+        stream.submit(move |_| {
+            marks.iter().for_each(Mark::wait);
+            Ok(())
+        })?;
+    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here say what it does not.
 //!
 //! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: graphs and stream capture, texture references,
-//! views of textures, managed memory, IPC, external memory, green contexts, multicast, the linker. A function added to a file
+//! views of textures, managed memory, IPC, external memory, green contexts, multicast. A function added to a file
 //! of this folder is exported by that alone.
 //!
 //! Safety: every function here is called through its exported symbol, and its pointers are what the C caller passed.
@@ -21,7 +21,9 @@ mod event;
 mod fill;
 mod function;
 mod launch;
+mod legacy;
 mod library;
+pub(crate) mod linker;
 mod memory;
 mod mipmap;
 mod module;
@@ -46,7 +48,9 @@ pub use event::*;
 pub use fill::*;
 pub use function::*;
 pub use launch::*;
+pub use legacy::*;
 pub use library::*;
+pub use linker::*;
 pub use memory::*;
 pub use mipmap::*;
 pub use module::*;

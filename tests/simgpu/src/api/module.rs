@@ -3,7 +3,9 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUfunction, CUmodule, CUresult};
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_PERMITTED, CUdeviceptr, CUfunction, CUmodule, CUresult,
+};
 
 use crate::image::{self, Image};
 use crate::module::Module;
@@ -13,7 +15,7 @@ use crate::{current, handles};
 unsafe fn load(out: *mut CUmodule, image: &Image) -> Result<()> {
     let context = current::healthy()?;
     context.flush_prints();
-    let module = Module::load(&context, image, |_| None)?;
+    let module = Module::load(&context, image, false, |_| None)?;
     unsafe { put(out, module.handle) }
 }
 
@@ -53,6 +55,7 @@ pub unsafe fn cuModuleUnload(module: CUmodule) -> CUresult {
     status(|| {
         let context = current::healthy()?;
         let module = handles::module(module)?;
+        ensure(!module.of_library, CUDA_ERROR_NOT_PERMITTED)?;
         context.synchronize()?;
         module.unload();
         Ok(())

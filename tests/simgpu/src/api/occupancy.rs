@@ -9,7 +9,7 @@ use crate::attributes::{MAX_BLOCK_THREADS, MULTIPROCESSORS, SHARED_OF_MULTIPROCE
 use crate::current;
 use crate::execution::launch::blocks_of_multiprocessor;
 use crate::library::function;
-use crate::status::{ensure, put, put_if, status};
+use crate::status::{ensure, put, status};
 
 pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blocks: *mut i32,
@@ -84,10 +84,9 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSize(
             threads = (threads - 1) / 32 * 32;
         }
         unsafe {
-            put_if(min_grid, (best.2 * MULTIPROCESSORS) as i32);
-            put_if(block, best.1 as i32);
+            put(min_grid, (best.2 * MULTIPROCESSORS) as i32)?;
+            put(block, best.1 as i32)
         }
-        Ok(())
     })
 }
 
@@ -122,10 +121,11 @@ pub unsafe fn cuOccupancyMaxActiveClusters(
 pub unsafe fn cuOccupancyMaxPotentialClusterSize(
     size: *mut i32,
     handle: CUfunction,
-    _config: *const CUlaunchConfig,
+    config: *const CUlaunchConfig,
 ) -> CUresult {
     const PORTABLE: i32 = 8;
     status(|| {
+        ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         function(handle)?;
         unsafe { put(size, PORTABLE) }
     })

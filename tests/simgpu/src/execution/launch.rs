@@ -1,6 +1,7 @@
 //! Launching a kernel: checks in the caller's thread, execution in the stream's.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_cuda_abi::types::{
@@ -21,6 +22,7 @@ use crate::library::function_in;
 use crate::memory::space::View;
 use crate::module::{Function, REGISTERS};
 use crate::status::{Result, ensure};
+use crate::stream::Stream;
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -50,11 +52,29 @@ pub(crate) unsafe fn launch(
     extra: *mut *mut c_void,
 ) -> Result<()> {
     let context = current::healthy()?;
-    ensure(params.is_null() || extra.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    context.flush_prints();
     let stream = current::stream(stream)?;
     // Copies may go to streams of other contexts, launches may not.
     ensure(stream.context()?.id == context.id, CUDA_ERROR_INVALID_HANDLE)?;
-    let function = function_in(&context, function)?;
+    // SAFETY: the caller's promise.
+    unsafe { launch_in(&context, &stream, function, shape, params, extra) }
+}
+
+/// Launches a kernel in a stream of a context.
+///
+/// # Safety
+///
+/// As for [`launch`].
+pub(crate) unsafe fn launch_in(
+    context: &Arc<Context>,
+    stream: &Arc<Stream>,
+    function: u64,
+    shape: Shape,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<()> {
+    ensure(params.is_null() || extra.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    let function = function_in(context, function)?;
     ensure(function.context.upgrade().is_some_and(|c| c.id == context.id), CUDA_ERROR_INVALID_HANDLE)?;
     check(&function, &shape)?;
     // SAFETY: the caller's promise.
@@ -160,6 +180,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
     let view = View::open(context.device.ordinal);
     let env = Env {
         print: &|text| context.print(text),
+        complain: &|text| context.complain(text),
         heap: Some(context),
         textures: Some(context),
         multiprocessors: MULTIPROCESSORS,

@@ -1,4 +1,4 @@
-//! What kernels print: kept until the program synchronises, then written to its standard output, as by the driver.
+//! What kernels print, and what failed assertions say: kept until the program synchronises, then written to its output.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,9 @@ pub(crate) struct Prints(Mutex<Vec<u8>>);
 
 unsafe extern "C" {
     /// C's `stdout`: text written through it keeps its place among what the program prints itself.
-    #[link_name = "stdout"]
-    static STDOUT: *mut libc::FILE;
+    pub(crate) static stdout: *mut libc::FILE;
+    /// And its `stderr`.
+    pub(crate) static stderr: *mut libc::FILE;
 }
 
 impl Prints {
@@ -19,12 +20,12 @@ impl Prints {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(text);
     }
 
-    /// Writes it out.
-    pub(crate) fn flush(&self) {
+    /// Writes it out to one of C's streams.
+    pub(crate) fn flush(&self, stream: *mut libc::FILE) {
         let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !text.is_empty() {
             // SAFETY: C's own stream, which locks itself, and bytes that are there.
-            unsafe { libc::fwrite(text.as_ptr().cast::<c_void>(), 1, text.len(), STDOUT) };
+            unsafe { libc::fwrite(text.as_ptr().cast::<c_void>(), 1, text.len(), stream) };
             text.clear();
         }
     }

@@ -53,8 +53,16 @@ pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32
                 let function = argument(w, 3, 8).and_then(|at| text(w, at, lane))?;
                 let [message, file, function] =
                     [message, file, function].map(|t| String::from_utf8_lossy(&t).into_owned());
-                let said = format!("{file}:{line}: {function}: Assertion `{message}' failed.\n");
-                (w.launch.env.print)(said.as_bytes());
+                let [block, thread] =
+                    [["%ctaid.x", "%ctaid.y", "%ctaid.z"], ["%tid.x", "%tid.y", "%tid.z"]].map(|names| {
+                        let numbers =
+                            names.map(|name| super::special::row(name).map_or(0, |row| w.get::<u32>(row, lane)));
+                        numbers.map(|n| n.to_string()).join(",")
+                    });
+                let said = format!(
+                    "{file}:{line}: {function}: block: [{block}], thread: [{thread}] Assertion `{message}` failed.\n"
+                );
+                (w.launch.env.complain)(said.as_bytes());
                 w.fail(FaultKind::Assert, 0, lane);
                 None
             })(),

@@ -142,6 +142,7 @@ impl Device {
         let print = |text: &[u8]| self.printed.lock().unwrap().push_str(&String::from_utf8_lossy(text));
         let mut env = Env::new(&cancel);
         env.print = &print;
+        env.complain = &print;
         launch(&self.program, &self.kernel(kernel), config, self, &env)
     }
 

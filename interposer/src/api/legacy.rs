@@ -1,0 +1,162 @@
+//! Launches by the calls from before CUDA 4, which set the parts of a launch one by one, and cooperative launches on
+//! several devices.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::Writer;
+use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch};
+
+use super::launch::{BUFFER_POINTER, BUFFER_SIZE, MAX_PARAMETERS, gather, launch};
+use super::{check, code, library};
+use crate::client::{self, Call};
+use crate::state::functions::Legacy;
+
+/// Changes what is set of a function's next launch.
+fn set(function: CUfunction, change: impl FnOnce(&mut Legacy) -> Result<(), CUresult>) -> CUresult {
+    code(library::known(function).and_then(|known| {
+        let mut legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        change(&mut legacy)
+    }))
+}
+
+fn set_bytes(function: CUfunction, offset: i32, bytes: &[u8]) -> CUresult {
+    set(function, |legacy| {
+        let start = usize::try_from(offset).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let end =
+            start.checked_add(bytes.len()).filter(|end| *end <= MAX_PARAMETERS).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if legacy.parameters.len() < end {
+            legacy.parameters.resize(end, 0);
+        }
+        legacy.parameters[start..end].copy_from_slice(bytes);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> CUresult {
+    set(function, |legacy| {
+        let block = [x, y, z].map(|n| u32::try_from(n).unwrap_or(0));
+        if block.contains(&0) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        legacy.block = block;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuFuncSetSharedSize(function: CUfunction, bytes: u32) -> CUresult {
+    set(function, |legacy| {
+        legacy.shared_bytes = bytes;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuParamSetSize(function: CUfunction, bytes: u32) -> CUresult {
+    set(function, |legacy| {
+        let size = bytes as usize;
+        if size > MAX_PARAMETERS {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        legacy.size = size;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuParamSeti(function: CUfunction, offset: i32, value: u32) -> CUresult {
+    set_bytes(function, offset, &value.to_ne_bytes())
+}
+
+pub(crate) unsafe fn cuParamSetf(function: CUfunction, offset: i32, value: f32) -> CUresult {
+    set_bytes(function, offset, &value.to_ne_bytes())
+}
+
+pub(crate) unsafe fn cuParamSetv(function: CUfunction, offset: i32, value: *mut c_void, bytes: u32) -> CUresult {
+    if value.is_null() || bytes as usize > MAX_PARAMETERS {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so that many bytes by the caller's promise.
+    set_bytes(function, offset, unsafe { std::slice::from_raw_parts(value.cast(), bytes as usize) })
+}
+
+pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height: i32, stream: CUstream) -> CUresult {
+    let launched = library::known(function).and_then(|known| {
+        let [width, height] = [width, height].map(|n| u32::try_from(n).unwrap_or(0));
+        let (what, mut parameters) = {
+            let legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+            let mut parameters = legacy.parameters.clone();
+            parameters.resize(legacy.size, 0);
+            let what = Launch {
+                function,
+                grid: [width, height, 1],
+                block: legacy.block,
+                shared_bytes: legacy.shared_bytes,
+                flags: 0,
+                stream,
+                attributes: &[],
+                parameters: &[],
+            };
+            (what, parameters)
+        };
+        let mut size = parameters.len();
+        let mut extra = [
+            std::ptr::without_provenance_mut(BUFFER_POINTER),
+            parameters.as_mut_ptr().cast(),
+            std::ptr::without_provenance_mut(BUFFER_SIZE),
+            (&raw mut size).cast(),
+            std::ptr::null_mut(),
+        ];
+        // SAFETY: the array announces a buffer and its size, which live through the call.
+        unsafe { launch(what, std::ptr::null_mut(), extra.as_mut_ptr()) }
+    });
+    code(launched)
+}
+
+pub(crate) unsafe fn cuLaunchGrid(function: CUfunction, width: i32, height: i32) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuLaunchGridAsync(function, width, height, 0) }
+}
+
+pub(crate) unsafe fn cuLaunch(function: CUfunction) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuLaunchGridAsync(function, 1, 1, 0) }
+}
+
+/// Always waits: what is wrong with launches that belong together is said at once.
+pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) -> CUresult {
+    let launch_all = || {
+        client::get()?.contexts.current()?;
+        if list.is_null() || count == 0 || count as usize > rekindle_wire::window::MAX_DEVICES {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut call = Call::in_context(LAUNCH_ON_DEVICES)?;
+        call.word(u64::from(flags));
+        call.word(u64::from(count));
+        for i in 0..count as usize {
+            // SAFETY: the array holds `count` launches, by the caller's promise.
+            let one = unsafe { list.cast::<CudaLaunchParams>().add(i).read() };
+            // The default streams are none of several devices.
+            if !Kind::Stream.owns(one.stream) {
+                return Err(CUDA_ERROR_INVALID_HANDLE);
+            }
+            let function = library::known(one.function)?;
+            let mut parameters = Vec::new();
+            // SAFETY: parameters as for any launch, by the caller's promise.
+            unsafe { gather(&function, one.params, std::ptr::null_mut(), &mut parameters) }?;
+            let mut writer = Writer::new();
+            Launch {
+                function: one.function,
+                grid: one.grid,
+                block: one.block,
+                shared_bytes: one.shared_bytes,
+                flags: COOPERATIVE,
+                stream: one.stream,
+                attributes: &[],
+                parameters: &parameters,
+            }
+            .write(&mut writer);
+            call.blob(writer.bytes());
+        }
+        check(call.wait().0)
+    };
+    code(launch_all())
+}

@@ -1,0 +1,37 @@
+//! What kernels print and what failed assertions say: where it comes out, and how often.
+
+use rekindle_e2e::app::{App, undisturbed};
+use rekindle_e2e::{Node, Result};
+
+#[test]
+fn a_failed_assertion_says_so_on_the_applications_stderr() -> Result {
+    let node = Node::start()?;
+    let app = node.run("asserts", &["--iterations", "3"])?;
+    assert!(app.end()?.success());
+    let said = app.errors()?;
+    assert_eq!(
+        said.matches("block: [0,0,0], thread: [1,0,0] Assertion `iteration != fails` failed.").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    node.finish()
+}
+
+#[test]
+fn what_kernels_print_comes_out_once_in_an_original_and_in_what_is_restored_later() -> Result {
+    let arguments = ["--iterations", "60", "--sleep-us", "10000"];
+    let expected = undisturbed("printf", &arguments)?;
+    let node = Node::start()?;
+    let app = node.run("printf", &arguments)?;
+    app.reaches(20)?;
+    let image = node.dump(&app)?;
+    image.must_be_of_the_middle(&expected)?;
+    let identity = app.identity().clone();
+    assert_eq!(app.finish()?, expected, "the original");
+    // It writes to the same file, from where it was.
+    App::forget_output(&identity, 0)?;
+    let rest = node.restore(&image)?.finish()?;
+    assert!(rest.len() > 100 && rest.len() < expected.len() && expected.ends_with(&rest), "the restored one: {rest}");
+    node.finish()
+}

@@ -1,0 +1,196 @@
+//! The linker. Its output is one text of PTX, which loads where a real linker's machine code does.
+
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rekindle_cuda_abi::code;
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+};
+
+use crate::current;
+use crate::handles::{self, Object};
+use crate::image::{self, Unloadable, write_logs};
+use crate::merge::merge;
+use crate::status::{Result, ensure, put, put_if, status, text};
+
+/// A linker.
+#[derive(Debug, Default)]
+pub(crate) struct Link(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    texts: Vec<String>,
+    /// The caller's options, which stay for as long as the linker does, and what their values were.
+    options: (u32, usize, usize),
+    values: Vec<usize>,
+    errors: String,
+    output: Vec<u8>,
+}
+
+/// `CU_JIT_INPUT_*`.
+const CUBIN: u32 = 0;
+const PTX: u32 = 1;
+const FATBIN: u32 = 2;
+const OBJECT: u32 = 3;
+const LIBRARY: u32 = 4;
+const NVVM: u32 = 5;
+
+fn link(handle: u64) -> Result<Arc<Link>> {
+    match handles::get(handle)? {
+        Object::Link(link) => Ok(link),
+        _ => Err(CUDA_ERROR_INVALID_HANDLE),
+    }
+}
+
+impl State {
+    /// Notes what is wrong, and says it where the caller wants it.
+    fn tell(&mut self, result: std::result::Result<(), Unloadable>) -> Result<()> {
+        if let Err(error) = &result {
+            self.errors.push_str(&error.text);
+            self.errors.push('\n');
+        }
+        let (count, options, values) = self.options;
+        // Sizes of logs have become how much was written.
+        for (i, value) in self.values.iter().enumerate() {
+            unsafe { (values as *mut usize).add(i).write(*value) };
+        }
+        unsafe { write_logs(&self.errors, count, options as *const u32, values as *mut *mut c_void) }?;
+        result.map_err(|error| error.code)
+    }
+}
+
+/// The PTX of everything that nvcc has put into an object file or a library of them.
+fn inside(bytes: &[u8]) -> std::result::Result<Vec<String>, Unloadable> {
+    let magic = code::FATBIN_MAGIC.to_le_bytes();
+    let places = bytes.windows(magic.len()).enumerate().filter(|(_, w)| *w == magic).map(|(at, _)| at);
+    let found: Vec<String> = places.filter_map(|at| image::ptx_of(&bytes[at..]).ok()).collect();
+    if found.is_empty() { Err(Unloadable::none()) } else { Ok(found) }
+}
+
+fn texts_of(kind: u32, bytes: &[u8]) -> std::result::Result<Vec<String>, Unloadable> {
+    match kind {
+        PTX => {
+            let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            let invalid = |error: String| Unloadable::new(CUDA_ERROR_INVALID_PTX, error);
+            let text = std::str::from_utf8(&bytes[..end]).map_err(|e| invalid(e.to_string()))?;
+            rekindle_ptx::Module::parse(text).map_err(|e| invalid(e.to_string()))?;
+            Ok(vec![text.to_owned()])
+        }
+        CUBIN | FATBIN => image::ptx_of(bytes).map(|text| vec![text]),
+        OBJECT | LIBRARY => inside(bytes),
+        _ => Err(Unloadable::new(CUDA_ERROR_NOT_SUPPORTED, "only PTX can be linked")),
+    }
+}
+
+pub unsafe fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut c_void) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(count == 0 || (!options.is_null() && !values.is_null()), CUDA_ERROR_INVALID_VALUE)?;
+        let handle = handles::next();
+        unsafe { put(state.cast::<u64>(), handle) }?;
+        let before = (0..count as usize).map(|i| unsafe { values.add(i).read() as usize }).collect();
+        let options = (count, options as usize, values as usize);
+        let new = State { options, values: before, ..State::default() };
+        handles::insert(handle, Object::Link(Arc::new(Link(Mutex::new(new)))));
+        Ok(())
+    })
+}
+
+pub unsafe fn cuLinkAddData_v2(
+    state: u64,
+    kind: u32,
+    data: *mut c_void,
+    size: usize,
+    _name: *const c_char,
+    _count: u32,
+    _options: *mut u32,
+    _values: *mut *mut c_void,
+) -> CUresult {
+    status(|| {
+        let link = link(state)?;
+        ensure(!data.is_null() && size > 0 && kind <= NVVM, CUDA_ERROR_INVALID_VALUE)?;
+        let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
+        let mut state = link.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let added = texts_of(kind, bytes).map(|texts| state.texts.extend(texts));
+        state.tell(added)
+    })
+}
+
+pub unsafe fn cuLinkAddFile_v2(
+    state: u64,
+    kind: u32,
+    path: *const c_char,
+    count: u32,
+    options: *mut u32,
+    values: *mut *mut c_void,
+) -> CUresult {
+    let read = unsafe { text(path) }
+        .and_then(|path| std::fs::read(path).map_err(|_| rekindle_cuda_abi::types::CUDA_ERROR_FILE_NOT_FOUND));
+    match read {
+        Ok(mut bytes) => unsafe {
+            let data = bytes.as_mut_ptr().cast();
+            cuLinkAddData_v2(state, kind, data, bytes.len(), path, count, options, values)
+        },
+        Err(error) => error,
+    }
+}
+
+pub unsafe fn cuLinkComplete(state: u64, output: *mut *mut c_void, size: *mut usize) -> CUresult {
+    status(|| {
+        let link = link(state)?;
+        ensure(!output.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let mut state = link.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let merged = match state.texts.is_empty() {
+            true => Err(Unloadable::new(CUDA_ERROR_NO_BINARY_FOR_GPU, "nothing was added")),
+            false => merge(&state.texts).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_IMAGE, error)),
+        };
+        let linked = merged.map(|text| {
+            state.output = text.into_bytes();
+            state.output.push(0);
+        });
+        state.tell(linked)?;
+        unsafe {
+            put(output, state.output.as_mut_ptr().cast())?;
+            put_if(size, state.output.len());
+        }
+        Ok(())
+    })
+}
+
+pub unsafe fn cuLinkDestroy(state: u64) -> CUresult {
+    status(|| {
+        link(state)?;
+        handles::remove(state);
+        Ok(())
+    })
+}
+
+pub unsafe fn cuLinkCreate(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut c_void) -> CUresult {
+    unsafe { cuLinkCreate_v2(count, options, values, state) }
+}
+
+pub unsafe fn cuLinkAddData(
+    state: u64,
+    kind: u32,
+    data: *mut c_void,
+    size: usize,
+    name: *const c_char,
+    count: u32,
+    options: *mut u32,
+    values: *mut *mut c_void,
+) -> CUresult {
+    unsafe { cuLinkAddData_v2(state, kind, data, size, name, count, options, values) }
+}
+
+pub unsafe fn cuLinkAddFile(
+    state: u64,
+    kind: u32,
+    path: *const c_char,
+    count: u32,
+    options: *mut u32,
+    values: *mut *mut c_void,
+) -> CUresult {
+    unsafe { cuLinkAddFile_v2(state, kind, path, count, options, values) }
+}
