@@ -11,6 +11,9 @@ use crate::execution::launch::blocks_of_multiprocessor;
 use crate::library::function;
 use crate::status::{ensure, put, status};
 
+/// `CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE`, the one flag that there is.
+const DISABLE_CACHING_OVERRIDE: u32 = 1;
+
 pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blocks: *mut i32,
     handle: CUfunction,
@@ -30,8 +33,11 @@ pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     handle: CUfunction,
     threads: i32,
     shared: usize,
-    _flags: u32,
+    flags: u32,
 ) -> CUresult {
+    if flags > DISABLE_CACHING_OVERRIDE {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     unsafe { cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, handle, threads, shared) }
 }
 
@@ -97,8 +103,11 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     shared_of_block: *mut c_void,
     shared: usize,
     limit: i32,
-    _flags: u32,
+    flags: u32,
 ) -> CUresult {
+    if flags > DISABLE_CACHING_OVERRIDE {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     unsafe { cuOccupancyMaxPotentialBlockSize(min_grid, block, handle, shared_of_block, shared, limit) }
 }
 

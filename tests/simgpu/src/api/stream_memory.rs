@@ -2,34 +2,39 @@
 
 use std::ffi::c_void;
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult, CUstream};
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult, CUstream};
 
 use crate::current;
 use crate::status::{ensure, status};
 use crate::word::{Word, wait_word, write_word};
 
-fn write(stream: u64, address: u64, wide: bool, value: u64) -> CUresult {
-    status(|| write_word(&current::stream(stream)?, Word { address, wide }, value))
+fn write(stream: u64, address: u64, wide: bool, value: u64, flags: u32) -> CUresult {
+    /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, the one flag that there is.
+    const NO_MEMORY_BARRIER: u32 = 1;
+    status(|| {
+        ensure(flags <= NO_MEMORY_BARRIER, CUDA_ERROR_INVALID_VALUE)?;
+        write_word(&current::stream(stream)?, Word { address, wide }, value)
+    })
 }
 
 fn wait(stream: u64, address: u64, wide: bool, value: u64, condition: u32) -> CUresult {
     status(|| wait_word(&current::stream(stream)?, Word { address, wide }, value, condition))
 }
 
-pub unsafe fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) -> CUresult {
-    write(stream, address, false, value.into())
+pub unsafe fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
+    write(stream, address, false, value.into(), flags)
 }
 
-pub unsafe fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, _flags: u32) -> CUresult {
-    write(stream, address, false, value.into())
+pub unsafe fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
+    write(stream, address, false, value.into(), flags)
 }
 
-pub unsafe fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) -> CUresult {
-    write(stream, address, true, value)
+pub unsafe fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
+    write(stream, address, true, value, flags)
 }
 
-pub unsafe fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, _flags: u32) -> CUresult {
-    write(stream, address, true, value)
+pub unsafe fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
+    write(stream, address, true, value, flags)
 }
 
 pub unsafe fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
@@ -77,7 +82,7 @@ pub unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *m
                 5 => write_word(&stream, word(true), op.value)?,
                 // The operations of a stream follow each other anyway.
                 BARRIER | FLUSH => {}
-                _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
             }
         }
         Ok(())
