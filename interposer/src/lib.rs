@@ -26,9 +26,12 @@ mod copy;
 mod copy_box;
 mod counts;
 mod log;
+mod maps;
+mod moves;
 mod prints;
 mod private;
 mod state;
+mod stop;
 mod thread_end;
 
 use std::cell::Cell;

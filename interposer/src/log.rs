@@ -9,11 +9,23 @@ pub(crate) fn error(line: &str) {
     eprintln!("rekindle: {line}");
 }
 
+/// Whether `REKINDLE_LOG` asks for more.
+fn wanted() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some())
+}
+
+/// A line for who has asked for more.
+pub(crate) fn note(line: &str) {
+    if wanted() {
+        error(line);
+    }
+}
+
 /// Notes that a function is not implemented.
 pub(crate) fn refused(symbol: &'static str) {
-    static WANTED: OnceLock<bool> = OnceLock::new();
     static SEEN: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    if !*WANTED.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some()) {
+    if !wanted() {
         return;
     }
     if let Ok(mut seen) = SEEN.lock()

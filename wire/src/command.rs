@@ -153,6 +153,34 @@ commands! {
     /// A part of a log of the calling thread's last compilation. `which offset` -> `blob`: 0 is information, 1 errors.
     /// Waits.
     457 CODE_LOG;
+    /// `cuMemPoolCreate`. `pool device maximum_size`. Waits.
+    320 POOL_CREATE;
+    /// Ends a pool; what was allocated from it stays. `pool`. Waits.
+    321 POOL_DESTROY;
+    /// Memory from a pool (0: the current one of the stream's device) in a stream's order. `pool size stream` ->
+    /// `address device pool`, or [`WINDOW_FULL`] as of [`MEM_ALLOC`], with the device behind the address. Waits.
+    322 POOL_ALLOC;
+    /// Frees memory when the stream comes to it. `address stream`. Does not wait.
+    323 POOL_FREE;
+    /// Gives memory back that a pool does not use. `pool bytes_to_keep`. Waits.
+    324 POOL_TRIM;
+    /// An attribute of a pool. `pool attribute` -> `value`. Waits.
+    325 POOL_GET;
+    /// Sets an attribute. `pool attribute value`. Waits.
+    326 POOL_SET;
+    /// Lets another device use a pool's memory, or no longer. `pool device access`. Waits.
+    327 POOL_SET_ACCESS;
+    /// What a device may do. `pool device` -> `access`. Waits.
+    328 POOL_GET_ACCESS;
+    /// The pool that a device's allocations come from. `device` -> `pool`. Waits.
+    329 POOL_CURRENT;
+    /// Sets it. `device pool`. Waits.
+    330 POOL_SET_CURRENT;
+
+    /// `cuCtxEnablePeerAccess` of the current context. `peer flags`. Waits.
+    336 PEER_ENABLE;
+    /// `cuCtxDisablePeerAccess`. `peer`. Waits.
+    337 PEER_DISABLE;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.
@@ -322,6 +350,12 @@ pub enum Kind {
     TexObject = 0x1a,
     SurfObject = 0x1b,
     Linker = 0x1d,
+    MemPool = 0x1c,
+}
+
+/// The handle of a device's default pool, which is there without being created.
+pub fn default_pool(device: usize) -> u64 {
+    Kind::MemPool.handle(0x1_0000_0000 + device as u64)
 }
 
 impl Kind {

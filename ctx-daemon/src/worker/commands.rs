@@ -49,6 +49,9 @@ impl Executor {
             command::PRINTS => self.fetch_prints(args, reply),
             command::OCCUPANCY_BLOCK_SIZE => self.occupancy_block_size(args, reply),
             command::OCCUPANCY_CLUSTERS => self.occupancy_clusters(args, reply),
+            command::PEER_ENABLE => self.peer_enable(args),
+            command::PEER_DISABLE => self.peer_disable(args),
+            command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
             _ => self.code_command(call, args, reply),
         }
     }
@@ -59,6 +62,9 @@ impl Executor {
         args.end()?;
         self.reachable(target, bytes)?;
         self.reachable(source, bytes)?;
+        if let Some(result) = self.copy_staged(target, source, bytes, stream)? {
+            return Ok(Outcome::Done(result));
+        }
         self.allow_peer(target)?;
         self.allow_peer(source)?;
         // SAFETY: both ranges are device or pinned memory of this client, checked above.
@@ -70,7 +76,8 @@ impl Executor {
     pub(crate) fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
         let Some(owner) = window::device_of(address) else { return Ok(()) };
         let here = self.device_of_context(self.header.context)?;
-        if owner == here {
+        // Where it cannot be let in, the driver takes copies through the host, or says that it does not.
+        if owner == here || !self.may_access(here, owner) {
             return Ok(());
         }
         let (driver, device) = (self.driver(), self.devices[here].device);
@@ -204,7 +211,11 @@ impl Executor {
         if size == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        match self.devices[ordinal].memory.allocate(driver, size, context) {
+        let mut given = self.devices[ordinal].memory.allocate(driver, size, context);
+        if matches!(given, Err(MemoryError::Driver(_))) && self.shrink_pools(ordinal) {
+            given = self.devices[ordinal].memory.allocate(driver, size, context);
+        }
+        match given {
             Ok(address) => {
                 reply.word(address);
                 reply.word(size);
@@ -232,6 +243,9 @@ impl Executor {
         args.end()?;
         let found = self.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
         found.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        if self.free_to_pool(address) {
+            return Ok(Outcome::Done(CUDA_SUCCESS));
+        }
         // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
         let busy = self.waiting.busy(0);
         self.when_done(busy, Then::Free { address, reply: self.header.reply })?;
@@ -360,6 +374,8 @@ impl Executor {
             self.drop_link(gone);
         }
         self.waiting.forget_context(handle);
+        self.objects.unrecord_naming(command::PEER_ENABLE, handle);
+        self.pools.forget_context(handle);
         self.forget_globals(handle);
         Ok(())
     }
@@ -388,6 +404,7 @@ impl Executor {
 
     fn context_reset(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let ordinal = self.release_primary(args)?;
+        self.reset_pools(ordinal)?;
         self.reset_primary(ordinal)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }

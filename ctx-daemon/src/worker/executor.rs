@@ -37,6 +37,7 @@ use super::linker::Link;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
+use super::pools::Pools;
 use super::prints::Prints;
 use super::textures::Filler;
 use super::times::Ages;
@@ -99,6 +100,7 @@ pub(crate) struct Executor {
     pub(crate) links: HashMap<u64, Link>,
     /// What the last compilation of each of the client's threads has said: information, errors.
     pub(crate) code_logs: HashMap<u32, [Vec<u8>; 2]>,
+    pub(crate) pools: Pools,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -136,6 +138,7 @@ impl Executor {
         Self {
             driver,
             attached,
+            pools: Pools::new(devices.len()),
             devices,
             engine,
             table,
@@ -270,7 +273,11 @@ impl Executor {
         }
         for (then, result) in finished.drain(..) {
             match then {
-                Then::Reply(slot) => self.answer(slot, result, &[]),
+                Then::Reply(slot) => {
+                    self.release_pools();
+                    self.answer(slot, result, &[]);
+                }
+                Then::PoolAlloc { wanted, reply } => self.retry_pool_alloc(&wanted, reply),
                 Then::Chunk(chunk) => {
                     self.note_sticky(result);
                     match self.shared {

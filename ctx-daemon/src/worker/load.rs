@@ -16,7 +16,7 @@ use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
 use super::memory;
 use super::pinned;
-use super::save::{ARRIVING_CODE, CODE_LOG, HELD_COMMANDS, PRINTED, STATE_VERSION};
+use super::save::{ARRIVING_CODE, CODE_LOG, HELD_COMMANDS, POOLED, PRINTED, STATE_VERSION};
 use super::textures::{needs_memory, recorded_value};
 
 impl Executor {
@@ -135,6 +135,7 @@ impl Executor {
                 }
             }
         }
+        self.pools.read(&mut state, self.devices.len()).map_err(malformed)?;
         state.end().map_err(malformed)?;
         self.expected_pins = client
             .pinned
@@ -149,10 +150,17 @@ impl Executor {
 
     fn restore_allocations(&mut self, client: &Client) -> Result<(), String> {
         let driver = self.driver();
+        self.restore_pools()?;
         for allocation in &client.allocations {
+            let pooled = allocation.flags & POOLED != 0;
+            let (context, pool) = if pooled { (0, allocation.handle) } else { (allocation.handle, 0) };
+            let memory = memory::Allocation { size: allocation.size, context, pool };
+            if pooled {
+                self.restore_pooled(allocation.device as usize, allocation.address, memory)?;
+                continue;
+            }
             let device =
                 self.devices.get_mut(allocation.device as usize).ok_or("the image uses a device that is not here")?;
-            let memory = memory::Allocation { size: allocation.size, context: allocation.handle };
             // The driver maps in the current context's process; any context of the device will do.
             device
                 .memory

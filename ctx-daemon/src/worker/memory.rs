@@ -54,7 +54,10 @@ impl MemoryError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) size: u64,
+    /// 0 for memory from a pool, which belongs to no context.
     pub(crate) context: u64,
+    /// The pool it came from, or 0; its place is then that pool's affair (see [`super::pools`]).
+    pub(crate) pool: u64,
 }
 
 /// What stands behind a range of addresses.
@@ -74,6 +77,8 @@ pub(crate) struct DeviceMemory {
     backings: BTreeMap<u64, (u64, Backing)>,
     /// Backings that other devices may use too, by address and device.
     shared: BTreeSet<(u64, CUdevice)>,
+    /// Devices that may use all of it.
+    peers: BTreeSet<CUdevice>,
     allocations: BTreeMap<u64, Allocation>,
 }
 
@@ -88,6 +93,7 @@ impl DeviceMemory {
             window,
             backings: BTreeMap::new(),
             shared: BTreeSet::new(),
+            peers: BTreeSet::new(),
             allocations: BTreeMap::new(),
         }
     }
@@ -117,7 +123,7 @@ impl DeviceMemory {
     /// Allocates `size` bytes, at least 1.
     pub(crate) fn allocate(&mut self, driver: &Driver, size: u64, context: u64) -> Result<u64, MemoryError> {
         let address = if size <= SMALL { self.small(driver, size)? } else { self.large(driver, size)? };
-        self.allocations.insert(address, Allocation { size, context });
+        self.allocations.insert(address, Allocation { size, context, pool: 0 });
         Ok(address)
     }
 
@@ -147,22 +153,82 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// Maps memory for a pool to give out in parts.
+    pub(crate) fn map_segment(&mut self, driver: &Driver, length: u64) -> Result<u64, MemoryError> {
+        self.large(driver, length)
+    }
+
+    /// Maps a pool's memory at an address that was recorded.
+    pub(crate) fn map_segment_at(&mut self, driver: &Driver, address: u64, length: u64) -> Result<(), MemoryError> {
+        self.take_at(address, length)?;
+        self.map_large(driver, address, length)
+    }
+
+    /// Gives a pool's memory back.
+    pub(crate) fn unmap_segment(&mut self, driver: &Driver, address: u64) -> Result<(), CallFailed> {
+        self.unmap(driver, address)
+    }
+
+    /// Adds an allocation whose place a pool has found.
+    pub(crate) fn add(&mut self, address: u64, allocation: Allocation) {
+        self.allocations.insert(address, allocation);
+    }
+
+    /// Takes an allocation out whose place a pool keeps.
+    pub(crate) fn take_out(&mut self, address: u64) {
+        self.allocations.remove(&address);
+    }
+
     /// Lets another device use the memory at an address, for copies between the two.
     pub(crate) fn allow(&mut self, driver: &Driver, address: u64, device: CUdevice) -> Result<(), CallFailed> {
         let Some((&base, (length, _))) = self.backings.range(..=address).next_back() else { return Ok(()) };
         if device == self.device || !self.shared.insert((base, device)) {
             return Ok(());
         }
-        let result = set_access(driver, base, *length, device);
+        let result = set_access(driver, base, *length, device, CU_MEM_ACCESS_READWRITE);
         if result.is_err() {
             self.shared.remove(&(base, device));
         }
         result
     }
 
+    /// Lets another device use all memory, now and from now on.
+    pub(crate) fn open_to(&mut self, driver: &Driver, device: CUdevice) -> Result<(), CallFailed> {
+        self.peers.insert(device);
+        let all: Vec<u64> = self.backings.keys().copied().collect();
+        all.into_iter().try_for_each(|base| self.allow(driver, base, device))
+    }
+
+    /// Ends what [`DeviceMemory::open_to`] began.
+    pub(crate) fn close_to(&mut self, driver: &Driver, device: CUdevice) -> Result<(), CallFailed> {
+        self.peers.remove(&device);
+        let all: Vec<u64> = self.backings.keys().copied().collect();
+        all.into_iter().try_for_each(|base| self.deny(driver, base, device))
+    }
+
+    /// Lets those in to a new backing that may use all memory.
+    fn admit(&mut self, driver: &Driver, base: u64) {
+        for device in self.peers.clone() {
+            // They were let in to memory before, so there is no reason why this fails.
+            let _ = self.allow(driver, base, device);
+        }
+    }
+
+    /// Ends what [`DeviceMemory::allow`] began.
+    pub(crate) fn deny(&mut self, driver: &Driver, address: u64, device: CUdevice) -> Result<(), CallFailed> {
+        let Some((&base, (length, _))) = self.backings.range(..=address).next_back() else { return Ok(()) };
+        if !self.shared.remove(&(base, device)) {
+            return Ok(());
+        }
+        set_access(driver, base, *length, device, 0)
+    }
+
     /// Frees an allocation; `None` if there is none at this address. The device must no longer use it.
     pub(crate) fn free(&mut self, driver: &Driver, address: u64) -> Option<Result<(), CallFailed>> {
         let allocation = self.allocations.remove(&address)?;
+        if allocation.pool != 0 {
+            return Some(Ok(()));
+        }
         if allocation.size <= SMALL {
             let base = address & !(GRANULE - 1);
             if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
@@ -205,12 +271,14 @@ impl DeviceMemory {
         let pieces = self.map(driver, base, GRANULE)?;
         let piece = pieces.first().copied().unwrap_or(0);
         self.backings.insert(base, (GRANULE, Backing::Slab { piece, used: BTreeMap::new() }));
+        self.admit(driver, base);
         Ok(())
     }
 
     fn map_large(&mut self, driver: &Driver, address: u64, length: u64) -> Result<(), MemoryError> {
         let pieces = self.map(driver, address, length)?;
         self.backings.insert(address, (length, Backing::Large(pieces)));
+        self.admit(driver, address);
         Ok(())
     }
 
@@ -247,7 +315,7 @@ impl DeviceMemory {
             }
             pieces.push(piece);
         }
-        set_access(driver, address, length, self.device)
+        set_access(driver, address, length, self.device, CU_MEM_ACCESS_READWRITE)
     }
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
@@ -334,13 +402,9 @@ impl DeviceMemory {
     }
 }
 
-/// Gives a device access to a mapped range.
-fn set_access(driver: &Driver, address: u64, length: u64, device: CUdevice) -> Result<(), CallFailed> {
-    let access = CUmemAccessDesc {
-        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
-        location_id: device,
-        flags: CU_MEM_ACCESS_READWRITE,
-    };
+/// Gives a device access to a mapped range, or takes it away.
+fn set_access(driver: &Driver, address: u64, length: u64, device: CUdevice, flags: u32) -> Result<(), CallFailed> {
+    let access = CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id: device, flags };
     // SAFETY: the descriptor lives through the call.
     let result = unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) };
     expect("cuMemSetAccess", result)

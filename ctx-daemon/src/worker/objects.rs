@@ -100,6 +100,16 @@ impl Objects {
         self.record(call, owner, context, args, None);
     }
 
+    /// Takes a record of a change out that no longer holds.
+    pub(crate) fn unrecord(&mut self, call: u16, owner: u64, args: &[u8]) {
+        self.log.retain(|r| !(r.owner == owner && r.call == call && r.args == args));
+    }
+
+    /// Takes records of a call out whose first word is an object that goes.
+    pub(crate) fn unrecord_naming(&mut self, call: u16, handle: u64) {
+        self.log.retain(|r| !(r.call == call && r.args.starts_with(&handle.to_le_bytes())));
+    }
+
     /// Takes a module or library out that was unloaded. Where other code was loaded after it and is still there, its
     /// records stay, and one of the unloading is added: the driver places later code by what was there, and a restore
     /// must do as it did.

@@ -17,7 +17,7 @@ use super::executor::Executor;
 use super::times::Ages;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 4;
+pub(crate) const STATE_VERSION: u32 = 5;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -31,6 +31,8 @@ pub(crate) const PRINTED: u32 = 0x1c0;
 /// The kind of blob that holds a compiler's log that its caller may be about to fetch: its handle is twice the thread's
 /// number, and one more for errors.
 pub(crate) const CODE_LOG: u32 = 0x1c1;
+/// In [`Allocation::flags`]: it came from the pool that its handle names, instead of belonging to a context.
+pub(crate) const POOLED: u64 = 1;
 
 /// What saving gives.
 pub(crate) struct Saved {
@@ -57,6 +59,8 @@ impl Executor {
         let failed = |e: &dyn std::fmt::Display| e.to_string();
         self.engine.prepare(driver, &primaries).map_err(|e| failed(&e))?;
         self.context_changed();
+        // Every stream is idle: what was freed in its order is free.
+        self.pools.settle(driver);
         let writer = DataWriter::new(file, number, key).map_err(|e| failed(&e))?;
 
         let mut all = Vec::new();
@@ -127,8 +131,8 @@ impl Executor {
                     address,
                     size: allocation.size,
                     requested_size: allocation.size,
-                    flags: 0,
-                    handle: allocation.context,
+                    flags: if allocation.pool == 0 { 0 } else { POOLED },
+                    handle: if allocation.pool == 0 { allocation.context } else { allocation.pool },
                     pieces: Vec::new(),
                 });
             }
@@ -237,7 +241,7 @@ impl Executor {
     }
 
     /// What has no place of its own in the manifest: the events that were recorded, in that order, with their ages, the contexts of pinned memory, and
-    /// how far the client has reserved each window, and which devices' contexts were reset.
+    /// how far the client has reserved each window, which devices' contexts were reset, and pools.
     fn state_bytes(&self, ages: &Ages) -> Vec<u8> {
         let mut state = Writer::new();
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
@@ -257,6 +261,7 @@ impl Executor {
             state.word(device.memory.client_reserved());
             state.word(u64::from(device.reset));
         }
+        self.pools.write(&mut state);
         state.into_bytes()
     }
 }

@@ -180,9 +180,14 @@ impl Executor {
             }
             command::COPY_BOX => uses.lane = stream(15),
             command::COPY_BOX_FROM_CHUNK | command::COPY_BOX_TO_CHUNK => uses.lane = stream(10),
+            command::POOL_FREE => uses.lane = stream(1),
             command::ARRAY_DESTROY | command::MIPMAP_DESTROY | command::TEXTURE_DESTROY => {
                 uses.scope = Scope::Everything;
             }
+            // Memory of a pool is there at once, whatever is held in the stream that gets it.
+            command::POOL_CREATE..=command::POOL_SET_CURRENT => {}
+            // What is held in the meantime was enqueued with the access that there was.
+            command::PEER_ENABLE => {}
             // They make objects, or ask for what does not change.
             command::FIRST..=command::LAUNCH
             | command::ARRAY_CREATE

@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use rekindle_cuda_abi::types::*;
 
 use super::driver::Driver;
+use super::pool_commands::Wanted;
 
 /// How much may be in flight on a stream. The driver blocks at about a thousand, and the executor must not.
 pub(crate) const CREDITS: u64 = 768;
@@ -81,6 +82,8 @@ pub(crate) enum Then {
     Unpin { address: u64, reply: u16 },
     /// An array is destroyed, and the call returns.
     DestroyArray { array: u64, reply: u16 },
+    /// Frees that an allocation lacks have happened: it is tried again, and the call returns.
+    PoolAlloc { wanted: Wanted, reply: u16 },
     /// A stream that the client has destroyed is destroyed.
     Destroy(StreamKey),
     /// A held command goes on: what it waited for on the device is done.

@@ -8,7 +8,6 @@ use super::{check, code, stream};
 use crate::client::{self, Call};
 use crate::copy_box::{self, HostBox};
 use crate::named_stream;
-use crate::state::memory::Allocation;
 
 /// One side of a copy, as the worker and this process reach it.
 #[derive(Clone, Copy, Debug)]
@@ -68,14 +67,15 @@ fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
     address.checked_add(bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let host = HostBox { address: address as usize, pitch, rows };
     let client = client::get()?;
-    let reached = bytes == 0 || client.memory.is_direct(address, bytes);
-    Ok(match client.memory.at(address) {
-        Some(Allocation::Device { .. } | Allocation::Global { .. }) if reached => Side::Device(end),
-        Some(Allocation::Device { .. } | Allocation::Global { .. }) => return Err(CUDA_ERROR_INVALID_VALUE),
-        Some(Allocation::Pinned { .. }) if reached => Side::Pinned(end, host),
-        Some(_) => Side::Host(host),
-        None if s.kind == CU_MEMORYTYPE_DEVICE || base == 0 => return Err(CUDA_ERROR_INVALID_VALUE),
-        None => Side::Host(host),
+    // Registered memory has another address there.
+    let reached = client.memory.reached_at(address, bytes);
+    Ok(match (client.memory.at(address), reached) {
+        (Some(a), Some(_)) if !a.is_host() => Side::Device(end),
+        (Some(a), None) if !a.is_host() => return Err(CUDA_ERROR_INVALID_VALUE),
+        (Some(_), Some(at)) => Side::Pinned(End::Memory { address: at, pitch: pitch as u64, rows: rows as u64 }, host),
+        (Some(_), None) => Side::Host(host),
+        (None, _) if s.kind == CU_MEMORYTYPE_DEVICE || base == 0 => return Err(CUDA_ERROR_INVALID_VALUE),
+        (None, _) => Side::Host(host),
     })
 }
 

@@ -17,9 +17,10 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     client.events.forget_context(context);
     client.functions.forget_context(context);
     client.arrays.forget_context(context);
-    for pinned in client.memory.forget_context(context) {
-        if let Allocation::Pinned { base, size, .. } = pinned {
-            super::pinned::unmap(client, base, size);
+    for gone in client.memory.forget_context(context) {
+        match gone {
+            Allocation::Pinned { base, size, .. } => super::pinned::unmap(client, base, size),
+            registered => super::register::take_back(client, &registered),
         }
     }
 }

@@ -93,14 +93,14 @@ pub(crate) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CU
     code(device(dev).and_then(|d| unsafe { put(bytes, d.memory as usize) }))
 }
 
-/// `CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM`: registered memory stays where it is, and the
-/// device does not reach it.
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM`: the device knows registered memory by another
+/// address.
 const CAN_USE_HOST_POINTER: u32 = 91;
 
 /// Attributes of what the interposer does not offer, answered 0: pageable memory access (88, 100), managed memory
-/// (83, 89), stream-ordered pools (115), virtual memory management and its kinds of handles (102, 103, 128),
-/// host register read-only (113), multicast (132).
-const NOT_OFFERED: &[u32] = &[83, 88, 89, 100, 102, 103, 113, 115, 128, 132];
+/// (83, 89), virtual memory management and its kinds of handles (102, 103, 128), pools for other processes and on the
+/// host (119, 142, 144), virtual memory on the host (141, 145), multicast (132).
+const NOT_OFFERED: &[u32] = &[83, 88, 89, 100, 102, 103, 119, 128, 132, 141, 142, 144, 145];
 
 pub(crate) unsafe fn cuDeviceGetAttribute(pi: *mut i32, attrib: u32, dev: CUdevice) -> CUresult {
     code(device(dev).and_then(|d| {

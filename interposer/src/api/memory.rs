@@ -4,7 +4,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{MEM_ALLOC, MEM_FREE, WINDOW_FULL, WINDOW_RESERVED};
 
 use super::{check, code, put, put_if};
-use crate::client::{self, Call};
+use crate::client::{self, Call, Client};
 use crate::state::memory::Allocation;
 
 pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
@@ -19,12 +19,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
             let (result, mut reply) = call.wait();
             let address = reply.word();
             if result == WINDOW_FULL {
-                let end = address.ok_or(CUDA_ERROR_UNKNOWN)?;
-                let end = client.memory.reserve(known.device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-                let mut call = Call::new(WINDOW_RESERVED)?;
-                call.word(known.device as u64);
-                call.word(end);
-                check(call.send())?;
+                reserve_window(client, known.device, address.ok_or(CUDA_ERROR_UNKNOWN)?)?;
                 continue;
             }
             check(result)?;
@@ -34,6 +29,15 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(dptr, base) }
     }))
+}
+
+/// Reserves more of a device's window, and says so to the worker, which has asked for it.
+pub(super) fn reserve_window(client: &Client, device: usize, end: u64) -> Result<(), CUresult> {
+    let end = client.memory.reserve(device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let mut call = Call::new(WINDOW_RESERVED)?;
+    call.word(device as u64);
+    call.word(end);
+    check(call.send())
 }
 
 /// The pitch that the driver gives: rows start at multiples of 512 bytes.
@@ -68,7 +72,7 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
             return Ok(());
         }
         match client.memory.at(dptr) {
-            Some(Allocation::Device { base, .. }) if base == dptr => {}
+            Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == dptr => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
         let mut call = Call::new(MEM_FREE)?;

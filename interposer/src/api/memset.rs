@@ -2,7 +2,6 @@
 
 use rekindle_cuda_abi::types::*;
 
-use crate::state::memory::Allocation;
 use crate::{client, remote};
 
 /// The driver says at once when a range is no memory of its own, or not aligned to the value's size; checked here, so
@@ -20,7 +19,7 @@ fn check(address: CUdeviceptr, bytes: u64, element: u64) -> Result<(), CUresult>
 /// A memset without stream is one in the default stream. Of device memory it does not make the host wait, of pinned
 /// memory it does.
 fn finished(address: CUdeviceptr, result: CUresult) -> CUresult {
-    let pinned = client::get().is_ok_and(|c| matches!(c.memory.at(address), Some(Allocation::Pinned { .. })));
+    let pinned = client::get().is_ok_and(|c| c.memory.at(address).is_some_and(|a| a.is_host()));
     // SAFETY: no pointers.
     if result == CUDA_SUCCESS && pinned { unsafe { super::stream::cuStreamSynchronize(0) } } else { result }
 }

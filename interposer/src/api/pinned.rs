@@ -2,6 +2,7 @@
 //! there. CRIU saves it with the process.
 
 use std::ffi::{CString, c_void};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
@@ -21,13 +22,19 @@ const PAGE: u64 = 4096;
 /// `CU_MEMHOSTALLOC_PORTABLE | DEVICEMAP | WRITECOMBINED`.
 const FLAGS: u32 = 7;
 
-pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CUresult {
-    code(client::get().and_then(|client| {
-        if out.is_null() || bytes == 0 || flags & !FLAGS != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let (context, _) = client.contexts.current()?;
-        let size = (bytes as u64).checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+/// A memfd, mapped here and in the worker at one place of the pinned window.
+pub(super) struct Pages {
+    pub(super) base: u64,
+    /// A multiple of the page size.
+    pub(super) size: u64,
+    pub(super) serial: u64,
+    pub(super) file: OwnedFd,
+}
+
+impl Pages {
+    /// Makes it in the current context.
+    pub(super) fn allocate(client: &'static Client, bytes: u64, flags: u32) -> Result<Self, CUresult> {
+        let size = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let serial = SERIAL.fetch_add(1, Relaxed);
         let name = CString::new(format!("{PINNED_NAME}{serial}")).map_err(|_| CUDA_ERROR_UNKNOWN)?;
         let file = sealed_memfd(&name, size as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -48,6 +55,26 @@ pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: 
             unmap(client, base, size);
             return Err(error);
         }
+        Ok(Self { base, size, serial, file })
+    }
+
+    /// Frees it again.
+    pub(super) fn free(self, client: &Client) -> Result<(), CUresult> {
+        let mut call = Call::new(PINNED_UNMAP)?;
+        call.word(self.base);
+        check(call.wait().0)?;
+        unmap(client, self.base, self.size);
+        Ok(())
+    }
+}
+
+pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        if out.is_null() || bytes == 0 || flags & !FLAGS != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (context, _) = client.contexts.current()?;
+        let base = Pages::allocate(client, bytes as u64, flags)?.base;
         client.memory.insert(Allocation::Pinned { base, size: bytes as u64, flags, context });
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(out, base as *mut c_void) }
@@ -83,48 +110,10 @@ pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     }))
 }
 
-pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *mut c_void, flags: u32) -> CUresult {
-    code(client::get().and_then(|client| {
-        match client.memory.at(host as u64) {
-            // SAFETY: the caller's promise by cuda.h.
-            Some(Allocation::Pinned { .. }) if flags == 0 => unsafe { put(out, host as u64) },
-            Some(Allocation::Registered { .. }) => Err(CUDA_ERROR_NOT_SUPPORTED),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }))
-}
-
 pub(crate) unsafe fn cuMemHostGetFlags(out: *mut u32, host: *mut c_void) -> CUresult {
     code(client::get().and_then(|client| match client.memory.at(host as u64) {
         // SAFETY: the caller's promise by cuda.h. All pinned memory is mapped for the device.
         Some(Allocation::Pinned { flags, .. }) => unsafe { put(out, flags | 2) },
         _ => Err(CUDA_ERROR_INVALID_VALUE),
-    }))
-}
-
-/// Registered memory stays where it is, and copies of it go through staging; the device does not reach it
-/// (`cuMemHostGetDevicePointer` is refused).
-pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
-    code(client::get().and_then(|client| {
-        if pointer.is_null() || bytes == 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let (context, _) = client.contexts.current()?;
-        let (base, size) = (pointer as u64, bytes as u64);
-        if client.memory.at(base).or_else(|| client.memory.at(base + size - 1)).is_some() {
-            return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-        }
-        client.memory.insert(Allocation::Registered { base, size, flags, context });
-        Ok(())
-    }))
-}
-
-pub(crate) unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
-    code(client::get().and_then(|client| match client.memory.at(pointer as u64) {
-        Some(Allocation::Registered { base, .. }) if base == pointer as u64 => {
-            client.memory.remove(base);
-            Ok(())
-        }
-        _ => Err(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
     }))
 }

@@ -30,15 +30,21 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
     let range = allocation.range();
-    let host = matches!(allocation, Allocation::Pinned { .. } | Allocation::Registered { .. });
+    let host = allocation.is_host();
     // Booleans take four bytes: the runtime reads as many.
     // SAFETY: each arm writes the type that cuda.h gives the attribute, for which the caller has room.
     unsafe {
         match attribute {
             1 => data.cast::<u64>().write(allocation.context()),
             2 => data.cast::<u32>().write(if host { MEMORY_HOST } else { MEMORY_DEVICE }),
-            3 if allocation.direct() => data.cast::<u64>().write(address),
-            4 if host => data.cast::<u64>().write(address),
+            3 => match client.memory.reached_at(address, 1) {
+                Some(at) => data.cast::<u64>().write(at),
+                None => return Err(CUDA_ERROR_INVALID_VALUE),
+            },
+            4 if host => data.cast::<u64>().write(match allocation {
+                Allocation::Mapped { base, host, .. } => host + (address - base),
+                _ => address,
+            }),
             // A base address is unique among what is allocated now, which is all that this id promises.
             7 | 20 => data.cast::<u64>().write(range.start),
             8 => data.cast::<u32>().write(0),
@@ -49,7 +55,10 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
             13 => data.cast::<u32>().write(1),
             14 => data.cast::<u64>().write(0),
             16 => data.cast::<u32>().write(3),
-            17 => data.cast::<u64>().write(0),
+            17 => data.cast::<u64>().write(match allocation {
+                Allocation::Pooled { pool, .. } => pool,
+                _ => 0,
+            }),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
@@ -57,10 +66,8 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
 }
 
 fn ordinal(client: &client::Client, allocation: &Allocation) -> i32 {
-    let device = match *allocation {
-        Allocation::Device { device, .. } | Allocation::Global { device, .. } => Some(device),
-        _ => client.contexts.get(allocation.context()).map(|c| c.device),
-    };
+    let of_context = || client.contexts.get(allocation.context()).map(|c| c.device);
+    let device = allocation.device().or_else(of_context);
     device.map_or(-1, |d| client.ordinal(d))
 }
 

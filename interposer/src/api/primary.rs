@@ -107,6 +107,7 @@ fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let mut call = Call::unchecked(client, CONTEXT_RESET, handle);
     call.word(handle);
     check(call.wait().0)?;
+    client.memory.forget_pools(device);
     super::context::forget(client, handle);
     Ok(())
 }

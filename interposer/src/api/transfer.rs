@@ -22,13 +22,14 @@ enum Place {
     Host,
 }
 
-fn host_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
-    if client::get()?.memory.is_direct(address, bytes as u64) {
-        return Ok(Place::Pinned);
+/// What host memory is to the worker, and where: registered memory has another address there.
+fn host_place(address: u64, bytes: usize) -> Result<(u64, Place), CUresult> {
+    if let Some(at) = client::get()?.memory.reached_at(address, bytes as u64) {
+        return Ok((at, Place::Pinned));
     }
     // The window holds nothing that is not known.
     let nowhere = address == 0 || window::device_of(address).is_some();
-    if nowhere { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(Place::Host) }
+    if nowhere { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok((address, Place::Host)) }
 }
 
 fn device_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
@@ -112,7 +113,7 @@ unsafe fn host_to_device(target: u64, source: *const c_void, bytes: usize, on: C
         }
         let (d, h) = (device_place(target, bytes)?, host_place(source as u64, bytes)?);
         // SAFETY: the caller's promise.
-        unsafe { transfer((target, d), (source as u64, h), bytes, on, wait) }
+        unsafe { transfer((target, d), h, bytes, on, wait) }
     }))
 }
 
@@ -125,7 +126,7 @@ unsafe fn device_to_host(target: *mut c_void, source: u64, bytes: usize, on: CUs
         }
         let (d, h) = (device_place(source, bytes)?, host_place(target as u64, bytes)?);
         // SAFETY: the caller's promise.
-        unsafe { transfer((target as u64, h), (source, d), bytes, on, wait) }
+        unsafe { transfer(h, (source, d), bytes, on, wait) }
     }))
 }
 
@@ -143,11 +144,10 @@ fn device_to_device(target: u64, source: u64, bytes: usize, on: CUstream) -> CUr
 /// # Safety
 /// Whichever ends are host memory hold `bytes` bytes.
 unsafe fn any_to_any(target: u64, source: u64, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
-    use crate::state::memory::Allocation;
-    let place = |address| -> Result<Place, CUresult> {
+    let place = |address| -> Result<(u64, Place), CUresult> {
         let client = client::get()?;
         Ok(match client.memory.at(address) {
-            Some(Allocation::Device { .. } | Allocation::Global { .. }) => device_place(address, bytes)?,
+            Some(allocation) if allocation.device().is_some() => (address, device_place(address, bytes)?),
             _ => host_place(address, bytes)?,
         })
     };
@@ -156,7 +156,7 @@ unsafe fn any_to_any(target: u64, source: u64, bytes: usize, on: CUstream, wait:
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { transfer((target, place(target)?), (source, place(source)?), bytes, on, wait) }
+        unsafe { transfer(place(target)?, place(source)?, bytes, on, wait) }
     }))
 }
 

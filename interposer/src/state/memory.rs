@@ -11,12 +11,17 @@ use rekindle_wire::window;
 pub(crate) enum Allocation {
     /// Device memory.
     Device { base: u64, size: u64, device: usize, context: CUcontext },
+    /// Device memory from a pool, which belongs to no context.
+    Pooled { base: u64, size: u64, device: usize, pool: u64 },
     /// A device global, at an address of the driver's choice.
     Global { base: u64, size: u64, device: usize, context: CUcontext },
     /// Pinned host memory of ours, mapped in both processes.
     Pinned { base: u64, size: u64, flags: u32, context: CUcontext },
-    /// Memory of the application's that it registered. It stays where it is; copies go through staging.
-    Registered { base: u64, size: u64, flags: u32, context: CUcontext },
+    /// Memory of the application's that it registered. Its pages are in a memfd of that serial number, and the worker
+    /// has them at `alias`; or they are where they were, `alias` is 0, and copies go through staging.
+    Registered { base: u64, size: u64, flags: u32, context: CUcontext, alias: u64, serial: u64 },
+    /// The device's view of registered memory.
+    Mapped { base: u64, size: u64, host: u64, context: CUcontext },
 }
 
 impl Allocation {
@@ -26,18 +31,36 @@ impl Allocation {
 
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         let (Self::Device { base, size, .. }
+        | Self::Pooled { base, size, .. }
         | Self::Global { base, size, .. }
         | Self::Pinned { base, size, .. }
+        | Self::Mapped { base, size, .. }
         | Self::Registered { base, size, .. }) = *self;
         base..base + size
     }
 
     pub(crate) fn context(&self) -> CUcontext {
-        let (Self::Device { context, .. }
-        | Self::Global { context, .. }
-        | Self::Pinned { context, .. }
-        | Self::Registered { context, .. }) = *self;
-        context
+        match *self {
+            Self::Device { context, .. }
+            | Self::Global { context, .. }
+            | Self::Pinned { context, .. }
+            | Self::Mapped { context, .. }
+            | Self::Registered { context, .. } => context,
+            Self::Pooled { .. } => 0,
+        }
+    }
+
+    /// Whether it is memory of a device, and of which.
+    pub(crate) fn device(&self) -> Option<usize> {
+        match *self {
+            Self::Device { device, .. } | Self::Pooled { device, .. } | Self::Global { device, .. } => Some(device),
+            Self::Pinned { .. } | Self::Registered { .. } | Self::Mapped { .. } => None,
+        }
+    }
+
+    /// Whether it is memory of the host.
+    pub(crate) fn is_host(&self) -> bool {
+        self.device().is_none()
     }
 
     /// Whether the worker's driver can reach it at this address.
@@ -80,6 +103,22 @@ impl Memory {
         self.at(address).is_some_and(|a| a.direct() && address + bytes <= a.range().end)
     }
 
+    /// The address under which the worker reaches a range of host memory, if it does.
+    pub(crate) fn reached_at(&self, address: u64, bytes: u64) -> Option<u64> {
+        let allocation = self.at(address).filter(|a| bytes <= a.range().end - address)?;
+        match allocation {
+            Allocation::Registered { base, alias, .. } if alias != 0 => Some(alias + (address - base)),
+            other => other.direct().then_some(address),
+        }
+    }
+
+    /// Whether a range touches an allocation.
+    pub(crate) fn meets(&self, address: u64, bytes: u64) -> bool {
+        let Ok(map) = self.by_address.read() else { return false };
+        let last = map.range(..address.saturating_add(bytes)).next_back();
+        last.is_some_and(|(_, a)| a.range().end > address)
+    }
+
     pub(crate) fn insert(&self, allocation: Allocation) {
         if let Ok(mut map) = self.by_address.write() {
             map.insert(allocation.base(), allocation);
@@ -90,19 +129,26 @@ impl Memory {
         self.by_address.write().ok()?.remove(&base)
     }
 
-    /// Whether a context holds pinned memory.
+    /// Whether a context holds pinned memory, registered memory included.
     pub(crate) fn has_pinned(&self, context: CUcontext) -> bool {
-        let is = |a: &Allocation| matches!(a, Allocation::Pinned { .. }) && a.context() == context;
+        let is = |a: &Allocation| a.is_host() && a.context() == context;
         self.by_address.read().is_ok_and(|map| map.values().any(is))
     }
 
-    /// Forgets what a context held, and returns its pinned memory.
+    /// Forgets what a context held, and returns its pinned and registered memory.
     pub(crate) fn forget_context(&self, context: CUcontext) -> Vec<Allocation> {
         let Ok(mut map) = self.by_address.write() else { return Vec::new() };
         let (gone, kept) = std::mem::take(&mut *map).into_iter().partition(|(_, a)| a.context() == context);
         *map = kept;
         let gone: BTreeMap<u64, Allocation> = gone;
-        gone.into_values().filter(|a| matches!(a, Allocation::Pinned { .. })).collect()
+        gone.into_values().filter(Allocation::is_host).collect()
+    }
+
+    /// Forgets what came from a device's pools.
+    pub(crate) fn forget_pools(&self, device: usize) {
+        if let Ok(mut map) = self.by_address.write() {
+            map.retain(|_, a| !matches!(a, Allocation::Pooled { device: d, .. } if *d == device));
+        }
     }
 
     /// Reserves a device's window up to at least `end`, without access, so that nothing else in the process takes

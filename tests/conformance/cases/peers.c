@@ -76,3 +76,21 @@ GROUP(contexts) {
     TRY("of one device in a stream of the other", cuEventRecord, event, stream);
     TRY("of the second device", cuStreamSynchronize, stream);
 }
+
+GROUP(access) {
+    with_two_contexts();
+    SET(cuCtxSetCurrent, context);
+    int can = 0;
+    SET(cuDeviceCanAccessPeer, &can, device, other);
+    if (!can) exit(77);
+    TRY("that was not enabled", cuCtxDisablePeerAccess, context_there);
+    TRY("with flags", cuCtxEnablePeerAccess, context_there, 1);
+    TRY("of null", cuCtxEnablePeerAccess, NULL, 0);
+    TRY("of null", cuCtxDisablePeerAccess, NULL);
+    TRY("of another device's context", cuCtxEnablePeerAccess, context_there, 0);
+    TRY("of another device's context again", cuCtxEnablePeerAccess, context_there, 0);
+    TRY("of another device's context", cuCtxDisablePeerAccess, context_there);
+    TRY("of another device's context again", cuCtxDisablePeerAccess, context_there);
+    no_context();
+    TRY("without a context", cuCtxEnablePeerAccess, context_there, 0);
+}

@@ -152,6 +152,7 @@ impl App {
         for pid in tree.iter().filter(|pid| **pid != self.pid()) {
             process::wait_gone("a process of a dumped tree", *pid)?;
         }
+        process::wait_group_gone(self.pid())?;
         Ok(self.identity.clone())
     }
 

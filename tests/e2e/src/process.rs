@@ -59,6 +59,17 @@ pub fn kill_all(pids: &[i32]) -> Result {
     pids.iter().try_for_each(|pid| wait_gone("a killed process", *pid))
 }
 
+/// Waits until nothing is left of a process group: a process that was made after someone looked, and killed with the
+/// others, keeps the group's number in use until it is waited for.
+pub fn wait_group_gone(group: i32) -> Result {
+    until_true(&format!("process group {group} ends"), || {
+        // SAFETY: no pointers.
+        while unsafe { libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+        // SAFETY: no pointers; signal 0 only asks.
+        Ok(unsafe { libc::kill(-group, 0) } != 0)
+    })
+}
+
 /// A process and all below it, itself first.
 pub fn tree(root: i32) -> Vec<i32> {
     let mut pids = vec![root];

@@ -6,6 +6,7 @@
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
+//! | `SIMGPU_PEERS` | whether devices can access each other's memory | `1` |
 //! | `SIMGPU_QUEUE_DEPTH` | how many commands a stream takes before submitting one blocks | 1024 |
 //! | `SIMGPU_FAULT` | what goes wrong when, see [`crate::fault`] | nothing |
 //! | `SIMGPU_LOG` | `1`: a line on stderr for what is refused and what fails; `2`: for every call | off |
@@ -21,6 +22,8 @@ pub(crate) struct Config {
     pub(crate) memory: u64,
     /// Bytes a second of a copy between device and host.
     pub(crate) copy_rate: Option<f64>,
+    /// Whether devices can access each other's memory.
+    pub(crate) peers: bool,
     /// Compute capability: major, minor.
     pub(crate) capability: (u32, u32),
     /// Commands that a stream takes before submitting one blocks.
@@ -50,6 +53,7 @@ impl Config {
                 .and_then(|t| t.trim().parse::<f64>().ok())
                 .filter(|rate| *rate > 0.0)
                 .map(|rate| rate * 1e9),
+            peers: number("SIMGPU_PEERS") != Some(0),
             capability: get("SIMGPU_CC").and_then(|t| capability(&t)).unwrap_or((9, 0)),
             queue_depth: number("SIMGPU_QUEUE_DEPTH").unwrap_or(1024).max(1),
             trace: get("SIMGPU_LOG").is_some_and(|t| t == "2"),

@@ -166,6 +166,7 @@ impl Context {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let marks = self.streams().last_of_all();
         marks.iter().for_each(Mark::wait);
+        crate::pool::release();
         self.flush_prints();
         self.check()
     }

@@ -1,6 +1,8 @@
-//! Pools of stream-ordered allocation. Memory is taken when asked for, and given back when the stream comes to it.
+//! Pools of stream-ordered allocation. Memory is taken when asked for, and given back when the stream comes to it. What
+//! a pool has in reserve is a number only: kept in steps, as the driver does, and given up when the program waits for
+//! something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +11,7 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMOR
 use crate::device::{Device, devices};
 use crate::handles;
 use crate::memory::space::{self, Kind};
-use crate::status::Result;
+use crate::status::{Result, ensure};
 use crate::stream::Stream;
 
 /// A device's pools.
@@ -25,7 +27,14 @@ struct State {
     current: u64,
     /// Which pool an allocation came from, by its address.
     origin: BTreeMap<u64, Arc<Pool>>,
+    /// Allocations whose free is ahead in a stream.
+    leaving: BTreeSet<u64>,
 }
+
+/// What a pool's reserve grows by.
+const STEP: u64 = 32 << 20;
+/// What sizes are rounded to.
+const ALIGN: u64 = 512;
 
 /// A pool: mostly numbers that can be set and asked for.
 #[derive(Debug)]
@@ -36,20 +45,70 @@ pub(crate) struct Pool {
     settings: [AtomicU64; 4],
     used: AtomicU64,
     used_high: AtomicU64,
+    /// A bit for each other device that was let in.
+    pub(crate) access: AtomicU64,
+    /// The sizes of what is in reserve, used or not.
+    segments: Mutex<Vec<u64>>,
+    reserved_high: AtomicU64,
 }
 
 impl Pool {
     fn new() -> Arc<Self> {
         let settings = [1, 1, 1, 0].map(AtomicU64::new);
-        Arc::new(Self { handle: handles::next(), settings, used: AtomicU64::new(0), used_high: AtomicU64::new(0) })
+        let zero = || AtomicU64::new(0);
+        let segments = Mutex::default();
+        let handle = handles::next();
+        Arc::new(Self {
+            handle,
+            settings,
+            used: zero(),
+            used_high: zero(),
+            access: zero(),
+            segments,
+            reserved_high: zero(),
+        })
+    }
+
+    fn segments(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, bytes: u64) {
+        let size = bytes.next_multiple_of(ALIGN);
+        let used = self.used.fetch_add(size, Ordering::Relaxed) + size;
+        self.used_high.fetch_max(used, Ordering::Relaxed);
+        let mut segments = self.segments();
+        if used > segments.iter().sum() {
+            segments.push(size.next_multiple_of(STEP));
+        }
+        self.reserved_high.fetch_max(segments.iter().sum(), Ordering::Relaxed);
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes.next_multiple_of(ALIGN), Ordering::Relaxed);
+    }
+
+    /// Gives up what is not used as long as `keep` bytes remain.
+    pub(crate) fn trim(&self, keep: u64) {
+        let mut segments = self.segments();
+        if self.used.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        for i in (0..segments.len()).rev() {
+            if segments.iter().sum::<u64>() - segments[i] >= keep {
+                segments.remove(i);
+            }
+        }
     }
 
     /// An attribute, `CU_MEMPOOL_ATTR_*`.
     pub(crate) fn attribute(&self, attribute: u32) -> Result<u64> {
         Ok(match attribute {
             1..=4 => self.settings[attribute as usize - 1].load(Ordering::Relaxed),
-            5 | 7 => self.used.load(Ordering::Relaxed),
-            6 | 8 => self.used_high.load(Ordering::Relaxed),
+            5 => self.segments().iter().sum(),
+            6 => self.reserved_high.load(Ordering::Relaxed),
+            7 => self.used.load(Ordering::Relaxed),
+            8 => self.used_high.load(Ordering::Relaxed),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         })
     }
@@ -58,7 +117,8 @@ impl Pool {
     pub(crate) fn set_attribute(&self, attribute: u32, value: u64) -> Result<()> {
         match attribute {
             1..=4 => self.settings[attribute as usize - 1].store(value, Ordering::Relaxed),
-            6 | 8 if value == 0 => self.used_high.store(self.used.load(Ordering::Relaxed), Ordering::Relaxed),
+            6 if value == 0 => self.reserved_high.store(self.segments().iter().sum(), Ordering::Relaxed),
+            8 if value == 0 => self.used_high.store(self.used.load(Ordering::Relaxed), Ordering::Relaxed),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
         Ok(())
@@ -126,17 +186,56 @@ impl Pools {
     }
 
     fn note(&self, base: u64, pool: Arc<Pool>, bytes: u64) {
-        let used = pool.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        pool.used_high.fetch_max(used, Ordering::Relaxed);
+        pool.take(bytes);
         self.state().origin.insert(base, pool);
     }
 
     /// Notes that an allocation is gone, if it came from a pool.
     pub(crate) fn forget(&self, base: u64, bytes: u64) {
         if let Some(pool) = self.state().origin.remove(&base) {
-            pool.used.fetch_sub(bytes, Ordering::Relaxed);
+            pool.give(bytes);
         }
     }
+
+    /// Notes that an allocation's free is on its way; answers whether it was not before.
+    fn leave(&self, base: u64, bytes: u64) -> bool {
+        self.forget(base, bytes);
+        self.state().leaving.insert(base)
+    }
+
+    /// Ends all pools but the default one. Returns what is allocated.
+    fn reset(&self) -> Vec<u64> {
+        let mut state = self.state();
+        state.created.clear();
+        state.current = self.default.handle;
+        for (number, setting) in self.default.settings.iter().enumerate() {
+            setting.store(u64::from(number < 3), Ordering::Relaxed);
+        }
+        state.origin.keys().copied().collect()
+    }
+
+    fn release(&self) {
+        let state = self.state();
+        for pool in state.created.values().chain([&self.default]) {
+            pool.trim(pool.settings[3].load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Ends the pools of a device that is reset, and what is allocated from them.
+pub(crate) fn reset(device: &Device) {
+    for base in device.pools.reset() {
+        if let Some(region) = space::remove(base, |r| r.kind == Kind::Device) {
+            device.pools.forget(base, region.len);
+            device.reclaim(&region);
+        }
+    }
+    device.pools.release();
+}
+
+/// The program has waited for something: what pools have in reserve beyond their thresholds is given up.
+pub(crate) fn release() {
+    devices().iter().for_each(|device| device.pools.release());
 }
 
 /// The device and the pool that a handle names.
@@ -167,9 +266,10 @@ pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
     let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
     let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    ensure(device.pools.leave(base, region.len), CUDA_ERROR_INVALID_VALUE)?;
     stream.submit(move |_| {
+        device.pools.state().leaving.remove(&base);
         let region = space::remove(base, |r| r.kind == Kind::Device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        device.pools.forget(base, region.len);
         device.reclaim(&region);
         Ok(())
     })?;

@@ -240,6 +240,7 @@ impl Stream {
         let before = if self.role == Role::Legacy { context.streams().predecessors(self) } else { Vec::new() };
         before.iter().for_each(Mark::wait);
         self.last().wait();
+        crate::pool::release();
         context.flush_prints();
         context.check()
     }

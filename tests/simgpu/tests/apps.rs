@@ -19,4 +19,4 @@ macro_rules! apps {
     ($($name:ident)*) => { $(#[test] fn $name() { prints_as_expected(stringify!($name)); })* };
 }
 
-apps! { bad firstkernel globals memory modules streams4 tree twodev }
+apps! { bad firstkernel forkreg globals mapped memory modules peers pools registered streams4 tree twodev }

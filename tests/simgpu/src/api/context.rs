@@ -9,6 +9,7 @@ use rekindle_cuda_abi::types::{
     CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, CUcontext, CUdevice, CUresult,
 };
 
+use crate::config::config;
 use crate::context::Context;
 use crate::current;
 use crate::device::{device, devices};
@@ -260,7 +261,7 @@ pub unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {
         let context = current::healthy()?;
         let owner = current::named(peer)?.device;
         let mine = context.device.ordinal;
-        ensure(owner.ordinal != mine, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
+        ensure(owner.ordinal != mine && config().peers, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
         ensure(context.add_peer(owner.ordinal), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)?;
         owner.set_peer(mine, true);
         open_to_peer(owner.ordinal, mine, true);

@@ -7,6 +7,7 @@ use rekindle_cuda_abi::types::{
 };
 
 use crate::attributes;
+use crate::config::config;
 use crate::context::Context;
 use crate::device::{Device, device, devices};
 use crate::status::{ensure, put, put_if, status, text};
@@ -130,7 +131,7 @@ pub unsafe fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) -> CU
 pub unsafe fn cuDeviceCanAccessPeer(can: *mut i32, dev: CUdevice, peer: CUdevice) -> CUresult {
     status(|| {
         let other = device(dev)?.ordinal != device(peer)?.ordinal;
-        unsafe { put(can, i32::from(other)) }
+        unsafe { put(can, i32::from(other && config().peers)) }
     })
 }
 
@@ -140,7 +141,7 @@ pub unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, src: CUde
         let answer = match attribute {
             // Rank, access, atomics; arrays there are none.
             1 => 0,
-            2 | 3 => 1,
+            2 | 3 => i32::from(config().peers),
             4 | 5 => 0,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
@@ -184,6 +185,7 @@ pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
         let device = device(dev)?;
         device.primary().retained = 0;
         end_primary(device);
+        crate::pool::reset(device);
         Ok(())
     })
 }

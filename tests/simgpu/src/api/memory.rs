@@ -43,6 +43,10 @@ pub unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
             return Ok(());
         }
         let region = allocation(pointer)?;
+        // Of memory from a pool it takes the program's word that nothing uses it.
+        if devices().get(region.device).is_some_and(|d| d.pools.origin(region.base).is_some()) {
+            return release(&region);
+        }
         context.synchronize()?;
         if let Ok(owner) = current::named(region.context) {
             owner.synchronize()?;

@@ -62,9 +62,13 @@ pub unsafe fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, pointer: *mut 
     })
 }
 
+/// Of memory from `cuMemHostAlloc` alone.
 pub unsafe fn cuMemHostGetFlags(out: *mut u32, pointer: *mut c_void) -> CUresult {
     status(|| {
         current::healthy()?;
-        unsafe { put(out, host_flags(pointer as u64)? | MAPPED) }
+        match space::find(pointer as u64).map(|region| region.kind) {
+            Some(Kind::Pinned(flags)) => unsafe { put(out, flags | MAPPED) },
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     })
 }

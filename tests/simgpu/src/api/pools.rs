@@ -1,15 +1,17 @@
 //! Stream-ordered allocation and its pools.
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::types::{
-    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult, CUstream,
+    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult, CUstream,
 };
 
+use crate::config::config;
 use crate::device::device;
 use crate::memory::space::{self, Kind};
-use crate::status::{ensure, put, status};
+use crate::status::{Result, ensure, put, status};
 use crate::{current, pool};
 
 pub unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
@@ -18,6 +20,28 @@ pub unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUre
 
 pub unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
     status(|| unsafe { put(out.cast(), device(dev)?.pools.current()) })
+}
+
+/// The device that a location and a type of allocation name.
+unsafe fn located(location: *mut c_void, kind: u64) -> Result<CUdevice> {
+    ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    let [place, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
+    // An enumeration: the upper half of its register means nothing.
+    ensure(kind as u32 == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED)?;
+    ensure(place == CU_MEM_LOCATION_TYPE_DEVICE as i32, CUDA_ERROR_NOT_SUPPORTED)?;
+    Ok(id)
+}
+
+pub unsafe fn cuMemGetDefaultMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
+    status(|| unsafe { put(out.cast(), device(located(location, kind)?)?.pools.default()) })
+}
+
+pub unsafe fn cuMemGetMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
+    status(|| unsafe { put(out.cast(), device(located(location, kind)?)?.pools.current()) })
+}
+
+pub unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64) -> CUresult {
+    status(|| device(unsafe { located(location, kind) }?)?.pools.set_current(pool))
 }
 
 pub unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
@@ -71,26 +95,31 @@ pub unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_voi
     })
 }
 
-/// Pools keep nothing that they could give back.
-pub unsafe fn cuMemPoolTrimTo(pool: u64, _keep: usize) -> CUresult {
-    status(|| pool::find(pool).map(drop))
+pub unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
+    status(|| pool::find(pool).map(|(_, found)| found.trim(keep as u64)))
 }
 
-/// Lets devices into what is and will be allocated. That is not kept by pool: the device's own access is always
-/// there, that of others as with `cuCtxEnablePeerAccess`.
+/// Lets devices into what is and will be allocated. The device's own access is always there, and that of others is to
+/// all memory of the device, as with `cuCtxEnablePeerAccess`.
 pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc, count: usize) -> CUresult {
     status(|| {
         ensure(!descriptors.is_null() || count == 0, CUDA_ERROR_INVALID_VALUE)?;
-        let owner = pool::find(pool)?.0;
+        let (owner, found) = pool::find(pool)?;
         for i in 0..count {
             let access = unsafe { descriptors.add(i).read_unaligned() };
             ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
             let other = device(access.location_id)?.ordinal;
             let open = access.flags == CU_MEM_ACCESS_READWRITE;
+            ensure(open || access.flags == 0, CUDA_ERROR_INVALID_VALUE)?;
             ensure(open || other != owner.ordinal, CUDA_ERROR_INVALID_VALUE)?;
             if other == owner.ordinal {
                 continue;
             }
+            ensure(config().peers || !open, CUDA_ERROR_INVALID_DEVICE)?;
+            match open {
+                true => found.access.fetch_or(1 << other, Ordering::SeqCst),
+                false => found.access.fetch_and(!(1 << other), Ordering::SeqCst),
+            };
             owner.set_peer(other, open);
             space::change_all(|region| {
                 if region.device == owner.ordinal && region.kind == Kind::Device {
@@ -108,9 +137,9 @@ pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c
     status(|| {
         ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let [_, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
-        let owner = pool::find(pool)?.0;
+        let (owner, found) = pool::find(pool)?;
         let other = device(id)?.ordinal;
-        let open = other == owner.ordinal || owner.peers() & (1 << other) != 0;
+        let open = other == owner.ordinal || found.access.load(Ordering::SeqCst) & (1 << other) != 0;
         unsafe { put(flags.cast(), if open { CU_MEM_ACCESS_READWRITE } else { 0 }) }
     })
 }

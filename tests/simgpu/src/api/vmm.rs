@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
 use rekindle_cuda_abi::types::{
-    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult,
+    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult,
 };
 
+use crate::config::config;
 use crate::device::{Device, device};
 use crate::memory::heap::BLOCK;
 use crate::memory::{space, vmm};
@@ -115,7 +116,10 @@ pub unsafe fn cuMemSetAccess(
                 CU_MEM_ACCESS_READWRITE => (true, true),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             };
-            vmm::set_access(pointer, size as u64, device(access.location_id)?, read, write)?;
+            let other = device(access.location_id)?;
+            let apart = space::find(pointer).is_some_and(|region| region.device != other.ordinal);
+            ensure(config().peers || !apart || !read, CUDA_ERROR_INVALID_DEVICE)?;
+            vmm::set_access(pointer, size as u64, other, read, write)?;
         }
         Ok(())
     })

@@ -1,0 +1,291 @@
+//! Stream-ordered allocation and its pools. The worker keeps the pools; memory of theirs lies in the devices' windows
+//! as other device memory does.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{
+    Kind, POOL_ALLOC, POOL_CREATE, POOL_CURRENT, POOL_DESTROY, POOL_FREE, POOL_GET, POOL_GET_ACCESS, POOL_SET,
+    POOL_SET_ACCESS, POOL_SET_CURRENT, POOL_TRIM, WINDOW_FULL, default_pool,
+};
+
+use super::memory::reserve_window;
+use super::{check, code, put};
+use crate::client::{self, Call};
+use crate::log;
+use crate::state::memory::Allocation;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_*`: a device, and the last of those that are host memory.
+const DEVICE: u32 = 1;
+const LAST_LOCATION: u32 = 4;
+
+/// `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location_type: u32,
+    location_id: CUdevice,
+    security_attributes: u64,
+    maximum: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: u32,
+    id: CUdevice,
+}
+
+/// What a caller has put behind a pointer.
+///
+/// # Safety
+/// `pointer` is null or readable.
+unsafe fn read<T: Copy, P>(pointer: *const P) -> Result<T, CUresult> {
+    if pointer.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, so readable by the caller's promise.
+    Ok(unsafe { pointer.cast::<T>().read_unaligned() })
+}
+
+/// Memory on the host, and memory for other processes, that the driver could give and this does not.
+fn refused<T>(what: &'static str) -> Result<T, CUresult> {
+    log::refused(what);
+    Err(CUDA_ERROR_NOT_SUPPORTED)
+}
+
+/// The device of a location, which must be one.
+fn device_of(location: Location, what: &'static str) -> Result<CUdevice, CUresult> {
+    match location.kind {
+        DEVICE => Ok(location.id),
+        kind if kind <= LAST_LOCATION && kind != 0 => refused(what),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+pub(crate) unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
+    code(client::get().and_then(|client| {
+        let device = client.device(dev)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(out.cast(), default_pool(device)) }
+    }))
+}
+
+pub(crate) unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
+    code(Call::new(POOL_CURRENT).and_then(|mut call| {
+        call.device(dev)?;
+        let (result, mut reply) = call.wait();
+        check(result)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(out.cast(), reply.word().ok_or(CUDA_ERROR_UNKNOWN)?) }
+    }))
+}
+
+pub(crate) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
+    code(Call::new(POOL_SET_CURRENT).and_then(|mut call| {
+        call.device(dev)?;
+        call.word(pool);
+        check(call.wait().0)
+    }))
+}
+
+/// The device of a location and a type of allocation, for the calls that take both in place of a device.
+///
+/// # Safety
+/// `location` is null or a `CUmemLocation`.
+unsafe fn located(location: *mut c_void, kind: u64, what: &'static str) -> Result<CUdevice, CUresult> {
+    // SAFETY: the caller's promise.
+    let location = unsafe { read::<Location, _>(location) }?;
+    // An enumeration: the upper half of its register means nothing.
+    if kind as u32 != PINNED {
+        return if kind as u32 == 2 { refused(what) } else { Err(CUDA_ERROR_INVALID_VALUE) };
+    }
+    device_of(location, what)
+}
+
+pub(crate) unsafe fn cuMemGetDefaultMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { located(location, kind, "cuMemGetDefaultMemPool of host memory") }.and_then(|device| {
+        // SAFETY: the caller's promise by cuda.h.
+        check(unsafe { cuDeviceGetDefaultMemPool(out, device) })
+    }))
+}
+
+pub(crate) unsafe fn cuMemGetMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { located(location, kind, "cuMemGetMemPool of host memory") }.and_then(|device| {
+        // SAFETY: the caller's promise by cuda.h.
+        check(unsafe { cuDeviceGetMemPool(out, device) })
+    }))
+}
+
+pub(crate) unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { located(location, kind, "cuMemSetMemPool of host memory") }.and_then(|device| {
+        // SAFETY: no pointers.
+        check(unsafe { cuDeviceSetMemPool(device, pool) })
+    }))
+}
+
+pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { read::<Properties, _>(properties) }.and_then(|wanted| {
+        if out.is_null() || wanted.kind != PINNED || wanted.reserved != [0; 54] || wanted.security_attributes != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let location = Location { kind: wanted.location_type, id: wanted.location_id };
+        let device = device_of(location, "cuMemPoolCreate of host memory")?;
+        if wanted.handle_types != 0 {
+            return refused("cuMemPoolCreate for other processes");
+        }
+        let mut call = Call::new(POOL_CREATE)?;
+        let handle = call.fresh_handle(Kind::MemPool);
+        call.device(device)?;
+        call.word(wanted.maximum as u64);
+        check(call.wait().0)?;
+        // SAFETY: not null, writable by cuda.h's contract.
+        unsafe { put(out.cast(), handle) }
+    }))
+}
+
+pub(crate) unsafe fn cuMemPoolDestroy(pool: u64) -> CUresult {
+    code(Call::new(POOL_DESTROY).and_then(|mut call| {
+        call.word(pool);
+        check(call.wait().0)
+    }))
+}
+
+/// The attributes 1 to 3 are of 32 bits, the others of 64.
+fn is_small(attribute: u32) -> bool {
+    (1..=3).contains(&attribute)
+}
+
+pub(crate) unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
+    code(Call::new(POOL_GET).and_then(|mut call| {
+        call.word(pool);
+        call.word(u64::from(attribute));
+        let (result, mut reply) = call.wait();
+        check(result)?;
+        let number = reply.word().ok_or(CUDA_ERROR_UNKNOWN)?;
+        // SAFETY: the caller's promise by cuda.h: room for the attribute's type.
+        unsafe { if is_small(attribute) { put(value.cast(), number as u32) } else { put(value.cast(), number) } }
+    }))
+}
+
+pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
+    code(Call::new(POOL_SET).and_then(|mut call| {
+        // SAFETY: the caller's promise by cuda.h: a value of the attribute's type.
+        let number =
+            unsafe { if is_small(attribute) { u64::from(read::<u32, _>(value)?) } else { read::<u64, _>(value)? } };
+        call.word(pool);
+        call.word(u64::from(attribute));
+        call.word(number);
+        check(call.wait().0)
+    }))
+}
+
+pub(crate) unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
+    code(Call::new(POOL_TRIM).and_then(|mut call| {
+        call.word(pool);
+        call.word(keep as u64);
+        check(call.wait().0)
+    }))
+}
+
+pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc, count: usize) -> CUresult {
+    code(client::get().and_then(|_| {
+        for i in 0..count {
+            if list.is_null() {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            // SAFETY: cuda.h has the list hold `count` elements.
+            let wanted = unsafe { list.add(i).read_unaligned() };
+            let location = Location { kind: wanted.location_type, id: wanted.location_id };
+            let device = device_of(location, "cuMemPoolSetAccess of the host")?;
+            let mut call = Call::new(POOL_SET_ACCESS)?;
+            call.word(pool);
+            call.device(device)?;
+            call.word(u64::from(wanted.flags));
+            check(call.wait().0)?;
+        }
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(unsafe { read::<Location, _>(location) }.and_then(|location| {
+        let mut call = Call::new(POOL_GET_ACCESS)?;
+        call.word(pool);
+        call.device(device_of(location, "cuMemPoolGetAccess of the host")?)?;
+        let (result, mut reply) = call.wait();
+        check(result)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(flags.cast(), reply.word().ok_or(CUDA_ERROR_UNKNOWN)? as u32) }
+    }))
+}
+
+/// `pool` 0 is the current one of the stream's device.
+fn allocate(out: *mut CUdeviceptr, size: usize, pool: u64, stream: CUstream) -> CUresult {
+    code(client::get().and_then(|client| {
+        if out.is_null() || size == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        loop {
+            let mut call = Call::in_context(POOL_ALLOC)?;
+            call.word(pool);
+            call.word(size as u64);
+            call.stream(stream)?;
+            let (result, mut reply) = call.wait();
+            let mut word = || reply.word().ok_or(CUDA_ERROR_UNKNOWN);
+            if result == WINDOW_FULL {
+                let (end, device) = (word()?, word()?);
+                reserve_window(client, device as usize, end)?;
+                continue;
+            }
+            check(result)?;
+            let (base, device, pool) = (word()?, word()? as usize, word()?);
+            client.memory.insert(Allocation::Pooled { base, size: size as u64, device, pool });
+            // SAFETY: not null, writable by cuda.h's contract.
+            return unsafe { put(out, base) };
+        }
+    }))
+}
+
+pub(crate) unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, size: usize, stream: CUstream) -> CUresult {
+    allocate(out, size, 0, stream)
+}
+
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(
+    out: *mut CUdeviceptr,
+    size: usize,
+    pool: u64,
+    stream: CUstream,
+) -> CUresult {
+    if !Kind::MemPool.owns(pool) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    allocate(out, size, pool, stream)
+}
+
+pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult {
+    code(Call::in_context(POOL_FREE).and_then(|mut call| {
+        let client = client::get()?;
+        match client.memory.at(address) {
+            Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == address => {}
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        call.word(address);
+        call.stream(stream)?;
+        // Forgotten first: another thread may be given the address at once.
+        client.memory.remove(address);
+        check(call.send())
+    }))
+}

@@ -1,0 +1,134 @@
+//! Memory of the application's own that it registers. Its pages are moved into a memfd that the worker has too (see
+//! [`crate::moves`]), so that copies and kernels use it in place; the device knows it by another address, in the pinned
+//! window (attribute 91 says that host pointers cannot be used for it). Pages that cannot be moved, because they are
+//! shared with other processes, stay: copies of them go through staging, and they have no device pointer.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::PINNED_UNMAP;
+
+use super::pinned::{self, Pages};
+use super::{check, code, put};
+use crate::client::{self, Call, Client};
+use crate::log;
+use crate::moves::{self, Refusal};
+use crate::state::memory::Allocation;
+
+/// `CU_MEMHOSTREGISTER_*`: memory of a device on the bus, which nobody but the driver can map, and all flags.
+const IO_MEMORY: u32 = 4;
+const FLAGS: u32 = 0xf;
+
+const PAGE: u64 = 4096;
+
+/// One registration or its end at a time.
+static REGISTERING: Mutex<()> = Mutex::new(());
+
+pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.standing_error()?;
+        if pointer.is_null() || bytes == 0 || flags & !FLAGS != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (context, _) = client.contexts.current()?;
+        let (base, size) = (pointer as u64, bytes as u64);
+        let end = base.checked_add(size).and_then(|end| end.checked_next_multiple_of(PAGE));
+        let pages = base & !(PAGE - 1)..end.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if flags & IO_MEMORY != 0 {
+            log::refused("cuMemHostRegister of I/O memory");
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let _one = REGISTERING.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        if client.memory.meets(base, size) {
+            return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let registered = |alias, serial| Allocation::Registered { base, size, flags, context, alias, serial };
+        // Buffers that share a page with registered ones stay: a page can be in one memfd only.
+        if moves::meets(&pages) {
+            client.memory.insert(registered(0, 0));
+            return Ok(());
+        }
+        let moved = Pages::allocate(client, pages.end - pages.start, flags)?;
+        match moves::move_in(pages.clone(), moved.base, &moved.file, moved.serial) {
+            Ok(()) => {
+                let alias = moved.base + (base - pages.start);
+                // SAFETY: our own mapping, which a child needs not.
+                unsafe { libc::madvise(moved.base as *mut _, moved.size as usize, libc::MADV_DONTFORK) };
+                client.memory.insert(registered(alias, moved.serial));
+                client.memory.insert(Allocation::Mapped { base: alias, size, host: base, context });
+                Ok(())
+            }
+            Err(refusal) => {
+                moved.free(client)?;
+                match refusal {
+                    Refusal::Unmapped => return Err(CUDA_ERROR_INVALID_VALUE),
+                    Refusal::Kind | Refusal::System(_) => {
+                        log::note(&format!(
+                            "registered memory at {base:#x} is not moved, so it has no device pointer: {refusal}"
+                        ));
+                    }
+                }
+                client.memory.insert(registered(0, 0));
+                Ok(())
+            }
+        }
+    }))
+}
+
+pub(crate) unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
+    code(client::get().and_then(|client| {
+        let _one = REGISTERING.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        let registered = client.memory.at(pointer as u64).filter(|a| a.base() == pointer as u64);
+        let Some(Allocation::Registered { base, alias, .. }) = registered else {
+            client.standing_error()?;
+            return Err(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+        };
+        if alias != 0 {
+            let mut call = Call::new(PINNED_UNMAP)?;
+            call.word(alias & !(PAGE - 1));
+            check(call.wait().0)?;
+            client.memory.remove(alias);
+        }
+        if let Some(gone) = client.memory.remove(base) {
+            take_back(client, &gone);
+        }
+        Ok(())
+    }))
+}
+
+/// Gives the application its pages back, which the worker no longer has.
+pub(super) fn take_back(client: &Client, registered: &Allocation) {
+    let Allocation::Registered { base, size, alias, serial, .. } = *registered else { return };
+    if alias == 0 {
+        return;
+    }
+    let pages = base & !(PAGE - 1)..(base + size).next_multiple_of(PAGE);
+    let mapped = alias & !(PAGE - 1);
+    match moves::move_out(&pages, mapped, serial) {
+        Ok(()) => pinned::unmap(client, mapped, pages.end - pages.start),
+        // They stay in the memfd, where they are as good until a fork; its other mapping must stay too.
+        Err(error) => log::note(&format!("memory at {base:#x} stays shared after it was unregistered: {error}")),
+    }
+}
+
+pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *mut c_void, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.current()?;
+        let address = host as u64;
+        match client.memory.at(address) {
+            _ if flags != 0 => Err(CUDA_ERROR_INVALID_VALUE),
+            // SAFETY: the caller's promise by cuda.h.
+            Some(Allocation::Pinned { .. }) => unsafe { put(out, address) },
+            Some(Allocation::Registered { base, alias, .. }) if alias != 0 => {
+                // SAFETY: the caller's promise by cuda.h.
+                unsafe { put(out, alias + (address - base)) }
+            }
+            Some(Allocation::Registered { .. }) => {
+                log::refused("cuMemHostGetDevicePointer of memory that is shared with other processes");
+                Err(CUDA_ERROR_NOT_SUPPORTED)
+            }
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }))
+}
