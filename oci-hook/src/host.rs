@@ -10,7 +10,7 @@ use thiserror::Error;
 pub(crate) use rekindle_wire::control::DEFAULT_SOCKET;
 
 /// What makes a folder the interposer's.
-const INTERPOSER: &str = "libcuda.so.1";
+pub(crate) const INTERPOSER: &str = "libcuda.so.1";
 
 /// What a container is given.
 #[derive(Debug)]
@@ -41,19 +41,21 @@ pub(crate) fn this_program() -> Result<PathBuf, HostError> {
     env::current_exe().and_then(|path| path.canonicalize()).map_err(HostError::Program)
 }
 
-/// Looks for all of it.
-pub(crate) fn find(lib_dir: Option<&Path>, socket: &Path) -> Result<Provided, HostError> {
-    let lib_dir = match lib_dir {
+/// The folder with the interposer, which is there: the one that is given, or the one beside this program.
+pub(crate) fn lib_dir(given: Option<&Path>) -> Result<PathBuf, HostError> {
+    let dir = match given {
         Some(dir) => dir.to_path_buf(),
         None => this_program()?.parent().unwrap_or(Path::new("/")).join("../lib/rekindle"),
     };
-    let interposer = lib_dir.join(INTERPOSER);
+    let interposer = dir.join(INTERPOSER);
     // Resolved, since podman and CRIU compare paths as text.
-    let lib_dir = interposer
-        .metadata()
-        .and_then(|_| lib_dir.canonicalize())
-        .map_err(|source| HostError::Interposer { path: interposer, source })?;
+    let found = interposer.metadata().and_then(|_| dir.canonicalize());
+    found.map_err(|source| HostError::Interposer { path: interposer, source })
+}
 
+/// Looks for all of it.
+pub(crate) fn find(given: Option<&Path>, socket: &Path) -> Result<Provided, HostError> {
+    let lib_dir = lib_dir(given)?;
     let away = |source| HostError::Daemon { path: socket.into(), source };
     // A connection without a word; the file alone may be a dead daemon's.
     UnixStream::connect(socket).map_err(away)?;

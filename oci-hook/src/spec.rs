@@ -1,11 +1,12 @@
 //! The changes to config.json. It is changed as the JSON it is, so that whatever this does not know stays.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use crate::host::Provided;
+use crate::host::{INTERPOSER, Provided};
+use crate::image::{Image, ImageError};
 
 /// The annotation that asks for all this.
 const ENABLE: &str = "dev.rekindle/enable";
@@ -25,9 +26,11 @@ pub(crate) enum SpecError {
     #[error("annotation dev.rekindle/enable is {0:?}: only true and false mean something")]
     Annotation(String),
     #[error("{0} cannot be mounted: the container has a mount of its own at that place")]
-    Taken(&'static str),
+    Taken(String),
     #[error("{0} is no UTF-8, as config.json needs")]
     Path(String),
+    #[error(transparent)]
+    Image(#[from] ImageError),
 }
 
 /// Whether the container is annotated.
@@ -44,18 +47,43 @@ pub(crate) fn wanted(spec: &Value) -> Result<bool, SpecError> {
     }
 }
 
-/// Adds mounts and environment. Adding them twice is adding them once.
-pub(crate) fn add(spec: &mut Value, provided: &Provided) -> Result<(), SpecError> {
+/// The container's root directory, where config.json says one that is there: relative to `bundle`, as the OCI runtime
+/// specification has it.
+pub(crate) fn root(spec: &Value, bundle: &Path) -> Option<PathBuf> {
+    let path = spec.get("root")?.get("path")?.as_str()?;
+    Some(bundle.join(path)).filter(|root| root.is_dir())
+}
+
+/// Adds mounts and environment. Adding them twice is adding them once. A driver library that the image brings is covered
+/// by the interposer, so that a program with a search path of its own finds the interposer too.
+pub(crate) fn add(spec: &mut Value, provided: &Provided, image: Option<&Image>) -> Result<(), SpecError> {
+    let interposer = provided.lib_dir.join(INTERPOSER);
+    let mut drivers = Default::default();
+    if let Some(image) = image {
+        image.check(&interposer)?;
+        drivers = image.drivers(library_path(spec).split(':'));
+    }
     let mounts = array(spec, "mounts", "mounts")?;
     mount(mounts, LIB_DIR, &provided.lib_dir, &[])?;
     // Nothing there is a program. A socket on a read-only mount can be connected to.
     mount(mounts, SOCKET_DIR, &provided.socket_dir, &["noexec"])?;
+    for driver in drivers {
+        let place = driver.to_str().ok_or_else(|| SpecError::Path(driver.to_string_lossy().into()))?;
+        mount(mounts, place, &interposer, &[])?;
+    }
 
     let process = spec.get_mut("process").ok_or(SpecError::Missing { place: "process" })?;
     let env = array(process, "env", "process.env")?;
     prepend(env, "LD_LIBRARY_PATH", LIB_DIR);
     set(env, "REKINDLE_SOCKET", &format!("{SOCKET_DIR}/{}", provided.socket_name));
     Ok(())
+}
+
+/// The image's own LD_LIBRARY_PATH.
+fn library_path(spec: &Value) -> String {
+    let env = spec.get("process").and_then(|process| process.get("env")).and_then(Value::as_array);
+    let found = env.and_then(|env| env.iter().find_map(|entry| value(entry, "LD_LIBRARY_PATH")));
+    found.unwrap_or_default().to_owned()
 }
 
 fn array<'a>(object: &'a mut Value, name: &str, place: &'static str) -> Result<&'a mut Vec<Value>, SpecError> {
@@ -75,7 +103,7 @@ fn field<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Value {
     field
 }
 
-fn mount(mounts: &mut Vec<Value>, destination: &'static str, source: &Path, more: &[&str]) -> Result<(), SpecError> {
+fn mount(mounts: &mut Vec<Value>, destination: &str, source: &Path, more: &[&str]) -> Result<(), SpecError> {
     let source = source.to_str().ok_or_else(|| SpecError::Path(source.to_string_lossy().into()))?;
     let at = |mount: &Value| {
         let place = mount.get("destination").and_then(Value::as_str);
@@ -95,7 +123,7 @@ fn mount(mounts: &mut Vec<Value>, destination: &'static str, source: &Path, more
     match mounts.iter_mut().find(|mount| at(mount)) {
         None => mounts.push(ours),
         Some(there) if like_ours(there) => *there = ours,
-        Some(_) => return Err(SpecError::Taken(destination)),
+        Some(_) => return Err(SpecError::Taken(destination.into())),
     }
     Ok(())
 }
@@ -180,9 +208,9 @@ mod tests {
     #[test]
     fn twice_is_once() {
         let mut spec = annotated();
-        add(&mut spec, &provided()).unwrap();
+        add(&mut spec, &provided(), None).unwrap();
         let once = spec.clone();
-        add(&mut spec, &provided()).unwrap();
+        add(&mut spec, &provided(), None).unwrap();
         assert_eq!(spec, once);
     }
 
@@ -191,10 +219,10 @@ mod tests {
         let mut spec = annotated();
         let mut elsewhere = provided();
         elsewhere.lib_dir = "/srv/old/lib/rekindle".into();
-        add(&mut spec, &elsewhere).unwrap();
-        add(&mut spec, &provided()).unwrap();
+        add(&mut spec, &elsewhere, None).unwrap();
+        add(&mut spec, &provided(), None).unwrap();
         let mut fresh = annotated();
-        add(&mut fresh, &provided()).unwrap();
+        add(&mut fresh, &provided(), None).unwrap();
         assert_eq!(spec, fresh);
     }
 
@@ -202,7 +230,7 @@ mod tests {
     fn another_mount_in_the_place_is_refused() {
         let mut spec = annotated();
         spec["mounts"] = json!([{ "destination": "/usr/lib/rekindle/", "source": "/theirs", "type": "bind" }]);
-        assert!(matches!(add(&mut spec, &provided()), Err(SpecError::Taken(LIB_DIR))));
+        assert!(matches!(add(&mut spec, &provided(), None), Err(SpecError::Taken(place)) if place == LIB_DIR));
     }
 
     #[test]
@@ -213,7 +241,7 @@ mod tests {
             (json!({ "process": [] }), "config.json: process.env is not an array"),
             (json!({ "process": { "env": "A=1" } }), "config.json: process.env is not an array"),
         ] {
-            let error = add(&mut spec.clone(), &provided()).unwrap_err();
+            let error = add(&mut spec.clone(), &provided(), None).unwrap_err();
             assert_eq!(error.to_string(), message);
         }
     }

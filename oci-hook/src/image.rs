@@ -1,0 +1,222 @@
+//! What a container's image brings that decides whether the interposer can run in it: its C library, and a driver
+//! library of its own.
+//!
+//! The image's files are looked at in its root directory without leaving it: its links may be absolute, or lead anywhere.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Where distributions keep the C library and what else the loader finds without being told.
+const LIB_DIRS: [&str; 6] =
+    ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// Where images keep a driver library of their own beside those.
+const DRIVER_DIRS: [&str; 5] = [
+    "/usr/local/cuda/compat",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/local/lib",
+    "/usr/local/lib/x86_64-linux-gnu",
+];
+const MUSL_LOADER: &str = "/lib/ld-musl-x86_64.so.1";
+/// No C library is that large; a file that is, is not read to its end.
+const LIBRARY_MAX: u64 = 64 << 20;
+
+/// Why the interposer cannot run in an image.
+#[derive(Debug, Error)]
+pub(crate) enum ImageError {
+    #[error("the container's image has musl as its C library, and CUDA programs need glibc: use an image with glibc")]
+    Musl,
+    #[error(
+        "the container's image has glibc 2.{has}, and the interposer needs 2.{needs} or newer: use a newer image, or an interposer built for older ones (scripts/dist makes one)"
+    )]
+    Old { has: u32, needs: u32 },
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+}
+
+/// The root directory of a container.
+pub(crate) struct Image {
+    path: PathBuf,
+    root: OwnedFd,
+}
+
+impl Image {
+    /// Opens a root directory.
+    pub(crate) fn open(root: &Path) -> Result<Self, ImageError> {
+        let failed = |source| ImageError::Read { path: root.into(), source };
+        let path = root.canonicalize().map_err(failed)?;
+        let dir = File::open(&path).map_err(failed)?;
+        Ok(Self { path, root: dir.into() })
+    }
+
+    /// Whether programs in it can load the interposer. An image without any C library passes: its programs are linked
+    /// statically, or come in a volume.
+    pub(crate) fn check(&self, interposer: &Path) -> Result<(), ImageError> {
+        let library = LIB_DIRS.iter().find_map(|dir| self.file(&format!("{dir}/libc.so.6")));
+        let Some(library) = library else {
+            return if self.file(MUSL_LOADER).is_some() { Err(ImageError::Musl) } else { Ok(()) };
+        };
+        let read = |file: File, path: &Path| {
+            newest_glibc(file).map_err(|source| ImageError::Read { path: path.into(), source })
+        };
+        let has = read(library, &self.path.join("libc.so.6"))?;
+        let ours = File::open(interposer).map_err(|source| ImageError::Read { path: interposer.into(), source })?;
+        let needs = read(ours, interposer)?;
+        match (has, needs) {
+            (Some(has), Some(needs)) if has < needs => Err(ImageError::Old { has, needs }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The driver libraries that the image brings, as files in it: where its loader looks, and in `more` folders.
+    pub(crate) fn drivers<'a>(&self, more: impl IntoIterator<Item = &'a str>) -> BTreeSet<PathBuf> {
+        let known = LIB_DIRS.into_iter().chain(DRIVER_DIRS).chain(more).map(str::to_owned);
+        let dirs = known.chain(self.configured_dirs());
+        let drivers = dirs.filter(|dir| dir.starts_with('/')).filter_map(|dir| {
+            let file = self.file(&format!("{dir}/libcuda.so.1"))?;
+            // The file that the links in the image lead to, whatever they are.
+            let place = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+            Some(Path::new("/").join(place.strip_prefix(&self.path).ok()?))
+        });
+        drivers.collect()
+    }
+
+    /// The folders that /etc/ld.so.conf.d names.
+    fn configured_dirs(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path.join("etc/ld.so.conf.d")) else { return Vec::new() };
+        let mut dirs = Vec::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(file) = self.file(&format!("/etc/ld.so.conf.d/{}", name.to_string_lossy())) else { continue };
+            let mut text = String::new();
+            if file.take(1 << 16).read_to_string(&mut text).is_ok() {
+                dirs.extend(text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(str::to_owned));
+            }
+        }
+        dirs
+    }
+
+    /// A regular file of the image, its links followed inside the image.
+    fn file(&self, path: &str) -> Option<File> {
+        let file = self.open_in(Path::new(path)).ok()?;
+        file.metadata().is_ok_and(|about| about.is_file()).then_some(file)
+    }
+
+    fn open_in(&self, path: &Path) -> io::Result<File> {
+        let path = CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)?;
+        // SAFETY: the structure is plain numbers, of which zero is each one's default.
+        let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+        // Without waiting: a FIFO of the image's must not hold us up.
+        how.flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+        how.resolve = libc::RESOLVE_IN_ROOT;
+        let size = size_of::<libc::open_how>();
+        let root = self.root.as_raw_fd();
+        // SAFETY: the path is a C string, and the structure is of the size that is given.
+        let fd = unsafe { libc::syscall(libc::SYS_openat2, root, path.as_ptr(), &raw const how, size) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    }
+}
+
+/// The newest version 2.N of glibc that a library names: of glibc's own, its version; of another, the least that it needs.
+fn newest_glibc(file: File) -> io::Result<Option<u32>> {
+    const NAME: &[u8] = b"GLIBC_2.";
+    let mut bytes = Vec::new();
+    file.take(LIBRARY_MAX).read_to_end(&mut bytes)?;
+    let version = |at: usize| {
+        let digits = bytes.get(at + NAME.len()..)?.iter().take_while(|byte| byte.is_ascii_digit()).take(4);
+        digits.fold(None, |number: Option<u32>, digit| Some(number.unwrap_or(0) * 10 + u32::from(digit - b'0')))
+    };
+    let starts = bytes.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
+    Ok(starts.filter_map(|(at, _)| version(at)).max())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use tempfile::TempDir;
+
+    /// An image with these files.
+    fn image(files: &[(&str, &str)]) -> TempDir {
+        let dir = TempDir::new().unwrap();
+        for (name, content) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        dir
+    }
+
+    fn check(files: &[(&str, &str)], interposer: &str) -> Result<(), ImageError> {
+        let ours = image(&[("libcuda.so.1", interposer)]);
+        let theirs = image(files);
+        Image::open(theirs.path())?.check(&ours.path().join("libcuda.so.1"))
+    }
+
+    const LIBC: &str = "usr/lib/x86_64-linux-gnu/libc.so.6";
+
+    #[test]
+    fn an_older_glibc_than_the_interposer_needs_is_refused_with_both_versions() {
+        let error = check(&[(LIBC, "GLIBC_2.2.5\0GLIBC_2.24\0GLIBC_PRIVATE")], "GLIBC_2.28\0GLIBC_2.3").unwrap_err();
+        assert!(matches!(error, ImageError::Old { has: 24, needs: 28 }), "{error}");
+        check(&[(LIBC, "GLIBC_2.9\0GLIBC_2.28\0")], "GLIBC_2.28\0GLIBC_2.3").unwrap();
+        check(&[("lib64/libc.so.6", "GLIBC_2.41\0")], "GLIBC_2.28").unwrap();
+    }
+
+    #[test]
+    fn musl_is_refused_unless_there_is_glibc_too() {
+        let musl = ("lib/ld-musl-x86_64.so.1", "");
+        assert!(matches!(check(&[musl], "GLIBC_2.28"), Err(ImageError::Musl)));
+        check(&[musl, (LIBC, "GLIBC_2.36")], "GLIBC_2.28").unwrap();
+        check(&[("bin/static", "")], "GLIBC_2.28").unwrap();
+    }
+
+    #[test]
+    fn the_images_own_drivers_are_found_through_its_links_and_only_in_it() {
+        let dir = image(&[
+            ("usr/lib/x86_64-linux-gnu/libcuda.so.580.1", ""),
+            ("usr/local/cuda-13.0/compat/libcuda.so.580.2", ""),
+            ("srv/own/libcuda.so.1", ""),
+            ("srv/env/libcuda.so.1", ""),
+            ("etc/ld.so.conf.d/own.conf", "# a comment\n/srv/own\n"),
+        ]);
+        let root = dir.path();
+        symlink("libcuda.so.580.1", root.join("usr/lib/x86_64-linux-gnu/libcuda.so.1")).unwrap();
+        symlink("usr/lib", root.join("lib")).unwrap();
+        symlink("/usr/local/cuda-13.0", root.join("usr/local/cuda")).unwrap();
+        symlink("/usr/local/cuda/compat/libcuda.so.580.2", root.join("usr/local/cuda-13.0/compat/libcuda.so.1"))
+            .unwrap();
+        // Leads out of the image, or nowhere.
+        fs::create_dir_all(root.join("usr/local/lib")).unwrap();
+        symlink("../../../../../../../../../etc/passwd", root.join("usr/local/lib/libcuda.so.1")).unwrap();
+        let found = Image::open(root).unwrap().drivers(["/srv/env", "relative", ""]);
+        let expected = [
+            "/srv/env/libcuda.so.1",
+            "/srv/own/libcuda.so.1",
+            "/usr/lib/x86_64-linux-gnu/libcuda.so.580.1",
+            "/usr/local/cuda-13.0/compat/libcuda.so.580.2",
+        ];
+        assert_eq!(found.iter().map(|path| path.to_str().unwrap()).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_fifo_in_the_librarys_place_does_not_hold_us_up() {
+        let dir = image(&[("usr/lib/x86_64-linux-gnu/other", "")]);
+        let fifo = CString::new(dir.path().join(LIBC).as_os_str().as_bytes()).unwrap();
+        // SAFETY: a C string and a mode.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        let ours = image(&[("libcuda.so.1", "GLIBC_2.28")]);
+        Image::open(dir.path()).unwrap().check(&ours.path().join("libcuda.so.1")).unwrap();
+    }
+}

@@ -1,0 +1,289 @@
+//! Installing on a host what podman and CRIU have to find, and taking it away again: the hook's file in podman's hooks.d,
+//! and where CRIU's plugins are in CRIU's configuration. Nothing of the administrator's is overwritten.
+//!
+//! CRIU knows one folder of plugins. Where its configuration names none yet, a line is added that names ours, and CRIU's
+//! other plugins are linked into it; where it names another, our plugin is linked into that one.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// The hook's file in hooks.d.
+const HOOK_FILE: &str = "rekindle.json";
+/// The plugin's file in a folder of plugins.
+const PLUGIN: &str = "rekindle.so";
+/// Stands above the line that is added to CRIU's configuration.
+const MARK: &str = "# Rekindle's plugin, and links to CRIU's other ones:";
+/// Answers for processes that it does not know, so CRIU would not ask us about ours.
+const NOT_BESIDE_OURS: &str = "cuda_plugin.so";
+
+/// The places that are changed.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// podman's hooks.d.
+    pub(crate) hooks_dir: PathBuf,
+    /// CRIU's configuration.
+    pub(crate) criu_conf: PathBuf,
+    /// The folder in which CRIU looks where its configuration names none.
+    pub(crate) criu_plugins: PathBuf,
+    /// The folder with our plugin.
+    pub(crate) plugin_dir: PathBuf,
+}
+
+/// Why it could not be done. What was done before stays; both commands can be given again.
+#[derive(Debug, Error)]
+pub(crate) enum InstallError {
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("no CRIU plugin at {} (--plugin-dir says where it is)", .0.display())]
+    NoPlugin(PathBuf),
+    #[error("{} is there and is not ours: move it away", .0.display())]
+    Taken(PathBuf),
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> InstallError + '_ {
+    move |source| InstallError::File { path: path.into(), source }
+}
+
+/// Installs; returns what was done, a line for each thing.
+pub(crate) fn install(places: &Places, hook: &str) -> Result<Vec<String>, InstallError> {
+    let plugin = places.plugin_dir.join(PLUGIN);
+    if !plugin.is_file() {
+        return Err(InstallError::NoPlugin(plugin));
+    }
+    let mut done = Vec::new();
+    let file = places.hooks_dir.join(HOOK_FILE);
+    write(&file, hook)?;
+    done.push(format!("podman's hook: {}", file.display()));
+
+    let conf = read(&places.criu_conf)?;
+    match libdir(&conf) {
+        Some(dir) if dir == places.plugin_dir => {}
+        Some(dir) => {
+            let link = dir.join(PLUGIN);
+            link_to(&plugin, &link)?;
+            done.push(format!("linked into the folder that {} names: {}", places.criu_conf.display(), link.display()));
+            return Ok(done);
+        }
+        None => {
+            let line_end = if conf.is_empty() || conf.ends_with('\n') { "" } else { "\n" };
+            let added = format!("{conf}{line_end}{MARK}\nlibdir {}\n", places.plugin_dir.display());
+            write(&places.criu_conf, &added)?;
+            done.push(format!("added to {}: libdir {}", places.criu_conf.display(), places.plugin_dir.display()));
+        }
+    }
+    for other in plugins(&places.criu_plugins)? {
+        let name = other.file_name().unwrap_or_default();
+        if name == PLUGIN {
+            continue;
+        }
+        if name == NOT_BESIDE_OURS {
+            done.push(format!("left out: {}, which would answer for programs of ours", other.display()));
+            continue;
+        }
+        link_to(&other, &places.plugin_dir.join(name))?;
+        done.push(format!("linked beside ours: {}", other.display()));
+    }
+    Ok(done)
+}
+
+/// Takes away what [`install`] has made, and nothing else.
+pub(crate) fn uninstall(places: &Places) -> Result<Vec<String>, InstallError> {
+    let mut done = Vec::new();
+    let file = places.hooks_dir.join(HOOK_FILE);
+    if remove(&file)? {
+        done.push(format!("removed {}", file.display()));
+    }
+    let conf = read(&places.criu_conf)?;
+    let ours = format!("{MARK}\nlibdir {}\n", places.plugin_dir.display());
+    if conf.contains(&ours) {
+        write(&places.criu_conf, &conf.replace(&ours, ""))?;
+        done.push(format!("removed libdir from {}", places.criu_conf.display()));
+    } else if let Some(dir) = libdir(&conf).filter(|dir| *dir != places.plugin_dir) {
+        let link = dir.join(PLUGIN);
+        if fs::read_link(&link).is_ok_and(|to| to == places.plugin_dir.join(PLUGIN)) && remove(&link)? {
+            done.push(format!("removed {}", link.display()));
+        }
+    }
+    for other in plugins(&places.plugin_dir)? {
+        if fs::read_link(&other).is_ok_and(|to| to.parent() == Some(&places.criu_plugins)) && remove(&other)? {
+            done.push(format!("removed {}", other.display()));
+        }
+    }
+    Ok(done)
+}
+
+/// The folder that CRIU's configuration names; of several lines the last counts.
+fn libdir(conf: &str) -> Option<PathBuf> {
+    let lines = conf.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let mut named = words.filter_map(|words| match words[..] {
+        ["libdir" | "--libdir", dir] => Some(PathBuf::from(dir.trim_matches('"'))),
+        _ => None,
+    });
+    named.next_back()
+}
+
+fn read(path: &Path) -> Result<String, InstallError> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        result => result.map_err(failed(path)),
+    }
+}
+
+/// The whole content or the old one, whatever happens in between.
+fn write(path: &Path, content: &str) -> Result<(), InstallError> {
+    let new = path.with_extension("rekindle-new");
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(dir).map_err(failed(dir))?;
+    fs::write(&new, content).map_err(failed(&new))?;
+    if let Ok(about) = fs::metadata(path) {
+        fs::set_permissions(&new, about.permissions()).map_err(failed(&new))?;
+    }
+    fs::rename(&new, path).map_err(failed(path))
+}
+
+fn remove(path: &Path) -> Result<bool, InstallError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(InstallError::File { path: path.into(), source }),
+    }
+}
+
+fn link_to(file: &Path, link: &Path) -> Result<(), InstallError> {
+    match fs::read_link(link) {
+        Ok(to) if to == file => return Ok(()),
+        Ok(_) => return Err(InstallError::Taken(link.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(_) => return Err(InstallError::Taken(link.into())),
+    }
+    symlink(file, link).map_err(failed(link))
+}
+
+fn plugins(dir: &Path) -> Result<Vec<PathBuf>, InstallError> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed(dir))?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();
+    let mut paths = paths.map_err(failed(dir))?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "so"));
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    struct Host {
+        dir: TempDir,
+        places: Places,
+    }
+
+    impl Host {
+        /// A host with CRIU's own plugins and, if given, a configuration.
+        fn new(conf: Option<&str>) -> Self {
+            let dir = TempDir::new().unwrap();
+            let at = |name: &str| dir.path().join(name);
+            let places = Places {
+                hooks_dir: at("hooks.d"),
+                criu_conf: at("criu/default.conf"),
+                criu_plugins: at("lib/criu"),
+                plugin_dir: at("rekindle/criu"),
+            };
+            for dir in ["criu", "lib/criu", "rekindle/criu", "theirs"] {
+                fs::create_dir_all(at(dir)).unwrap();
+            }
+            for file in ["lib/criu/amdgpu_plugin.so", "lib/criu/cuda_plugin.so", "rekindle/criu/rekindle.so"] {
+                fs::write(at(file), "").unwrap();
+            }
+            if let Some(conf) = conf {
+                fs::write(&places.criu_conf, conf.replace("@", at("").to_str().unwrap())).unwrap();
+            }
+            Self { dir, places }
+        }
+
+        /// All files with their content, and where links lead.
+        fn files(&self) -> Vec<(PathBuf, String)> {
+            let mut files = Vec::new();
+            let mut dirs = vec![self.dir.path().to_owned()];
+            while let Some(dir) = dirs.pop() {
+                for entry in fs::read_dir(dir).unwrap().flatten() {
+                    let path = entry.path();
+                    if entry.file_type().unwrap().is_dir() {
+                        dirs.push(path);
+                    } else {
+                        let target = fs::read_link(&path).map(|to| to.display().to_string());
+                        files.push((path.clone(), target.unwrap_or_else(|_| fs::read_to_string(&path).unwrap())));
+                    }
+                }
+            }
+            files.sort();
+            files
+        }
+    }
+
+    #[test]
+    fn what_is_installed_can_be_taken_away_without_a_trace() {
+        for conf in ["", "tcp-established", "log-file dump.log\n", "libdir @/theirs # the administrator's\n"] {
+            let host = Host::new(Some(conf));
+            let before = host.files();
+            install(&host.places, "hook").unwrap();
+            let installed = host.files();
+            assert_ne!(before, installed);
+            install(&host.places, "hook").unwrap();
+            assert_eq!(host.files(), installed, "twice is once");
+            uninstall(&host.places).unwrap();
+            // A last line without an end has one now.
+            let mut expected = before;
+            for (path, content) in &mut expected {
+                if *path == host.places.criu_conf && !content.is_empty() && !content.ends_with('\n') {
+                    content.push('\n');
+                }
+            }
+            assert_eq!(host.files(), expected);
+            assert!(uninstall(&host.places).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn crius_other_plugins_stay_in_use_but_the_one_that_would_answer_for_us() {
+        let host = Host::new(None);
+        install(&host.places, "hook").unwrap();
+        let conf = fs::read_to_string(&host.places.criu_conf).unwrap();
+        assert_eq!(libdir(&conf).unwrap(), host.places.plugin_dir);
+        assert!(host.places.plugin_dir.join("amdgpu_plugin.so").is_symlink());
+        assert!(!host.places.plugin_dir.join("cuda_plugin.so").exists());
+        assert_eq!(fs::read_to_string(host.places.hooks_dir.join("rekindle.json")).unwrap(), "hook");
+    }
+
+    #[test]
+    fn the_administrators_folder_gets_a_link_to_our_plugin() {
+        let host = Host::new(Some("libdir /elsewhere\nlibdir @/theirs\n"));
+        let before = fs::read_to_string(&host.places.criu_conf).unwrap();
+        install(&host.places, "hook").unwrap();
+        assert_eq!(fs::read_to_string(&host.places.criu_conf).unwrap(), before);
+        let link = host.dir.path().join("theirs/rekindle.so");
+        assert_eq!(fs::read_link(link).unwrap(), host.places.plugin_dir.join("rekindle.so"));
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_named_and_left() {
+        let host = Host::new(Some("libdir @/theirs\n"));
+        let theirs = host.dir.path().join("theirs/rekindle.so");
+        fs::write(&theirs, "theirs").unwrap();
+        assert!(matches!(install(&host.places, "hook"), Err(InstallError::Taken(path)) if path == theirs));
+        assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
+        uninstall(&host.places).unwrap();
+        assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
+
+        fs::remove_file(host.places.plugin_dir.join("rekindle.so")).unwrap();
+        assert!(matches!(install(&host.places, "hook"), Err(InstallError::NoPlugin(_))));
+    }
+}
