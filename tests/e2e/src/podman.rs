@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
@@ -42,16 +42,42 @@ impl Podman {
 
     /// Runs a program of `tests/apps` in a container with these options of `podman run` beside those that are needed here.
     pub fn run(&self, name: &str, options: &[&str], program: &[&str]) -> Result {
+        self.run_in(IMAGE, name, options, program)
+    }
+
+    /// As [`Podman::run`], in a container of another image.
+    pub fn run_in(&self, image: &str, name: &str, options: &[&str], program: &[&str]) -> Result {
+        let output = self.try_run_in(image, name, options, program)?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "podman run of {name} ended with {}: {errors}", output.status);
+        Ok(())
+    }
+
+    /// What podman says where it must not run a container, and that there is none then.
+    pub fn refuses_to_run_in(&self, image: &str, name: &str, options: &[&str], program: &[&str]) -> Result<String> {
+        let output = self.try_run_in(image, name, options, program)?;
+        ensure!(!output.status.success(), "podman runs {name}");
+        let running = self.call(&["ps", "--quiet", "--filter", &format!("name={name}")])?;
+        ensure!(running.trim().is_empty(), "podman says no, and runs {name}");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn try_run_in(&self, image: &str, name: &str, options: &[&str], program: &[&str]) -> Result<Output> {
         self.containers.borrow_mut().push(name.to_owned());
         let apps = format!("{}:{APPS}:ro", stage::apps()?.display());
         let [program, arguments @ ..] = program else { bail!("no program") };
-        let program = format!("{APPS}/{program}");
+        let program = if program.starts_with('/') { (*program).to_owned() } else { format!("{APPS}/{program}") };
         let mut all = vec!["--detach", "--name", name, "--volume", &apps];
         all.extend(options);
-        all.extend([IMAGE, &program]);
+        all.extend([image, &program]);
         all.extend(arguments);
         // `podman_run` are options that depend on the machine.
-        self.succeeds(r#"podman_ --hooks-dir "$HOOKS" run "${podman_run[@]}" "${@:2}""#, &all)?;
+        self.shell(r#"podman_ --hooks-dir "$HOOKS" run "${podman_run[@]}" "${@:2}""#, &all)
+    }
+
+    /// Makes an image of a root directory.
+    pub fn image(&self, name: &str, root: &Path) -> Result {
+        self.succeeds(r#"tar -C "$2" -c . | podman_ import --quiet - "$3""#, &[&root.to_string_lossy(), name])?;
         Ok(())
     }
 

@@ -13,6 +13,8 @@ use crate::Result;
 const STAGE: &str = "REKINDLE_STAGE";
 /// The folder of the programs in `tests/apps`.
 const APPS: &str = "REKINDLE_APPS";
+/// The folder of the images of older releases.
+const IMAGES: &str = "REKINDLE_IMAGES";
 
 /// A program of Rekindle's: `rekindled`, `rekindle`, `rekindle-oci-hook`.
 pub fn program(name: &str) -> Result<PathBuf> {
@@ -37,6 +39,11 @@ pub fn app(name: &str) -> Result<PathBuf> {
 /// The folder of these programs.
 pub fn apps() -> Result<PathBuf> {
     folder(APPS)
+}
+
+/// The root directory of an image of an older release (`scripts/lib/images`), where there is one.
+pub fn image(name: &str) -> Result<Option<PathBuf>> {
+    Ok(Some(folder(IMAGES)?.join(name)).filter(|root| root.is_dir()))
 }
 
 /// CRIU, once it is certain that it loads the plugin of the stage and no other.
