@@ -29,9 +29,10 @@ fn what_kernels_print_comes_out_once_in_an_original_and_in_what_is_restored_late
     image.must_be_of_the_middle(&expected)?;
     let identity = app.identity().clone();
     assert_eq!(app.finish()?, expected, "the original");
-    // It writes to the same file, from where it was.
+    // It writes to the same file, and from where it was: what comes before is a hole now.
     App::forget_output(&identity, 0)?;
     let rest = node.restore(&image)?.finish()?;
-    assert!(rest.len() > 100 && rest.len() < expected.len() && expected.ends_with(&rest), "the restored one: {rest}");
+    let rest = rest.trim_start_matches('\0');
+    assert!(rest.len() > 100 && rest.len() < expected.len() && expected.ends_with(rest), "the restored one: {rest}");
     node.finish()
 }
