@@ -255,6 +255,7 @@ mod tests {
             objects.unload(Kind::Module.handle(2 * pair + 1), 9, 0, &[]);
             assert_eq!(objects.log().len(), 1);
         }
+        load(&mut objects, 1000);
         for number in 1000..1200 {
             load(&mut objects, number + 1);
             objects.unload(Kind::Module.handle(number), 9, 0, &[]);

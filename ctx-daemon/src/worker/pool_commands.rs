@@ -110,7 +110,7 @@ impl Executor {
         let owner = self.pools.get(handle).map_err(Refused::Code)?.device;
         let open = access == CU_MEM_ACCESS_READWRITE;
         // A device keeps its own memory, and there is no reading without writing here.
-        if !(open || access == 0) || (owner as u64 == ordinal && !open) {
+        if !open && (access != 0 || owner as u64 == ordinal) {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         if owner as u64 == ordinal {

@@ -178,7 +178,7 @@ fn kernels_speak() {
     let config = LaunchConfig::new([1; 3], [32, 1, 1], params.bytes());
     let fault = d.try_run("asserts", &config).unwrap_err();
     assert_eq!((fault.fault.kind, fault.thread), (FaultKind::Assert, [20, 0, 0]));
-    assert!(d.printed.lock().unwrap().contains("Assertion `n > (int)threadIdx.x' failed"));
+    assert!(d.printed.lock().unwrap().contains("Assertion `n > (int)threadIdx.x` failed"));
 }
 
 #[test]
