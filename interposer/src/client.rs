@@ -158,10 +158,11 @@ impl Client {
 
     /// The error that every call gets now, if any: the worker is gone, or the context is broken. Then, once, the error
     /// of an earlier call that did not wait.
-    pub(crate) fn standing_error(&self) -> Result<(), CUresult> {
+    pub(crate) fn standing_error(&'static self) -> Result<(), CUresult> {
         let header = self.shared.header();
         let sticky = header.sticky.load(Acquire);
         if sticky != 0 {
+            prints::deliver(self);
             return Err(sticky);
         }
         if self.gone.load(Relaxed) {

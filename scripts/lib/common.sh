@@ -46,10 +46,13 @@ quietly() {
     rm -f "$log"
 }
 
-# Run a step and say how long it took.
+# Run a step and say how long it took. Never in a condition (`timed ... ||`): there bash goes on after a failure in it.
 timed() {
     local what=$1 start=$EPOCHREALTIME
     shift
     "$@"
-    say "$what: $(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"
+    took "$what" "$start"
 }
+
+# Says how long something took that began at $2, a value of EPOCHREALTIME.
+took() { say "$1: $(awk -v a="$2" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"; }

@@ -212,7 +212,7 @@ impl Executor {
     }
 
     /// A copy through a staging chunk does not happen: nobody must wait for it.
-    fn fail_chunk(&self, parameters: &[u8], code: CUresult) {
+    fn fail_chunk(&mut self, parameters: &[u8], code: CUresult) {
         let mut args = Reader::new(parameters);
         if let (Ok(_), Ok(chunk), Some(shared)) = (args.word(), args.word(), self.shared)
             && chunk < rekindle_wire::layout::CHUNKS as u64
@@ -222,12 +222,14 @@ impl Executor {
         }
     }
 
-    /// Keeps an error after which the context is lost, so that every later call returns it.
-    pub(crate) fn note_sticky(&self, code: CUresult) {
-        if is_sticky(code)
-            && let Some(shared) = self.shared
-        {
-            shared.header().sticky.store(code, std::sync::atomic::Ordering::Release);
+    /// Keeps an error after which the context is lost, so that every later call returns it. Whoever sees it finds what
+    /// kernels have printed before it.
+    pub(crate) fn note_sticky(&mut self, code: CUresult) {
+        let Some(shared) = self.shared else { return };
+        let sticky = &shared.header().sticky;
+        if is_sticky(code) && sticky.load(std::sync::atomic::Ordering::Acquire) == 0 {
+            self.collect_prints();
+            sticky.store(code, std::sync::atomic::Ordering::Release);
         }
     }
 
@@ -266,7 +268,6 @@ impl Executor {
     pub(crate) fn poll(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         self.waiting.finished(self.driver, &mut finished);
-        // An error is known before the driver is asked what it says of it.
         finished.iter().for_each(|(_, result)| self.note_sticky(*result));
         if !finished.is_empty() {
             self.collect_prints();

@@ -21,7 +21,7 @@ use rekindle_wire::command::Kind;
 use rekindle_wire::layout::REPLY_BYTES;
 use tracing::{error, warn};
 
-use super::executor::{Executor, Outcome, Refused};
+use super::executor::{Executor, Outcome, Refused, is_sticky};
 use super::waiting::{PRINT_STREAM, StreamKey};
 
 /// This process's stderr from before it was a memfd: where its own log goes.
@@ -153,16 +153,14 @@ impl Executor {
                 error => Err(error),
             }
         });
-        // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
-        let stream = track.map_or(CU_STREAM_LEGACY, |track| track.real);
-        if stream != CU_STREAM_LEGACY || self.is_broken() {
-            // SAFETY: the stream is the driver's own. Its result is that of what the client has enqueued elsewhere.
-            unsafe { (driver.cuStreamSynchronize)(stream) };
-        }
-    }
-
-    fn is_broken(&self) -> bool {
-        self.shared.is_some_and(|shared| shared.header().sticky.load(Ordering::Acquire) != 0)
+        let stream = match track {
+            Ok(track) => track.real,
+            // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
+            Err(error) if is_sticky(error) => CU_STREAM_LEGACY,
+            Err(_) => return,
+        };
+        // SAFETY: the stream is the driver's own. Its result is that of what the client has enqueued elsewhere.
+        unsafe { (driver.cuStreamSynchronize)(stream) };
     }
 
     /// Tells the client whether there is text to fetch.

@@ -95,7 +95,7 @@ fn a_client_whose_worker_stands_still_holds_up_nobody_else() -> Result {
     let worker = node.client(held.pid())?.worker;
     process::signal(worker, libc::SIGSTOP)?;
     // Another comes, works, is listed, dumped and restored, and ends.
-    let arguments = ["--iterations", "100", "--sleep-us", "5000"];
+    let arguments = ["--iterations", "400", "--sleep-us", "5000"];
     let other = node.run("globals", &arguments)?;
     other.reaches(10)?;
     assert_eq!(node.clients()?.len(), 2);
