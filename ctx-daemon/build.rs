@@ -8,6 +8,7 @@ use rekindle_cuda_abi::{generate, table};
 /// What the worker calls besides the calls that travel by the table.
 const ALSO: &[&str] = &[
     "cuInit",
+    "cuMemGetInfo_v2",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
     "cuDeviceGet",

@@ -13,12 +13,17 @@
 //! max = 64                    # clients at a time; more are refused. No limit unless given
 //! slow_start_ms = 15000       # a worker that takes longer to come up is said, and another is started in its place
 //! start_timeout_ms = 120000   # and killed after this time
+//!
+//! [limits]                    # of one client; more is out of memory. No limit unless given
+//! gpu_memory_mib = 40960      # on each device
+//! pinned_memory_mib = 8192
 //! ```
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use rekindle_wire::control::Limits;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -70,6 +75,8 @@ pub(crate) struct Config {
     pub(crate) spare: usize,
     /// The most clients at a time.
     pub(crate) max: Option<usize>,
+    /// Of one client.
+    pub(crate) limits: Limits,
     pub(crate) slow_start: Duration,
     pub(crate) start_timeout: Duration,
     pub(crate) quiesce_timeout: Duration,
@@ -94,6 +101,8 @@ pub(crate) enum ConfigError {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    #[serde(default)]
+    limits: LimitsTable,
     socket: Option<PathBuf>,
     socket_mode: Option<String>,
     socket_group: Option<String>,
@@ -111,6 +120,20 @@ struct PoolTable {
     max: Option<usize>,
     slow_start_ms: Option<u64>,
     start_timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsTable {
+    gpu_memory_mib: Option<u64>,
+    pinned_memory_mib: Option<u64>,
+}
+
+impl LimitsTable {
+    fn bytes(self) -> Limits {
+        let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
+        Limits { device_memory: bytes(self.gpu_memory_mib), pinned_memory: bytes(self.pinned_memory_mib) }
+    }
 }
 
 impl Config {
@@ -148,6 +171,7 @@ impl Config {
             cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
             max: file.pool.max,
+            limits: file.limits.bytes(),
             slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
             start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
             quiesce_timeout: file.quiesce_timeout_ms.map_or(DEFAULT_QUIESCE, Duration::from_millis),
@@ -206,6 +230,12 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_in_mib() {
+        let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
+        assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
+    }
+
+    #[test]
     fn options_win_over_the_file() {
         let text = "socket = \"/a\"\nsocket_mode = \"0666\"\n[pool]\nspare = 3\n";
         let options = ServeOptions { socket: Some("/b".into()), ..ServeOptions::default() };
@@ -217,6 +247,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         assert!(parse("sokcet = \"/a\"").unwrap_err().contains("sokcet"));
+        assert!(parse("[limits]\ngpu_memory = 1").unwrap_err().contains("gpu_memory_mib"));
         assert!(parse("socket_mode = \"rw\"").unwrap_err().contains("in octal"));
         let long = format!("socket = \"/{}\"", "x".repeat(120));
         assert!(parse(&long).unwrap_err().contains("107 bytes"));

@@ -131,6 +131,9 @@ commands! {
     /// `cuOccupancyMaxPotentialBlockSizeWithFlags` without a function. `function shared_bytes limit flags` -> `grid
     /// block`. Waits.
     448 OCCUPANCY_BLOCK_SIZE;
+
+    /// `cuMemGetInfo` of the current context's device, as far as the client's limit lets it see -> `free total`. Waits.
+    512 MEM_INFO;
     /// `cuOccupancyMaxActiveClusters`, or `cuOccupancyMaxPotentialClusterSize` where `sizes` is not 0. `sizes`, then
     /// as [`LAUNCH`] -> `number`. Waits.
     449 OCCUPANCY_CLUSTERS;

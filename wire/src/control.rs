@@ -297,6 +297,8 @@ pub enum WorkerRequest {
     Adopt {
         /// What the client said.
         attach: Attach,
+        /// What it may have.
+        limits: Limits,
     },
     /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
     Quiesce {
@@ -340,6 +342,8 @@ pub enum WorkerRequest {
         hash_key: u64,
         /// The hashes of the code files.
         code: Vec<String>,
+        /// What the client may have beyond what it has in the image.
+        limits: Limits,
     },
     /// Memfds of pinned memory for the `Connect` that follows, where it has more than one message can carry. They come
     /// with this, in order. Any number of times.
@@ -363,6 +367,15 @@ pub enum WorkerRequest {
     Alive,
     /// Whether the client could be saved now.
     Check,
+}
+
+/// The most that one client may have, where there is a limit.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory on each device.
+    pub device_memory: Option<u64>,
+    /// Bytes of pinned host memory.
+    pub pinned_memory: Option<u64>,
 }
 
 /// A code image that a `Save` found.

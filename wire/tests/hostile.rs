@@ -13,7 +13,7 @@ use proptest::sample::Index;
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
-use rekindle_wire::control::{Opening, Reply, Request, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Limits, Opening, Reply, Request, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::layout::{MAX_COMMAND, REPLIES, REPLY_BYTES, SHARED_SIZE, Shared, UNIT, UNITS};
 use rekindle_wire::reply;
@@ -71,8 +71,9 @@ fn messages() -> Vec<Vec<u8>> {
         all.push(serde_json::to_vec(request).unwrap());
         all.push(serde_json::to_vec(&Opening::new(request).unwrap()).unwrap());
     }
-    all.push(serde_json::to_vec(&WorkerRequest::Adopt { attach }).unwrap());
-    all.push(serde_json::to_vec(&WorkerRequest::Load { hash_key: 1, code: vec!["00".into()] }).unwrap());
+    let limits = Limits { device_memory: Some(1), pinned_memory: None };
+    all.push(serde_json::to_vec(&WorkerRequest::Adopt { attach, limits }).unwrap());
+    all.push(serde_json::to_vec(&WorkerRequest::Load { hash_key: 1, code: vec!["00".into()], limits }).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Saved { code: vec![], bytes: 1 }).unwrap());
     all.push(serde_json::to_vec(&Reply::Paused { pids: vec![1, 2] }).unwrap());
     all.push(serde_json::to_vec(&Answer::Refused { reason: "no".into() }).unwrap());

@@ -111,7 +111,7 @@ fn hand_over(
     }
     forget_when_dead(daemon, &worker);
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
-    match worker.ask(&WorkerRequest::Adopt { attach }, &fds, Some(ADOPT_TIMEOUT)) {
+    match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, Some(ADOPT_TIMEOUT)) {
         Ok(()) => Ok(worker.pid()),
         Err(error) => {
             worker.kill();

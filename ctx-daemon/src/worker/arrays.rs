@@ -76,6 +76,7 @@ impl Executor {
         let desc = descriptor(args)?;
         args.end()?;
         ensure_savable(&desc)?;
+        self.array_fits(self.device_of_context(self.header.context)?, desc.bytes().unwrap_or(0) as u64)?;
         let mut real = 0;
         // SAFETY: the out parameter is a local, the descriptor lives through the call.
         check(unsafe { (self.driver().cuArray3DCreate_v2)(&raw mut real, &raw const desc) })?;
@@ -98,6 +99,7 @@ impl Executor {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         self.arrays.shapes.insert(handle, desc);
+        self.count_arrays();
         Ok(())
     }
 
@@ -150,6 +152,7 @@ impl Executor {
         for (handle, _) in &gone {
             self.arrays.shapes.remove(handle);
         }
+        self.count_arrays();
         if self.enter_context(object.context).is_err() {
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         }
@@ -184,6 +187,16 @@ impl Executor {
         };
         let bytes = self.arrays.shapes.iter().filter(|(h, _)| here(**h)).filter_map(|(_, d)| d.bytes());
         bytes.sum::<usize>() as u64
+    }
+
+    /// Has the client's arrays count towards its limits.
+    fn count_arrays(&mut self) {
+        for device in 0..self.devices.len() {
+            let bytes = self.array_bytes(device);
+            if let Some(device) = self.devices.get_mut(device) {
+                device.memory.set_beside(bytes);
+            }
+        }
     }
 
     /// Bytes that the client has on each device.

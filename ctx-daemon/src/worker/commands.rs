@@ -32,6 +32,7 @@ impl Executor {
             command::STREAM_DESTROY => self.stream_destroy(args),
             command::MEM_ALLOC => self.mem_alloc(args, reply),
             command::MEM_FREE => self.mem_free(args),
+            command::MEM_INFO => self.mem_info(args, reply),
             command::WINDOW_RESERVED => self.window_reserved(args),
             command::PINNED_MAP => self.pinned_map(args),
             command::PINNED_UNMAP => self.pinned_unmap(args),
@@ -264,6 +265,11 @@ impl Executor {
         let (address, size, flags, serial) = (args.word()?, args.word()?, args.word32()?, args.word()?);
         args.end()?;
         let allocation = pinned::Allocation { size, flags, context: self.header.context };
+        if let Err(refused) = self.pinned_fits(size) {
+            // It is not waited for any longer.
+            self.pinned.arrived.take(address, Some(serial));
+            return Err(refused);
+        }
         Ok(Outcome::Done(self.pinned.map(self.driver(), address, Some(serial), allocation)))
     }
 

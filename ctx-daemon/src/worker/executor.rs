@@ -21,6 +21,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
+use rekindle_wire::control::Limits;
 use rekindle_wire::layout::Shared;
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
@@ -95,6 +96,7 @@ pub(crate) struct Executor {
     pub(crate) globals: Globals,
     pub(crate) pinned: PinnedMemory,
     pub(crate) arrays: Arrays,
+    pub(crate) limits: Limits,
     pub(crate) fillers: Vec<Filler>,
     pub(crate) prints: Prints,
     pub(crate) links: HashMap<u64, Link>,
@@ -149,6 +151,7 @@ impl Executor {
             globals: Globals::new(),
             pinned: PinnedMemory::default(),
             arrays: Arrays::default(),
+            limits: Limits::default(),
             fillers: Vec::new(),
             prints: Prints::default(),
             links: HashMap::new(),

@@ -80,6 +80,9 @@ pub(crate) struct DeviceMemory {
     /// Devices that may use all of it.
     peers: BTreeSet<CUdevice>,
     allocations: BTreeMap<u64, Allocation>,
+    /// The most that the client may have, and what it has that is not mapped here: its arrays.
+    limit: u64,
+    beside: u64,
 }
 
 impl DeviceMemory {
@@ -95,7 +98,25 @@ impl DeviceMemory {
             shared: BTreeSet::new(),
             peers: BTreeSet::new(),
             allocations: BTreeMap::new(),
+            limit: u64::MAX,
+            beside: 0,
         }
+    }
+
+    /// No more than this is mapped from here on.
+    pub(crate) fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
+    /// What counts towards the limit and is not mapped here.
+    pub(crate) fn set_beside(&mut self, bytes: u64) {
+        self.beside = bytes;
+    }
+
+    /// How much more the client may have.
+    pub(crate) fn room(&self) -> u64 {
+        let mapped: u64 = self.backings.values().map(|(length, _)| length).sum();
+        self.limit.saturating_sub(mapped).saturating_sub(self.beside)
     }
 
     /// All allocations by address.
@@ -284,6 +305,9 @@ impl DeviceMemory {
 
     /// Makes physical pieces and maps them; what was made before a failure is undone.
     fn map(&mut self, driver: &Driver, address: u64, length: u64) -> Result<Vec<u64>, MemoryError> {
+        if length > self.room() {
+            expect("the client's limit of GPU memory", CUDA_ERROR_OUT_OF_MEMORY)?;
+        }
         self.reserve(driver, address + length)?;
         let mut pieces = Vec::new();
         let result = self.map_pieces(driver, address, length, &mut pieces);

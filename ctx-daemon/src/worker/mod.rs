@@ -27,6 +27,7 @@ mod held_early;
 mod held_state;
 mod jit;
 mod launch;
+mod limits;
 mod linker;
 mod load;
 mod mem_ops;

@@ -34,7 +34,7 @@ impl Arrived {
 
     /// The memfd for an address (and serial number, if one is asked for), waiting a moment for it: it was sent before
     /// the command, but on another way. Others for the same address are of earlier allocations, and dropped.
-    fn take(&self, address: u64, serial: Option<u64>) -> Option<(u64, OwnedFd)> {
+    pub(crate) fn take(&self, address: u64, serial: Option<u64>) -> Option<(u64, OwnedFd)> {
         let mut files = self.files.lock().ok()?;
         for _ in 0..50 {
             let wanted = |p: &Pinned| p.address == address && serial.is_none_or(|s| s == p.serial);

@@ -199,7 +199,10 @@ impl Server {
         let Message { body, blob, fds } = message;
         let mut fds = fds.into_iter();
         match (body, self.state) {
-            (WorkerRequest::Adopt { attach }, State::Spare) => self.adopt(attach, &mut fds)?,
+            (WorkerRequest::Adopt { attach, limits }, State::Spare) => {
+                self.executor.set_limits(limits);
+                self.adopt(attach, &mut fds)?;
+            }
             (WorkerRequest::Quiesce { timeout_ms }, State::Open | State::Closing) => {
                 return Ok((self.quiesce(Duration::from_millis(timeout_ms))?, Vec::new()));
             }
@@ -223,10 +226,11 @@ impl Server {
                 self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
             }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
-            (WorkerRequest::Load { hash_key, code }, State::Spare) => {
+            (WorkerRequest::Load { hash_key, code, limits }, State::Spare) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 self.code_ahead.extend(code.into_iter().zip(fds));
                 self.load(HashKey::new(hash_key), data, &blob)?;
+                self.executor.set_limits(limits);
             }
             (WorkerRequest::Pinned { pinned }, State::Restoring) => {
                 self.pinned_ahead.extend(pinned.into_iter().zip(fds))

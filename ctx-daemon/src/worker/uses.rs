@@ -196,7 +196,7 @@ impl Executor {
             | command::SURFACE_CREATE
             | command::CALLBACK_NEXT
             | command::HELD_ROOM => {}
-            command::OCCUPANCY_BLOCK_SIZE | command::OCCUPANCY_CLUSTERS | command::PRINTS => {}
+            command::MEM_INFO | command::OCCUPANCY_BLOCK_SIZE | command::OCCUPANCY_CLUSTERS | command::PRINTS => {}
             command::LINK_CREATE..=command::CODE_LOG => {}
             // Until it says here what it has to do with streams, it comes after everything that is held.
             _ => uses.scope = Scope::Everything,

@@ -154,7 +154,7 @@ impl Worker {
     fn answer(&mut self, message: Message<WorkerRequest>) {
         let Message { body, blob, fds } = message;
         match body {
-            WorkerRequest::Adopt { attach } => self.adopt(attach, fds),
+            WorkerRequest::Adopt { attach, .. } => self.adopt(attach, fds),
             WorkerRequest::Quiesce { .. } => {
                 self.note("Quiesce");
                 if self.is("busy") {
@@ -184,7 +184,7 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Load { hash_key, code } => self.load(hash_key, &code, &blob, fds),
+            WorkerRequest::Load { hash_key, code, .. } => self.load(hash_key, &code, &blob, fds),
             WorkerRequest::Pinned { pinned } => {
                 assert_eq!(pinned.len(), fds.len());
                 self.pinned += pinned.len();

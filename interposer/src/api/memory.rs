@@ -1,7 +1,7 @@
 //! Device memory.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{MEM_ALLOC, MEM_FREE, WINDOW_FULL, WINDOW_RESERVED};
+use rekindle_wire::command::{MEM_ALLOC, MEM_FREE, MEM_INFO, WINDOW_FULL, WINDOW_RESERVED};
 
 use super::{check, code, put, put_if};
 use crate::client::{self, Call, Client};
@@ -90,6 +90,23 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
 pub(crate) unsafe fn cuMemAllocManaged(_dptr: *mut CUdeviceptr, _bytes: usize, _flags: u32) -> CUresult {
     crate::log::refused("cuMemAllocManaged");
     CUDA_ERROR_NOT_SUPPORTED
+}
+
+pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
+    code(Call::in_context(MEM_INFO).and_then(|call| {
+        let (result, reply) = call.wait();
+        if result != CUDA_SUCCESS {
+            return Err(result);
+        }
+        let mut reply = reply.rest();
+        let (Ok(is_free), Ok(is_there)) = (reply.word(), reply.word()) else { return Err(CUDA_ERROR_UNKNOWN) };
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe {
+            put_if(free, is_free as usize);
+            put_if(total, is_there as usize);
+        }
+        Ok(())
+    }))
 }
 
 pub(crate) unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr) -> CUresult {

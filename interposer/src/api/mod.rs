@@ -69,9 +69,8 @@ pub(crate) use crate::remote::{
     cuCtxSetLimit, cuCtxSetSharedMemConfig, cuDeviceCanAccessPeer, cuDeviceGetExecAffinitySupport,
     cuDeviceGetP2PAttribute, cuEventElapsedTime, cuEventElapsedTime_v2, cuEventQuery, cuFuncGetAttribute,
     cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute, cuFuncSetCacheConfig, cuFuncSetSharedMemConfig,
-    cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig, cuMemGetInfo_v2,
-    cuOccupancyAvailableDynamicSMemPerBlock, cuOccupancyMaxActiveBlocksPerMultiprocessor,
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cuStreamQuery,
+    cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig, cuOccupancyAvailableDynamicSMemPerBlock,
+    cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cuStreamQuery,
 };
 
 use rekindle_cuda_abi::types::*;

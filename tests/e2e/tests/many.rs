@@ -55,6 +55,20 @@ fn a_client_too_many_is_told_so_and_finds_room_later() -> Result {
     node.finish()
 }
 
+#[test]
+fn a_client_gets_no_more_memory_of_any_kind_than_the_configuration_lets_it_have() -> Result {
+    let node = Node::configured("[limits]\ngpu_memory_mib = 64\npinned_memory_mib = 10\n", &[])?;
+    let until = node.path("until").display().to_string();
+    let app = node.run("budget", &["--until", &until])?;
+    app.reaches(1)?;
+    // Restored, it has what it had, and may have what is left.
+    let app = node.restore(&node.dump_and_kill(app)?)?;
+    fs::write(&until, "")?;
+    let expected = "free 64 of 64\nplain 64\nfree 0 of 64\npool 64\narrays 64\npinned 10\nmore 48\nfree 0 of 64\n";
+    assert_eq!(app.finish()?, expected);
+    node.finish()
+}
+
 /// What a process has cost: time on a core, of threads that have ended too, and how often its threads went to sleep.
 fn cost(pid: i32) -> Result<(Duration, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;

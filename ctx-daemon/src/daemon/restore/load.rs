@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rekindle_images::{Client as Record, CodeHash, Image, ImageError};
-use rekindle_wire::control::WorkerRequest;
+use rekindle_wire::control::{Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use tracing::{debug, info};
 
@@ -41,7 +41,7 @@ pub(super) fn take_workers(daemon: &Daemon, image: &Image) -> Result<Vec<Arc<Wor
 }
 
 /// Has every worker begin. Files are opened here, so that what is missing fails the restore now.
-pub(super) fn start(image: &Image, restore: &Arc<Restore>) -> Result<(), RestoreError> {
+pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Result<(), RestoreError> {
     let hash_key = image.manifest().hash_key.seed();
     for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
         let job = Load {
@@ -49,6 +49,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>) -> Result<(), Restore
             blob: record.to_bytes()?,
             data: image.data_file(record.index)?.into(),
             code: code_files(image, record)?,
+            limits,
         };
         let (name, worker) = (check::name(record), Arc::clone(worker));
         let restore = Arc::clone(restore);
@@ -81,6 +82,7 @@ struct Load {
     blob: Vec<u8>,
     data: OwnedFd,
     code: Vec<CodeFile>,
+    limits: Limits,
 }
 
 /// Its hash, and the file.
@@ -94,8 +96,8 @@ impl Load {
             let request = WorkerRequest::Code { code: code.iter().map(|it| it.0.clone()).collect() };
             worker.ask(&request, &sys::raw(code.iter().map(|it| &it.1)), None)?;
         }
-        let request =
-            WorkerRequest::Load { hash_key: self.hash_key, code: last.iter().map(|it| it.0.clone()).collect() };
+        let code = last.iter().map(|it| it.0.clone()).collect();
+        let request = WorkerRequest::Load { hash_key: self.hash_key, code, limits: self.limits };
         let fds = std::iter::once(&self.data).chain(last.iter().map(|it| &it.1));
         worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
     }

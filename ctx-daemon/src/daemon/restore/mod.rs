@@ -188,7 +188,7 @@ fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>())?;
-    load::start(&image, &prepared.restore)?;
+    load::start(&image, &prepared.restore, daemon.config.limits)?;
     daemon.restores.add(&prepared.restore);
     info!(
         id = %image.manifest().id,

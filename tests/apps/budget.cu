@@ -1,0 +1,82 @@
+// How much memory of each kind there is to be had.
+//
+//   budget [--until FILE] [--progress FILE]      none, none
+//
+// Prints, in MiB, what the driver says there is and is free; then how much can be allocated in steps of 2 MiB as plain
+// memory, from a pool, as arrays and as pinned memory, each freed before the next, and at most 256; then, with 16 MiB
+// allocated, how much more when FILE is there.
+#include "app.h"
+
+#include <unistd.h>
+
+const int MOST = 128;
+const size_t STEP = 2 << 20;
+
+struct Taken {
+    void *at[MOST];
+    int count;
+};
+
+// Takes steps until there is no more memory, and says how much that was.
+template <typename Take> static void take(const char *what, Taken &taken, Take more) {
+    taken.count = 0;
+    while (taken.count < MOST) {
+        cudaError_t result = more(&taken.at[taken.count]);
+        if (result == cudaErrorMemoryAllocation) {
+            cudaGetLastError();
+            break;
+        }
+        CHECK(result);
+        taken.count++;
+    }
+    printf("%s %zu\n", what, taken.count * STEP >> 20);
+    fflush(stdout);
+}
+
+static cudaError_t plain(void **at) { return cudaMalloc(at, STEP); }
+
+static void information() {
+    size_t available, total;
+    CHECK(cudaMemGetInfo(&available, &total));
+    printf("free %zu of %zu\n", available >> 20, total >> 20);
+}
+
+int main(int argc, char **argv) {
+    Options options(argc, argv);
+    const char *until = options.text("--until", nullptr);
+    const char *file = options.text("--progress", nullptr);
+    options.done();
+
+    Taken taken;
+    information();
+    take("plain", taken, plain);
+    information();
+    for (int i = 0; i < taken.count; i++) {
+        CHECK(cudaFree(taken.at[i]));
+    }
+    take("pool", taken, [](void **at) { return cudaMallocAsync(at, STEP, 0); });
+    for (int i = 0; i < taken.count; i++) {
+        CHECK(cudaFreeAsync(taken.at[i], 0));
+    }
+    CHECK(cudaDeviceSynchronize());
+    take("arrays", taken, [](void **at) {
+        cudaChannelFormatDesc words = cudaCreateChannelDesc<uint32_t>();
+        return cudaMallocArray((cudaArray_t *)at, &words, 1024, STEP / 4096);
+    });
+    for (int i = 0; i < taken.count; i++) {
+        CHECK(cudaFreeArray((cudaArray_t)taken.at[i]));
+    }
+    take("pinned", taken, [](void **at) { return cudaMallocHost(at, STEP); });
+    for (int i = 0; i < taken.count; i++) {
+        CHECK(cudaFreeHost(taken.at[i]));
+    }
+    void *kept;
+    CHECK(cudaMalloc(&kept, 16 << 20));
+    progress(file, 1);
+    while (until && access(until, F_OK) != 0) {
+        usleep(1000);
+    }
+    take("more", taken, plain);
+    information();
+    return 0;
+}
