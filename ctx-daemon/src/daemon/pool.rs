@@ -220,6 +220,15 @@ impl Pool {
     }
 
     fn started(self: &Arc<Self>, attempt: u64, replaced: bool, result: Result<Arc<Worker>, Box<SpawnError>>) {
+        if let Ok(worker) = &result {
+            // Before anybody can take it: whoever does puts what is to be done at its death in this place.
+            let pool = Arc::downgrade(self);
+            worker.on_death(move || {
+                if let Some(pool) = pool.upgrade() {
+                    pool.forget_dead();
+                }
+            });
+        }
         let mut state = lock(&self.state);
         *(if replaced { &mut state.slow } else { &mut state.starting }) -= 1;
         match result {
@@ -232,12 +241,10 @@ impl Pool {
                 state.seen = Some(worker.attached().clone());
                 state.ready.push(Arc::clone(&worker));
                 drop(state);
-                let pool = Arc::downgrade(self);
-                worker.on_death(move || {
-                    if let Some(pool) = pool.upgrade() {
-                        pool.forget_dead();
-                    }
-                });
+                // It may have died before it was among those that are ready.
+                if worker.is_dead() {
+                    self.forget_dead();
+                }
             }
             Err(error) => {
                 let reason = error.to_string();

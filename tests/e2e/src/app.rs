@@ -1,10 +1,12 @@
 //! A program of `tests/apps` that runs.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail, ensure};
 
@@ -24,6 +26,35 @@ pub struct Identity {
     pub err: PathBuf,
     /// What it was told to say how far it is in, if that.
     pub progress: Option<PathBuf>,
+    /// Where it stands still until a test wants it to go on, if anywhere.
+    pub hold: Option<Hold>,
+}
+
+/// A program stands still, once it is so far, as long as the file is there: what a test does to it in its middle finds it
+/// there on a machine of any speed.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    file: PathBuf,
+    at: u64,
+}
+
+impl Hold {
+    /// Makes the file.
+    pub fn new(file: PathBuf, at: u64) -> Result<Self> {
+        fs::write(&file, format!("{at}\n"))?;
+        Ok(Self { file, at })
+    }
+
+    /// What tells a program of it.
+    pub fn variable(&self) -> (&'static str, &Path) {
+        ("APP_HOLD", &self.file)
+    }
+
+    /// From here on nothing stands still.
+    pub fn lift(&self) {
+        // It may be lifted already.
+        let _ = fs::remove_file(&self.file);
+    }
 }
 
 /// A running program. It is killed, with all below it, when this is dropped.
@@ -52,7 +83,19 @@ impl App {
         let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let name = Path::new(command.get_program()).file_name().unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
-        Ok(Self::adopt(Identity { name, pid: child.id() as i32, out, err, progress }))
+        Ok(Self::adopt(Identity { name, pid: child.id() as i32, out, err, progress, hold: None }))
+    }
+
+    /// The same, which was told to stand still there.
+    #[must_use]
+    pub fn held(mut self, hold: Option<Hold>) -> Self {
+        self.identity.hold = hold;
+        self
+    }
+
+    /// It is to go on to its end.
+    fn lift(&self) {
+        self.identity.hold.iter().for_each(Hold::lift);
     }
 
     /// A process that is there: this process's child, or about to be.
@@ -95,6 +138,9 @@ impl App {
 
     /// Waits until it is this far.
     pub fn reaches(&self, progress: u64) -> Result {
+        if self.identity.hold.as_ref().is_some_and(|hold| hold.at < progress) {
+            self.lift();
+        }
         until(&format!("{} reaches {progress}", self.identity.name), || {
             self.must_run()?;
             Ok((self.progress()? >= progress).then_some(()))
@@ -103,12 +149,14 @@ impl App {
 
     /// Waits until it goes on from where it is now.
     pub fn advances(&self) -> Result {
+        self.lift();
         let now = self.progress()?;
         self.reaches(now + 1)
     }
 
     /// Forgets how far it has come, and waits until it says where it is. For a program that was just restored.
     pub fn position(&self) -> Result<u64> {
+        self.lift();
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
         fs::write(file, "")?;
         until(&format!("{} says where it is", self.identity.name), || {
@@ -119,6 +167,7 @@ impl App {
 
     /// Waits for a line that begins so, and returns the rest of it.
     pub fn says(&self, beginning: &str) -> Result<String> {
+        self.lift();
         until(&format!("{} says {beginning:?}", self.identity.name), || {
             self.must_run()?;
             let output = self.output()?;
@@ -129,6 +178,7 @@ impl App {
 
     /// Waits for its end.
     pub fn end(&self) -> Result<ExitStatus> {
+        self.lift();
         until(&format!("{} ends", self.identity.name), || Ok(self.status()))
     }
 
@@ -193,18 +243,44 @@ impl Drop for App {
     }
 }
 
+/// Programs without the option by which all others say how far they are.
+const WITHOUT_PROGRESS: [&str; 5] = ["counter", "bad", "firstkernel", "micro", "never"];
+
+/// Whether a program can say how far it is.
+pub(crate) fn says_progress(name: &str) -> bool {
+    !WITHOUT_PROGRESS.contains(&name)
+}
+
+/// How far programs have come when they ended, by name and arguments, of those that have run undisturbed.
+static ENDS: Mutex<BTreeMap<(String, Vec<String>), u64>> = Mutex::new(BTreeMap::new());
+
+fn key(name: &str, arguments: &[&str]) -> (String, Vec<String>) {
+    (name.to_owned(), arguments.iter().map(|it| (*it).to_owned()).collect())
+}
+
+/// Where a program is well past its middle, if it has run undisturbed with these arguments.
+pub(crate) fn late_in(name: &str, arguments: &[&str]) -> Option<u64> {
+    let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    ends.get(&key(name, arguments)).map(|end| end * 3 / 4)
+}
+
 /// What a program prints when it runs directly on the software GPU, with nothing between.
 pub fn undisturbed(name: &str, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(stage::app(name)?);
     stage::clean_environment(&mut command);
-    let output = command
-        .args(arguments)
-        .env("LD_LIBRARY_PATH", stage::software_gpu()?)
-        .output()
-        .with_context(|| format!("cannot start {name}"))?;
+    command.args(arguments).env("LD_LIBRARY_PATH", stage::software_gpu()?);
+    let progress = tempfile::NamedTempFile::new()?;
+    let says = says_progress(name) && !arguments.contains(&"--progress");
+    if says {
+        command.arg("--progress").arg(progress.path());
+    }
+    let output = command.output().with_context(|| format!("cannot start {name}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{name} alone ended with {}: {errors}", output.status);
     let printed = String::from_utf8(output.stdout)?;
     ensure!(!printed.is_empty(), "{name} prints nothing: there would be nothing to compare");
+    if says && let Ok(end) = fs::read_to_string(progress.path())?.trim().parse() {
+        ENDS.lock().unwrap_or_else(PoisonError::into_inner).insert(key(name, arguments), end);
+    }
     Ok(printed)
 }

@@ -15,6 +15,7 @@ use rekindle_wire::frame;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
+use crate::app::{self, Hold};
 use crate::criu::{Outcome, Running, Setting, tail};
 use crate::image::length;
 use crate::wait::{until, until_true};
@@ -24,8 +25,8 @@ use crate::{App, Fate, Image, Result, process, stage};
 const SPARE: u32 = 1;
 /// So many logs are shown when a test fails, the newest.
 const LOGS: usize = 5;
-/// Programs without the option by which all others say how far they are.
-const WITHOUT_PROGRESS: [&str; 5] = ["counter", "bad", "firstkernel", "micro", "never"];
+/// Of two processes, neither of which may stand still while the other's kernel waits for it.
+const NEVER_HELD: [&str; 1] = ["meet2"];
 
 /// A host. End a test with [`Node::finish`]; a test that fails before shows the logs.
 #[derive(Debug)]
@@ -223,23 +224,26 @@ impl Node {
         Ok(command)
     }
 
-    /// Runs a program of `tests/apps` under the interposer.
+    /// Runs a program of `tests/apps` under the interposer. If it has run undisturbed with these arguments before, it
+    /// stands still well past its middle until it is asked for more.
     pub fn run(&self, name: &str, arguments: &[&str]) -> Result<App> {
-        self.run_command(name, self.command(&stage::app(name)?)?, arguments)
+        let late = app::late_in(name, arguments).filter(|_| !NEVER_HELD.contains(&name));
+        self.run_held(name, arguments, late)
     }
 
-    /// As [`Node::run`], one that stands still as long as the file `hold` is there, once it is as far as that says.
-    pub fn run_held(&self, name: &str, arguments: &[&str], hold: &Path) -> Result<App> {
+    /// As [`Node::run`], a program that stands still there.
+    pub fn run_held(&self, name: &str, arguments: &[&str], at: Option<u64>) -> Result<App> {
+        let hold = at.map(|at| Hold::new(self.fresh("hold"), at)).transpose()?;
         let mut command = self.command(&stage::app(name)?)?;
-        command.env("APP_HOLD", hold);
-        self.run_command(name, command, arguments)
+        command.envs(hold.iter().map(Hold::variable));
+        Ok(self.run_command(name, command, arguments)?.held(hold))
     }
 
     /// Runs a command that ends in a program of `tests/apps` and takes its arguments.
     pub fn run_command(&self, name: &str, mut command: Command, arguments: &[&str]) -> Result<App> {
         let base = self.fresh(name);
         command.args(arguments);
-        let progress = (!WITHOUT_PROGRESS.contains(&name)).then(|| base.with_extension("progress"));
+        let progress = app::says_progress(name).then(|| base.with_extension("progress"));
         if let Some(file) = &progress {
             command.arg("--progress").arg(file);
         }

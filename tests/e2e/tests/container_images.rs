@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::ensure;
-use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::app::{Hold, undisturbed};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{Node, Result, stage, until};
 
@@ -28,9 +28,11 @@ fn runs_and_is_restored(podman: &Podman, node: &Node, image: &str, more: &[&str]
     fs::create_dir(&shared)?;
     let file = shared.join("progress");
     let volume = format!("{}:/shared", shared.display());
+    let hold = Hold::new(shared.join("hold"), 300)?;
+    let options = ["--volume", &volume, "--env", "APP_HOLD=/shared/hold"];
     let mut program = vec!["globals", "--progress", "/shared/progress"];
     program.extend(ARGUMENTS);
-    podman.run_in(image, image, &[&ANNOTATION[..], &["--volume", &volume], more].concat(), &program)?;
+    podman.run_in(image, image, &[&ANNOTATION[..], &options, more].concat(), &program)?;
     until("the container's program is in its middle", || {
         let now = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
         Ok(now.filter(|now| *now >= 20))
@@ -38,6 +40,7 @@ fn runs_and_is_restored(podman: &Podman, node: &Node, image: &str, more: &[&str]
     let maps = fs::read_to_string(format!("/proc/{}/maps", podman.pid(image)?))?;
     let driver = maps.lines().find(|line| line.contains("libcuda")).unwrap_or_default();
     podman.call(&["container", "checkpoint", image])?;
+    hold.lift();
     podman.call(&["container", "restore", image])?;
     assert_eq!(podman.exit_code(image)?, 0, "{driver}");
     assert_eq!(podman.call(&["logs", image])?, expected);

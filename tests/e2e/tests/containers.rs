@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::ensure;
-use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::app::{Hold, undisturbed};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{Node, Result, until};
 
@@ -46,9 +46,11 @@ fn a_container_is_exported_while_it_runs_checkpointed_restored_and_imported() ->
     fs::create_dir(&shared)?;
     let file = shared.join("progress");
     let volume = format!("{}:/shared", shared.display());
+    let hold = Hold::new(shared.join("hold"), 1400)?;
+    let held = ["--volume", &volume, "--env", "APP_HOLD=/shared/hold"];
     let mut program = vec!["globals", "--progress", "/shared/progress"];
     program.extend(ARGUMENTS);
-    podman.run("original", &[&ANNOTATION[..], &["--volume", &volume]].concat(), &program)?;
+    podman.run("original", &[&ANNOTATION[..], &held].concat(), &program)?;
 
     let before = reaches(&file, 100)?;
     let devices = podman.call(&["exec", "original", "ls", "/dev"])?;
@@ -69,6 +71,7 @@ fn a_container_is_exported_while_it_runs_checkpointed_restored_and_imported() ->
 
     podman.call(&["container", "checkpoint", "original"])?;
     let stopped = progress(&file)?;
+    hold.lift();
     podman.call(&["container", "restore", "original"])?;
     let restored = position(&file)?;
     assert!(stopped <= restored, "at {restored}, and it was stopped at {stopped}");

@@ -1,10 +1,10 @@
 //! Processes of MPI, each with a context of its own, are dumped as one tree and go on together. CRIU 4.1 cannot dump the
 //! connections among them on Linux 6.16 and later.
 
-use std::fs;
 use std::process::Command;
 
 use anyhow::ensure;
+use rekindle_e2e::app::Hold;
 use rekindle_e2e::{Node, Result, process, stage};
 
 const RANKS: usize = 4;
@@ -33,17 +33,15 @@ fn a_stencil_of_four_mpi_processes_goes_on() -> Result {
     assert_eq!(expected.lines().count(), 5);
     let node = Node::start()?;
     node.dumps_connections();
-    let hold = node.path("hold");
-    fs::write(&hold, format!("{}\n", ROUNDS * 3 / 4))?;
+    let hold = Hold::new(node.path("hold"), ROUNDS * 3 / 4)?;
     let mut command = node.command("mpirun.openmpi".as_ref())?;
-    mpirun(&mut command)?.env("APP_HOLD", &hold);
-    let app = node.run_command("mpistencil", command, &["--iterations", &ROUNDS.to_string()])?;
+    mpirun(&mut command)?.envs([hold.variable()]);
+    let app = node.run_command("mpistencil", command, &["--iterations", &ROUNDS.to_string()])?.held(Some(hold));
     app.reaches(ROUNDS / 3)?;
     assert_eq!(node.clients()?.len(), RANKS);
 
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
-    fs::remove_file(&hold)?;
     let app = node.restore(&image)?;
     assert_eq!(process::tree(app.pid()).len(), RANKS + 1);
     assert_eq!(node.clients()?.len(), RANKS);

@@ -34,13 +34,10 @@ fn all_ways(name: &str) -> Result {
     ensure!(last >= 8, "{name} makes {last} steps, too few to be dumped in its middle");
     assert_eq!(node.run(name, &[])?.finish()?, expected, "under the interposer");
 
-    let hold = node.path("hold");
-    fs::write(&hold, format!("{}\n", last * 3 / 4))?;
-    let app = node.run_held(name, &[], &hold)?;
+    let app = node.run_held(name, &[], Some(last * 3 / 4))?;
     app.reaches(last / 3)?;
     let image = node.dump_and_kill(app)?;
     image.must_be_of_the_middle(&expected)?;
-    fs::remove_file(&hold)?;
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
     node.finish()
 }
