@@ -29,6 +29,7 @@ pub mod faults;
 pub mod footprint;
 pub mod gate;
 pub mod image;
+pub mod kill;
 pub mod node;
 pub mod podman;
 pub mod process;

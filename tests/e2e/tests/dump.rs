@@ -1,19 +1,8 @@
 //! What a dump and a restore are for: a program goes on as if nothing had been, from the moment of the dump.
 
 use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::kill::goes_on_after_a_kill;
 use rekindle_e2e::{Node, Result, process};
-
-/// `name` is dumped when it has come to `middle`, killed, and restored: what it then prints is what it prints alone.
-fn goes_on_after_a_kill(name: &str, arguments: &[&str], middle: u64) -> Result {
-    let expected = undisturbed(name, arguments)?;
-    let node = Node::start()?;
-    let app = node.run(name, arguments)?;
-    app.reaches(middle)?;
-    let image = node.dump_and_kill(app)?;
-    image.must_be_of_the_middle(&expected)?;
-    assert_eq!(node.restore(&image)?.finish()?, expected);
-    node.finish()
-}
 
 #[test]
 fn a_killed_program_of_four_threads_goes_on() -> Result {

@@ -2,19 +2,8 @@
 //! and what is restored goes on with it.
 
 use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::kill::goes_on_after_a_kill;
 use rekindle_e2e::{Node, Result};
-
-/// `name` is dumped when it has come to `middle`, killed, and restored: what it then prints is what it prints alone.
-fn goes_on_after_a_kill(name: &str, arguments: &[&str], middle: u64) -> Result {
-    let expected = undisturbed(name, arguments)?;
-    let node = Node::start()?;
-    let app = node.run(name, arguments)?;
-    app.reaches(middle)?;
-    let image = node.dump_and_kill(app)?;
-    image.must_be_of_the_middle(&expected)?;
-    assert_eq!(node.restore(&image)?.finish()?, expected);
-    node.finish()
-}
 
 #[test]
 fn host_callbacks_and_what_follows_them_are_as_on_the_driver_alone() -> Result {
