@@ -17,6 +17,11 @@
 //! [limits]                    # of one client; more is out of memory. No limit unless given
 //! gpu_memory_mib = 40960      # on each device
 //! pinned_memory_mib = 8192
+//!
+//! [sandbox]                   # what workers give up; see docs/security.md
+//! enabled = true
+//! required = false            # true: without every part of it the daemon does not start
+//! uid_range = "1900000000-1900065535"  # nobody else's; each worker gets one
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -40,8 +45,10 @@ const DEFAULT_SILENCE: Duration = Duration::from_secs(30);
 /// A machine with eight GPUs needs many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
-/// A path in a socket's address, with its final zero.
-const SOCKET_PATH_MAX: usize = 108;
+/// A path in a socket's address, with its final zero, and with what the workers' door is called more.
+const SOCKET_PATH_MAX: usize = 108 - crate::rejoin::DOOR.len();
+/// Where distributions and systemd put nobody.
+const DEFAULT_UIDS: UidRange = UidRange { first: 1_900_000_000, last: 1_900_065_535 };
 
 /// The command line.
 #[derive(Debug, Default, Args)]
@@ -82,6 +89,62 @@ pub(crate) struct Config {
     pub(crate) quiesce_timeout: Duration,
     pub(crate) silence_timeout: Duration,
     pub(crate) worker_program: PathBuf,
+    pub(crate) sandbox: SandboxConfig,
+}
+
+/// What workers give up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SandboxConfig {
+    pub(crate) enabled: bool,
+    /// Without all of it there is no daemon.
+    pub(crate) required: bool,
+    /// Whose users they are.
+    pub(crate) uids: UidRange,
+}
+
+#[cfg(test)]
+impl Default for SandboxConfig {
+    fn default() -> Self {
+        Self { enabled: true, required: false, uids: DEFAULT_UIDS }
+    }
+}
+
+/// Users, from the first to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UidRange {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+}
+
+impl UidRange {
+    /// `FIRST-LAST`, without root and without the number that stands for nobody at all.
+    fn parse(text: String) -> Result<Self, ConfigError> {
+        let numbers = text.split_once('-').map(|(first, last)| (first.trim().parse(), last.trim().parse()));
+        match numbers {
+            Some((Ok(first), Ok(last))) if 0 < first && first <= last && last < u32::MAX => Ok(Self { first, last }),
+            _ => Err(ConfigError::Value {
+                what: "sandbox.uid_range",
+                value: text,
+                problem: "is no range of users; write it as \"1900000000-1900065535\"",
+            }),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(self) -> u32 {
+        self.last - self.first + 1
+    }
+
+    /// Whether it has this one.
+    pub(crate) fn contains(self, uid: u32) -> bool {
+        (self.first..=self.last).contains(&uid)
+    }
+}
+
+impl std::fmt::Display for UidRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
 }
 
 /// Why there is no configuration.
@@ -111,6 +174,8 @@ struct File {
     silence_timeout_ms: Option<u64>,
     #[serde(default)]
     pool: PoolTable,
+    #[serde(default)]
+    sandbox: SandboxTable,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -127,6 +192,25 @@ struct PoolTable {
 struct LimitsTable {
     gpu_memory_mib: Option<u64>,
     pinned_memory_mib: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SandboxTable {
+    enabled: Option<bool>,
+    required: Option<bool>,
+    uid_range: Option<String>,
+}
+
+impl SandboxTable {
+    /// With the defaults.
+    fn checked(self) -> Result<SandboxConfig, ConfigError> {
+        Ok(SandboxConfig {
+            enabled: self.enabled.unwrap_or(true),
+            required: self.required.unwrap_or(false),
+            uids: self.uid_range.map_or(Ok(DEFAULT_UIDS), UidRange::parse)?,
+        })
+    }
 }
 
 impl LimitsTable {
@@ -160,7 +244,7 @@ impl Config {
             return Err(ConfigError::Value {
                 what: "socket",
                 value: socket.display().to_string(),
-                problem: "is longer than the 107 bytes that a socket's path may have",
+                problem: "is longer than the 99 bytes that this socket's path may have",
             });
         }
         let cuda_driver = options.cuda_driver.or(file.cuda_driver);
@@ -171,6 +255,7 @@ impl Config {
             cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
             max: file.pool.max,
+            sandbox: file.sandbox.checked()?,
             limits: file.limits.bytes(),
             slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
             start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
@@ -230,6 +315,18 @@ mod tests {
     }
 
     #[test]
+    fn workers_are_sandboxed_unless_it_is_said_otherwise() {
+        let sandbox = parse("").unwrap().sandbox;
+        assert_eq!((sandbox.enabled, sandbox.required, sandbox.uids), (true, false, DEFAULT_UIDS));
+        let sandbox = parse("[sandbox]\nenabled = false\nuid_range = \"5000 - 5009\"").unwrap().sandbox;
+        assert_eq!((sandbox.enabled, sandbox.uids.count()), (false, 10));
+        for range in ["0-9", "9-8", "7", "-1-5", "1-4294967295"] {
+            let text = format!("[sandbox]\nuid_range = \"{range}\"");
+            assert!(parse(&text).unwrap_err().contains("no range of users"), "{range}");
+        }
+    }
+
+    #[test]
     fn limits_are_in_mib() {
         let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
@@ -250,6 +347,6 @@ mod tests {
         assert!(parse("[limits]\ngpu_memory = 1").unwrap_err().contains("gpu_memory_mib"));
         assert!(parse("socket_mode = \"rw\"").unwrap_err().contains("in octal"));
         let long = format!("socket = \"/{}\"", "x".repeat(120));
-        assert!(parse(&long).unwrap_err().contains("107 bytes"));
+        assert!(parse(&long).unwrap_err().contains("99 bytes"));
     }
 }

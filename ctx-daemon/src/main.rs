@@ -8,6 +8,7 @@
 //! Both are one program, so that a daemon and the workers it starts are always of one version.
 
 mod config;
+mod confinement;
 mod daemon;
 mod rejoin;
 mod worker;
@@ -23,6 +24,7 @@ use tracing::error;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ServeOptions};
+use crate::confinement::Confinement;
 
 /// Owns the GPU contexts of applications that run under Rekindle, so that they can be checkpointed.
 #[derive(Debug, Parser)]
@@ -47,6 +49,9 @@ enum Command {
         /// The driver library to load
         #[arg(long)]
         cuda_driver: PathBuf,
+        /// What it gives up, as JSON; nothing unless said
+        #[arg(long)]
+        confined: Option<Confinement>,
     },
 }
 
@@ -54,8 +59,8 @@ fn main() -> ExitCode {
     let options = Options::parse();
     log_to_stderr();
     match options.command {
-        Some(Command::Worker { channel_fd, cuda_driver }) => match inherited_channel(channel_fd) {
-            Ok(channel) => worker::main(channel, cuda_driver),
+        Some(Command::Worker { channel_fd, cuda_driver, confined }) => match inherited_channel(channel_fd) {
+            Ok(channel) => worker::main(channel, cuda_driver, confined),
             Err(reason) => {
                 error!("--channel-fd {channel_fd}: {reason}; workers are started by rekindled only");
                 ExitCode::from(2)

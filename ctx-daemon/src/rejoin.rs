@@ -19,6 +19,9 @@ use rekindle_wire::frame;
 use thiserror::Error;
 use tracing::{info, warn};
 
+/// What the path of the socket for workers has behind that of the daemon's own. Workers are not who may use that one.
+pub(crate) const DOOR: &str = ".workers";
+
 /// Where a worker's daemon says where it listens.
 pub(crate) const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
 
@@ -46,7 +49,8 @@ pub(crate) fn rejoin<G: Fn() -> bool>(
     client: BorrowedFd<'_>,
     client_is_gone: G,
 ) -> Option<UnixStream> {
-    let path = std::env::var_os(SOCKET_VARIABLE)?;
+    let mut path = std::env::var_os(SOCKET_VARIABLE)?;
+    path.push(DOOR);
     let request = Request::Rejoin { attach: attach.clone(), attached: attached.clone() };
     let mut last = String::new();
     while !client_is_gone() {

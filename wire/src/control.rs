@@ -45,7 +45,8 @@
 //! the daemon may be stopped, or hang. `Hold` tells the daemon, should it go on, so that no image is made of it.
 //!
 //! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
-//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it.
+//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it. It does so
+//! at a socket for workers, which is called as the daemon's with `.workers` behind.
 
 use serde::{Deserialize, Serialize};
 
@@ -277,6 +278,18 @@ pub struct StatusInfo {
     /// And the GPUs.
     #[serde(default)]
     pub gpus: Vec<GpuInfo>,
+    /// What workers give up.
+    #[serde(default)]
+    pub sandbox: Option<SandboxInfo>,
+}
+
+/// How workers are confined, for `rekindle doctor`.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SandboxInfo {
+    /// What of the sandbox is there, in words.
+    pub parts: String,
+    /// What is not, and why.
+    pub missing: Vec<String>,
 }
 
 /// One GPU, for `rekindle doctor`.

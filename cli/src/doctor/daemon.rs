@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rekindle_wire::control::{Opening, Reply, Request, StatusInfo};
+use rekindle_wire::control::{Opening, Reply, Request, SandboxInfo, StatusInfo};
 use rekindle_wire::frame::{self, FrameError};
 
 use super::Finding;
@@ -85,6 +85,22 @@ fn judge(socket: &Path, status: &StatusInfo) -> Finding {
     }
 }
 
+/// What its workers give up.
+pub(super) fn sandbox(sandbox: &SandboxInfo) -> Finding {
+    if sandbox.missing.is_empty() {
+        return Finding::ok("sandbox", &sandbox.parts);
+    }
+    let found = match sandbox.parts.as_str() {
+        "" => sandbox.missing.join("; "),
+        parts => format!("{parts}; but {}", sandbox.missing.join("; ")),
+    };
+    Finding::note(
+        "sandbox",
+        found,
+        "docs/security.md says what each part is for; [sandbox] required = true insists on all",
+    )
+}
+
 /// The process that listens at the other end.
 fn peer(stream: &UnixStream) -> Option<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -106,4 +122,22 @@ fn is_stopped(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
     state.starts_with('T') || state.starts_with('t')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Verdict;
+
+    #[test]
+    fn a_sandbox_that_is_not_whole_is_noted() {
+        let info = |parts: &str, missing: &[&str]| SandboxInfo {
+            parts: parts.to_owned(),
+            missing: missing.iter().map(|it| (*it).to_owned()).collect(),
+        };
+        assert_eq!(sandbox(&info("users 5-9", &[])), Finding::ok("sandbox", "users 5-9"));
+        let some = sandbox(&info("no capabilities", &["rekindled is not root"]));
+        assert_eq!((some.verdict, some.found.as_str()), (Verdict::Note, "no capabilities; but rekindled is not root"));
+        assert_eq!(sandbox(&info("", &["it is switched off"])).found, "it is switched off");
+    }
 }

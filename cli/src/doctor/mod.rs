@@ -85,6 +85,7 @@ pub(crate) fn doctor(options: &Options) -> Result<(), Failure> {
     let mut findings = kernel::look();
     findings.extend(driver::look(status.as_ref()));
     findings.push(about_daemon);
+    findings.extend(status.as_ref().and_then(|it| it.sandbox.as_ref()).map(daemon::sandbox));
     findings.extend(criu::look());
     findings.extend(install::look());
     if options.json {

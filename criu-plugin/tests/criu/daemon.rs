@@ -172,6 +172,7 @@ impl Daemon {
                 problem: None,
                 driver_version: None,
                 gpus: Vec::new(),
+                sandbox: None,
             }),
         };
         frame::send(socket, &reply, &[], &[]).unwrap();

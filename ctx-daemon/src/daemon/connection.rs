@@ -76,14 +76,28 @@ impl Drop for SessionGuard<'_> {
     }
 }
 
+/// The socket that a connection came by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    Clients,
+    /// For those whose daemon is gone.
+    Workers,
+}
+
+impl Door {
+    fn leads_to(self, request: &Request) -> bool {
+        (self == Self::Workers) == matches!(request, Request::Rejoin { .. })
+    }
+}
+
 /// Serves a connection in a thread of its own.
-pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream) {
+pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
     let Some(slot) = Slot::take(daemon) else {
         return warn!("{MAX_CONNECTIONS} connections at a time: one more is closed");
     };
     let daemon = Arc::clone(daemon);
     let result = thread("connection", move || {
-        handle(&daemon, stream);
+        handle(&daemon, stream, door);
         drop(slot);
     });
     if let Err(error) = result {
@@ -108,7 +122,7 @@ impl Drop for Slot {
     }
 }
 
-fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
+fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
     let (peer, process) = match peer(&stream) {
         Ok(peer) => peer,
         Err(error) => return debug!(%error, "a connection whose process is gone"),
@@ -136,6 +150,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream) {
         }
     };
     match request {
+        request if !door.leads_to(&request) => {
+            warn!(pid = peer.pid, uid = peer.uid, "refused: asked for at the wrong socket");
+            fail(&stream, "this is not what this socket is for".to_owned());
+        }
         Request::Attach(_) if peer.pid == 0 => {
             warn!("refused: a process in a pid namespace that is not seen from here");
             attach::refuse(&stream, PidError::Foreign.to_string());

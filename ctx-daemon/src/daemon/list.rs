@@ -102,6 +102,7 @@ pub(crate) fn status(daemon: &Daemon) -> Reply {
         max: daemon.config.max.map(count),
         problem,
         driver_version: seen.as_ref().map(|it| it.driver_version),
+        sandbox: Some(daemon.sandbox.info()),
         gpus: seen.iter().flat_map(|it| &it.devices).map(gpu).collect(),
     })
 }

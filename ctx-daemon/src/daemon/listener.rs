@@ -1,4 +1,5 @@
-//! The control socket: one daemon to a path.
+//! The control socket: one daemon to a path. Beside it is the workers' door, for those whose daemon is gone: they are users
+//! who may not connect to the control socket, and at the door there is nothing else to ask for.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io;
@@ -11,8 +12,11 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::{debug, error, warn};
 
-use super::{Daemon, connection, sys};
+use super::connection::{self, Door};
+use super::sandbox::{self, Sandbox};
+use super::{Daemon, sys};
 use crate::config::Config;
+use crate::rejoin::DOOR;
 
 /// How long a daemon that starts, or one that stops, may hold the lock without listening.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -22,6 +26,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
+    door: UnixListener,
+    door_path: PathBuf,
     _lock: File,
 }
 
@@ -36,7 +42,7 @@ pub(crate) enum ListenError {
 
 impl Listener {
     /// Makes the socket, in place of one that a dead daemon left.
-    pub(crate) fn bind(config: &Config) -> Result<Self, ListenError> {
+    pub(crate) fn bind(config: &Config, sandbox: &Sandbox) -> Result<Self, ListenError> {
         let path = &config.socket;
         let failed = |action, path: &Path| {
             let path = path.to_owned();
@@ -59,18 +65,35 @@ impl Listener {
         }
         std::fs::set_permissions(path, Permissions::from_mode(config.socket_mode))
             .map_err(failed("set the mode of", path))?;
-        Ok(Self { socket, path: path.clone(), _lock: lock })
+        let door_path = beside(path, DOOR);
+        remove_stale(&door_path)?;
+        let door = UnixListener::bind(&door_path).map_err(failed("listen on", &door_path))?;
+        sandbox::set_door(&door_path, sandbox.group()).map_err(failed("set group and mode of", &door_path))?;
+        if sandbox.group().is_some()
+            && let Some(folder) = sandbox::closed_folder(&door_path)
+        {
+            warn!(
+                "{} is closed to workers' users: they will not find a daemon that takes this one's place",
+                folder.display()
+            );
+        }
+        Ok(Self { socket, path: path.clone(), door, door_path, _lock: lock })
     }
 
-    /// What accepts connections, for a thread of its own.
-    pub(crate) fn acceptor(&self) -> io::Result<Acceptor> {
-        Ok(Acceptor { socket: self.socket.try_clone()? })
+    /// What accepts connections, each for a thread of its own.
+    pub(crate) fn acceptors(&self) -> io::Result<[Acceptor; 2]> {
+        Ok([
+            Acceptor { socket: self.socket.try_clone()?, door: Door::Clients },
+            Acceptor { socket: self.door.try_clone()?, door: Door::Workers },
+        ])
     }
 
     /// Nobody finds the daemon from now on.
     pub(crate) fn remove(&self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            debug!(path = %self.path.display(), %error, "cannot remove the socket");
+        for path in [&self.path, &self.door_path] {
+            if let Err(error) = std::fs::remove_file(path) {
+                debug!(path = %path.display(), %error, "cannot remove the socket");
+            }
         }
     }
 }
@@ -79,6 +102,7 @@ impl Listener {
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     socket: UnixListener,
+    door: Door,
 }
 
 impl Acceptor {
@@ -87,7 +111,7 @@ impl Acceptor {
         loop {
             match self.socket.accept() {
                 _ if daemon.is_stopping() => return,
-                Ok((stream, _)) => connection::serve(daemon, stream),
+                Ok((stream, _)) => connection::serve(daemon, stream, self.door),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Most likely out of descriptors: those who hold them will give some back.
@@ -102,9 +126,7 @@ impl Acceptor {
 /// Held as long as the daemon lives, so that two that start at once do not both find a stale socket. Nobody is kept out
 /// by the lock alone: the socket's directory may be visible in containers, where anybody can hold it.
 fn lock_file(socket: &Path) -> Result<File, ListenError> {
-    let mut name = socket.as_os_str().to_owned();
-    name.push(".lock");
-    let path = PathBuf::from(name);
+    let path = beside(socket, ".lock");
     let failed = |action| {
         let path = path.clone();
         move |source| ListenError::Io { action, path, source }
@@ -125,6 +147,12 @@ fn lock_file(socket: &Path) -> Result<File, ListenError> {
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(50)),
         }
     }
+}
+
+fn beside(socket: &Path, what: &str) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(what);
+    PathBuf::from(name)
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {

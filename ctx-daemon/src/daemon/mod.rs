@@ -25,6 +25,7 @@ mod pidns;
 mod pool;
 mod process;
 mod restore;
+mod sandbox;
 mod spawn;
 mod sys;
 mod takeover;
@@ -45,6 +46,7 @@ use self::listener::{ListenError, Listener};
 use self::lost::LostWorkers;
 use self::pool::Pool;
 use self::restore::Restores;
+use self::sandbox::{Sandbox, SandboxError};
 use self::spawn::Spawner;
 use crate::config::Config;
 
@@ -58,6 +60,7 @@ pub(crate) struct Daemon {
     registry: Arc<Registry>,
     lost: Arc<LostWorkers>,
     restores: Restores,
+    sandbox: Sandbox,
     connections: Connections,
     stopping: AtomicBool,
 }
@@ -67,6 +70,8 @@ pub(crate) struct Daemon {
 pub(crate) enum ServeError {
     #[error(transparent)]
     Listen(#[from] ListenError),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     #[error("cannot start: {0}")]
     Start(#[from] io::Error),
 }
@@ -88,20 +93,23 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
     let signals = sys::StopSignals::block()?;
     sys::raise_descriptor_limit()?;
 
-    let listener = Listener::bind(&config)?;
+    let sandbox = Sandbox::probe(&config.sandbox)?;
+    let listener = Listener::bind(&config, &sandbox)?;
     let daemon = Arc::new(Daemon {
-        pool: Pool::new(Spawner::new(&config), config.spare),
+        pool: Pool::new(Spawner::new(&config, &sandbox), config.spare),
         registry: Arc::default(),
         lost: Arc::default(),
         restores: Restores::default(),
+        sandbox,
         connections: Connections::default(),
         stopping: AtomicBool::new(false),
         config,
     });
     daemon.pool.keep_filled()?;
-    let accepting = Arc::clone(&daemon);
-    let acceptor = listener.acceptor()?;
-    thread("listener", move || acceptor.accept_all(&accepting))?;
+    for acceptor in listener.acceptors()? {
+        let accepting = Arc::clone(&daemon);
+        thread("listener", move || acceptor.accept_all(&accepting))?;
+    }
     info!(
         socket = %daemon.config.socket.display(),
         cuda_driver = %daemon.config.cuda_driver.display(),

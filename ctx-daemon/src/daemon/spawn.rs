@@ -19,9 +19,11 @@ use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{info, warn};
 
+use super::sandbox::{NoUser, Sandbox};
 use super::sys;
 use super::worker::Worker;
 use crate::config::Config;
+use crate::confinement::Confinement;
 use crate::rejoin::SOCKET_VARIABLE;
 
 /// Tells a worker after how many milliseconds without a word from its daemon it goes on by itself.
@@ -35,6 +37,8 @@ pub(crate) type Settings = Vec<(String, String)>;
 pub(crate) enum SpawnError {
     #[error("cannot start {}: {source}", .program.display())]
     Start { program: PathBuf, source: io::Error },
+    #[error(transparent)]
+    NoUser(#[from] NoUser),
     #[error("a worker cannot come up: {0}")]
     Failed(String),
     #[error(
@@ -60,11 +64,12 @@ pub(crate) struct Spawner {
     slow: Duration,
     timeout: Duration,
     silence: Duration,
+    sandbox: Sandbox,
 }
 
 impl Spawner {
     /// By the configuration.
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, sandbox: &Sandbox) -> Self {
         Self {
             program: config.worker_program.clone(),
             cuda_driver: config.cuda_driver.clone(),
@@ -72,6 +77,7 @@ impl Spawner {
             slow: config.slow_start,
             timeout: config.start_timeout,
             silence: config.silence_timeout,
+            sandbox: sandbox.clone(),
         }
     }
 
@@ -85,13 +91,14 @@ impl Spawner {
         let started = std::time::Instant::now();
         let failed = |source| SpawnError::Start { program: self.program.clone(), source };
         let (channel, theirs) = UnixStream::pair().map_err(failed)?;
-        let mut child = self.command(&theirs, settings).spawn().map_err(failed)?;
+        let (confined, user) = self.sandbox.confine()?.unzip();
+        let mut child = self.command(&theirs, settings, confined).spawn().map_err(failed)?;
         drop(OwnedFd::from(theirs));
         let pid = child.id() as i32;
         match self.ready(pid, &channel, slow) {
             Ok(attached) => {
                 let devices = attached.devices.len();
-                let worker = Worker::new(pid, Some(child), attached, channel).map_err(failed)?;
+                let worker = Worker::new(pid, Some((child, user.flatten())), attached, channel).map_err(failed)?;
                 let ms = started.elapsed().as_millis() as u64;
                 info!(worker = pid, devices, ms, "a worker is ready");
                 Ok(worker)
@@ -139,7 +146,7 @@ impl Spawner {
         }
     }
 
-    fn command(&self, channel: &UnixStream, settings: &Settings) -> Command {
+    fn command(&self, channel: &UnixStream, settings: &Settings, confined: Option<Confinement>) -> Command {
         let fd = channel.as_raw_fd();
         let mut command = Command::new(&self.program);
         command
@@ -153,6 +160,10 @@ impl Spawner {
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        if let Some(confined) = confined {
+            // The driver's cache of compiled code would be one for all clients.
+            command.arg("--confined").arg(confined.to_string()).env("CUDA_CACHE_DISABLE", "1");
+        }
         for name in SETTINGS {
             command.env_remove(name);
         }
@@ -203,6 +214,7 @@ fn end(child: &mut Child) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SandboxConfig;
 
     fn spawn(script: &str) -> Result<Arc<Worker>, SpawnError> {
         let dir = tempfile::tempdir().unwrap();
@@ -218,6 +230,7 @@ mod tests {
             slow: if script.starts_with("sleep") { slow } else { Duration::from_secs(60) },
             timeout: if script.starts_with("sleep") { timeout } else { Duration::from_secs(120) },
             silence: Duration::from_secs(30),
+            sandbox: Sandbox::probe(&SandboxConfig::default()).unwrap(),
         };
         spawner.spawn(&Vec::new(), || SLOW.set(SLOW.get() + 1))
     }

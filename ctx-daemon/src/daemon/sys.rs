@@ -136,6 +136,16 @@ pub(crate) fn own_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// Whether any process has this user.
+pub(crate) fn user_has_processes(uid: u32) -> bool {
+    // A priority may be -1: only the error tells. SAFETY: errno is this thread's.
+    unsafe {
+        *libc::__errno_location() = 0;
+        libc::getpriority(libc::PRIO_USER, uid);
+        *libc::__errno_location() != libc::ESRCH
+    }
+}
+
 /// A random number that nobody can guess.
 pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];

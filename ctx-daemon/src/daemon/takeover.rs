@@ -1,7 +1,7 @@
 //! A worker whose daemon is gone is taken over: the other side of [`crate::rejoin`].
 //!
 //! Whoever offers itself as a worker is given data files and asked about its client's memory, so it must be one of the
-//! daemon's own: of its user and in its pid namespace, where no client in a container is. Whose worker it is, is not for it
+//! daemon's own: of a worker's user and in the daemon's pid namespace, where no client in a container is. Whose worker it is, is not for it
 //! to say: the client's connection, a copy of which comes with the offer, has the client's credentials.
 
 use std::fs;
@@ -18,7 +18,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use super::clients::{Client, ClientState};
-use super::process::Process;
+use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::worker::{Worker, WorkerError};
 use super::{Daemon, attach, connection};
@@ -27,7 +27,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]
 enum TakeoverError {
-    #[error("process {0} is no worker of this daemon's user and pid namespace")]
+    #[error("process {0} is no worker: it has not a worker's user, or is in another pid namespace")]
     Stranger(i32),
     #[error("the client's connection must come with the offer")]
     Connection,
@@ -73,7 +73,7 @@ fn take_over(
     attached: Attached,
     fds: Vec<OwnedFd>,
 ) -> Result<i32, TakeoverError> {
-    if peer.uid != sys::own_uid() || !is_neighbour(peer.pid) {
+    if !daemon.sandbox.is_workers_user(peer.uid) || !is_neighbour(peer.pid) {
         return Err(TakeoverError::Stranger(peer.pid));
     }
     let [connection] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| TakeoverError::Connection)?;
@@ -98,9 +98,16 @@ fn take_over(
 /// Whether a process is in the daemon's pid and user namespaces. Not the mount namespace: an init system gives each start
 /// of a service a new one.
 fn is_neighbour(pid: i32) -> bool {
-    ["pid", "user"].iter().all(|kind| {
-        let own = fs::read_link(format!("/proc/self/ns/{kind}"));
-        let theirs = fs::read_link(format!("/proc/{pid}/ns/{kind}"));
-        matches!((own, theirs), (Ok(own), Ok(theirs)) if own == theirs)
-    })
+    // By the number of its pids, which can be seen of workers although they are not dumpable.
+    let depth = |pid| process::namespace_pids(pid).ok().map(|pids| pids.len());
+    let own = i32::try_from(std::process::id()).ok().and_then(depth);
+    if own.is_none() || own != depth(pid) {
+        return false;
+    }
+    match (fs::read_link("/proc/self/ns/user"), fs::read_link(format!("/proc/{pid}/ns/user"))) {
+        (Ok(own), Ok(theirs)) => own == theirs,
+        // A daemon that is not root cannot see it; it serves no other users.
+        (Ok(_), Err(error)) => error.kind() == io::ErrorKind::PermissionDenied && sys::own_uid() != 0,
+        _ => false,
+    }
 }

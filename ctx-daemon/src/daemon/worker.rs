@@ -25,8 +25,8 @@ use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
-use super::lock;
-use super::sys;
+use super::sandbox::UidClaim;
+use super::{lock, sys};
 
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
@@ -94,10 +94,11 @@ enum State {
 }
 
 impl Worker {
-    /// Takes charge of a worker that is ready. `child` is what must be reaped, unless another daemon started it.
+    /// Takes charge of a worker that is ready. `child` is what must be reaped, and whose user is free then, unless
+    /// another daemon started it.
     pub(crate) fn new(
         pid: i32,
-        child: Option<Child>,
+        child: Option<(Child, Option<UidClaim>)>,
         attached: Attached,
         channel: UnixStream,
     ) -> io::Result<Arc<Self>> {
@@ -341,7 +342,8 @@ impl Worker {
     }
 
     /// Waits for the process whose channel has closed, and ends it if it does not go by itself.
-    fn reap(&self, mut child: Option<Child>, reason: String) {
+    fn reap(&self, child: Option<(Child, Option<UidClaim>)>, reason: String) {
+        let (mut child, _user) = child.unzip();
         let ends_within = |time| {
             let ended = sys::wait_readable([self.process.as_fd()], Some(time));
             matches!(ended, Ok([true]))

@@ -40,6 +40,7 @@ mod pool_commands;
 mod pools;
 pub(crate) mod prints;
 mod rest;
+mod sandbox;
 mod save;
 mod serve;
 mod silence;
@@ -55,11 +56,14 @@ use std::process::ExitCode;
 
 use tracing::error;
 
-/// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load.
-pub(crate) fn main(channel: UnixStream, cuda_driver: PathBuf) -> ExitCode {
+use crate::confinement::Confinement;
+
+/// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load;
+/// `confined` what is given up before there is a client.
+pub(crate) fn main(channel: UnixStream, cuda_driver: PathBuf, confined: Option<Confinement>) -> ExitCode {
     // Stderr may come to be the application's.
     std::panic::set_hook(Box::new(|panic| error!("{panic}")));
-    let executor = match start::start(&cuda_driver) {
+    let executor = match start::start(&cuda_driver, confined.as_ref()) {
         Ok(executor) => executor,
         Err(why) => {
             error!("no worker can start: {why}");

@@ -17,6 +17,8 @@ use super::driver::{self, CallFailed, Driver, expect};
 use super::engine::Engine;
 use super::executor::{Device, Executor};
 use super::memory::DeviceMemory;
+use super::sandbox;
+use crate::confinement::Confinement;
 
 /// Attributes are asked for up to here; later ones are unknown to this version.
 const ATTRIBUTES: u32 = 160;
@@ -24,13 +26,17 @@ const CAPABILITY_MAJOR: usize = 75;
 const CAPABILITY_MINOR: usize = 76;
 
 /// Makes everything ready for a client, or says why not.
-pub(super) fn start(cuda_driver: &Path) -> Result<Executor, String> {
+pub(super) fn start(cuda_driver: &Path, confined: Option<&Confinement>) -> Result<Executor, String> {
     // SAFETY: only sets parameters of the allocator, before there are threads.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
     let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver).map_err(|e| e.to_string())?));
+    // The library may lie where only root finds it, and its initialisers are the administrator's.
+    if let Some(confinement) = confined {
+        sandbox::enter(confinement)?;
+    }
     try_start(driver).map_err(|e| e.to_string())
 }
 

@@ -67,12 +67,34 @@ fn a_strangers_worker_is_not_taken_over() {
             },
             attached: rekindle_wire::attach::Attached { driver_version: 0, api_version: 0, devices: Vec::new() },
         };
-        reason(ask(&daemon.socket(), &request, fds))
+        reason(ask(&daemon.door(), &request, fds))
     };
     assert!(rejoin(&[]).contains("must come with the offer"));
     let null = std::fs::File::open("/dev/null").unwrap();
     rejoin(&[null.as_raw_fd()]);
     assert_eq!(daemon.clients(), attached);
+}
+
+#[test]
+fn each_socket_is_for_what_it_is_for() {
+    let daemon = Daemon::start();
+    let client = Client::attached(&daemon, "app");
+    for request in [Request::List, Request::Status, Request::Restore, Request::Check { pid: client.pid }] {
+        assert!(reason(ask(&daemon.door(), &request, &[])).contains("not what this socket is for"));
+    }
+    let attached = rekindle_wire::attach::Attached { driver_version: 0, api_version: 0, devices: Vec::new() };
+    let attach = rekindle_wire::attach::Attach {
+        pid: client.pid,
+        command: "app".to_owned(),
+        socket: String::new(),
+        cookie: 0,
+        settings: Vec::new(),
+    };
+    let rejoin = Request::Rejoin { attach, attached };
+    assert!(reason(ask(&daemon.socket(), &rejoin, &[])).contains("not what this socket is for"));
+    use std::os::unix::fs::MetadataExt;
+    let door = std::fs::metadata(daemon.door()).unwrap();
+    assert_eq!(door.mode() & 0o007, 0);
 }
 
 #[test]

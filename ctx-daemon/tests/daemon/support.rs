@@ -58,6 +58,11 @@ impl Daemon {
         self.dir.path().join("s")
     }
 
+    /// Where workers whose daemon is gone come to.
+    pub(crate) fn door(&self) -> PathBuf {
+        self.dir.path().join("s.workers")
+    }
+
     pub(crate) fn pid(&self) -> i32 {
         self.process.id() as i32
     }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -75,6 +76,8 @@ impl Node {
     /// Whose daemon is yet to be started.
     pub fn without_daemon() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
+        // As the folder of a daemon's socket is: workers are users of their own, who must find it again.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
         let socket = dir.path().join("rekindled.sock");
         Ok(Self {
             dir,

@@ -1,0 +1,38 @@
+//! What a worker gives up before it has a client, as its daemon tells it on the command line.
+//!
+//! The daemon knows what this machine can do (`daemon::sandbox`), and says so once; a worker does all of it
+//! (`worker::sandbox`), or does not start.
+
+use serde::{Deserialize, Serialize};
+
+/// What is to be done; `--confined` has it as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Confinement {
+    /// Who the worker becomes. None where its daemon is not root: it then stays who it is.
+    pub(crate) identity: Option<Identity>,
+}
+
+/// A user of a worker's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// No other worker's that lives.
+    pub(crate) uid: u32,
+    /// All workers', which opens them the door to the daemon and nothing else.
+    pub(crate) gid: u32,
+    /// The driver's devices' group, where they are not for everybody.
+    pub(crate) device_group: Option<u32>,
+}
+
+impl std::str::FromStr for Confinement {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        serde_json::from_str(text)
+    }
+}
+
+impl std::fmt::Display for Confinement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| std::fmt::Error)?)
+    }
+}

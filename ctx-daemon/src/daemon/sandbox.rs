@@ -1,0 +1,241 @@
+//! What workers are to give up, by the configuration and by what this machine can do; and whose users they are.
+//!
+//! Each worker gets a user of a range of its own, the application's whoever that is: it is started before its client is
+//! known, and two clients of one user are not each other's either. A daemon that is not root cannot give it one, and says so.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use rekindle_wire::control::SandboxInfo;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use super::{lock, sys};
+use crate::config::{SandboxConfig, UidRange};
+use crate::confinement::{Confinement, Identity};
+
+/// Why a daemon that must have it all does not start.
+#[derive(Debug, Error)]
+#[error("[sandbox] required = true, but {}", .0.join("; and "))]
+pub(crate) struct SandboxError(Vec<String>);
+
+/// There is no user for one more worker.
+#[derive(Debug, Error)]
+#[error("all {0} users of [sandbox] uid_range are in use")]
+pub(crate) struct NoUser(u32);
+
+/// How workers are confined.
+#[derive(Clone, Debug)]
+pub(crate) struct Sandbox {
+    enabled: bool,
+    /// None where they cannot be given.
+    uids: Option<Arc<Uids>>,
+    device_group: Option<u32>,
+    missing: Vec<String>,
+}
+
+impl Sandbox {
+    /// Finds out what can be had, and says in the log what cannot. An error if all of it is required.
+    pub(crate) fn probe(config: &SandboxConfig) -> Result<Self, SandboxError> {
+        let mut missing = Vec::new();
+        let uids = match can_give_users(config.uids) {
+            Ok(()) => Some(Arc::new(Uids::new(config.uids))),
+            Err(reason) => {
+                missing.push(format!("workers have no users of their own: {reason}"));
+                None
+            }
+        };
+        if !config.enabled {
+            warn!("workers are not sandboxed, by the configuration");
+            // With its users nevertheless: workers from before may come back.
+            let missing = vec!["it is switched off ([sandbox] enabled)".to_owned()];
+            return Ok(Self { enabled: false, uids, device_group: None, missing });
+        }
+        for part in &missing {
+            warn!("the sandbox is not whole: {part}");
+        }
+        if config.required && !missing.is_empty() {
+            return Err(SandboxError(missing));
+        }
+        let sandbox = Self { enabled: true, uids, device_group: device_group(), missing };
+        info!("workers are sandboxed: {}", sandbox.shown());
+        Ok(sandbox)
+    }
+
+    /// What the next worker is to do, and what keeps its user from being another's; dropped when it has ended.
+    pub(crate) fn confine(&self) -> Result<Option<(Confinement, Option<UidClaim>)>, NoUser> {
+        if !self.enabled {
+            return Ok(None);
+        }
+        let claim = self.uids.as_ref().map(Uids::claim).transpose()?;
+        let identity = claim.as_ref().map(|claim| Identity {
+            uid: claim.uid,
+            gid: claim.uids.range.first,
+            device_group: self.device_group,
+        });
+        Ok(Some((Confinement { identity }, claim)))
+    }
+
+    /// Whether a worker may be this user: the daemon's own too, since the configuration may have been another.
+    pub(crate) fn is_workers_user(&self, uid: u32) -> bool {
+        uid == sys::own_uid() || self.uids.as_ref().is_some_and(|uids| uids.range.contains(uid))
+    }
+
+    /// The group of all workers, if they have one.
+    pub(crate) fn group(&self) -> Option<u32> {
+        self.uids.as_ref().map(|uids| uids.range.first)
+    }
+
+    /// For `rekindle doctor`.
+    pub(crate) fn info(&self) -> SandboxInfo {
+        SandboxInfo { parts: self.shown(), missing: self.missing.clone() }
+    }
+
+    fn shown(&self) -> String {
+        if !self.enabled {
+            return String::new();
+        }
+        let mut parts = vec!["no capabilities".to_owned()];
+        if let Some(uids) = &self.uids {
+            parts.insert(0, format!("users {}", uids.range));
+        }
+        parts.join(", ")
+    }
+}
+
+/// Root can, unless it is so only in a namespace that does not have these users.
+fn can_give_users(range: UidRange) -> Result<(), String> {
+    if sys::own_uid() != 0 {
+        return Err("rekindled is not root".to_owned());
+    }
+    for map in ["/proc/self/uid_map", "/proc/self/gid_map"] {
+        let text = std::fs::read_to_string(map).map_err(|error| format!("{map}: {error}"))?;
+        if !maps_all(&text, range) {
+            return Err(format!("this user namespace lacks {range} ({map}); set [sandbox] uid_range"));
+        }
+    }
+    match std::fs::read_to_string("/proc/self/setgroups") {
+        Ok(text) if text.trim() == "deny" => Err("this user namespace may not set groups".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether one line of a map (`inside outside count`) has all of the range.
+fn maps_all(map: &str, range: UidRange) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(|it| it.parse::<u64>());
+        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) = (numbers.next(), numbers.next(), numbers.next()) else {
+            return false;
+        };
+        first <= u64::from(range.first) && u64::from(range.last) < first + count
+    })
+}
+
+/// The group that may use the GPUs, where an administrator keeps others from them.
+fn device_group() -> Option<u32> {
+    let device = Path::new("/dev/nvidiactl").metadata().ok()?;
+    let mode = device.mode();
+    (mode & 0o006 != 0o006 && mode & 0o060 == 0o060).then(|| device.gid())
+}
+
+/// The users of workers.
+#[derive(Debug)]
+pub(crate) struct Uids {
+    range: UidRange,
+    state: Mutex<Used>,
+}
+
+#[derive(Debug)]
+struct Used {
+    claimed: HashSet<u32>,
+    /// Where to look next, from the range's beginning: a user is used again as late as possible.
+    next: u32,
+}
+
+impl Uids {
+    fn new(range: UidRange) -> Self {
+        // Anywhere, so that two daemons do not try for the same one in the same moment.
+        let next = sys::random().unwrap_or(0) % u64::from(range.count());
+        Self { range, state: Mutex::new(Used { claimed: HashSet::new(), next: next as u32 }) }
+    }
+
+    /// A user that no process has: neither a worker of this daemon's nor one that another has left.
+    fn claim(self: &Arc<Self>) -> Result<UidClaim, NoUser> {
+        let mut state = lock(&self.state);
+        for _ in 0..self.range.count() {
+            let uid = self.range.first + state.next;
+            state.next = (state.next + 1) % self.range.count();
+            if !state.claimed.contains(&uid) && !sys::user_has_processes(uid) {
+                state.claimed.insert(uid);
+                return Ok(UidClaim { uids: Arc::clone(self), uid });
+            }
+        }
+        Err(NoUser(self.range.count()))
+    }
+}
+
+/// A worker's user, free again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct UidClaim {
+    uids: Arc<Uids>,
+    uid: u32,
+}
+
+impl Drop for UidClaim {
+    fn drop(&mut self) {
+        lock(&self.uids.state).claimed.remove(&self.uid);
+    }
+}
+
+/// Whether workers can come to the door at this path by themselves: the folders above it must be open to all.
+pub(crate) fn closed_folder(path: &Path) -> Option<&Path> {
+    path.ancestors().skip(1).find(|folder| folder.metadata().is_ok_and(|it| it.mode() & 0o001 == 0))
+}
+
+/// The door's group and mode.
+pub(crate) fn set_door(path: &Path, group: Option<u32>) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    if group.is_some() {
+        std::os::unix::fs::chown(path, None, group)?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANGE: UidRange = UidRange { first: 1_900_100_000, last: 1_900_100_002 };
+
+    #[test]
+    fn a_user_is_one_workers_until_that_has_ended() {
+        let uids = Arc::new(Uids::new(RANGE));
+        let mut claims: Vec<_> = (0..3).map(|_| uids.claim().unwrap()).collect();
+        let mut all: Vec<_> = claims.iter().map(|it| it.uid).collect();
+        all.sort_unstable();
+        assert_eq!(all, [RANGE.first, RANGE.first + 1, RANGE.last]);
+        assert!(uids.claim().unwrap_err().to_string().contains("all 3 users"));
+        let gone = claims.remove(1).uid;
+        assert_eq!(uids.claim().unwrap().uid, gone);
+    }
+
+    #[test]
+    fn a_user_that_some_process_has_is_nobodys() {
+        let own = sys::own_uid();
+        let uids = Arc::new(Uids::new(UidRange { first: own, last: own }));
+        uids.claim().unwrap_err();
+    }
+
+    #[test]
+    fn a_namespace_must_have_the_whole_range() {
+        assert!(maps_all("         0          0 4294967295\n", RANGE));
+        assert!(!maps_all("0 1000 1\n1 100000 65536\n", RANGE));
+        assert!(maps_all("0 1000 1\n1900100000 100000 3\n", RANGE));
+        assert!(!maps_all("0 1000 1\n1900100000 100000 2\n", RANGE));
+        assert!(!maps_all("nonsense", RANGE));
+    }
+}
