@@ -9,7 +9,7 @@
 //! finds a process as a client or has it wait as pending, and never misses one between.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -103,6 +103,8 @@ pub(crate) struct Registry {
 struct Inner {
     clients: Vec<Arc<Client>>,
     pending: HashMap<u64, Pending>,
+    /// Places kept for clients of restores that go on.
+    seats: usize,
     /// Roots of the trees that are being dumped.
     holds: HashMap<u64, i32>,
     next: u64,
@@ -112,6 +114,13 @@ impl Inner {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// How many clients there are, with those that are sure to be. The worker of a process that has just been killed may
+    /// still be ending.
+    fn taken(&self) -> usize {
+        let clients = self.clients.iter().filter(|it| it.process.is_alive()).count();
+        clients + self.seats + self.pending.values().filter(|it| it.seated).count()
     }
 }
 
@@ -147,6 +156,18 @@ impl Registry {
         let number = inner.number();
         inner.pending.insert(number, Pending { process, attach: None, seated: false });
         PendingGuard { registry: Arc::clone(self), number }
+    }
+
+    /// Keeps places for clients that a restore brings back, all of them or none: `max` is how many clients there may be. An
+    /// error says how many there are.
+    pub(crate) fn take_seats(self: &Arc<Self>, needed: usize, max: usize) -> Result<Seats, usize> {
+        let mut inner = lock(&self.inner);
+        let taken = inner.taken();
+        if needed > max.saturating_sub(taken) {
+            return Err(taken);
+        }
+        inner.seats += needed;
+        Ok(Seats { registry: Arc::clone(self), left: AtomicUsize::new(needed) })
     }
 
     /// Adds a client, whatever is being dumped.
@@ -210,7 +231,7 @@ impl PendingGuard {
     /// Keeps a place for it among the clients, of which there may be `max`; `false` if there is none.
     pub(crate) fn sit(&self, max: usize) -> bool {
         let mut inner = lock(&self.registry.inner);
-        let taken = inner.clients.len() + inner.pending.values().filter(|it| it.seated).count();
+        let taken = inner.taken();
         match inner.pending.get_mut(&self.number) {
             Some(pending) if taken < max => {
                 pending.seated = true;
@@ -235,6 +256,31 @@ impl PendingGuard {
 impl Drop for PendingGuard {
     fn drop(&mut self) {
         lock(&self.registry.inner).pending.remove(&self.number);
+    }
+}
+
+/// Places kept for the clients of a restore, as long as it goes on.
+pub(crate) struct Seats {
+    registry: Arc<Registry>,
+    /// Changed under the registry's lock.
+    left: AtomicUsize,
+}
+
+impl Seats {
+    /// A client has come back: adds it, whatever is being dumped.
+    pub(crate) fn fill(&self, client: Arc<Client>) {
+        let mut inner = lock(&self.registry.inner);
+        if self.left.load(Ordering::Relaxed) > 0 {
+            self.left.fetch_sub(1, Ordering::Relaxed);
+            inner.seats -= 1;
+        }
+        add(&mut inner, client);
+    }
+}
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        lock(&self.registry.inner).seats -= self.left.load(Ordering::Relaxed);
     }
 }
 

@@ -292,3 +292,57 @@ fn a_process_that_was_in_its_handshake_begins_it_again() {
     let mut process = Client::start(&daemon);
     assert_eq!(process.ask("attach app"), "attached");
 }
+
+#[test]
+fn a_restore_counts_among_the_clients_that_there_may_be() {
+    let daemon = Daemon::start_with(&[("config.toml", "[pool]\nmax = 2\n")]);
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    let first = Client::attached(&daemon, "first");
+    let mut second = Client::attached(&daemon, "second");
+    let text = refused(&daemon, dir.path());
+    assert!(
+        text.contains("1 processes use the GPUs in this image, 2 do so already") && text.contains("pool.max"),
+        "{text}"
+    );
+    second.kill();
+    daemon.wait_for_state(&second, None);
+    let (session, restore) = begin(&daemon, dir.path());
+    // Its place is taken before it is there, and not taken twice afterwards.
+    let text = refused(&daemon, dir.path());
+    assert!(text.contains("2 do so already"), "{text}");
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    let pid = process.pid;
+    assert_eq!(session.ask(&Request::Resume { pid }), OPEN);
+    drop(session);
+    drop(first);
+    eventually("a place is free again", || (daemon.clients().len() == 1).then_some(()));
+    let mut third = Client::start(&daemon);
+    assert_eq!(third.ask("attach third"), "attached");
+    // One that is given up gives its place back.
+    third.kill();
+    daemon.wait_for_state(&third, None);
+    for _ in 0..3 {
+        drop(begin(&daemon, dir.path()));
+        eventually("its place is free", || (daemon.status().spare == 1).then_some(()));
+    }
+}
+
+#[test]
+fn a_process_killed_before_it_is_complete_ends_its_restore_although_criu_says_nothing() {
+    let daemon = Daemon::start();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
+    eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+    let before = daemon.descriptors();
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    daemon.wait_for_event("app Load 1");
+    process.kill();
+    // All but CRIU's own connection.
+    eventually("its worker is let go", || {
+        (daemon.descriptors() <= before + 2 && daemon.status().spare == 1).then_some(())
+    });
+    let text = reason(session.ask(&Request::Resume { pid: process.pid }));
+    assert!(text.contains("was killed before it was complete"), "{text}");
+}

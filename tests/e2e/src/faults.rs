@@ -4,7 +4,7 @@
 //! image is committed only if it is whole, which is shown by restoring it; and nothing is left of what failed.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 
@@ -12,7 +12,7 @@ use crate::criu::{Running, Setting};
 use crate::disk::SmallDisk;
 use crate::gate::{Gate, Moment};
 use crate::image::COMMIT;
-use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, until};
+use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, stage, until};
 
 /// Copies so slow that saving and loading what `steady` has takes longer than what CRIU does.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.02")];
@@ -62,12 +62,15 @@ impl Bench {
         Ok(Self { node, gate, app: None, until })
     }
 
-    /// The program, started if there is none, in the midst of its work.
+    /// The program, started if there is none, in the midst of its work. It has a namespace of its own, so that CRIU must
+    /// tell what it has made to go on.
     pub fn program(&mut self) -> Result<&App> {
         if self.app.is_none() {
             let until = self.until.display().to_string();
             let arguments = ["--until", &until, "--ballast-kib", BALLAST_KIB, "--sleep-us", "3000"];
-            self.app = Some(self.node.run("steady", &arguments)?);
+            let mut command = self.node.command(Path::new("unshare"))?;
+            command.arg("--uts").arg(stage::app("steady")?);
+            self.app = Some(self.node.run_command("steady", command, &arguments)?);
         }
         let app = self.app.as_ref().context("there is a program")?;
         app.advances()?;
@@ -266,6 +269,11 @@ impl Bench {
         self.kill(victim, worker, &criu, image.app.pid)?;
         process::signal(worker, libc::SIGCONT)?;
         self.gate.open()?;
+        if victim == Victim::Application && matches!(moment, Moment::Script(_)) && !opens {
+            // CRIU does not notice what happens during its scripts, and would wait for ever; the daemon does.
+            process::wait_gone("the worker for a process that was killed", worker)?;
+            process::signal(criu.pid(), libc::SIGKILL)?;
+        }
         let outcome = criu.wait()?;
         if victim == Victim::Daemon {
             self.node.start_daemon(&SLOW)?;

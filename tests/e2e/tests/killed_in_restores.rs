@@ -5,13 +5,17 @@ use rekindle_e2e::random::repetitions;
 use rekindle_e2e::{Moment, Result};
 
 /// In the order of a restore, and whether the rings are open by then.
-const MOMENTS: [(Moment, bool); 9] = [
+const MOMENTS: [(Moment, bool); 11] = [
     // Nothing is there.
     (Moment::Before("Restore"), false),
     // A worker loads.
     (Moment::After("Restore"), false),
     // CRIU is about to make processes.
     (Moment::Script("pre-restore"), false),
+    // The first is there, and waits for CRIU to tell it to go on. Nothing of it has been heard of.
+    (Moment::Script("setup-namespaces"), false),
+    // It goes on, to make the others and to connect.
+    (Moment::Script("post-setup-namespaces"), false),
     // They are there, and stopped.
     (Moment::Script("post-restore"), false),
     (Moment::Before("Resume"), false),
@@ -31,26 +35,26 @@ fn can_be_killed(victim: Victim, moment: Moment) -> bool {
         Victim::Criu => matches!(moment, Moment::Script(_) | Moment::During("Resume")),
         // No worker is the restore's before.
         Victim::Worker => moment != Moment::Before("Restore"),
-        // There are no processes before; and CRIU waits for ever when one dies at this step, whether it is ours or not.
-        Victim::Application => !matches!(
-            moment,
-            Moment::Before("Restore") | Moment::After("Restore") | Moment::Script("pre-restore" | "post-restore")
-        ),
+        // There are no processes before.
+        Victim::Application => {
+            !matches!(moment, Moment::Before("Restore") | Moment::After("Restore") | Moment::Script("pre-restore"))
+        }
     }
 }
+
+/// So many times each is killed, at the least.
+const KILLS: u64 = 10;
 
 /// One image bears it all.
 fn killed_in_each_phase(victim: Victim) -> Result {
     let mut bench = Bench::start()?;
     let image = bench.image()?;
-    for _ in 0..repetitions() {
-        for (moment, opens) in MOMENTS {
-            // The daemon ends what it was asked for, whether anybody waits for the answer or not.
-            let opens = opens || (victim, moment) == (Victim::Criu, Moment::During("Resume"));
-            if can_be_killed(victim, moment) {
-                bench.kill_in_restore(&image, moment, victim, opens)?;
-            }
-        }
+    let moments: Vec<_> = MOMENTS.into_iter().filter(|it| can_be_killed(victim, it.0)).collect();
+    let kills = (KILLS * repetitions()).max(moments.len() as u64);
+    for (moment, opens) in moments.into_iter().cycle().take(kills as usize) {
+        // The daemon ends what it was asked for, whether anybody waits for the answer or not.
+        let opens = opens || (victim, moment) == (Victim::Criu, Moment::During("Resume"));
+        bench.kill_in_restore(&image, moment, victim, opens)?;
     }
     let criu = bench.node.criu();
     bench.node.start_restore(&criu, &image)?.wait()?.succeeds()?;

@@ -2,27 +2,135 @@
 //!
 //! A CRIU that is killed leaves them behind: stopped for ever, or, when only our part was missing, running without a
 //! worker. Which they are shows by the connections that they make on the way, and by who is above them: what is below CRIU,
-//! or, after its death, below one that was above it, is its work up to there.
+//! or, after its death, below one that was above it, is its work up to there. One that has not come so far as to connect
+//! is still CRIU's own program, has CRIU's image directory open, and has the number of a client in the image.
 
-use std::os::fd::AsFd;
+use std::collections::BTreeSet;
+use std::fs::{self, Metadata};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
+use rekindle_images::Image;
 use tracing::{debug, warn};
 
 use super::super::process::{self, Process};
 use super::super::{lock, sys};
 
+/// How long a CRIU whose connection has closed may take to end.
+const END: Duration = Duration::from_secs(2);
+/// How long what a CRIU has begun to make may take to be there: the root makes the others by itself.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOKS: u32 = 10;
+
 /// What is known of them.
 pub(super) struct Made {
     /// CRIU and all above it.
     makers: Vec<i32>,
+    criu: Option<Criu>,
     roots: Mutex<Vec<Process>>,
 }
 
+/// Who makes them, and out of what.
+struct Criu {
+    process: Process,
+    program: File,
+    directory: File,
+    /// The clients' pids, each in the innermost of its pid namespaces.
+    clients: BTreeSet<u32>,
+}
+
+/// What a file is, whatever its name.
+type File = (u64, u64);
+
+fn file(metadata: &Metadata) -> File {
+    (metadata.dev(), metadata.ino())
+}
+
+fn file_at(path: impl AsRef<Path>) -> Option<File> {
+    fs::metadata(path).ok().as_ref().map(file)
+}
+
+impl Criu {
+    fn new(pid: i32, image: &Image, directory: File) -> std::io::Result<Self> {
+        Ok(Self {
+            process: Process::with_pid(pid)?,
+            program: file(&fs::metadata(format!("/proc/{pid}/exe"))?),
+            directory,
+            clients: image.manifest().clients.iter().map(|it| it.namespace_pid).collect(),
+        })
+    }
+
+    /// The clients that it has begun to make.
+    fn begun(&self) -> Vec<Process> {
+        let all = process::all().unwrap_or_default();
+        let processes = all.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
+        processes.filter(|it| self.has_begun(*it)).collect()
+    }
+
+    /// Whether this process is one of them.
+    fn has_begun(&self, process: Process) -> bool {
+        let pid = process.pid;
+        let number = || process::namespace_pids(pid).ok()?.last().copied();
+        let holds_directory = || {
+            let mut fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            fds.any(|fd| file_at(fd.path()) == Some(self.directory))
+        };
+        process != self.process
+            && process.start >= self.process.start
+            && file_at(format!("/proc/{pid}/exe")) == Some(self.program)
+            && number().is_some_and(|it| self.clients.contains(&it.unsigned_abs()))
+            && holds_directory()
+    }
+}
+
 impl Made {
-    /// By this CRIU, which is there.
-    pub(super) fn by(criu: i32) -> Self {
-        Self { makers: process::ancestry(criu), roots: Mutex::default() }
+    /// By this CRIU, which is there, out of this image in the directory behind the descriptor.
+    pub(super) fn by(criu: i32, image: &Image, directory: &OwnedFd) -> Self {
+        let directory = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(directory));
+        let found = fs::metadata(directory).and_then(|it| Criu::new(criu, image, file(&it)));
+        if let Err(error) = &found {
+            debug!(criu, %error, "cannot tell what it makes before that connects");
+        }
+        Self { makers: process::ancestry(criu), criu: found.ok(), roots: Mutex::default() }
+    }
+
+    /// Whether CRIU has died. What it had begun to make may keep its connection open.
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.criu.as_ref().is_some_and(|it| !it.process.is_alive())
+    }
+
+    /// Whether CRIU waits for its processes, and none of the clients has been begun, or has ended since.
+    pub(super) fn is_awaited_in_vain(&self) -> bool {
+        /// `futex`, as `/proc/PID/syscall` says it.
+        const FUTEX: &str = "202 ";
+        let Some(criu) = &self.criu else { return false };
+        let waits =
+            || fs::read_to_string(format!("/proc/{}/syscall", criu.process.pid)).is_ok_and(|it| it.starts_with(FUTEX));
+        criu.process.is_alive() && waits() && criu.begun().is_empty() && waits()
+    }
+
+    /// Ends what a CRIU that has died has begun to make, also where nothing of it has connected. One that lives ends it
+    /// by itself.
+    pub(super) fn kill_what_was_begun(&self) {
+        let Some(criu) = &self.criu else { return };
+        let deadline = Instant::now() + END;
+        while criu.process.is_alive() {
+            if Instant::now() >= deadline {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+        for _ in 0..LOOKS {
+            let begun = criu.begun();
+            begun.iter().for_each(|it| self.note(*it));
+            if !begun.is_empty() {
+                self.kill();
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// This is one of them.
@@ -62,7 +170,7 @@ mod tests {
     #[test]
     fn all_below_the_maker_is_killed_and_nothing_else() {
         let own = std::process::id() as i32;
-        let made = Made::by(own);
+        let made = Made { makers: process::ancestry(own), criu: None, roots: Mutex::default() };
         // The maker itself, and what is above it, are never taken for its work.
         made.note(Process::with_pid(own).unwrap());
         made.kill();

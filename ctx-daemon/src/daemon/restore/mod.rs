@@ -25,6 +25,7 @@ mod state;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rekindle_images::{ErrorKind, Image, ImageDir, ImageError};
 use rekindle_wire::control::{Reply, Request};
@@ -37,12 +38,13 @@ use self::made::Made;
 use self::shared::SharedError;
 use self::state::Restore;
 pub(super) use self::state::Restores;
-use super::Daemon;
+use super::clients::Seats;
 use super::connection::{self, MAX_REQUEST};
 use super::pidns::{PidError, PidView};
 use super::pool::PoolError;
 use super::sys::Credentials;
 use super::worker::WorkerError;
+use super::{Daemon, sys};
 
 /// Why a restore fails. Nothing of it is left with the daemon.
 #[derive(Debug, Error)]
@@ -67,6 +69,16 @@ pub(super) enum RestoreError {
     NoMemory(String),
     #[error("{0} and another process of the image cannot be told apart")]
     Ambiguous(String),
+    #[error("CRIU has died")]
+    Orphaned,
+    #[error(
+        "{0} was killed before it was complete, and with it the restore; if criu does not end by itself, end it (docs/operating.md says why)"
+    )]
+    Died(String),
+    #[error(
+        "{needed} processes use the GPUs in this image, {taken} do so already, and the daemon's configuration allows {max} (pool.max)"
+    )]
+    Full { needed: usize, taken: usize, max: usize },
     #[error("{0} cannot be asked at this point of a restore")]
     Order(&'static str),
     #[error("this restore has failed already: {0}")]
@@ -92,6 +104,33 @@ impl Drop for Prepared {
     fn drop(&mut self) {
         self.daemon.restores.remove(&self.restore);
         self.restore.give_up_unless_open();
+    }
+}
+
+/// How often it is looked whether the processes that CRIU makes live, and how often in a row none must be found.
+const LOOK: Duration = Duration::from_millis(200);
+const LOOKS: u32 = 5;
+
+impl Stage {
+    /// Waits until something is said, or CRIU is gone. CRIU does not notice when a process dies while one of its scripts runs, and waits for
+    /// it for ever, so that nothing would be said of it any more.
+    fn wait(&self, stream: &UnixStream) -> Result<(), RestoreError> {
+        let Self::Restoring(prepared) = self else { return Ok(()) };
+        let restore = &prepared.restore;
+        let mut in_vain = 0;
+        while !sys::wait_readable([stream.as_fd()], Some(LOOK))?[0] {
+            if restore.made().is_orphaned() {
+                return Err(RestoreError::Orphaned);
+            }
+            if let Some(name) = restore.has_lost() {
+                return Err(RestoreError::Died(name));
+            }
+            in_vain = if restore.is_nobody_there() && restore.made().is_awaited_in_vain() { in_vain + 1 } else { 0 };
+            if in_vain == LOOKS {
+                return Err(RestoreError::Died("its process".into()));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -121,6 +160,14 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
         }
     };
     loop {
+        match stage.wait(stream) {
+            Ok(()) => {}
+            Err(RestoreError::Orphaned) => break,
+            Err(error) => {
+                warn!("restore failed: {error}");
+                stage = Stage::Failed(error.to_string());
+            }
+        }
         let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
             Ok(message) => message.body,
             Err(FrameError::Closed) => break,
@@ -144,7 +191,13 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
         }
     }
     match stage {
-        Stage::Restoring(_) => warn!("restore given up: its connection closed before the rings were open"),
+        Stage::Restoring(prepared) => {
+            warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
+            let made = prepared.restore.made();
+            // Workers first: nobody waits for what follows.
+            drop(prepared);
+            made.kill_what_was_begun();
+        }
         Stage::NotOurs | Stage::Open | Stage::Failed(_) => debug!("restore over"),
     }
 }
@@ -173,18 +226,25 @@ fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, 
     Ok(Reply::Resumed { ours, open })
 }
 
+/// A place for each client among those that there may be.
+fn take_seats(daemon: &Daemon, needed: usize) -> Result<Seats, RestoreError> {
+    let max = daemon.config.max.unwrap_or(usize::MAX);
+    daemon.registry.take_seats(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
+}
+
 /// Checks everything, takes the workers, and has them begin to load. None if the directory has no image of ours.
 fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, RestoreError> {
     let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
-    let dir = ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?;
-    let image = match Image::open_at(dir) {
+    let opened = ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?;
+    let image = match Image::open_at(opened) {
         Ok(image) => image,
         Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     check::image(&image)?;
+    let seats = take_seats(daemon, check::attached(&image).count())?;
     let workers = load::take_workers(daemon, &image)?;
-    let restore = Restore::new(super::sys::random()?, &image, workers, Made::by(criu));
+    let restore = Restore::new(sys::random()?, &image, workers, Made::by(criu, &image, &dir), seats);
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>())?;

@@ -19,7 +19,7 @@ use rekindle_wire::control::{RestoredSocket, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use tracing::{debug, info, warn};
 
-use super::super::clients::{Client, ClientState};
+use super::super::clients::{Client, ClientState, Seats};
 use super::super::process::{self, Process};
 use super::super::worker::{Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
@@ -96,6 +96,7 @@ pub(super) struct Restore {
     /// Sockets of processes that were in the middle of their handshake.
     unattached: Vec<RestoredSocket>,
     made: Arc<Made>,
+    seats: Seats,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -123,7 +124,7 @@ struct Reattached {
 
 impl Restore {
     /// A restore with a worker for each client that needs one.
-    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>, made: Made) -> Self {
+    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>, made: Made, seats: Seats) -> Self {
         let clients = check::attached(image).zip(workers);
         let attached: HashSet<u32> = check::attached(image).map(|it| it.index).collect();
         let all = image.manifest().clients.iter();
@@ -135,6 +136,7 @@ impl Restore {
                 .map(|(record, worker)| Restored { name: check::name(record), record: record.clone(), worker })
                 .collect(),
             made: Arc::new(made),
+            seats,
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -153,6 +155,25 @@ impl Restore {
     pub(super) fn sockets(&self) -> Vec<RestoredSocket> {
         let of_clients = self.clients.iter().flat_map(|it| sockets_of(&it.record));
         of_clients.chain(self.unattached.iter().cloned()).collect()
+    }
+
+    /// The processes that CRIU has made so far.
+    pub(super) fn made(&self) -> Arc<Made> {
+        Arc::clone(&self.made)
+    }
+
+    /// A client that has connected and died before it was complete.
+    pub(super) fn has_lost(&self) -> Option<String> {
+        let state = lock(&self.state);
+        let mut connections = state.connections.iter();
+        let lost = connections.find(|it| !it.1.process.is_alive());
+        lost.map(|(place, _)| self.clients[*place].name.clone())
+    }
+
+    /// Whether clients are to come back, and none has connected.
+    pub(super) fn is_nobody_there(&self) -> bool {
+        let state = lock(&self.state);
+        !self.clients.is_empty() && state.connections.is_empty() && state.connected.is_empty()
     }
 
     /// A worker is through with loading.
@@ -279,7 +300,7 @@ impl Restore {
             ClientState::Restoring,
         );
         lock(&self.state).connected.insert(place, Arc::clone(&client));
-        daemon.registry.add(client);
+        self.seats.fill(client);
         attach::forget_when_dead(daemon, &restored.worker);
         send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
     }
