@@ -5,6 +5,7 @@
 //! socket_mode = "0660"        # who may connect, and so use the GPUs; clients in containers connect as root
 //! socket_group = "gpu"        # not changed unless given
 //! cuda_driver = "libcuda.so.1"
+//! state_dir = "/run/rekindle-state"   # what containers were given; no container may see it
 //! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time
 //! silence_timeout_ms = 30000  # a worker that is quiesced goes on when its daemon says nothing for this time
 //!
@@ -22,13 +23,19 @@
 //! enabled = true
 //! required = false            # true: without every part of it the daemon does not start
 //! uid_range = "1900000000-1900065535"  # nobody else's; each worker gets one
+//!
+//! [containers]                # of all processes of one container together, and the most that it may ask for
+//! gpu_memory_mib = 40960      # on each device
+//! pinned_memory_mib = 8192
+//! workers = 8                 # processes that use a GPU
+//! need_grant = true           # a process in another pid namespace that was given no GPU is refused
 //! ```
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use rekindle_wire::control::Limits;
+use rekindle_wire::control::{ContainerLimits, Limits};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -84,6 +91,12 @@ pub(crate) struct Config {
     pub(crate) max: Option<usize>,
     /// Of one client.
     pub(crate) limits: Limits,
+    /// Of one container.
+    pub(crate) containers: ContainerLimits,
+    /// Whether a process in another pid namespace must have been given something.
+    pub(crate) grants_required: bool,
+    /// Where what containers were given is kept.
+    pub(crate) state_dir: PathBuf,
     pub(crate) slow_start: Duration,
     pub(crate) start_timeout: Duration,
     pub(crate) quiesce_timeout: Duration,
@@ -166,6 +179,9 @@ pub(crate) enum ConfigError {
 struct File {
     #[serde(default)]
     limits: LimitsTable,
+    #[serde(default)]
+    containers: ContainersTable,
+    state_dir: Option<PathBuf>,
     socket: Option<PathBuf>,
     socket_mode: Option<String>,
     socket_group: Option<String>,
@@ -213,6 +229,23 @@ impl SandboxTable {
     }
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContainersTable {
+    gpu_memory_mib: Option<u64>,
+    pinned_memory_mib: Option<u64>,
+    workers: Option<u32>,
+    need_grant: Option<bool>,
+}
+
+impl ContainersTable {
+    fn limits(&self) -> ContainerLimits {
+        let (gpu_memory_mib, pinned_memory_mib) = (self.gpu_memory_mib, self.pinned_memory_mib);
+        let Limits { device_memory, pinned_memory } = LimitsTable { gpu_memory_mib, pinned_memory_mib }.bytes();
+        ContainerLimits { device_memory, pinned_memory, workers: self.workers }
+    }
+}
+
 impl LimitsTable {
     fn bytes(self) -> Limits {
         let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
@@ -249,7 +282,6 @@ impl Config {
         }
         let cuda_driver = options.cuda_driver.or(file.cuda_driver);
         Ok(Self {
-            socket,
             socket_mode: file.socket_mode.map_or(Ok(DEFAULT_MODE), mode)?,
             socket_group: file.socket_group,
             cuda_driver: driver(cuda_driver.unwrap_or_else(|| DEFAULT_DRIVER.into()))?,
@@ -257,10 +289,14 @@ impl Config {
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
             limits: file.limits.bytes(),
+            containers: file.containers.limits(),
+            grants_required: file.containers.need_grant.unwrap_or(true),
+            state_dir: state_dir(file.state_dir, &socket)?,
             slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
             start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
             quiesce_timeout: file.quiesce_timeout_ms.map_or(DEFAULT_QUIESCE, Duration::from_millis),
             silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
+            socket,
             worker_program: match options.worker_program {
                 Some(program) => program,
                 None => std::env::current_exe().map_err(ConfigError::Here)?,
@@ -272,6 +308,19 @@ impl Config {
 fn read(path: &Path) -> Result<File, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|source| ConfigError::Parse { file: path.to_owned(), source: Box::new(source) })
+}
+
+/// Beside the socket's folder, since containers see that one: `/run/rekindle-state`.
+fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigError> {
+    if let Some(dir) = given {
+        return std::path::absolute(dir).map_err(ConfigError::Here);
+    }
+    let mut name = socket.parent().unwrap_or(Path::new("/run/rekindle")).as_os_str().to_owned();
+    name.push("-state");
+    let of_default = socket == Path::new(rekindle_wire::control::DEFAULT_SOCKET);
+    let dir = PathBuf::from(name);
+    // Daemons that share a folder share none of this.
+    Ok(if of_default { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
 }
 
 /// Octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.
@@ -330,6 +379,16 @@ mod tests {
     fn limits_are_in_mib() {
         let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
+    }
+
+    #[test]
+    fn a_containers_limits_and_where_they_are_kept() {
+        let config = parse("[containers]\ngpu_memory_mib = 2\nworkers = 4\n").unwrap();
+        let expected = ContainerLimits { device_memory: Some(2 << 20), pinned_memory: None, workers: Some(4) };
+        assert_eq!((config.containers, config.grants_required), (expected, true));
+        assert_eq!(config.state_dir, Path::new("/run/rekindle-state"));
+        assert_eq!(parse("socket = \"/a/b/s\"").unwrap().state_dir, Path::new("/a/b-state/s"));
+        assert!(!parse("[containers]\nneed_grant = false").unwrap().grants_required);
     }
 
     #[test]

@@ -12,6 +12,14 @@ pub(crate) use rekindle_wire::control::DEFAULT_SOCKET;
 /// What makes a folder the interposer's.
 pub(crate) const INTERPOSER: &str = "libcuda.so.1";
 
+/// Libraries that programs look for by these names; of those after the first it is what is there that is given.
+const LIBRARIES: [&str; 4] = [INTERPOSER, "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
+
+/// The libraries in the interposer's folder.
+pub(crate) fn libraries(lib_dir: &Path) -> Vec<String> {
+    LIBRARIES.into_iter().filter(|name| lib_dir.join(name).exists()).map(str::to_owned).collect()
+}
+
 /// What a container is given.
 #[derive(Debug)]
 pub(crate) struct Provided {

@@ -37,6 +37,10 @@ pub(crate) enum ImageError {
         "the container's image has glibc 2.{has}, and the interposer needs 2.{needs} or newer: use a newer image, or an interposer built for older ones (scripts/dist makes one)"
     )]
     Old { has: u32, needs: u32 },
+    #[error(
+        "the container's image has a driver library of its own at {}, which its programs find before ours: run it by annotation (podman run --annotation dev.rekindle/enable=true), which covers it", .0.display()
+    )]
+    OwnDriver(PathBuf),
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
 }
@@ -80,12 +84,38 @@ impl Image {
         let known = LIB_DIRS.into_iter().chain(DRIVER_DIRS).chain(more).map(str::to_owned);
         let dirs = known.chain(self.configured_dirs());
         let drivers = dirs.filter(|dir| dir.starts_with('/')).filter_map(|dir| {
-            let file = self.file(&format!("{dir}/libcuda.so.1"))?;
             // The file that the links in the image lead to, whatever they are.
-            let place = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-            Some(Path::new("/").join(place.strip_prefix(&self.path).ok()?))
+            self.place(&format!("{dir}/libcuda.so.1"))
         });
         drivers.collect()
+    }
+
+    /// Whether a program of it finds the interposer: whatever else its loader is told to look at first is among the
+    /// places where the container has mounts.
+    pub(crate) fn finds_ours(&self, library_path: &str, mounts: &[&str]) -> Result<(), ImageError> {
+        let configured = self.configured_dirs();
+        let told = library_path.split(':').chain(configured.iter().map(String::as_str));
+        let told = told.filter(|dir| dir.starts_with('/')).map(|dir| dir.trim_end_matches('/'));
+        // What is in a mount is not the image's.
+        let is_mount = |place: &Path| mounts.iter().any(|mount| place.starts_with(mount));
+        let covered: BTreeSet<_> = mounts.iter().filter_map(|mount| self.place(mount)).collect();
+        for dir in told {
+            let path = format!("{dir}/libcuda.so.1");
+            if is_mount(Path::new(&path)) {
+                return Ok(());
+            }
+            if let Some(place) = self.place(&path).filter(|place| !covered.contains(place) && !is_mount(place)) {
+                return Err(ImageError::OwnDriver(place));
+            }
+        }
+        Ok(())
+    }
+
+    /// The regular file that a path of the image leads to, as a path in it.
+    fn place(&self, path: &str) -> Option<PathBuf> {
+        let file = self.file(path)?;
+        let place = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+        Some(Path::new("/").join(place.strip_prefix(&self.path).ok()?))
     }
 
     /// The folders that /etc/ld.so.conf.d names.

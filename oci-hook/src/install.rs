@@ -13,6 +13,8 @@ use thiserror::Error;
 
 /// The hook's file in hooks.d.
 const HOOK_FILE: &str = "rekindle.json";
+/// The CDI specification's file.
+const CDI_FILE: &str = "rekindle.json";
 /// The plugin's file in a folder of plugins.
 const PLUGIN: &str = "rekindle.so";
 /// Stands above the line that is added to CRIU's configuration.
@@ -25,6 +27,8 @@ const NOT_BESIDE_OURS: &str = "cuda_plugin.so";
 pub(crate) struct Places {
     /// podman's hooks.d.
     pub(crate) hooks_dir: PathBuf,
+    /// The folder of CDI specifications.
+    pub(crate) cdi_dir: PathBuf,
     /// CRIU's configuration.
     pub(crate) criu_conf: PathBuf,
     /// The folder in which CRIU looks where its configuration names none.
@@ -48,8 +52,9 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> InstallError + '_ {
     move |source| InstallError::File { path: path.into(), source }
 }
 
-/// Installs; returns what was done, a line for each thing.
-pub(crate) fn install(places: &Places, hook: &str) -> Result<Vec<String>, InstallError> {
+/// Installs; returns what was done, a line for each thing. Without a CDI specification, whose lack has a reason, it does
+/// the rest.
+pub(crate) fn install(places: &Places, hook: &str, cdi: Result<String, String>) -> Result<Vec<String>, InstallError> {
     let plugin = places.plugin_dir.join(PLUGIN);
     if !plugin.is_file() {
         return Err(InstallError::NoPlugin(plugin));
@@ -58,6 +63,17 @@ pub(crate) fn install(places: &Places, hook: &str) -> Result<Vec<String>, Instal
     let file = places.hooks_dir.join(HOOK_FILE);
     write(&file, hook)?;
     done.push(format!("podman's hook: {}", file.display()));
+    let file = places.cdi_dir.join(CDI_FILE);
+    match cdi {
+        Ok(cdi) => {
+            write(&file, &cdi)?;
+            done.push(format!("CDI specification: {}", file.display()));
+        }
+        Err(reason) => done.push(format!(
+            "no CDI specification, which needs the daemon ({reason}): rekindle-oci-hook cdi generate --output {} writes it",
+            file.display()
+        )),
+    }
 
     let conf = read(&places.criu_conf)?;
     match libdir(&conf) {
@@ -93,9 +109,10 @@ pub(crate) fn install(places: &Places, hook: &str) -> Result<Vec<String>, Instal
 /// Takes away what [`install`] has made, and nothing else.
 pub(crate) fn uninstall(places: &Places) -> Result<Vec<String>, InstallError> {
     let mut done = Vec::new();
-    let file = places.hooks_dir.join(HOOK_FILE);
-    if remove(&file)? {
-        done.push(format!("removed {}", file.display()));
+    for file in [places.hooks_dir.join(HOOK_FILE), places.cdi_dir.join(CDI_FILE)] {
+        if remove(&file)? {
+            done.push(format!("removed {}", file.display()));
+        }
     }
     let conf = read(&places.criu_conf)?;
     let ours = format!("{MARK}\nlibdir {}\n", places.plugin_dir.display());
@@ -135,7 +152,7 @@ fn read(path: &Path) -> Result<String, InstallError> {
 }
 
 /// The whole content or the old one, whatever happens in between.
-fn write(path: &Path, content: &str) -> Result<(), InstallError> {
+pub(crate) fn write(path: &Path, content: &str) -> Result<(), InstallError> {
     let new = path.with_extension("rekindle-new");
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(dir).map_err(failed(dir))?;
@@ -193,6 +210,7 @@ mod tests {
             let at = |name: &str| dir.path().join(name);
             let places = Places {
                 hooks_dir: at("hooks.d"),
+                cdi_dir: at("cdi"),
                 criu_conf: at("criu/default.conf"),
                 criu_plugins: at("lib/criu"),
                 plugin_dir: at("rekindle/criu"),
@@ -234,10 +252,10 @@ mod tests {
         for conf in ["", "tcp-established", "log-file dump.log\n", "libdir @/theirs # the administrator's\n"] {
             let host = Host::new(Some(conf));
             let before = host.files();
-            install(&host.places, "hook").unwrap();
+            install(&host.places, "hook", Ok("cdi".to_owned())).unwrap();
             let installed = host.files();
             assert_ne!(before, installed);
-            install(&host.places, "hook").unwrap();
+            install(&host.places, "hook", Ok("cdi".to_owned())).unwrap();
             assert_eq!(host.files(), installed, "twice is once");
             uninstall(&host.places).unwrap();
             // A last line without an end has one now.
@@ -255,7 +273,7 @@ mod tests {
     #[test]
     fn crius_other_plugins_stay_in_use_but_the_one_that_would_answer_for_us() {
         let host = Host::new(None);
-        install(&host.places, "hook").unwrap();
+        install(&host.places, "hook", Ok("cdi".to_owned())).unwrap();
         let conf = fs::read_to_string(&host.places.criu_conf).unwrap();
         assert_eq!(libdir(&conf).unwrap(), host.places.plugin_dir);
         assert!(host.places.plugin_dir.join("amdgpu_plugin.so").is_symlink());
@@ -267,7 +285,7 @@ mod tests {
     fn the_administrators_folder_gets_a_link_to_our_plugin() {
         let host = Host::new(Some("libdir /elsewhere\nlibdir @/theirs\n"));
         let before = fs::read_to_string(&host.places.criu_conf).unwrap();
-        install(&host.places, "hook").unwrap();
+        install(&host.places, "hook", Ok("cdi".to_owned())).unwrap();
         assert_eq!(fs::read_to_string(&host.places.criu_conf).unwrap(), before);
         let link = host.dir.path().join("theirs/rekindle.so");
         assert_eq!(fs::read_link(link).unwrap(), host.places.plugin_dir.join("rekindle.so"));
@@ -278,12 +296,14 @@ mod tests {
         let host = Host::new(Some("libdir @/theirs\n"));
         let theirs = host.dir.path().join("theirs/rekindle.so");
         fs::write(&theirs, "theirs").unwrap();
-        assert!(matches!(install(&host.places, "hook"), Err(InstallError::Taken(path)) if path == theirs));
+        assert!(
+            matches!(install(&host.places, "hook", Ok("cdi".to_owned())), Err(InstallError::Taken(path)) if path == theirs)
+        );
         assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
         uninstall(&host.places).unwrap();
         assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
 
         fs::remove_file(host.places.plugin_dir.join("rekindle.so")).unwrap();
-        assert!(matches!(install(&host.places, "hook"), Err(InstallError::NoPlugin(_))));
+        assert!(matches!(install(&host.places, "hook", Ok("cdi".to_owned())), Err(InstallError::NoPlugin(_))));
     }
 }

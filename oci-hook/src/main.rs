@@ -1,15 +1,28 @@
-//! The OCI hook that gives a container the interposer.
+//! The OCI hook that gives a container the interposer, and has the daemon let it use GPUs.
+//!
+//! ```text
+//!   podman, an annotated container ── precreate ──┐    config.json changed: mounts, environment, hooks
+//!                                                 ├──► createRuntime: the image checked, GPUs given ──► ... ──► poststop
+//!   any engine, --device rekindle.dev/gpu=0 ─ CDI ┘    the engine adds the same
+//! ```
 //!
 //! podman runs it at its stage `precreate`: the container's config.json comes in on stdin, and what goes out on stdout
 //! takes its place. So what is added is part of the specification, as CRIU needs it to be: mounts that a later stage
-//! brings in behind the specification's back cannot be dumped. A container without the annotation
-//! `dev.rekindle/enable=true` comes out byte for byte as it went in.
+//! brings in behind the specification's back cannot be dumped. A container whose annotations ask for no GPU comes out byte
+//! for byte as it went in.
+//!
+//! config.json is JSON here and no type of a library (oci-spec's, well kept, know every field of one version of the
+//! specification): what such types do not know would be lost on the way.
 
+mod annotations;
+mod cdi;
+mod daemon;
 mod host;
 mod image;
 mod install;
 mod report;
 mod spec;
+mod stage;
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -23,7 +36,7 @@ use thiserror::Error;
 use self::image::Image;
 
 /// podman's `precreate` hook: reads a container's config.json, writes the one it is to have.
-/// `install` has podman and CRIU find what they need.
+/// `install` has podman, CRIU and engines that know CDI find what they need.
 #[derive(Debug, Parser)]
 #[command(name = "rekindle-oci-hook", version, about)]
 struct Cli {
@@ -47,6 +60,17 @@ struct HostArgs {
 enum Command {
     /// Read config.json from stdin and write the changed one to stdout; what is done without a command too
     Precreate,
+    /// OCI runtimes' stage createRuntime: read a container's state from stdin, check its image, let it use GPUs
+    CreateRuntime {
+        /// A GPU that it may use, by number or UUID, or all; may be repeated [default: what its annotations ask for]
+        #[arg(long, value_name = "GPU")]
+        gpu: Vec<String>,
+    },
+    /// OCI runtimes' stage poststop: read the state of a container that is gone from stdin, and tell the daemon
+    Poststop,
+    /// The specification for engines that know CDI
+    #[command(subcommand)]
+    Cdi(Cdi),
     /// Print the file for /etc/containers/oci/hooks.d that has podman run this program
     HooksJson {
         /// Where this program will be [default: where it is]
@@ -59,8 +83,24 @@ enum Command {
     Uninstall(PlaceArgs),
 }
 
+#[derive(Debug, Subcommand)]
+enum Cdi {
+    /// Write it for the GPUs that the daemon has: podman run --device rekindle.dev/gpu=0
+    Generate {
+        /// The file [default: stdout]
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Where this program will be [default: where it is]
+        #[arg(long, value_name = "PATH")]
+        path: Option<PathBuf>,
+    },
+}
+
 #[derive(Debug, Args)]
 struct PlaceArgs {
+    /// Where engines look for CDI specifications
+    #[arg(long, value_name = "DIR", default_value = "/etc/cdi")]
+    cdi_dir: PathBuf,
     /// podman's folder of hooks
     #[arg(long, value_name = "DIR", default_value = "/etc/containers/oci/hooks.d")]
     hooks_dir: PathBuf,
@@ -78,10 +118,16 @@ struct PlaceArgs {
 /// Why a container cannot be given the interposer.
 #[derive(Debug, Error)]
 enum Error {
-    #[error("cannot read config.json from stdin: {0}")]
+    #[error("cannot read stdin: {0}")]
     Read(io::Error),
     #[error("stdin is no JSON: {0}")]
     Json(serde_json::Error),
+    #[error(transparent)]
+    Annotation(#[from] annotations::AnnotationError),
+    #[error(transparent)]
+    Stage(#[from] stage::StageError),
+    #[error(transparent)]
+    Daemon(#[from] daemon::DaemonError),
     #[error(transparent)]
     Spec(#[from] spec::SpecError),
     #[error(transparent)]
@@ -96,6 +142,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         None | Some(Command::Precreate) => precreate(&cli.host),
+        Some(Command::CreateRuntime { gpu }) => create_runtime(&cli.host, &gpu),
+        Some(Command::Poststop) => poststop(&cli.host),
+        Some(Command::Cdi(Cdi::Generate { output, path })) => generate_cdi(&cli.host, output, path),
         Some(Command::HooksJson { path }) => hooks_json(&cli.host, path),
         Some(Command::Install(args)) => install(&cli.host, args),
         Some(Command::Uninstall(args)) => uninstall(&cli.host, args),
@@ -110,18 +159,48 @@ fn main() -> ExitCode {
 }
 
 fn precreate(args: &HostArgs) -> Result<(), Error> {
-    let mut config = Vec::new();
-    io::stdin().read_to_end(&mut config).map_err(Error::Read)?;
+    let mut config = stdin()?;
     let mut spec = serde_json::from_slice(&config).map_err(Error::Json)?;
-    if spec::wanted(&spec)? {
+    if annotations::gpus(&spec)?.is_some() {
+        annotations::limits(&spec)?;
         let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
         // podman has mounted it, and names it by an absolute path.
         let root = spec::root(&spec, Path::new("/"));
         let image = root.as_deref().map(Image::open).transpose().map_err(spec::SpecError::from)?;
-        spec::add(&mut spec, &provided, image.as_ref())?;
+        spec::add(&mut spec, &provided, &stage_hooks(args, None)?, image.as_ref())?;
         config = spec.to_string().into_bytes();
     }
     io::stdout().write_all(&config).map_err(Error::Write)
+}
+
+fn create_runtime(args: &HostArgs, gpus: &[String]) -> Result<(), Error> {
+    let lib_dir = host::lib_dir(args.lib_dir.as_deref())?;
+    Ok(stage::create_runtime(&stdin()?, gpus, &lib_dir, &args.socket)?)
+}
+
+fn poststop(args: &HostArgs) -> Result<(), Error> {
+    Ok(stage::poststop(&stdin()?, &args.socket)?)
+}
+
+fn generate_cdi(args: &HostArgs, output: Option<PathBuf>, path: Option<PathBuf>) -> Result<(), Error> {
+    let text = cdi(args, path)?;
+    match output {
+        Some(file) => Ok(install::write(&file, &text)?),
+        None => io::stdout().write_all(text.as_bytes()).map_err(Error::Write),
+    }
+}
+
+/// The CDI specification.
+fn cdi(args: &HostArgs, path: Option<PathBuf>) -> Result<String, Error> {
+    let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
+    let gpus = daemon::gpus(&args.socket)?;
+    Ok(format!("{:#}\n", cdi::generate(&provided, &stage_hooks(args, path)?, &gpus)?))
+}
+
+fn stdin() -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    io::stdin().read_to_end(&mut bytes).map_err(Error::Read)?;
+    Ok(bytes)
 }
 
 fn hooks_json(args: &HostArgs, path: Option<PathBuf>) -> Result<(), Error> {
@@ -130,7 +209,8 @@ fn hooks_json(args: &HostArgs, path: Option<PathBuf>) -> Result<(), Error> {
 
 fn install(host: &HostArgs, args: PlaceArgs) -> Result<(), Error> {
     let hook = format!("{:#}\n", hook(host, None)?);
-    say(install::install(&places(host, args)?, &hook)?)
+    let cdi = cdi(host, None).map_err(|error| error.to_string());
+    say(install::install(&places(host, args)?, &hook, cdi)?)
 }
 
 fn uninstall(host: &HostArgs, args: PlaceArgs) -> Result<(), Error> {
@@ -146,29 +226,36 @@ fn places(host: &HostArgs, args: PlaceArgs) -> Result<install::Places, Error> {
         Some(dir) => dir,
         None => host::lib_dir(host.lib_dir.as_deref())?.join("criu"),
     };
-    let PlaceArgs { hooks_dir, criu_conf, criu_plugins, .. } = args;
-    Ok(install::Places { hooks_dir, criu_conf, criu_plugins, plugin_dir })
+    let PlaceArgs { hooks_dir, cdi_dir, criu_conf, criu_plugins, .. } = args;
+    Ok(install::Places { hooks_dir, cdi_dir, criu_conf, criu_plugins, plugin_dir })
 }
 
-/// The file for hooks.d.
-fn hook(args: &HostArgs, path: Option<PathBuf>) -> Result<Value, Error> {
+/// What hooks are told of this host, where it is not as they find it by themselves.
+fn stage_hooks(args: &HostArgs, path: Option<PathBuf>) -> Result<spec::Hooks, Error> {
     let path = match path {
         Some(path) => path,
         None => host::this_program()?,
     };
-    let mut arguments: Vec<OsString> = vec!["rekindle-oci-hook".into(), "precreate".into()];
+    let mut host: Vec<OsString> = Vec::new();
     if let Some(lib_dir) = &args.lib_dir {
-        arguments.extend(["--lib-dir".into(), lib_dir.into()]);
+        host.extend(["--lib-dir".into(), lib_dir.into()]);
     }
     if args.socket.as_os_str() != host::DEFAULT_SOCKET {
-        arguments.extend(["--socket".into(), args.socket.as_os_str().into()]);
+        host.extend(["--socket".into(), args.socket.as_os_str().into()]);
     }
-    let arguments: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
+    let host = host.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    Ok(spec::Hooks { path: path.to_string_lossy().into_owned(), host })
+}
+
+/// The file for hooks.d.
+fn hook(args: &HostArgs, path: Option<PathBuf>) -> Result<Value, Error> {
+    let spec::Hooks { path, host } = stage_hooks(args, path)?;
+    let arguments = ["rekindle-oci-hook", "precreate"].map(str::to_owned).into_iter().chain(host);
     Ok(json!({
         "version": "1.0.0",
-        "hook": { "path": path.to_string_lossy(), "args": arguments },
+        "hook": { "path": path, "args": arguments.collect::<Vec<_>>() },
         // Whatever the value: one that means nothing is then refused, not ignored.
-        "when": { "annotations": { "^dev\\.rekindle/enable$": ".*" } },
+        "when": { "annotations": { "^dev\\.rekindle/(enable|gpus)$": ".*" } },
         "stages": ["precreate"],
     }))
 }

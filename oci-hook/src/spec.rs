@@ -8,13 +8,11 @@ use thiserror::Error;
 use crate::host::{INTERPOSER, Provided};
 use crate::image::{Image, ImageError};
 
-/// The annotation that asks for all this.
-const ENABLE: &str = "dev.rekindle/enable";
-
 /// Where the container finds the interposer.
 const LIB_DIR: &str = "/usr/lib/rekindle";
 /// Where it finds the daemon's socket.
 const SOCKET_DIR: &str = "/run/rekindle";
+const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
 
 /// What is wrong with a config.json.
 #[derive(Debug, Error)]
@@ -23,28 +21,12 @@ pub(crate) enum SpecError {
     Missing { place: &'static str },
     #[error("config.json: {place} is not {expected}")]
     Type { place: &'static str, expected: &'static str },
-    #[error("annotation dev.rekindle/enable is {0:?}: only true and false mean something")]
-    Annotation(String),
     #[error("{0} cannot be mounted: the container has a mount of its own at that place")]
     Taken(String),
     #[error("{0} is no UTF-8, as config.json needs")]
     Path(String),
     #[error(transparent)]
     Image(#[from] ImageError),
-}
-
-/// Whether the container is annotated.
-pub(crate) fn wanted(spec: &Value) -> Result<bool, SpecError> {
-    let spec = spec.as_object().ok_or(SpecError::Type { place: "the whole", expected: "an object" })?;
-    match spec.get("annotations").and_then(|annotations| annotations.get(ENABLE)) {
-        None => Ok(false),
-        Some(Value::String(value)) => match value.as_str() {
-            "true" => Ok(true),
-            "false" => Ok(false),
-            other => Err(SpecError::Annotation(other.into())),
-        },
-        Some(other) => Err(SpecError::Annotation(other.to_string())),
-    }
 }
 
 /// The container's root directory, where config.json says one that is there: relative to `bundle`, as the OCI runtime
@@ -54,9 +36,76 @@ pub(crate) fn root(spec: &Value, bundle: &Path) -> Option<PathBuf> {
     Some(bundle.join(path)).filter(|root| root.is_dir())
 }
 
-/// Adds mounts and environment. Adding them twice is adding them once. A driver library that the image brings is covered
+/// The hooks at the OCI runtime's own stages, which are this program again.
+#[derive(Debug)]
+pub(crate) struct Hooks {
+    /// This program.
+    pub(crate) path: String,
+    /// What it is to be told of this host.
+    pub(crate) host: Vec<String>,
+}
+
+/// The program's name for itself, by which its hooks are found again.
+const PROGRAM: &str = "rekindle-oci-hook";
+const CREATE_RUNTIME: &str = "create-runtime";
+const POSTSTOP: &str = "poststop";
+const GPU: &str = "--gpu";
+
+impl Hooks {
+    /// For `createRuntime`; with the GPUs that the container may use, if annotations do not say them.
+    pub(crate) fn create_runtime(&self, gpus: &[&str]) -> Value {
+        self.hook(CREATE_RUNTIME, gpus.iter().flat_map(|gpu| [GPU, gpu]))
+    }
+
+    /// For `poststop`.
+    pub(crate) fn poststop(&self) -> Value {
+        self.hook(POSTSTOP, [])
+    }
+
+    fn hook<'a>(&'a self, stage: &'a str, more: impl IntoIterator<Item = &'a str>) -> Value {
+        let host = self.host.iter().map(String::as_str);
+        let args: Vec<_> = [PROGRAM, stage].into_iter().chain(more).chain(host).collect();
+        json!({ "path": self.path, "args": args })
+    }
+}
+
+/// The arguments of one of our hooks, those that name GPUs or the others.
+fn is_ours(hook: &Value, stage: &str, with_gpus: bool) -> bool {
+    let args: Vec<_> = hook.get("args").and_then(Value::as_array).into_iter().flatten().map(Value::as_str).collect();
+    args.starts_with(&[Some(PROGRAM), Some(stage)]) && args.contains(&Some(GPU)) == with_gpus
+}
+
+/// Whether CDI's devices have brought hooks of ours.
+pub(crate) fn has_device_hooks(spec: &Value) -> bool {
+    let hooks = spec.get("hooks").and_then(|hooks| hooks.get("createRuntime")).and_then(Value::as_array);
+    hooks.into_iter().flatten().any(|hook| is_ours(hook, CREATE_RUNTIME, true))
+}
+
+/// Where everything is mounted: place, source, more options.
+pub(crate) fn mounts(provided: &Provided) -> [(&'static str, PathBuf, &'static [&'static str]); 2] {
+    // Nothing in the second is a program. A socket on a read-only mount can be connected to.
+    [(LIB_DIR, provided.lib_dir.clone(), &[]), (SOCKET_DIR, provided.socket_dir.clone(), &["noexec"])]
+}
+
+/// Where the interposer finds the daemon.
+pub(crate) fn socket_variable(provided: &Provided) -> String {
+    format!("{SOCKET_VARIABLE}={SOCKET_DIR}/{}", provided.socket_name)
+}
+
+/// The places of the container's mounts.
+pub(crate) fn destinations(spec: &Value) -> Vec<&str> {
+    let mounts = spec.get("mounts").and_then(Value::as_array).into_iter().flatten();
+    mounts.filter_map(|mount| mount.get("destination")?.as_str()).collect()
+}
+
+/// Adds mounts, environment and hooks. Adding them twice is adding them once. A driver library that the image brings is covered
 /// by the interposer, so that a program with a search path of its own finds the interposer too.
-pub(crate) fn add(spec: &mut Value, provided: &Provided, image: Option<&Image>) -> Result<(), SpecError> {
+pub(crate) fn add(
+    spec: &mut Value,
+    provided: &Provided,
+    hooks: &Hooks,
+    image: Option<&Image>,
+) -> Result<(), SpecError> {
     let interposer = provided.lib_dir.join(INTERPOSER);
     let mut drivers = Default::default();
     if let Some(image) = image {
@@ -64,9 +113,9 @@ pub(crate) fn add(spec: &mut Value, provided: &Provided, image: Option<&Image>) 
         drivers = image.drivers(library_path(spec).split(':'));
     }
     let mounts = array(spec, "mounts", "mounts")?;
-    mount(mounts, LIB_DIR, &provided.lib_dir, &[])?;
-    // Nothing there is a program. A socket on a read-only mount can be connected to.
-    mount(mounts, SOCKET_DIR, &provided.socket_dir, &["noexec"])?;
+    for (place, source, more) in self::mounts(provided) {
+        mount(mounts, place, &source, more)?;
+    }
     for driver in drivers {
         let place = driver.to_str().ok_or_else(|| SpecError::Path(driver.to_string_lossy().into()))?;
         mount(mounts, place, &interposer, &[])?;
@@ -75,12 +124,29 @@ pub(crate) fn add(spec: &mut Value, provided: &Provided, image: Option<&Image>) 
     let process = spec.get_mut("process").ok_or(SpecError::Missing { place: "process" })?;
     let env = array(process, "env", "process.env")?;
     prepend(env, "LD_LIBRARY_PATH", LIB_DIR);
-    set(env, "REKINDLE_SOCKET", &format!("{SOCKET_DIR}/{}", provided.socket_name));
+    env.retain(|entry| value(entry, SOCKET_VARIABLE).is_none());
+    env.push(json!(socket_variable(provided)));
+
+    let Some(whole) = spec.as_object_mut() else {
+        return Err(SpecError::Type { place: "the whole", expected: "an object" });
+    };
+    let stages = whole.entry("hooks").or_insert(Value::Null);
+    if stages.is_null() {
+        *stages = json!({});
+    }
+    for (stage, place, name, hook) in [
+        ("createRuntime", "hooks.createRuntime", CREATE_RUNTIME, hooks.create_runtime(&[])),
+        ("poststop", "hooks.poststop", POSTSTOP, hooks.poststop()),
+    ] {
+        let list = array(stages, stage, place)?;
+        list.retain(|it| !is_ours(it, name, false));
+        list.push(hook);
+    }
     Ok(())
 }
 
 /// The image's own LD_LIBRARY_PATH.
-fn library_path(spec: &Value) -> String {
+pub(crate) fn library_path(spec: &Value) -> String {
     let env = spec.get("process").and_then(|process| process.get("env")).and_then(Value::as_array);
     let found = env.and_then(|env| env.iter().find_map(|entry| value(entry, "LD_LIBRARY_PATH")));
     found.unwrap_or_default().to_owned()
@@ -103,21 +169,21 @@ fn field<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Value {
     field
 }
 
-fn mount(mounts: &mut Vec<Value>, destination: &str, source: &Path, more: &[&str]) -> Result<(), SpecError> {
+/// A bind mount, read-only.
+pub(crate) fn bind(destination: &str, source: &Path, more: &[&str]) -> Result<Value, SpecError> {
     let source = source.to_str().ok_or_else(|| SpecError::Path(source.to_string_lossy().into()))?;
+    // Private, as podman's own: CRIU cannot dump a mount whose peers it does not see.
+    let mut options = vec!["rbind", "rprivate", "ro", "nosuid", "nodev"];
+    options.extend(more);
+    Ok(json!({ "destination": destination, "type": "bind", "source": source, "options": options }))
+}
+
+fn mount(mounts: &mut Vec<Value>, destination: &str, source: &Path, more: &[&str]) -> Result<(), SpecError> {
     let at = |mount: &Value| {
         let place = mount.get("destination").and_then(Value::as_str);
         place.is_some_and(|place| Path::new(place) == Path::new(destination))
     };
-    // Private, as podman's own: CRIU cannot dump a mount whose peers it does not see.
-    let mut options = vec!["rbind", "rprivate", "ro", "nosuid", "nodev"];
-    options.extend(more);
-    let ours = json!({
-        "destination": destination,
-        "type": "bind",
-        "source": source,
-        "options": options,
-    });
+    let ours = bind(destination, source, more)?;
     // A container that was exported from another host brings ours of there, with that host's path.
     let like_ours = |there: &Value| ["type", "options"].iter().all(|name| there.get(name) == ours.get(name));
     match mounts.iter_mut().find(|mount| at(mount)) {
@@ -152,11 +218,6 @@ fn prepend(env: &mut Vec<Value>, name: &str, dir: &str) {
     }
 }
 
-fn set(env: &mut Vec<Value>, name: &str, to: &str) {
-    env.retain(|entry| value(entry, name).is_none());
-    env.push(json!(format!("{name}={to}")));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,22 +230,12 @@ mod tests {
         }
     }
 
-    fn annotated() -> Value {
-        json!({ "annotations": { ENABLE: "true" }, "process": {} })
+    fn hooks() -> Hooks {
+        Hooks { path: "/usr/bin/rekindle-oci-hook".to_owned(), host: Vec::new() }
     }
 
-    #[test]
-    fn only_true_asks_for_it() {
-        assert!(wanted(&annotated()).unwrap());
-        assert!(!wanted(&json!({})).unwrap());
-        assert!(!wanted(&json!({ "annotations": null })).unwrap());
-        assert!(!wanted(&json!({ "annotations": { ENABLE: "false" } })).unwrap());
-        assert!(!wanted(&json!({ "annotations": { "dev.rekindle/gpus": "all" } })).unwrap());
-        for odd in [json!("True"), json!("1"), json!(""), json!(true)] {
-            let spec = json!({ "annotations": { ENABLE: odd } });
-            assert!(matches!(wanted(&spec), Err(SpecError::Annotation(_))), "{spec}");
-        }
-        assert!(matches!(wanted(&json!([])), Err(SpecError::Type { .. })));
+    fn plain() -> Value {
+        json!({ "process": {} })
     }
 
     #[test]
@@ -207,30 +258,32 @@ mod tests {
 
     #[test]
     fn twice_is_once() {
-        let mut spec = annotated();
-        add(&mut spec, &provided(), None).unwrap();
+        let mut spec = plain();
+        add(&mut spec, &provided(), &hooks(), None).unwrap();
         let once = spec.clone();
-        add(&mut spec, &provided(), None).unwrap();
+        add(&mut spec, &provided(), &hooks(), None).unwrap();
         assert_eq!(spec, once);
     }
 
     #[test]
     fn an_imported_container_gets_this_hosts_paths() {
-        let mut spec = annotated();
+        let mut spec = plain();
         let mut elsewhere = provided();
         elsewhere.lib_dir = "/srv/old/lib/rekindle".into();
-        add(&mut spec, &elsewhere, None).unwrap();
-        add(&mut spec, &provided(), None).unwrap();
-        let mut fresh = annotated();
-        add(&mut fresh, &provided(), None).unwrap();
+        add(&mut spec, &elsewhere, &hooks(), None).unwrap();
+        add(&mut spec, &provided(), &hooks(), None).unwrap();
+        let mut fresh = plain();
+        add(&mut fresh, &provided(), &hooks(), None).unwrap();
         assert_eq!(spec, fresh);
     }
 
     #[test]
     fn another_mount_in_the_place_is_refused() {
-        let mut spec = annotated();
+        let mut spec = plain();
         spec["mounts"] = json!([{ "destination": "/usr/lib/rekindle/", "source": "/theirs", "type": "bind" }]);
-        assert!(matches!(add(&mut spec, &provided(), None), Err(SpecError::Taken(place)) if place == LIB_DIR));
+        assert!(
+            matches!(add(&mut spec, &provided(), &hooks(), None), Err(SpecError::Taken(place)) if place == LIB_DIR)
+        );
     }
 
     #[test]
@@ -241,7 +294,7 @@ mod tests {
             (json!({ "process": [] }), "config.json: process.env is not an array"),
             (json!({ "process": { "env": "A=1" } }), "config.json: process.env is not an array"),
         ] {
-            let error = add(&mut spec.clone(), &provided(), None).unwrap_err();
+            let error = add(&mut spec.clone(), &provided(), &hooks(), None).unwrap_err();
             assert_eq!(error.to_string(), message);
         }
     }

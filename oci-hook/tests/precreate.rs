@@ -76,6 +76,7 @@ fn an_annotated_container_gets_mounts_and_environment() {
     assert_eq!(output.stderr, b"");
     let got: Value = serde_json::from_slice(&output.stdout).unwrap();
     let expected = golden("changed.json").replace("@HOST@", host.path().to_str().unwrap());
+    let expected = expected.replace("@HOOK@", env!("CARGO_BIN_EXE_rekindle-oci-hook"));
     assert_eq!(got, serde_json::from_str::<Value>(&expected).unwrap());
 
     let again = host.hook(std::str::from_utf8(&output.stdout).unwrap());

@@ -144,6 +144,35 @@ pub enum Request {
         /// Its root, as the asker numbers it.
         pid: i32,
     },
+
+    /// Let a container use GPUs. Only root and the daemon's own user may. What it was given before it keeps; limits that
+    /// are said take the place of others.
+    Grant {
+        /// The container's id.
+        container: String,
+        /// The process that it begins with, as the asker numbers it.
+        pid: i32,
+        /// Which: `all`, numbers as `Status` lists GPUs, or UUIDs (`GPU-...`, which may be cut short).
+        gpus: Vec<String>,
+        /// Of all its processes together.
+        limits: ContainerLimits,
+    },
+    /// A container is gone, and what it was given with it. One that is still there keeps it.
+    Revoke {
+        /// The container's id.
+        container: String,
+    },
+}
+
+/// The most that the processes of one container may have together, where there is a limit.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ContainerLimits {
+    /// Bytes of memory on each GPU.
+    pub device_memory: Option<u64>,
+    /// Bytes of pinned host memory.
+    pub pinned_memory: Option<u64>,
+    /// Processes that use a GPU at a time, each of which has a worker.
+    pub workers: Option<u32>,
 }
 
 /// The daemon's answers.
@@ -197,6 +226,13 @@ pub enum Reply {
     Checked(Vec<CheckInfo>),
     /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
     Rejoined,
+    /// To `Grant`: the UUIDs of all that the container may use now.
+    Granted {
+        /// As `GPU-...`.
+        gpus: Vec<String>,
+    },
+    /// To `Revoke`.
+    Revoked,
 }
 
 /// A dumped socket that the restore connects anew.
@@ -301,6 +337,9 @@ pub struct GpuInfo {
     pub memory: u64,
     /// Where it is.
     pub pci_bus_id: String,
+    /// As `GPU-...`.
+    #[serde(default)]
+    pub uuid: String,
 }
 
 /// What the daemon asks of a worker, one at a time, each but `Cancel` and `Alive` answered by a [`WorkerReply`].

@@ -15,6 +15,7 @@
 //! - [`window`]: the addresses that device and pinned memory take on both sides
 //! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
+//! - [`gpus`]: how GPUs are named
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
@@ -26,6 +27,7 @@ pub mod command;
 pub mod control;
 pub mod frame;
 pub mod futex;
+pub mod gpus;
 pub mod layout;
 pub mod reply;
 pub mod ring;
@@ -34,7 +36,7 @@ pub mod window;
 use rekindle_cuda_abi::{generate, table};
 
 /// The version of everything in this crate. Parts of different versions refuse each other, naming both.
-pub const WIRE_VERSION: u32 = 2;
+pub const WIRE_VERSION: u32 = 3;
 
 /// Changes with the table of driver calls, whose line numbers are call numbers on the ring.
 pub const TABLE_FINGERPRINT: u64 = generate::fingerprint(table::TEXT);

@@ -21,6 +21,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use super::clients::{Client, ClientState, PendingGuard};
+use super::grants::GrantError;
 use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
@@ -43,6 +44,10 @@ pub(crate) enum AttachError {
     Setting(String),
     #[error("{0} processes use the GPUs already, and the daemon's configuration allows no more (pool.max)")]
     Full(usize),
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    #[error("{used} processes of its container use GPUs already, and it was given {max} workers")]
+    ContainerFull { used: usize, max: u32 },
     #[error(transparent)]
     Pool(#[from] PoolError),
     #[error("its worker could not serve it: {0}")]
@@ -99,9 +104,11 @@ fn hand_over(
     {
         return Err(AttachError::Full(max));
     }
-    let worker = daemon.pool.take(&attach.settings)?;
+    let allowed = daemon.grants.of(process)?;
+    pending.sit_in(&allowed).map_err(|(used, max)| AttachError::ContainerFull { used, max })?;
+    let worker = daemon.pool.take(&attach.settings, allowed.gpus())?;
     // From here on the worker is this client's: whatever goes wrong, it is not used for another.
-    let client = Client::new(process, attach.clone(), Arc::clone(&worker), ClientState::Running);
+    let client = Client::new(process, attach.clone(), allowed, Arc::clone(&worker), ClientState::Running);
     while !pending.admit(&client, &process::ancestry(process.pid)) {
         daemon.registry.wait(HELD_LOOK);
         if sys::is_hung_up(stream) {

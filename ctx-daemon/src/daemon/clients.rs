@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rekindle_wire::attach::Attach;
 
+use super::grants::Allowed;
 use super::process::Process;
 use super::worker::Worker;
 use super::{lock, wait_timeout};
@@ -24,6 +25,8 @@ pub(crate) struct Client {
     pub(crate) process: Process,
     /// What it said; for a restored process, what it would say now.
     pub(crate) attach: Attach,
+    /// What it may use.
+    pub(crate) allowed: Allowed,
     pub(crate) worker: Arc<Worker>,
     state: AtomicU8,
 }
@@ -54,8 +57,14 @@ impl ClientState {
 
 impl Client {
     /// A client in this state.
-    pub(crate) fn new(process: Process, attach: Attach, worker: Arc<Worker>, state: ClientState) -> Arc<Self> {
-        Arc::new(Self { process, attach, worker, state: AtomicU8::new(state as u8) })
+    pub(crate) fn new(
+        process: Process,
+        attach: Attach,
+        allowed: Allowed,
+        worker: Arc<Worker>,
+        state: ClientState,
+    ) -> Arc<Self> {
+        Arc::new(Self { process, attach, allowed, worker, state: AtomicU8::new(state as u8) })
     }
 
     /// What is being done with it.
@@ -90,6 +99,8 @@ pub(crate) struct Pending {
     pub(crate) attach: Option<Attach>,
     /// It counts as a client, of which there may be so many.
     pub(crate) seated: bool,
+    /// What it may use, once that is known.
+    pub(crate) allowed: Allowed,
 }
 
 /// All of them.
@@ -154,7 +165,7 @@ impl Registry {
     pub(crate) fn connected(self: &Arc<Self>, process: Process) -> PendingGuard {
         let mut inner = lock(&self.inner);
         let number = inner.number();
-        inner.pending.insert(number, Pending { process, attach: None, seated: false });
+        inner.pending.insert(number, Pending { process, attach: None, seated: false, allowed: Allowed::default() });
         PendingGuard { registry: Arc::clone(self), number }
     }
 
@@ -239,6 +250,26 @@ impl PendingGuard {
             }
             _ => false,
         }
+    }
+
+    /// Keeps a place for it among the clients of its container, of which it may have so many; if there is none, how many
+    /// there are and may be.
+    pub(crate) fn sit_in(&self, allowed: &Allowed) -> Result<(), (usize, u32)> {
+        let mut inner = lock(&self.registry.inner);
+        if let Some(max) = allowed.limits().workers {
+            // One that has executed another program, or has ended, is about to lose its worker.
+            let own = inner.pending.get(&self.number).map(|it| it.process);
+            let stays = |it: &&Arc<Client>| Some(it.process) != own && it.process.is_alive();
+            let clients = inner.clients.iter().filter(|it| it.allowed.is_with(allowed)).filter(stays).count();
+            let taken = clients + inner.pending.values().filter(|it| it.allowed.is_with(allowed)).count();
+            if taken >= usize::try_from(max).unwrap_or(usize::MAX) {
+                return Err((taken, max));
+            }
+        }
+        if let Some(pending) = inner.pending.get_mut(&self.number) {
+            pending.allowed = allowed.clone();
+        }
+        Ok(())
     }
 
     /// It becomes a client, unless its tree is being dumped. `ancestry` is the process and all above it.

@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, check, dump, list, lock, restore, takeover, thread, wait_timeout};
+use super::{Daemon, attach, check, dump, grants, list, lock, restore, takeover, thread, wait_timeout};
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
 const MAX_CONNECTIONS: usize = 1024;
@@ -123,6 +123,7 @@ impl Drop for Slot {
 }
 
 fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
+    daemon.grants.collect();
     let (peer, process) = match peer(&stream) {
         Ok(peer) => peer,
         Err(error) => return debug!(%error, "a connection whose process is gone"),
@@ -177,6 +178,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             reply(&stream, &check::check(daemon, peer, pid));
         }
+        Request::Grant { container, pid, gpus, limits } => {
+            drop(pending);
+            reply(&stream, &grants::grant(daemon, peer, &container, pid, &gpus, limits));
+        }
+        Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, peer, &container)),
         Request::Pause { .. } | Request::Restore if !is_operator(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason = "only root, and the user that rekindled runs as, may dump and restore";
@@ -214,7 +220,13 @@ fn peer(stream: &UnixStream) -> std::io::Result<(Credentials, Process)> {
         // In a pid namespace that is not below ours. It is told when it says what it wants.
         return Ok((peer, Process { pid: 0, start: 0 }));
     }
-    Ok((peer, Process::with_pid(peer.pid)?))
+    // The number may be another's by now; the descriptor is of the process that connected.
+    let pidfd = sys::peer_pidfd(stream.as_fd(), peer.pid)?;
+    let process = Process::with_pid(peer.pid)?;
+    match sys::wait_readable([pidfd.as_fd()], Some(Duration::ZERO))? {
+        [false] => Ok((peer, process)),
+        [true] => Err(std::io::ErrorKind::NotFound.into()),
+    }
 }
 
 /// A process that CRIU has stopped cannot speak: it has time until its dump is over.

@@ -5,6 +5,7 @@ use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Device;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{CallInfo, ClientInfo, GpuInfo, Reply, StatusInfo};
+use rekindle_wire::gpus;
 
 use super::clients::Client;
 use super::lost::Lost;
@@ -92,7 +93,12 @@ fn info(pid: i32, client: &Client) -> ClientInfo {
 pub(crate) fn status(daemon: &Daemon) -> Reply {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (problem, seen) = daemon.pool.health();
-    let gpu = |it: &Device| GpuInfo { name: it.name.clone(), memory: it.memory, pci_bus_id: it.pci_bus_id.clone() };
+    let gpu = |it: &Device| GpuInfo {
+        name: it.name.clone(),
+        memory: it.memory,
+        pci_bus_id: it.pci_bus_id.clone(),
+        uuid: gpus::name(&it.uuid),
+    };
     Reply::Status(StatusInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         wire: WIRE_VERSION,

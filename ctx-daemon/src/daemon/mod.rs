@@ -5,6 +5,7 @@
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
 //!                each)       ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker whose daemon is gone
+//!                            ├─ grant, revoke ── grants                    what containers may use
 //!                            └─ list, status, calls, check
 //! ```
 //!
@@ -16,6 +17,7 @@ mod check;
 mod clients;
 mod connection;
 mod dump;
+mod grants;
 mod list;
 mod listener;
 mod lost;
@@ -42,6 +44,7 @@ use tracing::info;
 
 use self::clients::Registry;
 use self::connection::Connections;
+use self::grants::Grants;
 use self::listener::{ListenError, Listener};
 use self::lost::LostWorkers;
 use self::pool::Pool;
@@ -61,6 +64,7 @@ pub(crate) struct Daemon {
     lost: Arc<LostWorkers>,
     restores: Restores,
     sandbox: Sandbox,
+    grants: Grants,
     connections: Connections,
     stopping: AtomicBool,
 }
@@ -101,6 +105,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         lost: Arc::default(),
         restores: Restores::default(),
         sandbox,
+        grants: Grants::load(&config.state_dir, config.grants_required),
         connections: Connections::default(),
         stopping: AtomicBool::new(false),
         config,

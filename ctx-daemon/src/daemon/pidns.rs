@@ -82,6 +82,26 @@ impl PidView {
     }
 }
 
+/// The daemon's own namespace.
+pub(crate) fn own() -> io::Result<Identity> {
+    identity(File::open("/proc/self/ns/pid")?.into())
+}
+
+/// The namespace of a process, the one that this is in, and so on up to the daemon's.
+pub(crate) fn chain(pid: i32) -> io::Result<Vec<Identity>> {
+    let own = own()?;
+    let mut at = namespace(pid)?;
+    let mut found = Vec::new();
+    loop {
+        let namespace = identity(at.try_clone()?)?;
+        found.push(namespace);
+        if namespace == own {
+            return Ok(found);
+        }
+        at = sys::parent_pid_namespace(at.as_fd())?;
+    }
+}
+
 /// The innermost pid namespace of a process.
 fn namespace(pid: i32) -> io::Result<OwnedFd> {
     File::open(format!("/proc/{pid}/ns/pid")).map(OwnedFd::from)

@@ -17,10 +17,12 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::attach::Attached;
+use rekindle_wire::attach::{Attached, Device};
+use rekindle_wire::gpus;
 use thiserror::Error;
 use tracing::{error, info};
 
+use super::grants::Uuid;
 use super::spawn::{Settings, SpawnError, Spawner};
 use super::worker::Worker;
 use super::{lock, thread, wait, wait_timeout};
@@ -36,6 +38,9 @@ const BACK_OFF_WANTED: Duration = Duration::from_secs(1);
 const STARTING_MAX: usize = 8;
 /// Slow ones that are replaced.
 const SLOW_MAX: usize = 4;
+
+/// The driver shows a process these GPUs only, in this order, and numbers them anew.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Why there is no worker to be had.
 #[derive(Clone, Debug, Error)]
@@ -118,16 +123,50 @@ impl Pool {
         (state.failure.as_ref().map(|it| it.reason.clone()).or_else(slow), state.seen.clone())
     }
 
+    /// The GPUs that workers see, in their order. Waits until one has come up, or says why none does.
+    pub(crate) fn devices(&self) -> Result<Vec<Device>, PoolError> {
+        let patience = self.spawner.timeout() + TAKE_SLACK;
+        let deadline = Instant::now() + patience;
+        let mut state = lock(&self.state);
+        let asked = state.begun;
+        state.wanted += 1;
+        self.changed.notify_all();
+        let result = loop {
+            if let Some(seen) = &state.seen {
+                break Ok(seen.devices.clone());
+            }
+            if state.closed {
+                break Err(PoolError::Closed);
+            }
+            if let Some(failure) = &state.failure
+                && failure.attempt > asked
+                && state.starting == 0
+            {
+                break Err(PoolError::Failed(failure.reason.clone()));
+            }
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                break Err(PoolError::Timeout(patience));
+            };
+            state = wait_timeout(&self.changed, state, left);
+        };
+        state.wanted -= 1;
+        self.changed.notify_all();
+        result
+    }
+
     /// How many are ready.
     pub(crate) fn spare(&self) -> usize {
         lock(&self.state).ready.len()
     }
 
-    /// A worker for a client with these settings. Contexts are made by the settings of the environment, so for any but
-    /// the usual a worker is started on demand.
-    pub(crate) fn take(&self, settings: &Settings) -> Result<Arc<Worker>, PoolError> {
-        if !settings.is_empty() {
-            let spawned = self.spawner.spawn(settings, || ());
+    /// A worker for a client with these settings that sees these GPUs, or all. Contexts are made by the settings of the
+    /// environment, so for any but the usual a worker is started on demand.
+    pub(crate) fn take(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
+        if !settings.is_empty() || gpus.is_some() {
+            let mut settings = settings.clone();
+            let names = gpus.map(|uuids| uuids.iter().map(gpus::name).collect::<Vec<_>>().join(","));
+            settings.extend(names.map(|names| (VISIBLE_DEVICES.to_owned(), names)));
+            let spawned = self.spawner.spawn(&settings, || ());
             return spawned.map_err(|error| PoolError::Failed(error.to_string()));
         }
         let patience = self.spawner.timeout() + TAKE_SLACK;

@@ -31,6 +31,23 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
     Ok(Credentials { pid: found.pid, uid: found.uid })
 }
 
+/// A descriptor of the process that made the other end. Before Linux 6.5 it is one of whoever has its pid now.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: i32) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: i32 = 77;
+    let mut found: RawFd = -1;
+    let mut length = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into the local.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut found).cast(), &raw mut length)
+    };
+    match check(result) {
+        // SAFETY: new, and owned here.
+        Ok(_) => Ok(unsafe { OwnedFd::from_raw_fd(found) }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => pidfd_open(pid),
+        Err(error) => Err(error),
+    }
+}
+
 /// The seals of a memfd. Other files have none, and it is an error.
 pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<i32> {
     // SAFETY: no pointers.

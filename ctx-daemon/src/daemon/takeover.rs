@@ -84,10 +84,12 @@ fn take_over(
     if daemon.registry.clients().iter().any(same) {
         return Err(TakeoverError::HasAnother);
     }
+    // It has its worker already. What its container may still have is what it was given, or nothing.
+    let allowed = daemon.grants.of(process).unwrap_or_default();
     frame::send(&stream, &Reply::Rejoined, &[], &[])?;
     let worker = Worker::new(peer.pid, None, attached, stream)?;
     let state = ClientState::Running;
-    let client = Client::new(process, attach, Arc::clone(&worker), state);
+    let client = Client::new(process, attach, allowed, Arc::clone(&worker), state);
     daemon.registry.add(client);
     attach::forget_when_dead(daemon, &worker);
     // It has opened its ring when its daemon went; if it has not, its client would hang.
@@ -97,7 +99,7 @@ fn take_over(
 
 /// Whether a process is in the daemon's pid and user namespaces. Not the mount namespace: an init system gives each start
 /// of a service a new one.
-fn is_neighbour(pid: i32) -> bool {
+pub(crate) fn is_neighbour(pid: i32) -> bool {
     // By the number of its pids, which can be seen of workers although they are not dumpable.
     let depth = |pid| process::namespace_pids(pid).ok().map(|pids| pids.len());
     let own = i32::try_from(std::process::id()).ok().and_then(depth);

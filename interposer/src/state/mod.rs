@@ -8,6 +8,7 @@ pub(crate) mod memory;
 pub(crate) mod streams;
 
 use rekindle_wire::attach::Device;
+use rekindle_wire::gpus;
 
 /// The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order: ordinals or UUID prefixes, up to the first that names
 /// none, as the driver reads it.
@@ -21,11 +22,7 @@ pub(crate) fn visible_devices(devices: &[Device]) -> Vec<usize> {
 fn visible(list: &str, devices: &[Device]) -> Vec<usize> {
     let mut visible = Vec::new();
     for word in list.split(',').map(str::trim) {
-        let found = match word.parse::<usize>() {
-            Ok(ordinal) => (ordinal < devices.len()).then_some(ordinal),
-            Err(_) => by_uuid(word, devices),
-        };
-        match found {
+        match gpus::find(word, devices) {
             Some(device) if !visible.contains(&device) => visible.push(device),
             // The driver takes a repetition as a reason to show nothing.
             Some(_) => return Vec::new(),
@@ -33,24 +30,6 @@ fn visible(list: &str, devices: &[Device]) -> Vec<usize> {
         }
     }
     visible
-}
-
-fn by_uuid(word: &str, devices: &[Device]) -> Option<usize> {
-    let wanted = word.strip_prefix("GPU-")?.to_ascii_lowercase();
-    let mut matches = devices.iter().enumerate().filter(|(_, d)| uuid_text(&d.uuid).starts_with(&wanted));
-    let first = matches.next()?.0;
-    matches.next().is_none().then_some(first)
-}
-
-fn uuid_text(uuid: &[u8; 16]) -> String {
-    let mut text = String::new();
-    for (i, byte) in uuid.iter().enumerate() {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
 }
 
 #[cfg(test)]

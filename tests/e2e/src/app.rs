@@ -244,7 +244,7 @@ impl Drop for App {
 }
 
 /// Programs without the option by which all others say how far they are.
-const WITHOUT_PROGRESS: [&str; 5] = ["counter", "bad", "firstkernel", "micro", "never"];
+const WITHOUT_PROGRESS: [&str; 6] = ["counter", "bad", "firstkernel", "micro", "never", "visible"];
 
 /// Whether a program can say how far it is.
 pub(crate) fn says_progress(name: &str) -> bool {

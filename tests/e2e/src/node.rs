@@ -94,10 +94,16 @@ impl Node {
 
     /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. Waits for its turn.
     pub fn at_default_socket() -> Result<Self> {
+        Self::at_default_socket_with("")
+    }
+
+    /// As [`Node::at_default_socket`], with a configuration of the daemon.
+    pub fn at_default_socket_with(configuration: &str) -> Result<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         let mut node = Self::without_daemon()?;
         node.turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
         node.socket = "/run/rekindle/rekindled.sock".into();
+        node.configuration = configuration.to_owned();
         node.start_daemon(&[])?;
         Ok(node)
     }

@@ -14,6 +14,8 @@ use crate::{Node, Result, stage};
 
 /// The image of all containers here: a shell and a C library.
 const IMAGE: &str = "rekindle-e2e";
+/// Of this test's: `enter` makes the folder anew.
+const CDI_FILE: &str = "/etc/cdi/rekindle.json";
 /// Where containers see the programs of `tests/apps`.
 const APPS: &str = "/apps";
 
@@ -38,6 +40,17 @@ impl Podman {
         let podman = Self { hooks, containers: RefCell::default() };
         podman.make_image()?;
         Ok(podman)
+    }
+
+    /// Writes the CDI specification for the daemon's GPUs to where podman looks for it.
+    pub fn generate_cdi(&self) -> Result<String> {
+        fs::create_dir_all("/etc/cdi")?;
+        let mut command = Command::new(stage::program("rekindle-oci-hook")?);
+        stage::clean_environment(&mut command);
+        command.arg("--lib-dir").arg(stage::interposer()?).args(["cdi", "generate", "--output", CDI_FILE]);
+        let output = command.output()?;
+        ensure!(output.status.success(), "cdi generate: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(fs::read_to_string(CDI_FILE)?)
     }
 
     /// Runs a program of `tests/apps` in a container with these options of `podman run` beside those that are needed here.
@@ -115,6 +128,21 @@ impl Podman {
             ensure!(!self.has_ended(name)?, "container {name} has ended: {log}");
             Ok(log.lines().find_map(|line| line.strip_prefix(beginning)).map(|rest| rest.trim().to_owned()))
         })
+    }
+
+    /// Waits for a container's successful end, and returns what it said.
+    pub fn output(&self, name: &str) -> Result<String> {
+        let code = self.exit_code(name)?;
+        let said = self.call(&["logs", name])?;
+        ensure!(code == 0, "container {name} ended with {code}: {said}");
+        Ok(said)
+    }
+
+    /// What a container's programs have said on stderr.
+    pub fn errors(&self, name: &str) -> Result<String> {
+        let output = self.shell(CALL, &["logs", name])?;
+        ensure!(output.status.success(), "podman logs {name} ended with {}", output.status);
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// Waits for a container's end, and returns its exit code.

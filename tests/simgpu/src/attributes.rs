@@ -54,7 +54,8 @@ pub(crate) fn pci(device: usize) -> [i32; 3] {
 /// An attribute's value, `None` for one that driver 580 does not know.
 pub(crate) fn value(attribute: u32, device: CUdevice) -> Option<i32> {
     let known = *HOPPER.get(attribute as usize).filter(|_| attribute != 0)?;
-    let [domain, bus, slot] = pci(device as usize);
+    let number = crate::device::device(device).map_or(device as usize, |it| it.number);
+    let [domain, bus, slot] = pci(number);
     let (major, minor) = config().capability;
     Some(match attribute {
         16 => MULTIPROCESSORS as i32,

@@ -3,6 +3,7 @@
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `SIMGPU_DEVICES` | how many devices there are | 2 |
+//! | `CUDA_VISIBLE_DEVICES` | which of them there are for this process, and in which order: numbers or UUIDs | all |
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
@@ -16,8 +17,8 @@ use std::sync::OnceLock;
 /// What the environment said when it was first asked for.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// How many devices there are.
-    pub(crate) devices: usize,
+    /// The devices, by their numbers among all that there are.
+    pub(crate) devices: Vec<usize>,
     /// Bytes of memory of each.
     pub(crate) memory: u64,
     /// Bytes a second of a copy between device and host.
@@ -46,8 +47,12 @@ pub(crate) fn config() -> &'static Config {
 impl Config {
     fn read(get: impl Fn(&str) -> Option<String>) -> Self {
         let number = |name: &str| get(name).and_then(|text| text.trim().parse::<usize>().ok());
+        let devices = number("SIMGPU_DEVICES").unwrap_or(2).min(MAX_DEVICES);
         Self {
-            devices: number("SIMGPU_DEVICES").unwrap_or(2).min(MAX_DEVICES),
+            devices: match get("CUDA_VISIBLE_DEVICES") {
+                Some(list) => visible(&list, devices),
+                None => (0..devices).collect(),
+            },
             memory: get("SIMGPU_MEMORY").and_then(|t| bytes(&t)).unwrap_or(4 << 30),
             copy_rate: get("SIMGPU_COPY_GBPS")
                 .and_then(|t| t.trim().parse::<f64>().ok())
@@ -60,6 +65,39 @@ impl Config {
             log: get("SIMGPU_LOG").is_some_and(|t| !t.is_empty() && t != "0"),
         }
     }
+}
+
+/// The devices that a list names, up to the first word that names none; none at all if one is named twice.
+fn visible(list: &str, count: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let by_number = word.parse().ok().filter(|number| *number < count);
+        let by_uuid = || {
+            let of = |number: &usize| word.len() > "GPU-".len() && uuid_text(*number).starts_with(word);
+            let mut matches = (0..count).filter(of);
+            matches.next().filter(|_| matches.next().is_none())
+        };
+        let Some(number) = by_number.or_else(by_uuid) else { break };
+        if found.contains(&number) {
+            return Vec::new();
+        }
+        found.push(number);
+    }
+    found
+}
+
+/// A device's UUID as it is named in that list.
+fn uuid_text(number: usize) -> String {
+    let digits: String = uuid(number).iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
+    format!("GPU-{}", parts.join("-"))
+}
+
+/// The UUID of the device with that number of all that there are.
+pub(crate) fn uuid(number: usize) -> [u8; 16] {
+    let mut uuid = *b"rekindle-simgpu\0";
+    uuid[15] = number as u8;
+    uuid
 }
 
 fn bytes(text: &str) -> Option<u64> {
@@ -95,9 +133,20 @@ mod tests {
     #[test]
     fn defaults_hold_where_nothing_or_nonsense_is_said() {
         for config in [Config::read(|_| None), Config::read(|_| Some("x".into()))] {
-            assert_eq!((config.devices, config.memory, config.capability), (2, 4 << 30, (9, 0)));
+            assert_eq!((config.memory, config.capability), (4 << 30, (9, 0)));
             assert!(config.copy_rate.is_none());
         }
+    }
+
+    #[test]
+    fn a_process_sees_the_devices_that_its_list_names() {
+        let second = "GPU-72656b69-6e64-6c65-2d73-696d67707501";
+        assert_eq!(uuid_text(1), second);
+        assert_eq!(visible(&format!("{second},0"), 3), [1, 0]);
+        assert_eq!(visible("2,7,0", 3), [2]);
+        assert!(visible("GPU-72656b69", 3).is_empty(), "it may be any of them");
+        assert!(visible("1,1", 3).is_empty());
+        assert!(visible("", 3).is_empty());
     }
 
     #[test]

@@ -25,6 +25,8 @@ const INTERNAL_HEAPS: u64 = 0x1400_0000_0000;
 pub(crate) struct Device {
     /// Its number.
     pub(crate) ordinal: usize,
+    /// Its number among all that there are, also those that this process does not see.
+    pub(crate) number: usize,
     /// Bytes of memory.
     pub(crate) memory: u64,
     used: AtomicU64,
@@ -67,7 +69,7 @@ static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 
 /// Makes the devices, once.
 pub(crate) fn create() -> &'static [Device] {
-    DEVICES.get_or_init(|| (0..config().devices).map(Device::new).collect())
+    DEVICES.get_or_init(|| config().devices.iter().enumerate().map(|(at, number)| Device::new(at, *number)).collect())
 }
 
 /// All devices; none before `cuInit`.
@@ -82,10 +84,11 @@ pub(crate) fn device(ordinal: CUdevice) -> Result<&'static Device> {
 }
 
 impl Device {
-    fn new(ordinal: usize) -> Self {
+    fn new(ordinal: usize, number: usize) -> Self {
         let window = |first: u64| Heap::new(first + ordinal as u64 * WINDOW / 16);
         Self {
             ordinal,
+            number,
             memory: config().memory,
             used: AtomicU64::new(0),
             peers: AtomicU64::new(0),
@@ -99,14 +102,12 @@ impl Device {
 
     /// Its UUID, the same in every process.
     pub(crate) fn uuid(&self) -> [u8; 16] {
-        let mut uuid = *b"rekindle-simgpu\0";
-        uuid[15] = self.ordinal as u8;
-        uuid
+        crate::config::uuid(self.number)
     }
 
     /// Its PCI address: domain, bus, device.
     pub(crate) fn pci(&self) -> [i32; 3] {
-        attributes::pci(self.ordinal)
+        attributes::pci(self.number)
     }
 
     /// Takes memory, if there is enough.

@@ -261,7 +261,7 @@ mod tests {
     fn a_process_without_a_worker_has_a_record_without_a_ring() {
         let process = Process { pid: 7, start: 1 };
         let attach = None;
-        let pending = Pending { process, attach, seated: false };
+        let pending = Pending { process, attach, seated: false, allowed: Default::default() };
         let unattached = Unattached::new(&pending, Path::new("/run/s"));
         let sockets = [(Whose::Unattached(unattached), 31)];
         let now = Instant::now();

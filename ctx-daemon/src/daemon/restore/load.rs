@@ -23,7 +23,7 @@ pub(super) fn take_workers(daemon: &Daemon, image: &Image) -> Result<Vec<Arc<Wor
                 let settings = record.settings.iter();
                 let settings = settings.map(|it| (it.name.clone(), it.value.clone()));
                 let settings = settings.collect();
-                scope.spawn(move || daemon.pool.take(&settings))
+                scope.spawn(move || daemon.pool.take(&settings, None))
             })
             .collect();
         let gone = |_| Err(PoolError::Failed("a thread of the daemon's is gone".into()));

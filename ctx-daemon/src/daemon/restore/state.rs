@@ -296,6 +296,7 @@ impl Restore {
         let client = Client::new(
             process,
             attach_of(&restored.record, reattached.cookie),
+            daemon.grants.of(process).unwrap_or_default(),
             Arc::clone(&restored.worker),
             ClientState::Restoring,
         );

@@ -1,0 +1,139 @@
+//! A container, and how its processes are told from others.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rekindle_wire::control::ContainerLimits;
+use serde::{Deserialize, Serialize};
+
+use super::super::pidns::{self, Identity};
+use super::super::process::Process;
+use super::super::sys;
+
+/// As `cuDeviceGetUuid` has it.
+pub(crate) type Uuid = [u8; 16];
+
+/// A container that was given GPUs.
+#[derive(Debug)]
+pub(crate) struct Container {
+    /// As its engine names it.
+    pub(crate) id: String,
+    /// The process that it began with. With it the pid namespace ends, and what it was given.
+    pub(super) first: Process,
+    /// That process, however its pid is used later.
+    pub(super) process: OwnedFd,
+    pub(super) place: Place,
+    /// In the daemon's order; none for all.
+    pub(crate) gpus: Option<Vec<Uuid>>,
+    pub(crate) limits: ContainerLimits,
+}
+
+impl Container {
+    /// Whether it is still there.
+    pub(super) fn is_there(&self) -> bool {
+        // A pidfd can be read when its process has ended.
+        matches!(sys::wait_readable([self.process.as_fd()], Some(Duration::ZERO)), Ok([false]))
+    }
+
+    /// Adds what it had been given before.
+    pub(super) fn add(&mut self, before: &Self) {
+        self.gpus = match (self.gpus.take(), &before.gpus) {
+            (Some(mut gpus), Some(more)) => {
+                gpus.extend(more.iter().filter(|it| !gpus.contains(it)).copied().collect::<Vec<_>>());
+                Some(gpus)
+            }
+            _ => None,
+        };
+        let ContainerLimits { device_memory, pinned_memory, workers } = before.limits;
+        self.limits = ContainerLimits {
+            device_memory: self.limits.device_memory.or(device_memory),
+            pinned_memory: self.limits.pinned_memory.or(pinned_memory),
+            workers: self.limits.workers.or(workers),
+        };
+    }
+}
+
+/// Where a process is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// Its pid namespace, the one that this is in, and so on up to the daemon's.
+    pub(super) namespaces: Vec<Identity>,
+    pub(super) cgroups: Cgroups,
+}
+
+impl Place {
+    /// Where this very process is, and not one that has its pid by now.
+    pub(super) fn of(process: Process) -> io::Result<Self> {
+        let namespaces = pidns::chain(process.pid)?;
+        let cgroups = Cgroups::parse(&std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid))?);
+        // Everything above was of it if it is there still: pids are used again only after their process is gone.
+        if !process.is_alive() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(Self { namespaces, cgroups })
+    }
+}
+
+/// Its cgroup in each hierarchy, as the daemon sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Cgroups(BTreeMap<String, String>);
+
+impl Cgroups {
+    /// The lines of `/proc/PID/cgroup`: number, controllers, path.
+    fn parse(text: &str) -> Self {
+        let line = |line: &str| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+        };
+        Self(text.lines().filter_map(line).collect())
+    }
+
+    /// Whether a process with those cgroups is in these, in every hierarchy.
+    pub(super) fn hold(&self, those: &Self) -> bool {
+        self.0.iter().all(|(hierarchy, own)| {
+            let Some(rest) = those.0.get(hierarchy).and_then(|it| it.strip_prefix(own.trim_end_matches('/'))) else {
+                return false;
+            };
+            rest.is_empty() || rest.starts_with('/')
+        })
+    }
+
+    /// How far below the top they are; 0 where they tell nothing.
+    pub(super) fn depth(&self) -> usize {
+        let depth = |path: &String| path.split('/').filter(|it| !it.is_empty()).count();
+        self.0.values().map(depth).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroup_holds_itself_and_what_is_below() {
+        let of = Cgroups::parse;
+        let container = of("0::/libpod_parent/libpod-1\n");
+        assert!(container.hold(&of("0::/libpod_parent/libpod-1\n")));
+        assert!(container.hold(&of("0::/libpod_parent/libpod-1/inner\n")));
+        assert!(!container.hold(&of("0::/libpod_parent/libpod-12\n")));
+        assert!(!container.hold(&of("0::/libpod_parent\n")));
+        assert!(!container.hold(&of("")));
+        // All hierarchies count.
+        let both = of("4:memory:/a:b\n0::/x\n");
+        assert!(both.hold(&of("4:memory:/a:b/c\n0::/x\n")));
+        assert!(!both.hold(&of("4:memory:/other\n0::/x\n")));
+        assert_eq!((both.depth(), of("0::/\n").depth()), (1, 0));
+        assert!(of("0::/\n").hold(&container));
+    }
+
+    #[test]
+    fn a_process_is_where_it_is_as_long_as_it_is_there() {
+        let own = Process::with_pid(std::process::id() as i32).unwrap();
+        let place = Place::of(own).unwrap();
+        assert_eq!(place.namespaces, [pidns::own().unwrap()]);
+        let later = Process { start: own.start + 1, ..own };
+        assert!(Place::of(later).is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! What containers were given, in files: a daemon that is started anew knows it again.
+//!
+//! One file to a container, in a folder that is the daemon's user's alone and that no container sees. What it says holds
+//! as long as the process that it names is there, started at the moment and in the namespaces that it names.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rekindle_wire::control::ContainerLimits;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::super::process::Process;
+use super::super::sys;
+use super::container::{Container, Place, Uuid};
+
+/// Of the files' content.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    version: u32,
+    /// Of the machine's start: process numbers and namespaces mean nothing after the next.
+    boot: String,
+    container: String,
+    pid: i32,
+    start: u64,
+    place: Place,
+    gpus: Option<Vec<Uuid>>,
+    device_memory: Option<u64>,
+    pinned_memory: Option<u64>,
+    workers: Option<u32>,
+}
+
+/// Writes a container's file, whole or not at all.
+pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let ContainerLimits { device_memory, pinned_memory, workers } = container.limits;
+    let kept = Kept {
+        version: VERSION,
+        boot: boot()?,
+        container: container.id.clone(),
+        pid: container.first.pid,
+        start: container.first.start,
+        place: container.place.clone(),
+        gpus: container.gpus.clone(),
+        device_memory,
+        pinned_memory,
+        workers,
+    };
+    let path = path(dir, container);
+    let new = path.with_extension("new");
+    fs::write(&new, serde_json::to_vec(&kept)?)?;
+    fs::rename(new, path)
+}
+
+/// Removes a container's file.
+pub(super) fn forget(dir: &Path, container: &Container) {
+    let path = path(dir, container);
+    if let Err(error) = fs::remove_file(&path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        warn!("cannot remove {}: {error}", path.display());
+    }
+}
+
+/// The containers that are still there. Files of others are removed.
+pub(super) fn load(dir: &Path) -> Vec<Container> {
+    match fs::metadata(dir) {
+        Ok(about) if about.uid() == sys::own_uid() && about.mode() & 0o022 == 0 => {}
+        Ok(_) => {
+            warn!("{} is another's, or others may write to it: nothing in it counts", dir.display());
+            return Vec::new();
+        }
+        Err(_) => return Vec::new(),
+    }
+    let (Ok(entries), Ok(boot)) = (fs::read_dir(dir), boot()) else { return Vec::new() };
+    let mut found = Vec::new();
+    for entry in entries.flatten() {
+        let path = entry.path();
+        match read(&path, &boot) {
+            Some(container) => found.push(container),
+            None => {
+                if let Err(error) = fs::remove_file(&path) {
+                    warn!("cannot remove {}: {error}", path.display());
+                }
+            }
+        }
+    }
+    found
+}
+
+fn read(path: &Path, boot: &str) -> Option<Container> {
+    let kept: Kept = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    if kept.version != VERSION || kept.boot != boot {
+        return None;
+    }
+    let first = Process { pid: kept.pid, start: kept.start };
+    let process = sys::pidfd_open(first.pid).ok()?;
+    // Also says that the descriptor is of that process.
+    let place = Place::of(first).ok()?;
+    // Its cgroups may have changed: a container's first process may put itself below.
+    (place.namespaces == kept.place.namespaces).then(|| Container {
+        id: kept.container,
+        first,
+        process,
+        place: kept.place,
+        gpus: kept.gpus,
+        limits: ContainerLimits {
+            device_memory: kept.device_memory,
+            pinned_memory: kept.pinned_memory,
+            workers: kept.workers,
+        },
+    })
+}
+
+fn path(dir: &Path, container: &Container) -> PathBuf {
+    // Not its id, which may be anything.
+    dir.join(format!("{}-{}.json", container.first.pid, container.first.start))
+}
+
+fn boot() -> io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|it| it.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Grants;
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn what_was_given_outlives_the_daemon_and_not_the_container() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let first = Process::with_pid(child.id() as i32).unwrap();
+        let limits = ContainerLimits { workers: Some(3), ..ContainerLimits::default() };
+        let grants = Grants::load(&state, true);
+        // In a namespace of this process's only a cgroup tells it apart, and that is this process's too.
+        if grants.give("c", first, Some(vec![[1; 16]]), limits).is_err() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return eprintln!("skipped: this process is in no cgroup");
+        }
+        grants.give("c", first, Some(vec![[2; 16]]), ContainerLimits::default()).unwrap();
+
+        fs::write(state.join("1-1.json"), "{}").unwrap();
+        let again = Grants::load(&state, true);
+        let allowed = again.of(first).unwrap();
+        assert_eq!(allowed.gpus(), Some(&[[2; 16], [1; 16]][..]));
+        assert_eq!(allowed.limits(), limits);
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "what makes no sense is removed");
+
+        child.kill().unwrap();
+        child.wait().unwrap();
+        again.collect();
+        assert!(again.of(first).is_err());
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
+        assert!(load(&state).is_empty());
+    }
+}

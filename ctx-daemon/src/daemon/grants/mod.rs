@@ -1,0 +1,185 @@
+//! Which GPUs, and how much of them, the processes of a container may use.
+//!
+//! ```text
+//!   the hook, when a container is made ── Grant ──► granted ──► gone, when the container's first process is
+//!   a restore, from the image's manifest ─────────►    │
+//!                                                      └ kept in a file: a daemon that starts anew knows it again
+//! ```
+//!
+//! A process is a container's by what it cannot change: its pid namespace, or one that this is in, and its cgroups, or
+//! ones that these are in. Nothing that it says, nor its environment, counts. One in a pid namespace other than the
+//! daemon's that was given nothing is refused; one in the daemon's is a process of the host and has all, unless its
+//! container shares that namespace and was given something.
+
+mod container;
+mod files;
+mod select;
+mod serve;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use rekindle_wire::control::ContainerLimits;
+use thiserror::Error;
+use tracing::{debug, info, warn};
+
+use self::container::Place;
+pub(crate) use self::container::{Container, Uuid};
+pub(crate) use self::select::SelectError;
+pub(crate) use self::serve::{grant, revoke};
+use super::pidns::{self, Identity};
+use super::process::Process;
+use super::{lock, sys};
+
+/// Why a process may use nothing, or a container be given nothing.
+#[derive(Debug, Error)]
+pub(crate) enum GrantError {
+    #[error(
+        "this process is in a container that was given no GPU: start the container with --device rekindle.dev/gpu=all or --annotation dev.rekindle/enable=true (rekindle-oci-hook install sets both up)"
+    )]
+    None,
+    #[error("only root, and the user that rekindled runs as, on the host itself, may give GPUs to containers")]
+    NotAllowed,
+    #[error("process {0} has ended")]
+    Gone(i32),
+    #[error("cannot tell which container process {pid} is in: {source}")]
+    Examine { pid: i32, source: io::Error },
+    #[error("nothing tells container {0} from the host: it has neither a pid namespace nor a cgroup of its own")]
+    Nameless(String),
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    #[error(
+        "it asks for {asked} {what}, and rekindled's configuration gives a container no more than {most} (containers.{setting})"
+    )]
+    Quota { what: &'static str, asked: u64, most: u64, setting: &'static str },
+    #[error("cannot keep what container {id} was given in {}: {source}", .path.display())]
+    Keep { id: String, path: PathBuf, source: io::Error },
+}
+
+/// What a process may use.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Allowed {
+    /// Whose process it is; none for one of the host, which may use everything.
+    pub(crate) container: Option<Arc<Container>>,
+}
+
+impl Allowed {
+    /// The GPUs, by UUID and in the daemon's order; none where it is all of them.
+    pub(crate) fn gpus(&self) -> Option<&[Uuid]> {
+        self.container.as_ref()?.gpus.as_deref()
+    }
+
+    /// Whether this and that is the same container.
+    pub(crate) fn is_with(&self, other: &Self) -> bool {
+        let name = |it: &Self| it.container.as_ref().map(|it| (it.id.clone(), it.first));
+        name(self).is_some() && name(self) == name(other)
+    }
+
+    /// What all processes of the container may have together.
+    pub(crate) fn limits(&self) -> ContainerLimits {
+        self.container.as_ref().map_or_else(ContainerLimits::default, |it| it.limits)
+    }
+}
+
+/// All that was given.
+pub(crate) struct Grants {
+    dir: PathBuf,
+    own: Option<Identity>,
+    /// Whether a process in another pid namespace needs to have been given something.
+    required: bool,
+    containers: Mutex<Vec<Arc<Container>>>,
+}
+
+impl Grants {
+    /// What a daemon before this one has kept in `dir`, as far as it still holds.
+    pub(crate) fn load(dir: &Path, required: bool) -> Self {
+        let containers = files::load(dir);
+        if !containers.is_empty() {
+            info!(containers = containers.len(), "containers that were given GPUs before are still there");
+        }
+        Self {
+            dir: dir.to_owned(),
+            own: pidns::own().ok(),
+            required,
+            containers: Mutex::new(containers.into_iter().map(Arc::new).collect()),
+        }
+    }
+
+    /// What a process may use. It is looked at while it is there: one whose pid is another's by now may use nothing.
+    pub(crate) fn of(&self, process: Process) -> Result<Allowed, GrantError> {
+        let place = Place::of(process).map_err(|source| examined(process, source))?;
+        let containers = self.all();
+        for namespace in &place.namespaces {
+            let here = containers.iter().filter(|it| it.place.namespaces.first() == Some(namespace));
+            let here = here.filter(|it| it.place.cgroups.hold(&place.cgroups));
+            if let Some(container) = here.max_by_key(|it| it.place.cgroups.depth()) {
+                return Ok(Allowed { container: Some(Arc::clone(container)) });
+            }
+        }
+        let of_host = self.own.is_some() && place.namespaces.first() == self.own.as_ref();
+        if of_host || !self.required { Ok(Allowed::default()) } else { Err(GrantError::None) }
+    }
+
+    /// Gives to the container of a process, which is its first. What it has been given before it keeps.
+    fn give(
+        &self,
+        id: &str,
+        first: Process,
+        gpus: Option<Vec<Uuid>>,
+        limits: ContainerLimits,
+    ) -> Result<Arc<Container>, GrantError> {
+        let place = Place::of(first).map_err(|source| examined(first, source))?;
+        if place.namespaces.first() == self.own.as_ref() && place.cgroups.depth() == 0 {
+            return Err(GrantError::Nameless(id.to_owned()));
+        }
+        let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
+        let mut container = Container { id: id.to_owned(), first, process, place, gpus, limits };
+        if !first.is_alive() {
+            return Err(GrantError::Gone(first.pid));
+        }
+        let mut containers = lock(&self.containers);
+        let before = containers.iter().position(|it| it.id == id && it.first == first);
+        if let Some(before) = before.and_then(|at| containers.get(at)) {
+            container.add(before);
+        }
+        files::keep(&self.dir, &container).map_err(|source| GrantError::Keep {
+            id: id.to_owned(),
+            path: self.dir.clone(),
+            source,
+        })?;
+        let container = Arc::new(container);
+        match before.and_then(|at| containers.get_mut(at)) {
+            Some(place) => *place = Arc::clone(&container),
+            None => containers.push(Arc::clone(&container)),
+        }
+        Ok(container)
+    }
+
+    /// Forgets what containers that are gone were given.
+    pub(crate) fn collect(&self) {
+        let mut containers = lock(&self.containers);
+        containers.retain(|it| {
+            let there = it.is_there();
+            if !there {
+                files::forget(&self.dir, it);
+                debug!(container = it.id, "a container that was given GPUs is gone");
+            }
+            there
+        });
+    }
+
+    fn all(&self) -> Vec<Arc<Container>> {
+        self.collect();
+        lock(&self.containers).clone()
+    }
+}
+
+fn examined(process: Process, source: io::Error) -> GrantError {
+    if process.is_alive() {
+        warn!(pid = process.pid, "cannot examine it: {source}");
+        GrantError::Examine { pid: process.pid, source }
+    } else {
+        GrantError::Gone(process.pid)
+    }
+}

@@ -1,0 +1,116 @@
+//! The hook's requests.
+
+use rekindle_wire::control::{ContainerLimits, Reply};
+use rekindle_wire::gpus;
+use tracing::{info, warn};
+
+use super::super::process::Process;
+use super::super::sys::Credentials;
+use super::super::{Daemon, connection, takeover};
+use super::select::select;
+use super::{Container, GrantError};
+
+/// Gives GPUs to a container.
+pub(crate) fn grant(
+    daemon: &Daemon,
+    peer: Credentials,
+    container: &str,
+    pid: i32,
+    names: &[String],
+    limits: ContainerLimits,
+) -> Reply {
+    match try_grant(daemon, peer, container, pid, names, limits) {
+        Ok(reply) => {
+            info!(container, pid, gpus = names.join(","), "a container is given GPUs");
+            reply
+        }
+        Err(reason) => {
+            warn!(container, pid, "a container is given nothing: {reason}");
+            Reply::Failed { reason }
+        }
+    }
+}
+
+fn try_grant(
+    daemon: &Daemon,
+    peer: Credentials,
+    container: &str,
+    pid: i32,
+    names: &[String],
+    limits: ContainerLimits,
+) -> Result<Reply, String> {
+    let text = |error: GrantError| error.to_string();
+    allowed(peer).map_err(text)?;
+    let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
+    let devices = daemon.pool.devices().map_err(|error| error.to_string())?;
+    let gpus = select(names, &devices).map_err(|error| error.to_string())?;
+    let limits = within(limits, daemon.config.containers).map_err(text)?;
+    let container = daemon.grants.give(container, first, gpus, limits).map_err(text)?;
+    Ok(Reply::Granted { gpus: names_of(&container, &devices) })
+}
+
+/// Forgets a container that is gone.
+pub(crate) fn revoke(daemon: &Daemon, peer: Credentials, container: &str) -> Reply {
+    if let Err(error) = allowed(peer) {
+        return Reply::Failed { reason: error.to_string() };
+    }
+    // One of that name that is there keeps what it has: it may have been restored meanwhile.
+    info!(container, "a container is said to be gone");
+    daemon.grants.collect();
+    Reply::Revoked
+}
+
+/// The root of a container is root as well: who gives must be on the host.
+fn allowed(peer: Credentials) -> Result<(), GrantError> {
+    let allowed = connection::is_operator(peer) && takeover::is_neighbour(peer.pid);
+    allowed.then_some(()).ok_or(GrantError::NotAllowed)
+}
+
+/// What is asked for, where the configuration lets a container have so much; what it says where nothing is asked for.
+fn within(asked: ContainerLimits, most: ContainerLimits) -> Result<ContainerLimits, GrantError> {
+    let check = |what, setting, unit: u64, asked: Option<u64>, most: Option<u64>| match (asked, most) {
+        (Some(asked), Some(most)) if asked > most => {
+            let (asked, most) = (asked / unit, most / unit);
+            Err(GrantError::Quota { what, asked, most, setting })
+        }
+        (asked, most) => Ok(asked.or(most)),
+    };
+    let mib = 1 << 20;
+    let number = |it: Option<u32>| it.map(u64::from);
+    let workers = check("workers", "workers", 1, number(asked.workers), number(most.workers))?;
+    Ok(ContainerLimits {
+        device_memory: check("MiB of GPU memory", "gpu_memory_mib", mib, asked.device_memory, most.device_memory)?,
+        pinned_memory: check(
+            "MiB of pinned memory",
+            "pinned_memory_mib",
+            mib,
+            asked.pinned_memory,
+            most.pinned_memory,
+        )?,
+        workers: workers.and_then(|it| u32::try_from(it).ok()),
+    })
+}
+
+fn names_of(container: &Container, devices: &[rekindle_wire::attach::Device]) -> Vec<String> {
+    match &container.gpus {
+        Some(uuids) => uuids.iter().map(gpus::name).collect(),
+        None => devices.iter().map(|it| gpus::name(&it.uuid)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_given_than_the_configuration_allows() {
+        let limits = |memory, workers| ContainerLimits { device_memory: memory, workers, ..ContainerLimits::default() };
+        let most = limits(Some(8 << 20), Some(2));
+        assert_eq!(within(limits(None, None), most).unwrap(), most);
+        assert_eq!(within(limits(Some(1 << 20), Some(1)), most).unwrap(), limits(Some(1 << 20), Some(1)));
+        assert_eq!(within(limits(Some(9), None), limits(None, None)).unwrap(), limits(Some(9), None));
+        let error = within(limits(Some(9 << 20), None), most).unwrap_err().to_string();
+        assert!(error.contains("9 MiB of GPU memory") && error.contains("no more than 8"), "{error}");
+        assert!(within(limits(None, Some(3)), most).is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! How GPUs are named: by number, and by UUID as the driver's tools write it.
+
+use crate::attach::Device;
+
+/// `GPU-` and the UUID, as `nvidia-smi -L` and `CUDA_VISIBLE_DEVICES` have it.
+pub fn name(uuid: &[u8; 16]) -> String {
+    let mut text = "GPU-".to_owned();
+    for (i, byte) in uuid.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// The UUID that [`name`] makes this of; none if it is something else.
+pub fn uuid(name: &str) -> Option<[u8; 16]> {
+    let digits: String = name.strip_prefix("GPU-")?.chars().filter(|it| *it != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    let uuid = number.to_be_bytes();
+    (self::name(&uuid) == name).then_some(uuid)
+}
+
+/// Which of these devices a word names: a number, or a UUID that may be cut short as long as it is one device's.
+pub fn find(word: &str, devices: &[Device]) -> Option<usize> {
+    if let Ok(number) = word.parse::<usize>() {
+        return (number < devices.len()).then_some(number);
+    }
+    let wanted = word.strip_prefix("GPU-")?.to_ascii_lowercase();
+    let is_it = |device: &Device| name(&device.uuid)["GPU-".len()..].starts_with(&wanted);
+    let mut matches = devices.iter().enumerate().filter(|(_, device)| is_it(device));
+    let first = matches.next()?.0;
+    matches.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> Vec<Device> {
+        let device = |first: u8| Device {
+            name: String::new(),
+            uuid: [first; 16],
+            memory: 0,
+            pci_bus_id: String::new(),
+            attributes: Vec::new(),
+            stream_priorities: (0, 0),
+        };
+        [0xa0, 0xa1, 0xb0].map(device).to_vec()
+    }
+
+    #[test]
+    fn a_uuid_is_what_its_name_says() {
+        let uuid = *b"rekindle-simgpu\x01";
+        assert_eq!(name(&uuid), "GPU-72656b69-6e64-6c65-2d73-696d67707501");
+        assert_eq!(super::uuid(&name(&uuid)), Some(uuid));
+        for bad in [
+            "",
+            "GPU-",
+            "GPU-72656b69",
+            "72656b69-6e64-6c65-2d73-696d67707501",
+            "GPU-+2656b69-6e64-6c65-2d73-696d67707501",
+        ] {
+            assert_eq!(super::uuid(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_word_names_one_device_or_none() {
+        let devices = devices();
+        assert_eq!(find("2", &devices), Some(2));
+        assert_eq!(find("GPU-b", &devices), Some(2));
+        assert_eq!(find("GPU-A1a1", &devices), Some(1));
+        for none in ["3", "-1", "", "all", "GPU-a", "GPU-c", "b0b0"] {
+            assert_eq!(find(none, &devices), None, "{none}");
+        }
+    }
+}
