@@ -99,10 +99,10 @@ impl Dump {
         let cookie = daemon::cookie(fd)?;
         match saving.ask(&Request::Socket { id, cookie })? {
             // What is queued on a socket is not dumped, and this would be the answer to the process's handshake.
-            Reply::Socket { ours: true } if daemon::has_unread(fd)? => {
+            Reply::Socket { ours: true, again: false } if daemon::has_unread(fd)? => {
                 Err("a process was just about to attach to its worker: dump it again".into())
             }
-            Reply::Socket { ours } => Ok(Answer::ours(ours)),
+            Reply::Socket { ours, .. } => Ok(Answer::ours(ours)),
             other => Err(daemon::out_of_turn(other)),
         }
     }

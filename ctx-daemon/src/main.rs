@@ -3,13 +3,15 @@
 //! ```text
 //!   rekindled [serve]                 the daemon: control socket, clients, pool of workers    daemon
 //!   rekindled worker --channel-fd N   one worker, started by the daemon                       worker
+//!   rekindled nvml --channel-fd N     what asks the machine's NVML, started by the daemon     nvml
 //! ```
 //!
-//! Both are one program, so that a daemon and the workers it starts are always of one version.
+//! They are one program, so that a daemon and what it starts are always of one version.
 
 mod config;
 mod confinement;
 mod daemon;
+mod nvml;
 mod rejoin;
 mod worker;
 
@@ -53,21 +55,40 @@ enum Command {
         #[arg(long)]
         confined: Option<Confinement>,
     },
+    /// Ask the machine's NVML; started by the daemon only
+    #[command(hide = true)]
+    Nvml {
+        /// The inherited descriptor that leads to the daemon
+        #[arg(long)]
+        channel_fd: RawFd,
+        /// The library to load
+        #[arg(long)]
+        library: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
     log_to_stderr();
     match options.command {
-        Some(Command::Worker { channel_fd, cuda_driver, confined }) => match inherited_channel(channel_fd) {
-            Ok(channel) => worker::main(channel, cuda_driver, confined),
-            Err(reason) => {
-                error!("--channel-fd {channel_fd}: {reason}; workers are started by rekindled only");
-                ExitCode::from(2)
-            }
-        },
+        Some(Command::Worker { channel_fd, cuda_driver, confined }) => {
+            with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined))
+        }
+        Some(Command::Nvml { channel_fd, library }) => {
+            with_channel(channel_fd, |channel| nvml::main(channel, &library))
+        }
         Some(Command::Serve(serve)) => serve_with(serve),
         None => serve_with(options.serve),
+    }
+}
+
+fn with_channel(fd: RawFd, main: impl FnOnce(UnixStream) -> ExitCode) -> ExitCode {
+    match inherited_channel(fd) {
+        Ok(channel) => main(channel),
+        Err(reason) => {
+            error!("--channel-fd {fd}: {reason}; workers are started by rekindled only");
+            ExitCode::from(2)
+        }
     }
 }
 

@@ -8,12 +8,15 @@
 //!   driver.table ──parse──> table ──generate──> exported symbols, look-up        (interposer, software GPU)
 //!                                          └──> encoders, dispatch, entry points  (interposer, worker)
 //! ```
+//!
+//! And of `libnvidia-ml.so.1` beside it, the table of its functions: [`nvml`].
 
 pub mod batch;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod generate;
 pub mod lookup;
+pub mod nvml;
 #[cfg(feature = "private")]
 pub mod private;
 pub mod shapes;

@@ -184,7 +184,7 @@ fn parse_line(line: &str) -> Result<Function, String> {
     Ok(Function { symbol: symbol.trim().into(), route, effect, params, lookups })
 }
 
-fn parse_param(text: &str) -> Result<Param, String> {
+pub(crate) fn parse_param(text: &str) -> Result<Param, String> {
     let at = text
         .rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .ok_or_else(|| format!("parameter {text:?} has no type"))?;

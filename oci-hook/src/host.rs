@@ -12,8 +12,11 @@ pub(crate) use rekindle_wire::control::DEFAULT_SOCKET;
 /// What makes a folder the interposer's.
 pub(crate) const INTERPOSER: &str = "libcuda.so.1";
 
+/// What programs look for NVML by.
+pub(crate) const NVML: &str = "libnvidia-ml.so.1";
+
 /// Libraries that programs look for by these names; of those after the first it is what is there that is given.
-const LIBRARIES: [&str; 4] = [INTERPOSER, "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
+const LIBRARIES: [&str; 4] = [INTERPOSER, "libcuda.so", NVML, "libnvidia-ml.so"];
 
 /// The libraries in the interposer's folder.
 pub(crate) fn libraries(lib_dir: &Path) -> Vec<String> {

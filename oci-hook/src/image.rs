@@ -79,13 +79,13 @@ impl Image {
         }
     }
 
-    /// The driver libraries that the image brings, as files in it: where its loader looks, and in `more` folders.
-    pub(crate) fn drivers<'a>(&self, more: impl IntoIterator<Item = &'a str>) -> BTreeSet<PathBuf> {
+    /// The image's own libraries of this name, as files in it: where its loader looks, and in `more` folders.
+    pub(crate) fn own<'a>(&self, library: &str, more: impl IntoIterator<Item = &'a str>) -> BTreeSet<PathBuf> {
         let known = LIB_DIRS.into_iter().chain(DRIVER_DIRS).chain(more).map(str::to_owned);
         let dirs = known.chain(self.configured_dirs());
         let drivers = dirs.filter(|dir| dir.starts_with('/')).filter_map(|dir| {
             // The file that the links in the image lead to, whatever they are.
-            self.place(&format!("{dir}/libcuda.so.1"))
+            self.place(&format!("{dir}/{library}"))
         });
         drivers.collect()
     }
@@ -230,7 +230,7 @@ mod tests {
         // Leads out of the image, or nowhere.
         fs::create_dir_all(root.join("usr/local/lib")).unwrap();
         symlink("../../../../../../../../../etc/passwd", root.join("usr/local/lib/libcuda.so.1")).unwrap();
-        let found = Image::open(root).unwrap().drivers(["/srv/env", "relative", ""]);
+        let found = Image::open(root).unwrap().own("libcuda.so.1", ["/srv/env", "relative", ""]);
         let expected = [
             "/srv/env/libcuda.so.1",
             "/srv/own/libcuda.so.1",

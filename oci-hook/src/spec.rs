@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use crate::host::{INTERPOSER, Provided};
+use crate::host::{INTERPOSER, NVML, Provided};
 use crate::image::{Image, ImageError};
 
 /// Where the container finds the interposer.
@@ -107,18 +107,21 @@ pub(crate) fn add(
     image: Option<&Image>,
 ) -> Result<(), SpecError> {
     let interposer = provided.lib_dir.join(INTERPOSER);
-    let mut drivers = Default::default();
+    let mut covered = Vec::new();
     if let Some(image) = image {
         image.check(&interposer)?;
-        drivers = image.drivers(library_path(spec).split(':'));
+        for name in [INTERPOSER, NVML] {
+            let own = image.own(name, library_path(spec).split(':'));
+            covered.extend(own.into_iter().map(|place| (place, provided.lib_dir.join(name))));
+        }
     }
     let mounts = array(spec, "mounts", "mounts")?;
     for (place, source, more) in self::mounts(provided) {
         mount(mounts, place, &source, more)?;
     }
-    for driver in drivers {
-        let place = driver.to_str().ok_or_else(|| SpecError::Path(driver.to_string_lossy().into()))?;
-        mount(mounts, place, &interposer, &[])?;
+    for (place, ours) in covered {
+        let place = place.to_str().ok_or_else(|| SpecError::Path(place.to_string_lossy().into()))?;
+        mount(mounts, place, &ours, &[])?;
     }
 
     let process = spec.get_mut("process").ok_or(SpecError::Missing { place: "process" })?;

@@ -51,6 +51,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::attach::Attach;
+use crate::nvml;
 
 /// Where the daemon listens unless its configuration says otherwise, and where everybody looks for it unless
 /// `REKINDLE_SOCKET` does.
@@ -162,6 +163,21 @@ pub enum Request {
         /// The container's id.
         container: String,
     },
+
+    /// Which GPUs may the asker see?
+    Gpus,
+    /// How much memory of this GPU is free?
+    GpuMemory {
+        /// Its place in [`Reply::Gpus`].
+        gpu: u32,
+    },
+    /// Who computes on this GPU?
+    GpuProcesses {
+        /// Its place in [`Reply::Gpus`].
+        gpu: u32,
+    },
+    /// What does the machine's NVML say?
+    GpuAsk(nvml::Question),
 }
 
 /// The most that the processes of one container may have together, where there is a limit.
@@ -197,6 +213,8 @@ pub enum Reply {
     Socket {
         /// Whether the socket leads to this daemon or one of its workers.
         ours: bool,
+        /// Whether its process asks again when it finds it closed: what it has not read is no loss.
+        again: bool,
     },
     /// The image is complete and on disk, commit record included.
     Durable,
@@ -233,6 +251,14 @@ pub enum Reply {
     },
     /// To `Revoke`.
     Revoked,
+    /// To `Gpus`.
+    Gpus(nvml::Gpus),
+    /// To `GpuMemory`.
+    GpuMemory(nvml::Memory),
+    /// To `GpuProcesses`: those that the asker may know of.
+    GpuProcesses(Vec<nvml::Process>),
+    /// To `GpuAsk`.
+    GpuAnswer(nvml::Answer),
 }
 
 /// A dumped socket that the restore connects anew.
@@ -419,6 +445,8 @@ pub enum WorkerRequest {
     Alive,
     /// Whether the client could be saved now.
     Check,
+    /// How much memory the devices have, as the driver counts it.
+    Memory,
 }
 
 /// The most that one client may have, where there is a limit.
@@ -484,5 +512,10 @@ pub enum WorkerReply {
     Checked {
         /// Why it could not; none if it could.
         reasons: Vec<String>,
+    },
+    /// To `Memory`.
+    Memory {
+        /// Of each device.
+        devices: Vec<nvml::Memory>,
     },
 }

@@ -16,6 +16,7 @@
 //! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
 //! - [`gpus`]: how GPUs are named
+//! - [`nvml`]: what NVML is asked, on the same socket
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
@@ -29,6 +30,7 @@ pub mod frame;
 pub mod futex;
 pub mod gpus;
 pub mod layout;
+pub mod nvml;
 pub mod reply;
 pub mod ring;
 pub mod window;

@@ -206,7 +206,7 @@ impl Daemon {
                         sockets.push((client.inner, RestoredSocket { id, path }));
                     }
                     self.note(Event::Socket { ours });
-                    Reply::Socket { ours }
+                    Reply::Socket { ours, again: false }
                 }
                 Request::Finish => {
                     self.note(Event::Finish);

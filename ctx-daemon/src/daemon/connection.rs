@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, check, dump, grants, list, lock, restore, takeover, thread, wait_timeout};
+use super::{Daemon, attach, check, dump, gpus, grants, list, lock, restore, takeover, thread, wait_timeout};
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
 const MAX_CONNECTIONS: usize = 1024;
@@ -183,6 +183,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             reply(&stream, &grants::grant(daemon, peer, &container, pid, &gpus, limits));
         }
         Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, peer, &container)),
+        Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {
+            // As above.
+            drop(pending);
+            reply(&stream, &gpus::answer(daemon, peer, process, request));
+        }
         Request::Pause { .. } | Request::Restore if !is_operator(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason = "only root, and the user that rekindled runs as, may dump and restore";

@@ -6,6 +6,7 @@
 //!                each)       ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker whose daemon is gone
 //!                            ├─ grant, revoke ── grants                    what containers may use
+//!                            ├─ gpus ───────── nvml ── helper               what NVML is asked
 //!                            └─ list, status, calls, check
 //! ```
 //!
@@ -17,12 +18,14 @@ mod check;
 mod clients;
 mod connection;
 mod dump;
+mod gpus;
 mod grants;
 mod list;
 mod listener;
 mod lost;
 mod mappings;
 mod memfd;
+mod nvml;
 mod pidns;
 mod pool;
 mod process;
@@ -47,6 +50,7 @@ use self::connection::Connections;
 use self::grants::Grants;
 use self::listener::{ListenError, Listener};
 use self::lost::LostWorkers;
+use self::nvml::Nvml;
 use self::pool::Pool;
 use self::restore::Restores;
 use self::sandbox::{Sandbox, SandboxError};
@@ -65,6 +69,7 @@ pub(crate) struct Daemon {
     restores: Restores,
     sandbox: Sandbox,
     grants: Grants,
+    nvml: Nvml,
     connections: Connections,
     stopping: AtomicBool,
 }
@@ -106,6 +111,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         restores: Restores::default(),
         sandbox,
         grants: Grants::load(&config.state_dir, config.grants_required),
+        nvml: Nvml::new(&config),
         connections: Connections::default(),
         stopping: AtomicBool::new(false),
         config,

@@ -125,6 +125,11 @@ impl Pool {
 
     /// The GPUs that workers see, in their order. Waits until one has come up, or says why none does.
     pub(crate) fn devices(&self) -> Result<Vec<Device>, PoolError> {
+        self.seen().map(|it| it.devices)
+    }
+
+    /// What workers have found the driver and its devices to be. Waits as [`Pool::devices`].
+    pub(crate) fn seen(&self) -> Result<Attached, PoolError> {
         let patience = self.spawner.timeout() + TAKE_SLACK;
         let deadline = Instant::now() + patience;
         let mut state = lock(&self.state);
@@ -133,7 +138,7 @@ impl Pool {
         self.changed.notify_all();
         let result = loop {
             if let Some(seen) = &state.seen {
-                break Ok(seen.devices.clone());
+                break Ok(seen.clone());
             }
             if state.closed {
                 break Err(PoolError::Closed);
@@ -152,6 +157,11 @@ impl Pool {
         state.wanted -= 1;
         self.changed.notify_all();
         result
+    }
+
+    /// A spare worker to ask something, which stays in the pool and may be taken meanwhile.
+    pub(crate) fn any(&self) -> Option<Arc<Worker>> {
+        lock(&self.state).ready.last().cloned()
     }
 
     /// How many are ready.

@@ -168,11 +168,16 @@ impl Spawner {
             command.env_remove(name);
         }
         command.envs(settings.iter().map(|(name, value)| (name, value)));
-        // SAFETY: the closure only makes system calls, which is all that may happen between fork and exec in a process
-        // with threads.
-        unsafe { command.pre_exec(move || become_worker(fd)) };
+        become_helper(&mut command, fd);
         command
     }
+}
+
+/// Has a child of the daemon's begin with no descriptor of its but the channel, in a session of its own.
+pub(crate) fn become_helper(command: &mut Command, channel: RawFd) {
+    // SAFETY: the closure only makes system calls, which is all that may happen between fork and exec in a process with
+    // threads.
+    unsafe { command.pre_exec(move || become_worker(channel)) };
 }
 
 /// In the child, before it executes the program.

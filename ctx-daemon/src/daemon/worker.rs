@@ -22,6 +22,7 @@ use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -252,6 +253,14 @@ impl Worker {
         }
     }
 
+    /// How much memory its devices have.
+    pub(crate) fn memory(&self) -> Result<Vec<Memory>, WorkerError> {
+        match self.call(&WorkerRequest::Memory, &[], &[], Some(DESCRIBE_TIMEOUT))?.reply {
+            WorkerReply::Memory { devices } => Ok(devices),
+            _ => Err(WorkerError::Protocol("Memory")),
+        }
+    }
+
     /// Waits a moment: most of what a worker is asked takes none.
     fn is_idle_soon(&self) -> bool {
         let deadline = Instant::now() + SOON;
@@ -401,5 +410,6 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Alive => "Alive",
         WorkerRequest::Calls => "Calls",
         WorkerRequest::Check => "Check",
+        WorkerRequest::Memory => "Memory",
     }
 }

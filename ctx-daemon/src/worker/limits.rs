@@ -4,6 +4,7 @@
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::control::Limits;
+use rekindle_wire::nvml::Memory;
 
 use super::commands::check;
 use super::executor::{Executor, Outcome, Refused};
@@ -30,6 +31,19 @@ impl Executor {
         let pinned: u64 = self.pinned.allocations().values().map(|p| p.size).sum();
         let limit = self.limits.pinned_memory.unwrap_or(u64::MAX);
         if pinned.saturating_add(bytes) <= limit { Ok(()) } else { Err(OUT_OF_MEMORY) }
+    }
+
+    /// What is free and what there is on each device, whatever the client may have.
+    pub(crate) fn memory_of_devices(&mut self) -> Result<Vec<Memory>, Refused> {
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let memory = primaries.into_iter().map(|primary| {
+            self.enter_real(primary)?;
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: the out parameters are locals.
+            check(unsafe { (self.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+            Ok(Memory { total: total as u64, free: free as u64, reserved: 0 })
+        });
+        memory.collect()
     }
 
     /// What is free and what there is: of the device, or of what the client may have.

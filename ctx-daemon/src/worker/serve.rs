@@ -247,6 +247,10 @@ impl Server {
             (WorkerRequest::Calls, _) => {
                 return Ok((WorkerReply::Calls { counts: self.executor.counts() }, Vec::new()));
             }
+            (WorkerRequest::Memory, _) => {
+                let devices = self.executor.memory_of_devices().map_err(|e| e.to_string())?;
+                return Ok((WorkerReply::Memory { devices }, Vec::new()));
+            }
             (WorkerRequest::Check, _) => {
                 return Ok((WorkerReply::Checked { reasons: self.executor.obstacles() }, Vec::new()));
             }

@@ -26,7 +26,7 @@ fn begin(daemon: &Daemon, dir: &Path, root: i32, leave_running: bool, clients: &
 
 fn ours(reply: &Reply) -> bool {
     match reply {
-        Reply::Frozen { ours } | Reply::Socket { ours } => *ours,
+        Reply::Frozen { ours } | Reply::Socket { ours, .. } => *ours,
         other => panic!("{other:?}"),
     }
 }

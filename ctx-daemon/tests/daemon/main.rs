@@ -11,6 +11,7 @@ mod client;
 mod dump;
 mod hostile;
 mod life;
+mod nvml;
 mod pool;
 mod restore;
 mod support;

@@ -37,7 +37,11 @@ impl Daemon {
 
     /// With files in the directory where fake workers look for what they are to do.
     pub(crate) fn start_with(files: &[(&str, &str)]) -> Self {
-        let dir = TempDir::new().unwrap();
+        Self::start_in(TempDir::new().unwrap(), files)
+    }
+
+    /// In a directory where there is something already.
+    pub(crate) fn start_in(dir: TempDir, files: &[(&str, &str)]) -> Self {
         for (name, content) in files {
             std::fs::write(dir.path().join(name), content).unwrap();
         }
@@ -144,6 +148,9 @@ fn spawn(dir: &Path) -> Child {
     if !config.exists() {
         std::fs::write(&config, "quiesce_timeout_ms = 1000\n").unwrap();
     }
+    // The machine's NVML is the one beside the driver.
+    let has_nvml = dir.join("libnvidia-ml.so.1").exists();
+    let driver = if has_nvml { dir.join("libcuda.so.1") } else { "/fake/libcuda.so.1".into() };
     Command::new(env!("CARGO_BIN_EXE_rekindled"))
         .arg("--socket")
         .arg(dir.join("s"))
@@ -151,7 +158,8 @@ fn spawn(dir: &Path) -> Child {
         .arg(config)
         .arg("--worker-program")
         .arg(dir.join("worker"))
-        .args(["--cuda-driver", "/fake/libcuda.so.1"])
+        .arg("--cuda-driver")
+        .arg(driver)
         .env("FAKE_DIR", dir)
         .env("REKINDLE_LOG", "debug")
         .stderr(log)

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rekindle_images::{Client as Record, Gpu, Host, Manifest, Phase, PhaseName, Protocol, Setting};
-use rekindle_wire::attach::{Attached, Device};
+use rekindle_wire::attach::{Attach, Attached, Device};
 use rekindle_wire::layout::SHARED_SIZE;
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 
-use super::super::clients::{Client, Pending};
+use super::super::clients::Client;
 use super::super::process::{self, Process};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
@@ -35,7 +35,8 @@ impl Whose {
     }
 }
 
-/// A process in the middle of its handshake.
+/// A process in the middle of its handshake, or of a question about GPUs: it begins again when it is restored. It may be a
+/// client besides.
 #[derive(Clone, Debug)]
 pub(super) struct Unattached {
     pub(super) process: Process,
@@ -46,12 +47,11 @@ pub(super) struct Unattached {
 
 impl Unattached {
     /// What is known of it. One that has said nothing has most likely found us where we listen.
-    pub(super) fn new(pending: &Pending, socket: &Path) -> Self {
-        let pid = pending.process.pid;
+    pub(super) fn new(process: Process, said: Option<&Attach>, socket: &Path) -> Self {
+        let pid = process.pid;
         let pids = process::namespace_pids(pid).unwrap_or_default();
-        let said = pending.attach.as_ref();
         Self {
-            process: pending.process,
+            process,
             namespace_pid: pids.last().copied().unwrap_or(pid),
             command: said.map_or_else(|| process::command(pid), |it| it.command.clone()),
             socket: said.map_or_else(|| socket.display().to_string(), |it| it.socket.clone()),
@@ -66,7 +66,7 @@ impl Unattached {
             command: self.command.clone(),
             wire_version: WIRE_VERSION,
             socket_path: self.socket.clone().into(),
-            socket_ids: ids_of(self.process, sockets),
+            socket_ids: ids_of(self.process, false, sockets),
             ..Record::default()
         }
     }
@@ -85,7 +85,7 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
     record.command = attach.command.clone();
     record.wire_version = WIRE_VERSION;
     record.socket_path = attach.socket.clone().into();
-    record.socket_ids = ids_of(client.process, sockets);
+    record.socket_ids = ids_of(client.process, true, sockets);
     record.ring.size = SHARED_SIZE as u64;
     record.shared_state = shared_state();
     let setting = |(name, value): &(String, String)| Setting { name: name.clone(), value: value.clone() };
@@ -97,13 +97,14 @@ pub(in crate::daemon) fn shared_state() -> Vec<u8> {
     TABLE_FINGERPRINT.to_le_bytes().to_vec()
 }
 
-fn ids_of(process: Process, sockets: &[(Whose, u32)]) -> Vec<u32> {
+/// Of a process as a client, or of one that begins again.
+fn ids_of(process: Process, attached: bool, sockets: &[(Whose, u32)]) -> Vec<u32> {
     let of_it = |(whose, id): &(Whose, u32)| {
         let owner = match whose {
-            Whose::Client(process) => *process,
-            Whose::Unattached(it) => it.process,
+            Whose::Client(process) => (*process, true),
+            Whose::Unattached(it) => (it.process, false),
         };
-        (owner == process).then_some(*id)
+        (owner == (process, attached)).then_some(*id)
     };
     sockets.iter().filter_map(of_it).collect()
 }
@@ -260,10 +261,10 @@ mod tests {
     #[test]
     fn a_process_without_a_worker_has_a_record_without_a_ring() {
         let process = Process { pid: 7, start: 1 };
-        let attach = None;
-        let pending = Pending { process, attach, seated: false, allowed: Default::default() };
-        let unattached = Unattached::new(&pending, Path::new("/run/s"));
-        let sockets = [(Whose::Unattached(unattached), 31)];
+        let unattached = Unattached::new(process, None, Path::new("/run/s"));
+        // It may be a client too, which asks something about GPUs.
+        let sockets = [(Whose::Unattached(unattached), 31), (Whose::Client(process), 32)];
+        assert_eq!(ids_of(process, true, &sockets), [32]);
         let now = Instant::now();
         let timeline = Timeline {
             began: now,

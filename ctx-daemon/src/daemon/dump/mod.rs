@@ -284,11 +284,13 @@ impl<'a> Dump<'a> {
             _ => None,
         };
         let ours = whose.is_some();
-        self.sockets.extend(whose.map(|whose| (whose, id)));
-        Reply::Socket { ours }
+        let again = whose.as_ref().is_some_and(|(_, again)| *again);
+        self.sockets.extend(whose.map(|(whose, _)| (whose, id)));
+        Reply::Socket { ours, again }
     }
 
-    fn whose(&self, job: &SaveJob, cookie: u64) -> Option<Whose> {
+    /// Whose a socket is, and whether what it has not read yet may be lost, since it asks again.
+    fn whose(&self, job: &SaveJob, cookie: u64) -> Option<(Whose, bool)> {
         let path = &self.daemon.config.socket;
         // A process that is gone, or of which we may see nothing, has no socket of ours.
         let leads_here = |process: Process| socket::leads_to(process.pid, cookie, path).unwrap_or(false);
@@ -297,15 +299,21 @@ impl<'a> Dump<'a> {
             known => known == cookie,
         };
         if let Some(client) = job.clients().iter().find(of_client) {
-            return Some(Whose::Client(client.process));
+            return Some((Whose::Client(client.process), false));
         }
         let (_, pending) = self.find().ok()?;
         let of_pending = |pending: &&Pending| match &pending.attach {
             None => leads_here(pending.process),
             Some(attach) => attach.cookie == cookie,
         };
-        let pending = pending.iter().find(of_pending)?;
-        Some(Whose::Unattached(Unattached::new(pending, path)))
+        if let Some(Pending { process, attach, .. }) = pending.iter().find(of_pending) {
+            return Some((Whose::Unattached(Unattached::new(*process, attach.as_ref(), path)), false));
+        }
+        // A question, which may have its answer already.
+        let tree = process::tree(self.root).ok()?;
+        let mut tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
+        let asks = tree.find(|process| leads_here(*process))?;
+        Some((Whose::Unattached(Unattached::new(asks, None, path)), true))
     }
 
     /// Waits until the image is durable. The plugin has resumed the tasks, if they are to go on.

@@ -1,0 +1,225 @@
+//! What NVML is asked: which GPUs a process may see, what they have free, and who computes on them.
+//!
+//! What the CUDA driver knows comes from workers; the rest from the machine's NVML, where it has one. What nobody knows
+//! is not supported, as NVML itself has it.
+
+use rekindle_cuda_abi::nvml::{self as table, Route};
+use rekindle_wire::attach::{Attached, Device};
+use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::gpus::name;
+use rekindle_wire::nvml::{Answer, Argument, Gpu, Gpus, HelperQuestion, Memory, Process, Question, fits};
+
+use super::pidns::PidView;
+use super::process::{self, Process as Asker};
+use super::sys::Credentials;
+use super::{Daemon, connection};
+
+/// `nvmlReturn_t`.
+const SUCCESS: u32 = 0;
+const INVALID_ARGUMENT: u32 = 2;
+const NOT_SUPPORTED: u32 = 3;
+const INSUFFICIENT_SIZE: u32 = 7;
+const ARGUMENT_VERSION_MISMATCH: u32 = 25;
+
+/// `nvmlMemory_v2`, and where its fields are.
+const MEMORY_SIZE: usize = 40;
+const MEMORY_VERSION: u32 = 2 << 24 | MEMORY_SIZE as u32;
+/// `nvmlPciInfo_t`.
+const PCI_SIZE: usize = 68;
+const PCI_DEVICE: usize = 28;
+const PCI_SUBSYSTEM: usize = 32;
+/// `nvmlProcessInfo_t`, and how many of them are asked for.
+const PROCESS_SIZE: usize = 24;
+const PROCESSES: usize = 1024;
+
+/// Who asks, and what it may see.
+struct Peer<'a> {
+    daemon: &'a Daemon,
+    credentials: Credentials,
+    attached: Attached,
+    /// By the workers' numbering, in NVML's order.
+    gpus: Vec<usize>,
+}
+
+impl<'a> Peer<'a> {
+    fn new(daemon: &'a Daemon, credentials: Credentials, process: Asker) -> Result<Self, String> {
+        let allowed = daemon.grants.of(process).map_err(|e| e.to_string())?;
+        let attached = daemon.pool.seen().map_err(|e| e.to_string())?;
+        let mut gpus: Vec<_> = (0..attached.devices.len()).collect();
+        gpus.retain(|at| allowed.gpus().is_none_or(|gpus| gpus.contains(&attached.devices[*at].uuid)));
+        gpus.sort_by_key(|at| attached.devices[*at].pci_bus_id.to_ascii_lowercase());
+        Ok(Self { daemon, credentials, attached, gpus })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.gpus.iter().filter_map(|at| self.attached.devices.get(*at))
+    }
+
+    /// The GPU in a place of those that it may see: its number, and what it is.
+    fn gpu(&self, place: u32) -> Result<(usize, &Device), String> {
+        let number = self.gpus.get(place as usize).copied();
+        let device = number.and_then(|it| self.attached.devices.get(it));
+        number.zip(device).ok_or_else(|| format!("there is no GPU {place} that this process may see"))
+    }
+}
+
+/// Answers what NVML is asked.
+pub(crate) fn answer(daemon: &Daemon, credentials: Credentials, process: Asker, request: Request) -> Reply {
+    let answered = Peer::new(daemon, credentials, process).and_then(|peer| match request {
+        Request::Gpus => Ok(gpus(&peer)),
+        Request::GpuMemory { gpu } => memory(&peer, gpu),
+        Request::GpuProcesses { gpu } => processes(&peer, gpu),
+        Request::GpuAsk(question) => ask(&peer, question),
+        _ => Err("this is no question about GPUs".to_owned()),
+    });
+    answered.unwrap_or_else(|reason| Reply::Failed { reason })
+}
+
+/// What the peer may see.
+fn gpus(peer: &Peer<'_>) -> Reply {
+    Reply::Gpus(Gpus {
+        driver_version: text(peer.daemon, "nvmlSystemGetDriverVersion"),
+        nvml_version: text(peer.daemon, "nvmlSystemGetNVMLVersion"),
+        cuda_driver_version: peer.attached.driver_version,
+        gpus: peer.devices().map(|device| gpu(peer.daemon, device)).collect(),
+    })
+}
+
+fn gpu(daemon: &Daemon, device: &Device) -> Gpu {
+    let pci = of(daemon, device, "nvmlDeviceGetPciInfo_v3", vec![vec![0; PCI_SIZE]]);
+    let pci = |at| pci.as_ref().and_then(|it| word(it.first()?, at));
+    let minor = of(daemon, device, "nvmlDeviceGetMinorNumber", vec![vec![0; 4]]);
+    Gpu {
+        name: device.name.clone(),
+        uuid: device.uuid,
+        memory: device.memory,
+        pci_bus_id: device.pci_bus_id.clone(),
+        pci_device: pci(PCI_DEVICE),
+        pci_subsystem: pci(PCI_SUBSYSTEM),
+        minor: minor.and_then(|it| word(it.first()?, 0)),
+        attributes: device.attributes.clone(),
+    }
+}
+
+/// What is free on a GPU.
+fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, String> {
+    let daemon = peer.daemon;
+    let (number, device) = peer.gpu(gpu)?;
+    let mut ask = vec![0; MEMORY_SIZE];
+    ask[..4].copy_from_slice(&MEMORY_VERSION.to_le_bytes());
+    if let Some(buffers) = of(daemon, device, "nvmlDeviceGetMemoryInfo_v2", vec![ask])
+        && let Some(told) = buffers.first().and_then(|it| told_memory(it))
+    {
+        return Ok(Reply::GpuMemory(told));
+    }
+    // Its own worker first: a software GPU is each process's own.
+    let own = daemon.registry.clients_among(&[peer.credentials.pid]).into_iter().map(|it| it.worker.clone());
+    let others = daemon.registry.clients().into_iter().map(|it| it.worker.clone());
+    for worker in own.chain(daemon.pool.any()).chain(others) {
+        if let Ok(devices) = worker.memory()
+            && let Some(memory) = devices.get(number)
+        {
+            return Ok(Reply::GpuMemory(*memory));
+        }
+    }
+    Err("no worker says how much memory is free".to_owned())
+}
+
+fn told_memory(bytes: &[u8]) -> Option<Memory> {
+    Some(Memory { total: long(bytes, 8)?, reserved: long(bytes, 16)?, free: long(bytes, 24)? })
+}
+
+/// Who computes on a GPU, of those whom the peer may know of: clients, and, where NVML tells of them, others.
+fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, String> {
+    let Peer { daemon, credentials, .. } = *peer;
+    let (number, device) = peer.gpu(gpu)?;
+    let view = PidView::of(credentials.pid).map_err(|e| e.to_string())?;
+    let told = told_processes(daemon, device);
+    let clients = daemon.registry.clients();
+    let mut found = Vec::new();
+    for client in &clients {
+        let described = client.worker.describe().device_memory.get(number).copied().unwrap_or(0);
+        // What the driver counts for its worker is more: contexts, and code.
+        let driver = told.iter().find(|(pid, _)| *pid == client.worker.pid()).map(|(_, bytes)| *bytes);
+        if described > 0 {
+            found.push((client.process.pid, driver.unwrap_or(described)));
+        }
+    }
+    let is_ours = |pid: i32| {
+        clients.iter().any(|it| it.worker.pid() == pid) || process::command(pid) == process::command(own_pid())
+    };
+    found.extend(told.iter().filter(|(pid, _)| !is_ours(*pid)));
+    let operator = connection::is_operator(credentials);
+    let shown = found.into_iter().filter_map(|(pid, memory)| {
+        let allowed = operator || process::user(pid) == Some(credentials.uid);
+        let pid = allowed.then(|| view.to_theirs(pid)).flatten()?;
+        Some(Process { pid: u32::try_from(pid).ok()?, memory })
+    });
+    Ok(Reply::GpuProcesses(shown.collect()))
+}
+
+fn own_pid() -> i32 {
+    std::process::id() as i32
+}
+
+/// What NVML says of the processes on a GPU: pid, and bytes.
+fn told_processes(daemon: &Daemon, device: &Device) -> Vec<(i32, u64)> {
+    let count = (PROCESSES as u32).to_le_bytes().to_vec();
+    let buffers = vec![count, vec![0; PROCESSES * PROCESS_SIZE]];
+    let Some(buffers) = of(daemon, device, "nvmlDeviceGetComputeRunningProcesses_v3", buffers) else {
+        return Vec::new();
+    };
+    let count = buffers.first().and_then(|it| word(it, 0)).unwrap_or(0) as usize;
+    let entries = buffers.get(1).map_or(&[][..], |it| it).chunks_exact(PROCESS_SIZE);
+    let entry = |bytes: &[u8]| Some((i32::try_from(word(bytes, 0)?).ok()?, long(bytes, 8)?));
+    entries.take(count).filter_map(entry).collect()
+}
+
+/// A call that the machine's NVML answers.
+fn ask(peer: &Peer<'_>, question: Question) -> Result<Reply, String> {
+    let table = table::parse(table::TEXT).map_err(|e| e.to_string())?;
+    let function = table.find(&question.function).filter(|f| f.route == Route::Ask);
+    let shapes = function.and_then(|f| table.shapes(f)).ok_or("no function that can be asked")?;
+    if !fits(&shapes, &question.arguments, peer.gpus.len()) {
+        return Err(format!("{}: arguments that are none of it", question.function));
+    }
+    let gpus = peer.devices().map(|device| name(&device.uuid)).collect();
+    let answer = peer.daemon.nvml.ask(&HelperQuestion { question, gpus });
+    Ok(Reply::GpuAnswer(answer.unwrap_or(Answer { result: NOT_SUPPORTED, buffers: Vec::new() })))
+}
+
+/// Asks about one GPU; the buffers that come back, if it succeeds.
+fn of(daemon: &Daemon, device: &Device, function: &str, buffers: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
+    let buffers = buffers.into_iter().map(Argument::Buffer);
+    let arguments = std::iter::once(Argument::Device(0)).chain(buffers).collect();
+    told(daemon, function, arguments, vec![name(&device.uuid)])
+}
+
+/// A text about the machine.
+fn text(daemon: &Daemon, function: &str) -> Option<String> {
+    const LENGTH: usize = 96;
+    let arguments = vec![Argument::Buffer(vec![0; LENGTH]), Argument::Number(LENGTH as u64)];
+    let buffers = told(daemon, function, arguments, Vec::new())?;
+    let text = buffers.first()?.split(|byte| *byte == 0).next()?;
+    Some(String::from_utf8_lossy(text).into_owned())
+}
+
+fn told(daemon: &Daemon, function: &str, arguments: Vec<Argument>, gpus: Vec<String>) -> Option<Vec<Vec<u8>>> {
+    let question = Question { function: function.to_owned(), arguments };
+    let answer = daemon.nvml.ask(&HelperQuestion { question, gpus })?;
+    if !matches!(
+        answer.result,
+        SUCCESS | NOT_SUPPORTED | INVALID_ARGUMENT | INSUFFICIENT_SIZE | ARGUMENT_VERSION_MISMATCH
+    ) {
+        tracing::debug!(function, result = answer.result, "NVML refuses");
+    }
+    (answer.result == SUCCESS).then_some(answer.buffers)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}

@@ -1,0 +1,53 @@
+//! NVML under Rekindle: what it says agrees with what CUDA says (the program compares them), before and after a restore,
+//! under a daemon that started anew, and in a container. It takes no worker.
+
+use rekindle_e2e::podman::Podman;
+use rekindle_e2e::{Node, Result};
+
+const ENDLESS: [&str; 4] = ["--iterations", "400", "--sleep-us", "2000"];
+
+#[test]
+fn nvml_agrees_with_cuda_before_and_after_a_restore_and_a_restart_of_the_daemon() -> Result {
+    let mut node = Node::start()?;
+    let app = node.run_held("nvml", &ENDLESS, Some(300))?;
+    app.reaches(20)?;
+    // Twice at whatever it is doing: asking, too.
+    for _ in 0..2 {
+        node.dump(&app)?;
+    }
+    let image = node.dump_and_kill(app)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    let app = node.restore(&image)?;
+    let version = "2 devices, CUDA 13000";
+    assert_eq!(app.finish()?, format!("{version}\nok\n"));
+    node.finish()
+}
+
+#[test]
+fn a_process_that_asks_nvml_alone_is_no_client_and_outlives_its_daemon() -> Result {
+    let mut node = Node::start()?;
+    let arguments = [&ENDLESS[..], &["--cuda", "0"]].concat();
+    let app = node.run_held("nvml", &arguments, Some(200))?;
+    app.reaches(20)?;
+    assert!(node.clients()?.is_empty(), "{:?}", node.clients()?);
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    // Not in the middle of a question, which would make it ours.
+    app.reaches(200)?;
+    let image = node.dump_and_kill(app)?;
+    assert!(!image.files()?.iter().any(|file| file == "rekindle.img"), "there is no GPU state in it");
+    assert!(node.restore(&image)?.finish()?.ends_with("ok\n"));
+    node.finish()
+}
+
+#[test]
+fn a_container_has_nvml() -> Result {
+    let node = Node::at_default_socket()?;
+    let podman = Podman::new(&node)?;
+    podman.run("nvml", &["--annotation", "dev.rekindle/enable=true"], &["nvml"])?;
+    assert_eq!(podman.exit_code("nvml")?, 0, "{}", podman.call(&["logs", "nvml"])?);
+    assert!(podman.call(&["logs", "nvml"])?.ends_with("ok\n"));
+    drop(podman);
+    node.finish()
+}
