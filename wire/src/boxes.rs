@@ -106,11 +106,24 @@ impl BoxCopy {
 
     /// Takes what [`BoxCopy::write`] appended; `two` is whether there is a source.
     pub fn read(r: &mut Reader<'_>, two: bool) -> Result<Self, Malformed> {
+        let copy = Self::read_words(r, two)?;
+        r.end()?;
+        Ok(copy)
+    }
+
+    /// Takes what [`BoxCopy::write`] appended, without a source, and the blob behind it: all bytes of the box.
+    pub fn read_with_bytes<'a>(r: &mut Reader<'a>) -> Result<(Self, &'a [u8]), Malformed> {
+        let (copy, bytes) = (Self::read_words(r, false)?, r.blob()?);
+        r.end()?;
+        let wanted = copy.size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
+        if wanted == Some(bytes.len() as u64) { Ok((copy, bytes)) } else { Err(Malformed("a box without its bytes")) }
+    }
+
+    fn read_words(r: &mut Reader<'_>, two: bool) -> Result<Self, Malformed> {
         r.word()?;
         let (chunk, end) = (r.word()?, End::read(r)?);
         let source = if two { Some(End::read(r)?) } else { None };
         let (size, stream) = ([r.word()?, r.word()?, r.word()?], r.word()?);
-        r.end()?;
         Ok(Self { chunk, end, source, size, stream })
     }
 }
@@ -180,6 +193,19 @@ mod tests {
             copy.write(&mut w);
             assert_eq!(BoxCopy::read(&mut Reader::new(w.bytes()), source.is_some()), Ok(copy));
             assert!(BoxCopy::read(&mut Reader::new(&w.bytes()[..40]), source.is_some()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_copy_with_its_bytes_has_all_of_them() {
+        let end = End::Array { array: 4, at: [5, 6, 7] };
+        let copy = BoxCopy { chunk: 0, end, source: None, size: [2, 3, 1], stream: 12 };
+        for bytes in [5, 6, 7] {
+            let mut w = Writer::new();
+            copy.write(&mut w);
+            w.blob(&vec![9; bytes]);
+            let read = BoxCopy::read_with_bytes(&mut Reader::new(w.bytes())).ok();
+            assert_eq!(read, (bytes == 6).then_some((copy, &[9; 6][..])));
         }
     }
 

@@ -99,6 +99,10 @@ commands! {
     /// A copy of a box to a staging chunk. The chunk's word says when.
     258 COPY_BOX_TO_CHUNK;
 
+    /// Not sent: a copy of a box from a staging chunk that is held, with the bytes in place of the chunk. As
+    /// [`COPY_BOX_FROM_CHUNK`], and a blob.
+    259 COPY_BOX_BYTES;
+
     /// `cuArray3DCreate`. `array width height depth format channels flags`. Waits.
     264 ARRAY_CREATE;
     /// Destroys an array after everything before it has finished. `array`. Waits.

@@ -47,6 +47,7 @@ impl Executor {
             command::COPY_BOX => self.copy_box(args),
             command::COPY_BOX_FROM_CHUNK => self.copy_box_chunk(args, true),
             command::COPY_BOX_TO_CHUNK => self.copy_box_chunk(args, false),
+            command::COPY_BOX_BYTES => self.copy_box_bytes(args),
             _ => self.array_command(call, args, reply),
         }
     }
@@ -113,6 +114,16 @@ impl Executor {
         let stream = self.handle_stream(stream)?;
         let mut copy = between(target.side, source.side, size);
         self.enqueue_box(&mut copy, [target.array_context, source.array_context], stream)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// A copy that was held. The driver takes the bytes at once: they are few, and this process's ordinary memory.
+    fn copy_box_bytes(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (BoxCopy { end, size, stream, .. }, bytes) = BoxCopy::read_with_bytes(args)?;
+        let target = self.check_end(end, size)?;
+        let real = self.handle_stream(stream)?;
+        let mut copy = between(target.side, packed(bytes.as_ptr().cast_mut(), size), size);
+        self.enqueue_box(&mut copy, [target.array_context, None], real)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 

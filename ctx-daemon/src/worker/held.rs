@@ -320,6 +320,7 @@ impl Executor {
                 self.held.add(header, parameters.to_vec(), uses, Progress::Queued);
             }
             command::COPY_FROM_CHUNK => self.hold_chunk(header, parameters, &uses)?,
+            command::COPY_BOX_FROM_CHUNK => self.hold_box_chunk(header, parameters, &uses)?,
             _ => self.held.add(header, parameters.to_vec(), uses, Progress::Queued),
         }
         if self.held.bytes > MOST_BYTES {

@@ -1,19 +1,23 @@
 //! What is done at once for a command that is held: what its caller would have from the driver at once.
 
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::boxes::{self, BoxCopy};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
 
+use super::commands::check;
 use super::executor::{Executor, Refused};
 use super::held::Progress;
+use super::launch::attributes;
 use super::objects::Object;
 use super::uses::{EventUse, Uses, word};
 
 /// Bytes that a command carries to the device at most.
 const INLINE: usize = 32 << 10;
+const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 
 impl Executor {
     /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
@@ -74,14 +78,7 @@ impl Executor {
             return self.perform(header, parameters);
         }
         for offset in (0..bytes).step_by(INLINE) {
-            let length = INLINE.min(bytes - offset);
-            let mut copied = vec![0; length];
-            // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
-            // meanwhile harms its own copy.
-            unsafe {
-                let from = self.staging.add(chunk * CHUNK_SIZE + offset);
-                std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
-            }
+            let copied = self.from_staging(chunk, offset, INLINE.min(bytes - offset));
             let mut args = Writer::new();
             args.word(target.wrapping_add(offset as u64));
             args.word(stream);
@@ -89,10 +86,59 @@ impl Executor {
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
             self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }
+        self.chunk_is_free(chunk);
+        Ok(())
+    }
+
+    /// The same for the rows of a box. It is cut as the box was that did not fit a chunk.
+    pub(super) fn hold_box_chunk(
+        &mut self,
+        header: CommandHeader,
+        parameters: &[u8],
+        uses: &Uses,
+    ) -> Result<(), Refused> {
+        let copy = BoxCopy::read(&mut Reader::new(parameters), false)?;
+        let bytes = copy.size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
+        let chunk = usize::try_from(copy.chunk).ok().filter(|chunk| *chunk < CHUNKS);
+        let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, bytes) else {
+            return self.perform(header, parameters);
+        };
+        if self.staging.is_null() {
+            return self.perform(header, parameters);
+        }
+        let mut offset = 0;
+        for part in boxes::cut(copy.size, INLINE as u64) {
+            let Some(end) = copy.end.part(part.at) else {
+                return self.perform(header, parameters);
+            };
+            let copied = self.from_staging(chunk, offset, part.bytes() as usize);
+            offset += copied.len();
+            let mut args = Writer::new();
+            BoxCopy { chunk: 0, end, source: None, size: part.size, stream: copy.stream }.write(&mut args);
+            args.blob(&copied);
+            let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
+            self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+        }
+        self.chunk_is_free(chunk);
+        Ok(())
+    }
+
+    /// Bytes of a chunk, all of which are inside.
+    fn from_staging(&self, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
+        let mut copied = vec![0; length];
+        // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
+        // meanwhile harms its own copy.
+        unsafe {
+            let from = self.staging.add(chunk * CHUNK_SIZE + offset);
+            std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
+        }
+        copied
+    }
+
+    fn chunk_is_free(&self, chunk: usize) {
         if let Some(shared) = self.shared {
             reply::finish(shared.chunk(chunk));
         }
-        Ok(())
     }
 
     /// What the driver would say at once of a launch.
@@ -128,6 +174,54 @@ impl Executor {
         }
         if u64::from(launch.shared_bytes) > attribute(MAX_DYNAMIC_SHARED)? {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        self.check_together(&launch, function, threads)
+    }
+
+    /// That the blocks that must be on the device together have room there: all of a cooperative launch, those of a cluster.
+    fn check_together(&mut self, launch: &Launch<'_>, function: u64, threads: u64) -> Result<(), Refused> {
+        const COOPERATIVE: u32 = 2;
+        const CLUSTER: u32 = 4;
+        /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+        const MULTIPROCESSORS: u32 = 16;
+        let attributes = attributes(self, launch)?;
+        let driver = self.driver();
+        if attributes.iter().any(|it| it.id == COOPERATIVE && it.value[0] as u32 != 0) {
+            let (mut fitting, mut processors) = (0, 0);
+            let device = self.devices[self.device_of_context(self.header.context)?].device;
+            // SAFETY: out parameters are locals, the handle the driver's own.
+            let results = unsafe {
+                [
+                    (driver.cuDeviceGetAttribute)(&raw mut processors, MULTIPROCESSORS, device),
+                    (driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                        &raw mut fitting,
+                        function,
+                        threads as i32,
+                        launch.shared_bytes as usize,
+                    ),
+                ]
+            };
+            results.into_iter().try_for_each(check)?;
+            let blocks: u64 = launch.grid.iter().map(|n| u64::from(*n)).product();
+            if blocks > fitting.max(0) as u64 * processors.max(0) as u64 {
+                return Err(Refused::Code(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE));
+            }
+        }
+        if attributes.iter().any(|it| it.id == CLUSTER) {
+            let config = CUlaunchConfig {
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                stream: 0,
+                attrs: attributes.as_ptr(),
+                num_attrs: attributes.len() as u32,
+            };
+            let mut clusters = 0;
+            // SAFETY: the out parameter is a local, the handle the driver's own, the configuration lives through the call.
+            check(unsafe { (driver.cuOccupancyMaxActiveClusters)(&raw mut clusters, function, &raw const config) })?;
+            if clusters <= 0 {
+                return Err(Refused::Code(CUDA_ERROR_INVALID_CLUSTER_SIZE));
+            }
         }
         Ok(())
     }

@@ -179,7 +179,9 @@ impl Executor {
                 }
             }
             command::COPY_BOX => uses.lane = stream(15),
-            command::COPY_BOX_FROM_CHUNK | command::COPY_BOX_TO_CHUNK => uses.lane = stream(10),
+            command::COPY_BOX_FROM_CHUNK | command::COPY_BOX_TO_CHUNK | command::COPY_BOX_BYTES => {
+                uses.lane = stream(10)
+            }
             command::POOL_FREE => uses.lane = stream(1),
             command::ARRAY_DESTROY | command::MIPMAP_DESTROY | command::TEXTURE_DESTROY => {
                 uses.scope = Scope::Everything;

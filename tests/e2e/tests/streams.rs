@@ -24,3 +24,19 @@ fn a_killed_program_goes_on_with_launches_far_ahead_of_the_device() -> Result {
     let arguments = ["--launches", "2500", "--spin", "2000", "--rounds", "60", "--bursts", "1", "--sleep-us", "5000"];
     goes_on_after_a_kill("ahead", &arguments, 10)
 }
+
+/// More copies than there is room to stage them.
+const HELD_COPIES: [&str; 4] = ["--copies", "64", "--strict", "1"];
+
+#[test]
+fn copies_that_wait_for_a_callback_do_not_make_their_caller_wait() -> Result {
+    let expected = undisturbed("heldcopies", &HELD_COPIES)?;
+    let node = Node::start()?;
+    assert_eq!(node.run("heldcopies", &HELD_COPIES)?.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_killed_program_goes_on_with_the_copies_that_were_held() -> Result {
+    goes_on_after_a_kill("heldcopies", &["--iterations", "30", "--callback-us", "60000"], 8)
+}
