@@ -85,6 +85,22 @@ const ALSO: &[&str] = &[
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuGraphCreate",
+    "cuGraphDestroy",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphAddMemcpyNode",
+    "cuGraphAddMemsetNode",
+    "cuGraphAddEmptyNode",
+    "cuGraphAddDependencies_v2",
+    "cuGraphKernelNodeSetAttribute",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphExecDestroy",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphExecMemcpyNodeSetParams",
+    "cuGraphExecMemsetNodeSetParams",
+    "cuGraphNodeSetEnabled",
+    "cuGraphLaunch",
+    "cuGraphUpload",
 ];
 
 fn main() {

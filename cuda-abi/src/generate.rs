@@ -33,6 +33,23 @@ const STRUCTURES: &[(&str, &str)] = &[
     ("CUDA_RESOURCE_VIEW_DESC", "CudaResourceViewDesc"),
     ("CUmemAllocationProp", "CUmemAllocationProp"),
     ("CUmemAccessDesc", "CUmemAccessDesc"),
+    ("CUgraph", "u64"),
+    ("CUgraphNode", "u64"),
+    ("CUgraphExec", "u64"),
+    ("CUgraphConditionalHandle", "u64"),
+    ("CUuserObject", "u64"),
+    ("CUgraphEdgeData", "CUgraphEdgeData"),
+    ("CUgraphNodeParams", "CUgraphNodeParams"),
+    ("CUgraphExecUpdateResultInfo", "CUgraphExecUpdateResultInfo"),
+    ("CUlaunchAttributeValue", "CUlaunchAttributeValue"),
+    ("CUkernelNodeAttrValue", "CUlaunchAttributeValue"),
+    ("CUDA_KERNEL_NODE_PARAMS", "CudaKernelNodeParams"),
+    ("CUDA_KERNEL_NODE_PARAMS_v1", "CudaKernelNodeParamsV1"),
+    ("CUDA_MEMSET_NODE_PARAMS", "CudaMemsetNodeParams"),
+    ("CUDA_HOST_NODE_PARAMS", "CudaHostNodeParams"),
+    ("CUDA_MEM_ALLOC_NODE_PARAMS", "CudaMemAllocNodeParams"),
+    ("CUDA_BATCH_MEM_OP_NODE_PARAMS", "CudaBatchMemOpNodeParams"),
+    ("CUDA_GRAPH_INSTANTIATE_PARAMS", "CudaGraphInstantiateParams"),
 ];
 
 /// The Rust type of a C type of `cuda.h`, with [`crate::types`] and `std::ffi` in scope. Enumerations are `u32`.
@@ -111,6 +128,10 @@ fn known_enum(c: &str) -> bool {
         "CUfilter_mode",
         "CUjitInputType",
         "CUexecAffinityType",
+        "CUgraphNodeType",
+        "CUgraphExecUpdateResult",
+        "CUgraphMem_attribute",
+        "CUkernelNodeAttrID",
     ];
     ENUMS.contains(&c)
 }

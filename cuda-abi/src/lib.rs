@@ -15,6 +15,7 @@ pub mod batch;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod generate;
+pub mod graphs;
 pub mod lookup;
 pub mod nvml;
 #[cfg(feature = "private")]

@@ -115,6 +115,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
         gone: AtomicBool::new(false),
     }));
     CLIENT.store(client, Release);
+    crate::graphs::register();
     counts::begin(client.shared);
     Ok(client)
 }

@@ -25,6 +25,7 @@ mod client;
 mod copy;
 mod copy_box;
 mod counts;
+mod graphs;
 mod log;
 mod maps;
 mod moves;
@@ -62,6 +63,10 @@ thread_local! {
 #[inline]
 fn entry(function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
     counts::asked(function);
+    let body = || match rekindle_graphs::hook::before(exports::SYMBOLS[function as usize].0) {
+        Ok(()) => body(),
+        Err(forbidden) => forbidden,
+    };
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(CUDA_ERROR_UNKNOWN);
     if result == CUDA_ERROR_NOT_SUPPORTED {
         counts::refused(function);

@@ -6,9 +6,13 @@ use std::{env, fs, io};
 
 use rekindle_cuda_abi::{generate, table};
 
+/// Where the functions around graphs are, which the interposer has too.
+const GRAPHS: &str = "../../graphs/src/api";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let table = table::parse(table::TEXT)?;
-    let implemented = functions(Path::new("src/api"))?;
+    let mut implemented = functions(Path::new("src/api"))?;
+    implemented.extend(functions(Path::new(GRAPHS))?);
     for name in &implemented {
         if !table.iter().any(|f| f.symbol == *name) {
             return Err(format!("src/api has {name}, which is no driver function").into());
@@ -17,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = generate::exports(&table, |f| implemented.contains(&f.symbol));
     fs::write(Path::new(&env::var("OUT_DIR")?).join("exports.rs"), source)?;
     println!("cargo::rerun-if-changed=src/api");
+    println!("cargo::rerun-if-changed={GRAPHS}");
     // Programs record and look up this name. Look-ups answer with this library's functions, whoever else has some of
     // the same names. Streams have threads that outlive a dlclose.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,nodelete");

@@ -48,7 +48,8 @@ const MEMORY: u64 = 0;
 const ARRAY: u64 = 1;
 
 impl End {
-    fn write(&self, w: &mut Writer) {
+    /// Appends its words.
+    pub(crate) fn write(&self, w: &mut Writer) {
         let words = match *self {
             End::Memory { address, pitch, rows } => [MEMORY, address, pitch, rows, 0],
             End::Array { array, at: [x, y, z] } => [ARRAY, array, x, y, z],
@@ -56,7 +57,8 @@ impl End {
         words.into_iter().for_each(|word| w.word(word));
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+    /// Takes what [`End::write`] appended.
+    pub(crate) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (kind, place, words) = (r.word()?, r.word()?, [r.word()?, r.word()?, r.word()?]);
         Ok(match kind {
             MEMORY => End::Memory { address: place, pitch: words[0], rows: words[1] },

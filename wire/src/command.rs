@@ -184,6 +184,18 @@ commands! {
     /// Sets it. `device pool`. Waits.
     330 POOL_SET_CURRENT;
 
+    /// Makes a graph of the driver's of a program. `exec image flags`: the program ([`crate::graph::Program`]) has come as
+    /// a code image does. Waits.
+    576 GRAPH_CREATE;
+    /// A step of it is another from now on. `exec place blob`, see [`crate::graph::Step`]. Does not wait.
+    577 GRAPH_SET;
+    /// Launches it. `exec stream`. Does not wait.
+    578 GRAPH_LAUNCH;
+    /// `cuGraphUpload`. `exec stream`. Does not wait.
+    579 GRAPH_UPLOAD;
+    /// Ends it, once it has run to its end. `exec`. Does not wait.
+    580 GRAPH_DESTROY;
+
     /// `cuCtxEnablePeerAccess` of the current context. `peer flags`. Waits.
     336 PEER_ENABLE;
     /// `cuCtxDisablePeerAccess`. `peer`. Waits.
@@ -358,6 +370,7 @@ pub enum Kind {
     SurfObject = 0x1b,
     Linker = 0x1d,
     MemPool = 0x1c,
+    GraphExec = 0x1e,
 }
 
 /// The handle of a device's default pool, which is there without being created.

@@ -11,6 +11,7 @@
 //! - [`ring`]: the command ring in it, with one total order
 //! - [`reply`]: the slots in which a waiting call sleeps
 //! - [`codec`], [`command`]: how a call and its parameters look in the ring
+//! - [`graph`]: what executable graphs do
 //! - [`calls`]: how often a client asks for each driver call
 //! - [`window`]: the addresses that device and pinned memory take on both sides
 //! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
@@ -29,6 +30,7 @@ pub mod control;
 pub mod frame;
 pub mod futex;
 pub mod gpus;
+pub mod graph;
 pub mod layout;
 pub mod nvml;
 pub mod reply;

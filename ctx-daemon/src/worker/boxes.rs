@@ -30,8 +30,8 @@ pub(crate) fn between(dst: CudaMemcpy3dSide, src: CudaMemcpy3dSide, size: [u64; 
 }
 
 /// One end as the driver takes it, and the context of its array, if it is one.
-struct Checked {
-    side: CudaMemcpy3dSide,
+pub(crate) struct Checked {
+    pub(crate) side: CudaMemcpy3dSide,
     array_context: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Executor {
     }
 
     /// Checks an end of a copy: the worker's own memory must not be read or written for a client.
-    fn check_end(&mut self, end: End, size: [u64; 3]) -> Result<Checked, Refused> {
+    pub(crate) fn check_end(&mut self, end: End, size: [u64; 3]) -> Result<Checked, Refused> {
         const INVALID: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
         match end {
             End::Memory { address, pitch, rows } => {

@@ -206,6 +206,15 @@ impl CodeStore {
         self.keep(bytes, capability)
     }
 
+    /// The bytes that came as an image with this number, which are no code.
+    pub(crate) fn take(&mut self, number: u64) -> Result<Vec<u8>, BrokenImage> {
+        let bytes = self.arriving.remove(&number).ok_or(BrokenImage("no part of it has come"))?;
+        match split(&bytes)?.as_slice() {
+            [part] => Ok(part.to_vec()),
+            _ => Err(BrokenImage("an impossible number of parts")),
+        }
+    }
+
     /// Keeps an image of a restore.
     pub(crate) fn keep(&mut self, bytes: Vec<u8>, capability: (u32, u32)) -> Result<Arc<Image>, BrokenImage> {
         let image = Arc::new(Image::new(bytes, capability)?);

@@ -45,6 +45,7 @@ impl Executor {
             command::CALLBACK_NEXT => self.callback_next(args, reply),
             command::HELD_ROOM => self.held_room(args),
             command::THREAD_END => self.thread_end(args),
+            command::GRAPH_CREATE..=command::GRAPH_DESTROY => self.graph_command(call, args),
             command::MEM_OPS => self.mem_ops(args),
             command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
             command::PRINTS => self.fetch_prints(args, reply),
@@ -374,6 +375,7 @@ impl Executor {
             self.pinned.unmap(driver, address);
         }
         self.clear_arrays(handle);
+        self.clear_graphs(handle);
         for (gone, _) in self.objects.remove_context(handle) {
             self.recorded.remove(&gone);
             self.held.stream_destroyed(gone);

@@ -33,6 +33,7 @@ use super::code::Globals;
 use super::code_store::{CodeStore, Image};
 use super::driver::Driver;
 use super::engine::Engine;
+use super::graphs::Graphs;
 use super::held::Held;
 use super::linker::Link;
 use super::memory::DeviceMemory;
@@ -100,6 +101,7 @@ pub(crate) struct Executor {
     pub(crate) fillers: Vec<Filler>,
     pub(crate) prints: Prints,
     pub(crate) links: HashMap<u64, Link>,
+    pub(crate) graphs: Graphs,
     /// What the last compilation of each of the client's threads has said: information, errors.
     pub(crate) code_logs: HashMap<u32, [Vec<u8>; 2]>,
     pub(crate) pools: Pools,
@@ -155,6 +157,7 @@ impl Executor {
             fillers: Vec::new(),
             prints: Prints::default(),
             links: HashMap::new(),
+            graphs: Graphs::new(),
             code_logs: HashMap::new(),
             shared: None,
             staging: std::ptr::null_mut(),
@@ -298,6 +301,7 @@ impl Executor {
                     let destroyed = self.destroy_array(array);
                     self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
+                Then::DestroyGraph { exec, graph } => self.destroy_graph(exec, graph),
                 Then::Held(id) => {
                     self.note_sticky(result);
                     self.held.arrived(id, result);

@@ -75,7 +75,8 @@ impl Executor {
         Ok(Outcome::Done(result))
     }
 
-    fn launched(&mut self, allocates: bool) {
+    /// A kernel was launched; whether its code calls `malloc` on the device.
+    pub(crate) fn launched(&mut self, allocates: bool) {
         if allocates && self.unsavable.is_none() {
             self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
         }

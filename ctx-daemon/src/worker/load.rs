@@ -16,7 +16,7 @@ use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
 use super::memory;
 use super::pinned;
-use super::save::{ARRIVING_CODE, CODE_LOG, HELD_COMMANDS, POOLED, PRINTED, STATE_VERSION};
+use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, POOLED, PRINTED, STATE_VERSION};
 use super::textures::{needs_memory, recorded_value};
 
 impl Executor {
@@ -252,6 +252,7 @@ impl Executor {
                     logs[(blob.handle & 1) as usize] = bytes;
                 }
                 HELD_COMMANDS => self.restore_held(&bytes).map_err(|e| format!("the image's held commands: {e}"))?,
+                GRAPHS => self.restore_graphs(&bytes).map_err(|e| format!("the image's graphs: {e}"))?,
                 kind => return Err(format!("the image has a part of the unknown kind {kind}")),
             }
         }

@@ -22,6 +22,7 @@ mod driver;
 mod engine;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]
 mod executor;
+mod graphs;
 mod held;
 mod held_early;
 mod held_state;

@@ -17,7 +17,7 @@ use super::executor::Executor;
 use super::times::Ages;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 5;
+pub(crate) const STATE_VERSION: u32 = 6;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -27,6 +27,9 @@ pub(crate) const HELD_COMMANDS: u32 = 3;
 /// The kind of blob that holds what kernels have printed and the application has not fetched: its handle is 0 for stdout,
 /// 1 for stderr.
 pub(crate) const PRINTED: u32 = 0x1c0;
+
+/// The kind of blob that holds the programs of executable graphs.
+pub(crate) const GRAPHS: u32 = 0x1c2;
 
 /// The kind of blob that holds a compiler's log that its caller may be about to fetch: its handle is twice the thread's
 /// number, and one more for errors.
@@ -84,6 +87,10 @@ impl Executor {
         if let Some(held) = self.held_bytes() {
             let pieces = writer.append_all(&held).map_err(|e| failed(&e))?;
             blobs.push(Blob { kind: HELD_COMMANDS, handle: 0, device: 0, size: held.len() as u64, pieces });
+        }
+        if let Some(graphs) = self.graph_bytes() {
+            let pieces = writer.append_all(&graphs).map_err(|e| failed(&e))?;
+            blobs.push(Blob { kind: GRAPHS, handle: 0, device: 0, size: graphs.len() as u64, pieces });
         }
         blobs.extend(self.save_prints(&writer)?);
         blobs.extend(self.save_code_logs(&writer)?);

@@ -410,6 +410,7 @@ impl Server {
             let result = self.executor.pinned.map(driver, address, None, allocation);
             super::driver::expect("mapping pinned memory", result).map_err(|e| format!("{e} at {address:#x}"))?;
         }
+        self.executor.make_graphs();
         let client = self.restoring.take().ok_or("nothing was loaded")?;
         self.begin(client.ring.head)?;
         let attach = Attach {

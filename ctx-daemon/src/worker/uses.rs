@@ -33,6 +33,7 @@ pub(crate) enum EventUse {
     Record,
     /// Makes a stream or a caller wait for the event's last record, or asks for it.
     Wait,
+    /// Nothing that names it may come before, or be before it.
     Destroy,
 }
 
@@ -183,6 +184,13 @@ impl Executor {
                 uses.lane = stream(10)
             }
             command::POOL_FREE => uses.lane = stream(1),
+            // Launches of one graph follow each other, and a change is for those after it.
+            command::GRAPH_LAUNCH | command::GRAPH_UPLOAD => {
+                uses.lane = stream(1);
+                uses.events.extend(event(0, EventUse::Destroy));
+            }
+            command::GRAPH_SET | command::GRAPH_DESTROY => uses.events.extend(event(0, EventUse::Destroy)),
+            command::GRAPH_CREATE => {}
             command::ARRAY_DESTROY | command::MIPMAP_DESTROY | command::TEXTURE_DESTROY => {
                 uses.scope = Scope::Everything;
             }

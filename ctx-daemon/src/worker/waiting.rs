@@ -86,6 +86,8 @@ pub(crate) enum Then {
     PoolAlloc { wanted: Wanted, reply: u16 },
     /// A stream that the client has destroyed is destroyed.
     Destroy(StreamKey),
+    /// A graph of the driver's that the client has destroyed is destroyed.
+    DestroyGraph { exec: CUgraphExec, graph: CUgraph },
     /// A held command goes on: what it waited for on the device is done.
     Held(u64),
 }

@@ -27,6 +27,7 @@ unsafe fn each(
     mut one: impl FnMut(usize) -> Result<bool, CUresult>,
 ) -> Result<(), CUresult> {
     client::get()?.contexts.current()?;
+    rekindle_graphs::hook::not_capturable(on)?;
     // SAFETY: the caller's promise. No copy in particular, so far.
     unsafe { put_if(fail_index, usize::MAX) };
     if count == 0 || named_stream(on) == CU_STREAM_LEGACY {

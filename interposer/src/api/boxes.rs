@@ -1,6 +1,7 @@
 //! Copies of two and three dimensions, between memory of any kind and arrays.
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::boxes::{BoxCopy, End, span};
 use rekindle_wire::command::COPY_BOX;
 
@@ -92,11 +93,24 @@ fn array(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
     Ok(Side::Device(End::Array { array: s.array, at: at.map(|n| n as u64) }))
 }
 
+/// A side of a copy as the worker reaches it, if it does.
+pub(crate) fn end_of(s: &CudaMemcpy3dSide, c: &CudaMemcpy3d) -> Result<Option<End>, CUresult> {
+    Ok(side(s, [c.width, c.height, c.depth])?.end())
+}
+
+/// A side of a copy that only this process reaches.
+pub(crate) fn host_box(s: &CudaMemcpy3dSide, c: &CudaMemcpy3d) -> Result<Option<HostBox>, CUresult> {
+    Ok(match side(s, [c.width, c.height, c.depth])? {
+        Side::Host(host) => Some(host),
+        _ => None,
+    })
+}
+
 /// Copies a box. With `wait`, the call is a synchronous one.
 ///
 /// # Safety
 /// Host memory that the descriptor names is as large as it says.
-pub(super) unsafe fn copy(c: &CudaMemcpy3d, on: CUstream, wait: bool) -> Result<(), CUresult> {
+pub(crate) unsafe fn copy(c: &CudaMemcpy3d, on: CUstream, wait: bool) -> Result<(), CUresult> {
     client::get()?.contexts.current()?;
     let size = [c.width, c.height, c.depth];
     if size.contains(&0) {
@@ -104,10 +118,7 @@ pub(super) unsafe fn copy(c: &CudaMemcpy3d, on: CUstream, wait: bool) -> Result<
     }
     let (target, source) = (side(&c.dst, size)?, side(&c.src, size)?);
     let size = size.map(|n| n as u64);
-    let synchronise = || {
-        // SAFETY: no pointers.
-        check(unsafe { stream::cuStreamSynchronize(on) })
-    };
+    let synchronise = || stream::synchronize(on);
     match (target, source) {
         (Side::Host(to), from) | (Side::Pinned(_, to), from @ Side::Host(_)) if from.is_host() => {
             let from = from.host().ok_or(CUDA_ERROR_UNKNOWN)?;
@@ -146,7 +157,12 @@ unsafe fn described<T: Copy + Into<CudaMemcpy3d>>(described: *const T, on: CUstr
         return CUDA_ERROR_INVALID_VALUE;
     }
     // SAFETY: not null, so a descriptor by the caller's promise.
-    code(unsafe { copy(&(*described).into(), on, wait) })
+    let described = unsafe { *described }.into();
+    if !wait && let Some(answer) = hook::copy(on, || described) {
+        return answer;
+    }
+    // SAFETY: the caller's promise.
+    code(unsafe { copy(&described, on, wait) })
 }
 
 pub(crate) unsafe fn cuMemcpy2D_v2(copy: *const CudaMemcpy2d) -> CUresult {
@@ -180,6 +196,9 @@ pub(crate) unsafe fn cuMemcpy3DAsync_v2(copy: *const CudaMemcpy3d, on: CUstream)
 /// As for [`described`].
 unsafe fn peer(copy: *const CudaMemcpy3d, on: CUstream, wait: bool) -> CUresult {
     let known = client::get().and_then(|client| {
+        if !wait {
+            hook::not_capturable(on)?;
+        }
         if copy.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

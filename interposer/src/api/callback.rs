@@ -12,6 +12,7 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::command::{CALLBACK_NEXT, HOST_FUNC, HOST_FUNCTION, STREAM_CALLBACK};
 
 use super::{check, code};
@@ -31,6 +32,11 @@ pub(crate) fn in_callback() -> bool {
 }
 
 pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) -> CUresult {
+    if !function.is_null()
+        && let Some(answer) = hook::host(stream, function as u64, data as u64)
+    {
+        return answer;
+    }
     code(enqueue(stream, function, data, HOST_FUNCTION))
 }
 
@@ -43,10 +49,11 @@ pub(crate) unsafe fn cuStreamAddCallback(
     if flags != 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    code(enqueue(stream, callback, data, STREAM_CALLBACK))
+    code(hook::not_capturable(stream).and_then(|()| enqueue(stream, callback, data, STREAM_CALLBACK)))
 }
 
-fn enqueue(stream: CUstream, function: *mut c_void, data: *mut c_void, kind: u64) -> Result<(), CUresult> {
+/// Enqueues a callback, whatever captures.
+pub(crate) fn enqueue(stream: CUstream, function: *mut c_void, data: *mut c_void, kind: u64) -> Result<(), CUresult> {
     if function.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }

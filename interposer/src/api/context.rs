@@ -12,6 +12,7 @@ use crate::state::memory::Allocation;
 
 /// Drops what the process knows of a context's objects.
 pub(super) fn forget(client: &Client, context: CUcontext) {
+    rekindle_graphs::hook::context_gone(context);
     client.contexts.remove(context);
     client.streams.forget_context(context);
     client.events.forget_context(context);
@@ -261,6 +262,7 @@ fn synchronize(ctx: CUcontext) -> Result<(), CUresult> {
     let client = client::get()?;
     let handle = if ctx == 0 { client.contexts.current()?.0 } else { ctx };
     client.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    rekindle_graphs::hook::context_asked(handle)?;
     let mut call = Call::new(CONTEXT_SYNC)?;
     call.word(handle);
     check(call.wait().0)

@@ -1,6 +1,7 @@
 //! Events.
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::command::{EVENT_SYNC, Kind};
 
 use super::{check, code};
@@ -35,6 +36,7 @@ pub(super) fn ours(event: CUevent) -> Result<(), CUresult> {
 }
 
 pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
+    hook::event_destroyed(event);
     // SAFETY: no pointers.
     code(ours(event).and_then(|()| check(unsafe { remote::cuEventDestroy_v2(event) })).and_then(|()| {
         client::get()?.events.remove(event);
@@ -48,6 +50,11 @@ pub(crate) unsafe fn cuEventDestroy(event: CUevent) -> CUresult {
 }
 
 pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
+    // SAFETY: no pointers.
+    unsafe { cuEventRecordWithFlags(event, stream, 0) }
+}
+
+pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
     code(ours(event).and_then(|()| {
         // Of one context with its stream; the driver says so at once.
         let client = client::get()?;
@@ -55,22 +62,38 @@ pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult
         if client.events.context(event).is_some_and(|of_event| of_event != of_stream) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
+        if let Some(answer) = hook::record(event, stream, flags) {
+            return check(answer);
+        }
+        client.events.record(event);
         // SAFETY: no pointers.
         check(unsafe { remote::cuEventRecord(event, stream) })
     }))
 }
 
-pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
-    match flags {
-        // SAFETY: no pointers.
-        0 => unsafe { cuEventRecord(event, stream) },
-        // An external record only means something during a capture, and nothing captures.
-        _ => CUDA_ERROR_INVALID_VALUE,
-    }
+pub(crate) unsafe fn cuEventQuery(event: CUevent) -> CUresult {
+    // SAFETY: no pointers.
+    code(hook::event_asked(event).and_then(|()| check(unsafe { remote::cuEventQuery(event) })))
+}
+
+pub(crate) unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(
+        hook::events_compared(start, end)
+            .and_then(|()| check(unsafe { remote::cuEventElapsedTime(milliseconds, start, end) })),
+    )
+}
+
+pub(crate) unsafe fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    code(
+        hook::events_compared(start, end)
+            .and_then(|()| check(unsafe { remote::cuEventElapsedTime_v2(milliseconds, start, end) })),
+    )
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
-    code(ours(event).and_then(|()| {
+    code(ours(event).and_then(|()| hook::event_asked(event)).and_then(|()| {
         let mut call = Call::new(EVENT_SYNC)?;
         call.word(event);
         check(call.wait().0)

@@ -8,11 +8,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{COOPERATIVE, EVENT_ATTRIBUTES, LAUNCH, Launch, PLAIN_ATTRIBUTES};
+use rekindle_graphs::{Kernel, hook};
+use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, EVENT_ATTRIBUTES, LAUNCH, Launch, PLAIN_ATTRIBUTES};
 
 use super::{check, code, library};
 use crate::client::Call;
 use crate::named_stream;
+use crate::state::contexts;
 use crate::state::functions::Function;
 
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`: what follows them in `extra`.
@@ -89,6 +91,10 @@ pub(super) unsafe fn launch(
     extra: *mut *mut c_void,
 ) -> Result<(), CUresult> {
     let function = library::known(what.function)?;
+    // SAFETY: the caller's promise.
+    if let Some(answer) = hook::launch(what.stream, || unsafe { node(&function, &what, params, extra) }) {
+        return check(answer);
+    }
     crate::prints::deliver(crate::client::get()?);
     what.stream = named_stream(what.stream);
     let mut parameters = PARAMETERS.try_with(std::cell::Cell::take).unwrap_or_default();
@@ -106,6 +112,41 @@ pub(super) unsafe fn launch(
     });
     let _ = PARAMETERS.try_with(|p| p.set(parameters));
     sent
+}
+
+/// A launch as a node of a graph.
+///
+/// # Safety
+/// As [`launch`].
+unsafe fn node(
+    function: &Function,
+    what: &Launch<'_>,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<Kernel, CUresult> {
+    const COOPERATIVE_LAUNCH: u32 = 2;
+    let mut kernel = Kernel {
+        function: what.function,
+        context: contexts::current(),
+        grid: what.grid,
+        block: what.block,
+        shared_bytes: what.shared_bytes,
+        layout: function.params.clone(),
+        ..Default::default()
+    };
+    // SAFETY: the caller's promise.
+    unsafe { gather(function, params, extra, &mut kernel.parameters) }?;
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    for attribute in what.attributes.chunks_exact(ATTRIBUTE_BYTES) {
+        let (id, value) = attribute.split_at(8);
+        let mut words = [0; 8];
+        value.chunks_exact(8).zip(&mut words).for_each(|(bytes, w)| *w = word(bytes));
+        kernel.attributes.insert(word(id) as u32, CUlaunchAttributeValue(words));
+    }
+    if what.flags & COOPERATIVE != 0 {
+        kernel.attributes.insert(COOPERATIVE_LAUNCH, CUlaunchAttributeValue([1, 0, 0, 0, 0, 0, 0, 0]));
+    }
+    Ok(kernel)
 }
 
 /// A digest of what the driver checks when a kernel is launched; never 0, which stands for "never launched". The

@@ -138,6 +138,9 @@ pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, cou
             if !Kind::Stream.owns(one.stream) {
                 return Err(CUDA_ERROR_INVALID_HANDLE);
             }
+            if rekindle_graphs::hook::captures(one.stream) {
+                return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            }
             let function = library::known(one.function)?;
             let mut parameters = Vec::new();
             // SAFETY: parameters as for any launch, by the caller's promise.

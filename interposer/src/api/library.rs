@@ -37,7 +37,7 @@ unsafe fn send_image(image: *const c_void) -> Result<u64, CUresult> {
 }
 
 /// Sends the parts of an image: their number, for each its length, then all bytes.
-pub(super) fn send_parts(parts: &[&[u8]]) -> Result<u64, CUresult> {
+pub(crate) fn send_parts(parts: &[&[u8]]) -> Result<u64, CUresult> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut head = (parts.len() as u64).to_le_bytes().to_vec();
     for part in parts {

@@ -32,7 +32,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
 }
 
 /// Reserves more of a device's window, and says so to the worker, which has asked for it.
-pub(super) fn reserve_window(client: &Client, device: usize, end: u64) -> Result<(), CUresult> {
+pub(crate) fn reserve_window(client: &Client, device: usize, end: u64) -> Result<(), CUresult> {
     let end = client.memory.reserve(device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let mut call = Call::new(WINDOW_RESERVED)?;
     call.word(device as u64);
@@ -70,6 +70,9 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
         client.standing_error()?;
         if dptr == 0 {
             return Ok(());
+        }
+        if let Some(answer) = rekindle_graphs::hook::free(dptr) {
+            return check(answer);
         }
         match client.memory.at(dptr) {
             Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == dptr => {}

@@ -1,6 +1,7 @@
 //! Memsets: they travel as the table says, once the range is known to be memory.
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 
 use crate::{client, remote};
 
@@ -20,13 +21,21 @@ fn check(address: CUdeviceptr, bytes: u64, element: u64) -> Result<(), CUresult>
 /// memory it does.
 fn finished(address: CUdeviceptr, result: CUresult) -> CUresult {
     let pinned = client::get().is_ok_and(|c| c.memory.at(address).is_some_and(|a| a.is_host()));
-    // SAFETY: no pointers.
-    if result == CUDA_SUCCESS && pinned { unsafe { super::stream::cuStreamSynchronize(0) } } else { result }
+    if result == CUDA_SUCCESS && pinned { super::code(super::stream::synchronize(0)) } else { result }
+}
+
+fn fill(dst: u64, pitch: usize, value: u32, element: u32, width: usize, height: usize) -> CudaMemsetNodeParams {
+    CudaMemsetNodeParams { dst, pitch, value, element, width, height }
 }
 
 macro_rules! memsets {
     ($($name:ident, $blocking:ident($value:ty, $element:literal);)*) => {$(
         pub(crate) unsafe fn $name(address: CUdeviceptr, value: $value, count: usize, stream: CUstream) -> CUresult {
+            let (width, height, pitch) = (count, 1, 0);
+            let fill = || fill(address, pitch, u32::from(value), $element, width, height);
+            if let Some(answer) = hook::fill(stream, fill) {
+                return answer;
+            }
             match check(address, (count as u64).saturating_mul($element), $element) {
                 // SAFETY: no pointers of the caller's.
                 Ok(()) if count > 0 => unsafe { remote::$name(address, value, count, stream) },
@@ -47,6 +56,10 @@ macro_rules! memsets_2d {
         pub(crate) unsafe fn $name(
             address: CUdeviceptr, pitch: usize, value: $value, width: usize, height: usize, stream: CUstream
         ) -> CUresult {
+            let fill = || fill(address, pitch, u32::from(value), $element, width, height);
+            if let Some(answer) = hook::fill(stream, fill) {
+                return answer;
+            }
             let bytes = (pitch as u64).saturating_mul((height as u64).saturating_sub(1)) + width as u64 * $element;
             match check(address, bytes, $element) {
                 // SAFETY: no pointers of the caller's.

@@ -11,6 +11,7 @@ mod callback;
 mod context;
 mod device;
 mod event;
+pub(crate) mod graph_parts;
 mod jit;
 mod kernels;
 mod launch;
@@ -63,14 +64,17 @@ pub(crate) use stream_memory::*;
 pub(crate) use texture::*;
 pub(crate) use transfer::*;
 
+// Graphs and captures, which this process keeps.
+pub(crate) use rekindle_graphs::api::*;
+
 // Calls that the table alone describes.
 pub(crate) use crate::remote::{
     cuCtxGetCacheConfig, cuCtxGetLimit, cuCtxGetSharedMemConfig, cuCtxResetPersistingL2Cache, cuCtxSetCacheConfig,
     cuCtxSetLimit, cuCtxSetSharedMemConfig, cuDeviceCanAccessPeer, cuDeviceGetExecAffinitySupport,
-    cuDeviceGetP2PAttribute, cuEventElapsedTime, cuEventElapsedTime_v2, cuEventQuery, cuFuncGetAttribute,
-    cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute, cuFuncSetCacheConfig, cuFuncSetSharedMemConfig,
-    cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig, cuOccupancyAvailableDynamicSMemPerBlock,
-    cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cuStreamQuery,
+    cuDeviceGetP2PAttribute, cuFuncGetAttribute, cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute, cuFuncSetCacheConfig,
+    cuFuncSetSharedMemConfig, cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig,
+    cuOccupancyAvailableDynamicSMemPerBlock, cuOccupancyMaxActiveBlocksPerMultiprocessor,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
 };
 
 use rekindle_cuda_abi::types::*;

@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::command::{
     Kind, POOL_ALLOC, POOL_CREATE, POOL_CURRENT, POOL_DESTROY, POOL_FREE, POOL_GET, POOL_GET_ACCESS, POOL_SET,
     POOL_SET_ACCESS, POOL_SET_CURRENT, POOL_TRIM, WINDOW_FULL, default_pool,
@@ -259,7 +260,23 @@ fn allocate(out: *mut CUdeviceptr, size: usize, pool: u64, stream: CUstream) -> 
     }))
 }
 
+/// The answer of an allocation that a capture takes, on a device or on the stream's.
+///
+/// # Safety
+/// `out` is null or writable.
+unsafe fn captured(out: *mut CUdeviceptr, size: usize, stream: CUstream, device: Option<CUdevice>) -> Option<CUresult> {
+    if out.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    hook::allocate(stream, size, device).map(|made| code(made.and_then(|address| unsafe { put(out, address) })))
+}
+
 pub(crate) unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, size: usize, stream: CUstream) -> CUresult {
+    // SAFETY: the caller's promise by cuda.h.
+    if let Some(answer) = unsafe { captured(out, size, stream, None) } {
+        return answer;
+    }
     allocate(out, size, 0, stream)
 }
 
@@ -272,10 +289,17 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync(
     if !Kind::MemPool.owns(pool) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    // SAFETY: the caller's promise by cuda.h.
+    if let Some(answer) = unsafe { captured(out, size, stream, None) } {
+        return answer;
+    }
     allocate(out, size, pool, stream)
 }
 
 pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult {
+    if let Some(answer) = hook::free_async(address, stream) {
+        return answer;
+    }
     code(Call::in_context(POOL_FREE).and_then(|mut call| {
         let client = client::get()?;
         match client.memory.at(address) {

@@ -1,11 +1,10 @@
 //! Streams.
 
-use std::ffi::c_void;
-
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::command::{STREAM_DESTROY, STREAM_SYNC};
 
-use super::{check, code, put, put_if};
+use super::{check, code, put};
 use crate::client::{self, Call};
 use crate::state::contexts;
 use crate::state::streams::Stream;
@@ -44,6 +43,7 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u3
 pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     code(client::get().and_then(|client| {
         let mut call = Call::new(STREAM_DESTROY)?;
+        hook::stream_destroyed(stream);
         if !client.streams.remove(stream) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
@@ -58,7 +58,7 @@ pub(crate) unsafe fn cuStreamDestroy(stream: CUstream) -> CUresult {
 }
 
 /// What is known of a stream that a parameter names; default streams belong to the current context.
-fn named(stream: CUstream) -> Result<Stream, CUresult> {
+pub(crate) fn named(stream: CUstream) -> Result<Stream, CUresult> {
     let client = client::get()?;
     match named_stream(stream) {
         CU_STREAM_LEGACY => Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id: 1 }),
@@ -117,80 +117,28 @@ pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) 
 }
 
 pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
-    code(Call::in_context(STREAM_SYNC).and_then(|mut call| {
-        call.stream(stream)?;
-        check(call.wait().0)
-    }))
+    code(hook::stream_asked(stream).and_then(|()| synchronize(stream)))
+}
+
+/// Waits for a stream, whatever captures.
+pub(crate) fn synchronize(stream: CUstream) -> Result<(), CUresult> {
+    let mut call = Call::in_context(STREAM_SYNC)?;
+    call.stream(stream)?;
+    check(call.wait().0)
+}
+
+pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
+    // SAFETY: no pointers.
+    code(hook::stream_asked(stream).and_then(|()| check(unsafe { remote::cuStreamQuery(stream) })))
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
-    // CU_EVENT_WAIT_EXTERNAL only means something during a capture.
-    code(super::event::ours(event).and_then(|()| match flags {
-        // SAFETY: no pointers.
-        0 => check(unsafe { remote::cuStreamWaitEvent(stream, event, flags) }),
-        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    code(super::event::ours(event).and_then(|()| {
+        let events = &client::get()?.events;
+        check(match hook::wait(stream, event, flags, || events.is_recorded(event)) {
+            Some(answer) => answer,
+            // SAFETY: no pointers.
+            None => unsafe { remote::cuStreamWaitEvent(stream, event, flags) },
+        })
     }))
-}
-
-// Nothing captures: cuStreamBeginCapture is refused.
-
-pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> CUresult {
-    // SAFETY: the caller's promise by cuda.h.
-    code(named(stream).and_then(|_| unsafe { put(status, 0) }))
-}
-
-pub(crate) unsafe fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut u32, id: *mut u64) -> CUresult {
-    // SAFETY: the caller's promise by cuda.h.
-    unsafe {
-        put_if(id, 0);
-        cuStreamIsCapturing(stream, status)
-    }
-}
-
-pub(crate) unsafe fn cuStreamGetCaptureInfo_v2(
-    stream: CUstream,
-    status: *mut u32,
-    id: *mut u64,
-    _graph: *mut c_void,
-    _dependencies: *mut *const c_void,
-    count: *mut usize,
-) -> CUresult {
-    // SAFETY: the caller's promise by cuda.h.
-    unsafe {
-        put_if(count, 0);
-        cuStreamGetCaptureInfo(stream, status, id)
-    }
-}
-
-pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
-    stream: CUstream,
-    status: *mut u32,
-    id: *mut u64,
-    _graph: *mut c_void,
-    _dependencies: *mut *const c_void,
-    _edges: *mut *const c_void,
-    count: *mut usize,
-) -> CUresult {
-    // SAFETY: the caller's promise by cuda.h.
-    unsafe {
-        put_if(count, 0);
-        cuStreamGetCaptureInfo(stream, status, id)
-    }
-}
-
-pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> CUresult {
-    thread_local! {
-        static MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-    }
-    if mode.is_null() {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    // SAFETY: not null, so valid by the caller's promise.
-    unsafe {
-        if *mode > 2 {
-            return CUDA_ERROR_INVALID_VALUE;
-        }
-        *mode = MODE.replace(*mode);
-    }
-    CUDA_SUCCESS
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{MAX_MEM_OPS, MEM_OPS, MemOp};
 
@@ -17,7 +18,7 @@ const WRITE_64: u32 = 5;
 const BARRIER: u32 = 6;
 
 /// What the driver says at once of an operation.
-fn judge(op: &MemOp) -> Result<(), CUresult> {
+pub(crate) fn judge(op: &MemOp) -> Result<(), CUresult> {
     // How to compare, and whether to flush remote writes after it.
     const WAIT_FLAGS: u32 = 0x4000_0003;
     const WRITE_FLAGS: u32 = 1;
@@ -35,7 +36,8 @@ fn judge(op: &MemOp) -> Result<(), CUresult> {
     Ok(())
 }
 
-fn enqueue(stream: CUstream, ops: &[MemOp]) -> Result<(), CUresult> {
+/// Enqueues operations, whatever captures.
+pub(crate) fn enqueue(stream: CUstream, ops: &[MemOp]) -> Result<(), CUresult> {
     let mut call = Call::in_context(MEM_OPS)?;
     call.stream(stream)?;
     ops.iter().try_for_each(judge)?;
@@ -49,6 +51,10 @@ fn enqueue(stream: CUstream, ops: &[MemOp]) -> Result<(), CUresult> {
 }
 
 fn one(stream: CUstream, operation: u32, address: u64, value: u64, flags: u32) -> CUresult {
+    let params = CUstreamBatchMemOpParams { operation, address, value, flags, ..Default::default() };
+    if let Some(answer) = hook::words(stream, || vec![params], 0) {
+        return answer;
+    }
     code(enqueue(stream, &[MemOp { operation, address, value, flags }]))
 }
 
@@ -104,38 +110,29 @@ pub(crate) unsafe fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr
     one(stream, WRITE_64, address, value, flags)
 }
 
-/// `CUstreamBatchMemOpParams`: a union of 48 bytes, of which the members about words begin alike.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    operation: u32,
-    /// Of flushes and barriers.
-    flags_of_none: u32,
-    address: u64,
-    value: u64,
-    flags: u32,
-    rest: [u32; 5],
+/// An operation as the caller describes it.
+pub(crate) fn operation(p: &CUstreamBatchMemOpParams) -> MemOp {
+    match p.operation {
+        FLUSH | BARRIER => MemOp { operation: p.operation, address: 0, value: 0, flags: p.flags_of_none },
+        WAIT_32 | WRITE_32 => {
+            let value = p.value & 0xffff_ffff;
+            MemOp { operation: p.operation, address: p.address, value, flags: p.flags }
+        }
+        _ => MemOp { operation: p.operation, address: p.address, value: p.value, flags: p.flags },
+    }
 }
 
 pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: *mut c_void, flags: u32) -> CUresult {
-    const { assert!(size_of::<Params>() == 48) };
     if count as usize > MAX_MEM_OPS || flags != 0 || (count > 0 && params.is_null()) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    let ops: Vec<MemOp> = (0..count as usize)
-        .map(|i| {
-            // SAFETY: the caller's array holds that many.
-            let p = unsafe { params.cast::<Params>().add(i).read_unaligned() };
-            match p.operation {
-                FLUSH | BARRIER => MemOp { operation: p.operation, address: 0, value: 0, flags: p.flags_of_none },
-                WAIT_32 | WRITE_32 => {
-                    let value = p.value & 0xffff_ffff;
-                    MemOp { operation: p.operation, address: p.address, value, flags: p.flags }
-                }
-                _ => MemOp { operation: p.operation, address: p.address, value: p.value, flags: p.flags },
-            }
-        })
-        .collect();
+    // SAFETY: the caller's array holds that many.
+    let one = |i| unsafe { params.cast::<CUstreamBatchMemOpParams>().add(i).read_unaligned() };
+    let list: Vec<CUstreamBatchMemOpParams> = (0..count as usize).map(one).collect();
+    if let Some(answer) = hook::words(stream, || list.clone(), flags) {
+        return answer;
+    }
+    let ops: Vec<MemOp> = list.iter().map(operation).collect();
     code(enqueue(stream, &ops))
 }
 

@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
 use rekindle_wire::command::COPY;
 use rekindle_wire::window;
 
@@ -73,16 +74,14 @@ unsafe fn transfer(
             check(unsafe { copy::to_device(target, source as *const u8, bytes, on) })?;
             // A synchronous copy has also arrived: the driver promises less, but programs go on in another stream.
             if wait == Wait::Yes {
-                // SAFETY: no pointers.
-                check(unsafe { stream::cuStreamSynchronize(on) })?;
+                stream::synchronize(on)?;
             }
             Ok(())
         }
         // SAFETY: the caller's promise.
         (Place::Host, Place::Device) => check(unsafe { copy::to_host(target as *mut u8, source, bytes, on) }),
         (Place::Host | Place::Pinned, Place::Host) | (Place::Host, Place::Pinned) => {
-            // SAFETY: no pointers.
-            check(unsafe { stream::cuStreamSynchronize(on) })?;
+            stream::synchronize(on)?;
             // SAFETY: the caller's promise; overlapping is allowed here as in the driver.
             unsafe { std::ptr::copy(source as *const u8, target as *mut u8, bytes) };
             Ok(())
@@ -96,17 +95,25 @@ unsafe fn transfer(
             check(call.send())?;
             // Between device memories the driver does not make the host wait.
             if wait == Wait::Yes && (target_is, source_is) != (Place::Device, Place::Device) {
-                // SAFETY: no pointers.
-                check(unsafe { stream::cuStreamSynchronize(on) })?;
+                stream::synchronize(on)?;
             }
             Ok(())
         }
     }
 }
 
+/// The answer of a copy that a capture takes. An end is its kind of memory, and where it is; the destination first.
+fn captured((target, source): ((u32, u64), (u32, u64)), bytes: usize, on: CUstream, wait: Wait) -> Option<CUresult> {
+    if wait == Wait::Yes { None } else { hook::copy_bytes(on, target, source, bytes) }
+}
+
 /// # Safety
 /// `source` holds `bytes` bytes.
 unsafe fn host_to_device(target: u64, source: *const c_void, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
+    let ends = ((CU_MEMORYTYPE_DEVICE, target), (CU_MEMORYTYPE_HOST, source as u64));
+    if let Some(answer) = captured(ends, bytes, on, wait) {
+        return answer;
+    }
     code(anything(bytes).and_then(|any| {
         if !any {
             return Ok(());
@@ -120,6 +127,10 @@ unsafe fn host_to_device(target: u64, source: *const c_void, bytes: usize, on: C
 /// # Safety
 /// `target` has room for `bytes` bytes.
 unsafe fn device_to_host(target: *mut c_void, source: u64, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
+    let ends = ((CU_MEMORYTYPE_HOST, target as u64), (CU_MEMORYTYPE_DEVICE, source));
+    if let Some(answer) = captured(ends, bytes, on, wait) {
+        return answer;
+    }
     code(anything(bytes).and_then(|any| {
         if !any {
             return Ok(());
@@ -144,6 +155,10 @@ fn device_to_device(target: u64, source: u64, bytes: usize, on: CUstream) -> CUr
 /// # Safety
 /// Whichever ends are host memory hold `bytes` bytes.
 unsafe fn any_to_any(target: u64, source: u64, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
+    let ends = ((CU_MEMORYTYPE_UNIFIED, target), (CU_MEMORYTYPE_UNIFIED, source));
+    if let Some(answer) = captured(ends, bytes, on, wait) {
+        return answer;
+    }
     let place = |address| -> Result<(u64, Place), CUresult> {
         let client = client::get()?;
         Ok(match client.memory.at(address) {
@@ -200,7 +215,8 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     bytes: usize,
     on: CUstream,
 ) -> CUresult {
-    device_to_device(target, source, bytes, on)
+    let ends = ((CU_MEMORYTYPE_DEVICE, target), (CU_MEMORYTYPE_DEVICE, source));
+    captured(ends, bytes, on, Wait::No).unwrap_or_else(|| device_to_device(target, source, bytes, on))
 }
 
 pub(crate) unsafe fn cuMemcpy(target: CUdeviceptr, source: CUdeviceptr, bytes: usize) -> CUresult {
@@ -247,5 +263,8 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     bytes: usize,
     on: CUstream,
 ) -> CUresult {
+    if let Err(error) = hook::not_capturable(on) {
+        return error;
+    }
     peers(target_context, source_context).unwrap_or_else(|| device_to_device(target, source, bytes, on))
 }

@@ -20,6 +20,8 @@ pub(crate) struct Function {
     /// A digest of the last configuration that was launched and answered with success. A launch that differs waits
     /// for its answer, because what is wrong with a configuration the driver says at once.
     pub(crate) proven: AtomicU64,
+    /// A digest of the last block and shared memory that were found to be allowed, for nodes of graphs.
+    pub(crate) checked: AtomicU64,
     /// What the calls from before CUDA 4 have set for a launch by `cuLaunch` and its like.
     pub(crate) legacy: Mutex<Legacy>,
 }
@@ -36,7 +38,16 @@ pub(crate) struct Legacy {
 impl Function {
     pub(crate) fn new(name: CString, parent: u64, context: u64, params: Vec<(u32, u32)>) -> Self {
         let params_size = params.iter().map(|&(o, s)| o as usize + s as usize).max().unwrap_or(0);
-        Self { name, parent, context, params, params_size, proven: AtomicU64::new(0), legacy: Mutex::default() }
+        Self {
+            name,
+            parent,
+            context,
+            params,
+            params_size,
+            proven: AtomicU64::new(0),
+            checked: AtomicU64::new(0),
+            legacy: Mutex::default(),
+        }
     }
 }
 

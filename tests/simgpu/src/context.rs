@@ -214,6 +214,7 @@ impl Context {
 
     /// Ends the context: waits for its work, and takes everything away that belongs to it.
     pub(crate) fn end(&self) {
+        rekindle_graphs::hook::context_gone(self.handle);
         private::cls_reset(self.handle);
         let _ = self.synchronize();
         self.cancel();

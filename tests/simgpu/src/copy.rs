@@ -105,6 +105,34 @@ pub(crate) fn copy(stream: &Arc<Stream>, dst: Side, src: Side, size: [usize; 3],
     Ok(())
 }
 
+/// What [`copy`] says at once.
+pub(crate) fn check(context: &Context, dst: Side, src: Side, size: [usize; 3]) -> Result<()> {
+    ensure(!size.contains(&0), CUDA_ERROR_INVALID_VALUE)?;
+    dst.memory(context, size, true)?;
+    src.memory(context, size, false)?;
+    Ok(())
+}
+
+/// What [`fill`] says at once of rows of bytes.
+pub(crate) fn check_fill(context: &Context, dst: Side, [row, height]: [usize; 2]) -> Result<()> {
+    dst.memory(context, [row, height, 1], true)?.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Copies when the stream comes to it, pageable memory too.
+pub(crate) fn copy_later(stream: &Arc<Stream>, dst: Side, src: Side, size: [usize; 3]) -> Result<()> {
+    let context = stream.context()?;
+    let [to, from] = [dst.memory(&context, size, true)?, src.memory(&context, size, false)?];
+    let is_host = |region: Option<Region>| region.is_none_or(|r| r.kind.is_host());
+    let direction = match (is_host(from), is_host(to)) {
+        (true, false) => Some(Direction::In),
+        (false, true) => Some(Direction::Out),
+        _ => None,
+    };
+    let work = Copy { dst, src, size, direction, staged: None, pageable: [to.is_none(), from.is_none()] };
+    stream.submit(move |context| work.run(context))?;
+    Ok(())
+}
+
 struct Copy {
     dst: Side,
     src: Side,

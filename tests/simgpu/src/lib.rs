@@ -25,6 +25,7 @@ mod element;
 mod event;
 mod execution;
 mod fault;
+mod graphs;
 mod handles;
 mod host;
 mod image;

@@ -42,6 +42,7 @@ pub(crate) fn initialize() -> Result<()> {
     state()?;
     ONCE.call_once(|| {
         device::create();
+        crate::graphs::register();
         // SAFETY: registers functions that only store to an atomic, or cancel what runs.
         unsafe {
             libc::pthread_atfork(None, None, Some(forked));
@@ -96,7 +97,8 @@ pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
         if !ALWAYS.contains(&name(index)) {
             ensure(state()?, CUDA_ERROR_NOT_INITIALIZED)?;
         }
-        fault::point(name(index))
+        fault::point(name(index))?;
+        rekindle_graphs::hook::before(name(index))
     };
     let call = || gate().err().unwrap_or_else(body);
     let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(CUDA_ERROR_UNKNOWN);

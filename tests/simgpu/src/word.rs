@@ -22,7 +22,8 @@ pub(crate) struct Word {
 }
 
 impl Word {
-    fn check(self, context: &Context) -> Result<()> {
+    /// What is wrong with it, if anything.
+    pub(crate) fn check(self, context: &Context) -> Result<()> {
         let bytes = if self.wide { 8 } else { 4 };
         let device = context.device.ordinal;
         ensure(self.address.is_multiple_of(bytes), CUDA_ERROR_INVALID_VALUE)?;

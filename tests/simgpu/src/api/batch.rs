@@ -28,6 +28,7 @@ unsafe fn each(
     fail_index: *mut usize,
     mut one: impl FnMut(usize) -> Result<bool>,
 ) -> Result<()> {
+    rekindle_graphs::hook::not_capturable(on)?;
     let stream = current::stream(on)?;
     unsafe { put_if(fail_index, usize::MAX) };
     ensure(count > 0 && stream.handle != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE)?;

@@ -5,6 +5,8 @@ use rekindle_cuda_abi::types::{
     CUresult, CUstream, CudaMemcpy2d, CudaMemcpy3d, CudaMemcpy3dSide,
 };
 
+use rekindle_graphs::hook;
+
 use crate::copy::{Side, copy};
 use crate::status::{Result, ensure, status};
 use crate::{current, handles};
@@ -13,7 +15,7 @@ use crate::{current, handles};
 const MAX_PITCH: usize = i32::MAX as usize;
 
 /// One side of a copy as the caller describes it.
-fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side> {
+pub(crate) fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side> {
     ensure(s.lod == 0, CUDA_ERROR_INVALID_VALUE)?;
     let base = match s.kind {
         CU_MEMORYTYPE_HOST => s.host,
@@ -62,7 +64,11 @@ unsafe fn described<T: Copy + Into<CudaMemcpy3d>>(described: *const T, stream: C
     if described.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    copy_box(&unsafe { described.read_unaligned() }.into(), stream, wait)
+    let copy = unsafe { described.read_unaligned() }.into();
+    if !wait && let Some(captured) = hook::copy(stream, || copy) {
+        return captured;
+    }
+    copy_box(&copy, stream, wait)
 }
 
 pub unsafe fn cuMemcpy2D_v2(copy: *const CudaMemcpy2d) -> CUresult {
@@ -88,6 +94,9 @@ pub unsafe fn cuMemcpy3DAsync_v2(copy: *const CudaMemcpy3d, stream: CUstream) ->
 /// The contexts of memory must exist; an array's is known.
 unsafe fn peer(copy: *const CudaMemcpy3d, stream: CUstream, wait: bool) -> CUresult {
     let known = status(|| {
+        if !wait {
+            hook::not_capturable(stream)?;
+        }
         ensure(!copy.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let c = unsafe { copy.read_unaligned() };
         let device = |s: &CudaMemcpy3dSide| matches!(s.kind, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED);

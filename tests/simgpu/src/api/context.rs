@@ -195,11 +195,19 @@ pub unsafe fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) -> CUres
 }
 
 pub unsafe fn cuCtxSynchronize() -> CUresult {
-    status(|| current::current()?.synchronize())
+    status(|| {
+        let context = current::current()?;
+        rekindle_graphs::hook::context_asked(context.handle)?;
+        context.synchronize()
+    })
 }
 
 pub unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> CUresult {
-    status(|| current::or_named(context)?.synchronize())
+    status(|| {
+        let context = current::or_named(context)?;
+        rekindle_graphs::hook::context_asked(context.handle)?;
+        context.synchronize()
+    })
 }
 
 pub unsafe fn cuCtxGetLimit(value: *mut usize, limit: u32) -> CUresult {

@@ -2,46 +2,61 @@
 
 use std::ffi::c_void;
 
-use rekindle_cuda_abi::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
+use rekindle_cuda_abi::types::{
+    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED, CUcontext, CUdeviceptr, CUresult, CUstream,
+};
+
+use rekindle_graphs::hook;
 
 use crate::copy::{Side, copy};
 use crate::current;
 use crate::status::status;
 
-fn linear(dst: Side, src: Side, bytes: usize, stream: u64, wait: bool) -> CUresult {
+/// One end of a copy: its kind of memory, `CU_MEMORYTYPE_*`, and where it is.
+type End = (u32, u64);
+
+fn side((kind, address): End) -> Side {
+    if kind == CU_MEMORYTYPE_DEVICE { Side::device(address) } else { Side::any(address) }
+}
+
+fn linear(dst: End, src: End, bytes: usize, stream: u64, wait: bool) -> CUresult {
+    if !wait && let Some(captured) = hook::copy_bytes(stream, dst, src, bytes) {
+        return captured;
+    }
+    let (dst, src) = (side(dst), side(src));
     status(|| copy(&current::stream(stream)?, dst, src, [bytes, 1, 1], wait))
 }
 
 pub unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CUresult {
-    linear(Side::any(dst), Side::any(src), bytes, 0, true)
+    linear((CU_MEMORYTYPE_UNIFIED, dst), (CU_MEMORYTYPE_UNIFIED, src), bytes, 0, true)
 }
 
 pub unsafe fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
-    linear(Side::any(dst), Side::any(src), bytes, stream, false)
+    linear((CU_MEMORYTYPE_UNIFIED, dst), (CU_MEMORYTYPE_UNIFIED, src), bytes, stream, false)
 }
 
 pub unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> CUresult {
-    linear(Side::device(dst), Side::any(src as u64), bytes, 0, true)
+    linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_HOST, src as u64), bytes, 0, true)
 }
 
 pub unsafe fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) -> CUresult {
-    linear(Side::device(dst), Side::any(src as u64), bytes, stream, false)
+    linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_HOST, src as u64), bytes, stream, false)
 }
 
 pub unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> CUresult {
-    linear(Side::any(dst as u64), Side::device(src), bytes, 0, true)
+    linear((CU_MEMORYTYPE_HOST, dst as u64), (CU_MEMORYTYPE_DEVICE, src), bytes, 0, true)
 }
 
 pub unsafe fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
-    linear(Side::any(dst as u64), Side::device(src), bytes, stream, false)
+    linear((CU_MEMORYTYPE_HOST, dst as u64), (CU_MEMORYTYPE_DEVICE, src), bytes, stream, false)
 }
 
 pub unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CUresult {
-    linear(Side::device(dst), Side::device(src), bytes, 0, true)
+    linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_DEVICE, src), bytes, 0, true)
 }
 
 pub unsafe fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
-    linear(Side::device(dst), Side::device(src), bytes, stream, false)
+    linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_DEVICE, src), bytes, stream, false)
 }
 
 pub unsafe fn cuMemcpyPeer(
@@ -70,6 +85,7 @@ pub unsafe fn cuMemcpyPeerAsync(
     stream: CUstream,
 ) -> CUresult {
     status(|| {
+        hook::not_capturable(stream)?;
         current::named(dst_context)?;
         current::named(src_context)?;
         copy(&current::stream(stream)?, Side::device(dst), Side::device(src), [bytes, 1, 1], false)

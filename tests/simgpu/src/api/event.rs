@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUevent, CUresult, CUstream,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult,
+    CUstream,
 };
+use rekindle_graphs::hook;
 
 use crate::current;
 use crate::event::Event;
@@ -26,6 +28,7 @@ pub unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> CUresult {
 pub unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     status(|| {
         handles::event(event)?;
+        hook::event_destroyed(event);
         handles::remove(event);
         Ok(())
     })
@@ -36,33 +39,37 @@ pub unsafe fn cuEventDestroy(event: CUevent) -> CUresult {
 }
 
 pub unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
-    status(|| {
-        let event = handles::event(event)?;
-        let stream = current::stream(stream)?;
-        let home = event.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        ensure(home.id == stream.context()?.id, CUDA_ERROR_INVALID_HANDLE)?;
-        event.record(&stream)
-    })
+    unsafe { cuEventRecordWithFlags(event, stream, 0) }
 }
 
 pub unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
-    if flags & !1 != 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    unsafe { cuEventRecord(event, stream) }
+    status(|| {
+        let known = handles::event(event)?;
+        let on = current::stream(stream)?;
+        let home = known.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        ensure(home.id == on.context()?.id, CUDA_ERROR_INVALID_HANDLE)?;
+        match hook::record(event, stream, flags) {
+            Some(code) => ensure(code == CUDA_SUCCESS, code),
+            None => known.record(&on),
+        }
+    })
 }
 
 pub unsafe fn cuEventQuery(event: CUevent) -> CUresult {
     status(|| {
+        let named = event;
         let event = handles::event(event)?;
         event.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?.check()?;
+        hook::event_asked(named)?;
         ensure(event.is_done(), CUDA_ERROR_NOT_READY)
     })
 }
 
 pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
     status(|| {
+        let named = event;
         let event = handles::event(event)?;
+        hook::event_asked(named)?;
         if let Some(mark) = event.mark() {
             mark.wait();
         }
@@ -74,6 +81,7 @@ pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
 
 pub unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
     status(|| {
+        hook::events_compared(start, end)?;
         let (start, end) = (handles::event(start)?, handles::event(end)?);
         unsafe { put(milliseconds, Event::elapsed(&start, &end)?) }
     })

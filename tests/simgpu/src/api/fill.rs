@@ -1,16 +1,30 @@
 //! Memory set to a value.
 
-use rekindle_cuda_abi::types::{CUdeviceptr, CUresult, CUstream};
+use rekindle_cuda_abi::types::{CUdeviceptr, CUresult, CUstream, CudaMemsetNodeParams};
+use rekindle_graphs::hook;
 
 use crate::copy::{Side, fill};
 use crate::current;
 use crate::status::status;
 
+/// A memset that a capture takes.
+fn captured(dst: u64, pitch: usize, value: u32, bytes: usize, size: [usize; 2], stream: u64) -> Option<CUresult> {
+    let [width, height] = size;
+    let element = bytes as u32;
+    hook::fill(stream, || CudaMemsetNodeParams { dst, pitch, value, element, width, height })
+}
+
 fn row(dst: u64, value: u32, bytes: usize, count: usize, stream: u64, wait: bool) -> CUresult {
+    if !wait && let Some(captured) = captured(dst, 0, value, bytes, [count, 1], stream) {
+        return captured;
+    }
     status(|| fill(&current::stream(stream)?, Side::device(dst), value, bytes, [count, 1], wait))
 }
 
 fn rows(dst: u64, pitch: usize, value: u32, bytes: usize, size: [usize; 2], stream: u64, wait: bool) -> CUresult {
+    if !wait && let Some(captured) = captured(dst, pitch, value, bytes, size, stream) {
+        return captured;
+    }
     let side = Side { pitch, ..Side::device(dst) };
     status(|| fill(&current::stream(stream)?, side, value, bytes, size, wait))
 }

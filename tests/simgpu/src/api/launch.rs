@@ -5,13 +5,17 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
-    CUfunction, CUlaunchConfig, CUresult, CUstream, CudaLaunchParams,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUfunction, CUlaunchAttribute, CUlaunchAttributeValue,
+    CUlaunchConfig, CUresult, CUstream, CudaLaunchParams,
 };
+
+use rekindle_graphs::{Kernel, hook};
 
 use crate::context::Context;
 use crate::current;
-use crate::execution::launch::{Shape, launch, launch_in};
+use crate::execution::launch::{Shape, gather, launch, launch_in};
 use crate::handles::{self, Object};
+use crate::library::function_in;
 use crate::status::{Result, ensure, status};
 use crate::stream::{Mark, Stream};
 
@@ -35,7 +39,7 @@ pub unsafe fn cuLaunchKernel(
         cooperative: false,
         cluster: [1; 3],
     };
-    status(|| unsafe { launch(handle, shape, stream, params, extra) })
+    status(|| unsafe { launch_or_capture(handle, shape, stream, &[], params, extra) })
 }
 
 pub unsafe fn cuLaunchCooperativeKernel(
@@ -57,7 +61,44 @@ pub unsafe fn cuLaunchCooperativeKernel(
         cooperative: true,
         cluster: [1; 3],
     };
-    status(|| unsafe { launch(handle, shape, stream, params, std::ptr::null_mut()) })
+    status(|| unsafe { launch_or_capture(handle, shape, stream, &[], params, std::ptr::null_mut()) })
+}
+
+/// Launches a kernel, or has a capture take it.
+unsafe fn launch_or_capture(
+    handle: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    attributes: &[CUlaunchAttribute],
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<()> {
+    let captured = hook::launch(stream, || {
+        const COOPERATIVE: u32 = 2;
+        let context = current::healthy()?;
+        let function = function_in(&context, handle)?;
+        let layout = function.kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+        let parameters = unsafe { gather(&function, params, extra) }?;
+        let mut kernel = Kernel {
+            function: handle,
+            context: context.handle,
+            grid: shape.grid,
+            block: shape.block,
+            shared_bytes: shape.shared,
+            layout,
+            parameters,
+            ..Default::default()
+        };
+        kernel.attributes.extend(attributes.iter().map(|a| (a.id, CUlaunchAttributeValue(a.value))));
+        if shape.cooperative {
+            kernel.attributes.insert(COOPERATIVE, CUlaunchAttributeValue([1, 0, 0, 0, 0, 0, 0, 0]));
+        }
+        Ok(kernel)
+    });
+    match captured {
+        Some(code) => ensure(code == CUDA_SUCCESS, code),
+        None => unsafe { launch(handle, shape, stream, params, extra) },
+    }
 }
 
 /// The shape that a configuration with attributes describes.
@@ -100,7 +141,13 @@ pub unsafe fn cuLaunchKernelEx(
     status(|| {
         ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let config = unsafe { config.read_unaligned() };
-        unsafe { launch(handle, shape(&config)?, config.stream, params, extra) }?;
+        let shape = unsafe { shape(&config) }?;
+        let list = || (0..config.num_attrs as usize).map(|i| unsafe { config.attrs.add(i).read_unaligned() });
+        if hook::captures(config.stream) {
+            let attributes: Vec<CUlaunchAttribute> = list().collect();
+            return unsafe { launch_or_capture(handle, shape, config.stream, &attributes, params, extra) };
+        }
+        unsafe { launch_or_capture(handle, shape, config.stream, &[], params, extra) }?;
         // Programmatic and launch completion events: at the latest moment that they may trigger at.
         for i in 0..config.num_attrs as usize {
             let attribute = unsafe { config.attrs.add(i).read_unaligned() };
@@ -121,6 +168,10 @@ const NO_POST_SYNC: u32 = 2;
 pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) -> CUresult {
     status(|| {
         current::healthy()?;
+        let captures =
+            |i: usize| unsafe { hook::captures(list.cast::<CudaLaunchParams>().add(i).read_unaligned().stream) };
+        let any = !list.is_null() && (0..count as usize).any(captures);
+        ensure(!any, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
         ensure(!list.is_null() && count > 0 && flags <= (NO_PRE_SYNC | NO_POST_SYNC), CUDA_ERROR_INVALID_VALUE)?;
         let launches: Vec<CudaLaunchParams> =
             (0..count as usize).map(|i| unsafe { list.cast::<CudaLaunchParams>().add(i).read_unaligned() }).collect();

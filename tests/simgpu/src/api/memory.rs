@@ -1,6 +1,7 @@
 //! Device memory that is allocated by the byte.
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUresult};
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUdeviceptr, CUresult};
+use rekindle_graphs::hook;
 
 use crate::current;
 use crate::device::devices;
@@ -41,6 +42,10 @@ pub unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
         let context = current::healthy()?;
         if pointer == 0 {
             return Ok(());
+        }
+        if let Some(code) = hook::free(pointer) {
+            context.synchronize()?;
+            return ensure(code == CUDA_SUCCESS, code);
         }
         let region = allocation(pointer)?;
         // Of memory from a pool it takes the program's word that nothing uses it.

@@ -1,6 +1,6 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here say what it does not.
 //!
-//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: graphs and stream capture, texture references,
+//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: texture references,
 //! views of textures, managed memory, IPC, external memory, green contexts, multicast. A function added to a file
 //! of this folder is exported by that alone.
 //!
@@ -64,3 +64,8 @@ pub use stream_attribute::*;
 pub use stream_memory::*;
 pub use texture::*;
 pub use vmm::*;
+
+pub use rekindle_graphs::api::*;
+
+pub(crate) use boxes::side;
+pub(crate) use stream_memory::{perform_words, words_are_good};

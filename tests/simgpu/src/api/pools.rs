@@ -5,8 +5,11 @@ use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::types::{
     CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult, CUstream,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult,
+    CUstream,
 };
+
+use rekindle_graphs::hook;
 
 use crate::config::config;
 use crate::device::device;
@@ -147,6 +150,9 @@ pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c
 pub unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        if let Some(captured) = hook::allocate(stream, bytes, None) {
+            return unsafe { put(out, captured?) };
+        }
         let stream = current::stream(stream)?;
         let pool = stream.context()?.device.pools.current();
         unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
@@ -156,11 +162,18 @@ pub unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstr
 pub unsafe fn cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool: u64, stream: CUstream) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let device = pool::find(pool)?.0.ordinal as i32;
+        if let Some(captured) = hook::allocate(stream, bytes, Some(device)) {
+            return unsafe { put(out, captured?) };
+        }
         let stream = current::stream(stream)?;
         unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
     })
 }
 
 pub unsafe fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult {
-    status(|| pool::free(&current::stream(stream)?, pointer))
+    status(|| match hook::free_async(pointer, stream) {
+        Some(code) => ensure(code == CUDA_SUCCESS, code),
+        None => pool::free(&current::stream(stream)?, pointer),
+    })
 }

@@ -1,4 +1,4 @@
-//! Streams, host functions in them, and what there is to say about capture: that nothing is captured.
+//! Streams, and host functions in them.
 
 use std::ffi::c_void;
 
@@ -7,8 +7,10 @@ use rekindle_cuda_abi::types::{
     CUevent, CUresult, CUstream,
 };
 
+use rekindle_graphs::hook;
+
 use super::context::PRIORITIES;
-use crate::status::{Result, ensure, put, put_if, status};
+use crate::status::{ensure, put, put_if, status};
 use crate::stream::Role;
 use crate::{current, handles};
 
@@ -31,6 +33,7 @@ pub unsafe fn cuStreamCreateWithPriority(out: *mut CUstream, flags: u32, priorit
 pub unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     status(|| {
         ensure(stream > 2, CUDA_ERROR_INVALID_HANDLE)?;
+        hook::stream_destroyed(stream);
         let stream = current::stream(stream)?;
         stream.context()?.destroy_stream(&stream);
         Ok(())
@@ -43,6 +46,7 @@ pub unsafe fn cuStreamDestroy(stream: CUstream) -> CUresult {
 
 pub unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
     status(|| {
+        hook::stream_asked(stream)?;
         let stream = current::stream(stream)?;
         stream.context()?.check()?;
         ensure(stream.is_idle()?, CUDA_ERROR_NOT_READY)
@@ -50,14 +54,21 @@ pub unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
 }
 
 pub unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
-    status(|| current::stream(stream)?.synchronize())
+    status(|| {
+        hook::stream_asked(stream)?;
+        current::stream(stream)?.synchronize()
+    })
 }
 
 pub unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
     status(|| {
-        ensure(flags & !1 == 0, CUDA_ERROR_INVALID_VALUE)?;
-        let stream = current::stream(stream)?;
-        match handles::event(event)?.mark() {
+        let known = handles::event(event)?;
+        let on = current::stream(stream)?;
+        if let Some(code) = hook::wait(stream, event, flags, || known.mark().is_some()) {
+            return ensure(code == CUDA_SUCCESS, code);
+        }
+        let stream = on;
+        match known.mark() {
             Some(mark) if !mark.reached() => stream.hold(mark),
             _ => Ok(()),
         }
@@ -75,6 +86,9 @@ fn opaque(pointer: *mut c_void) -> usize {
 pub unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) -> CUresult {
     status(|| {
         ensure(!function.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        if let Some(code) = hook::host(stream, function as u64, data as u64) {
+            return ensure(code == CUDA_SUCCESS, code);
+        }
         let function = unsafe { std::mem::transmute::<*mut c_void, HostFunction>(function) };
         let data = opaque(data);
         current::stream(stream)?.submit(move |context| {
@@ -90,6 +104,7 @@ pub unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *m
 pub unsafe fn cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: u32) -> CUresult {
     status(|| {
         ensure(!callback.is_null() && flags == 0, CUDA_ERROR_INVALID_VALUE)?;
+        hook::not_capturable(stream)?;
         let callback = unsafe { std::mem::transmute::<*mut c_void, Callback>(callback) };
         let data = opaque(data);
         current::stream(stream)?.submit_always(move |context, state| {
@@ -129,55 +144,5 @@ pub unsafe fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green
         put(context, current::stream(stream)?.context()?.handle)?;
         put_if(green.cast::<u64>(), 0);
         Ok(())
-    })
-}
-
-fn not_capturing(stream: CUstream, status: *mut u32) -> Result<()> {
-    current::stream(stream)?;
-    unsafe { put(status, 0) }
-}
-
-pub unsafe fn cuStreamIsCapturing(stream: CUstream, state: *mut u32) -> CUresult {
-    status(|| not_capturing(stream, state))
-}
-
-pub unsafe fn cuStreamGetCaptureInfo(stream: CUstream, state: *mut u32, _id: *mut u64) -> CUresult {
-    status(|| not_capturing(stream, state))
-}
-
-pub unsafe fn cuStreamGetCaptureInfo_v2(
-    stream: CUstream,
-    state: *mut u32,
-    _id: *mut u64,
-    _graph: *mut c_void,
-    _dependencies: *mut *const c_void,
-    _count: *mut usize,
-) -> CUresult {
-    status(|| not_capturing(stream, state))
-}
-
-pub unsafe fn cuStreamGetCaptureInfo_v3(
-    stream: CUstream,
-    state: *mut u32,
-    _id: *mut u64,
-    _graph: *mut c_void,
-    _dependencies: *mut *const c_void,
-    _edges: *mut *const c_void,
-    _count: *mut usize,
-) -> CUresult {
-    status(|| not_capturing(stream, state))
-}
-
-thread_local! {
-    /// Global (0), thread-local (1) or relaxed (2): remembered, without an effect.
-    static CAPTURE_MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> CUresult {
-    status(|| {
-        ensure(!mode.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let new = unsafe { mode.read() };
-        ensure(new <= 2, CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(mode, CAPTURE_MODE.replace(new)) }
     })
 }

@@ -1,11 +1,17 @@
 //! Words of memory that streams write, and wait for.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult, CUstream};
+use rekindle_cuda_abi::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUdeviceptr, CUresult, CUstream, CUstreamBatchMemOpParams,
+};
+use rekindle_graphs::hook;
 
+use crate::context::Context;
 use crate::current;
-use crate::status::{ensure, status};
+use crate::status::{Result, ensure, status};
+use crate::stream::Stream;
 use crate::word::{Word, wait_word, write_word};
 
 fn write(stream: u64, address: u64, wide: bool, value: u64, flags: u32) -> CUresult {
@@ -13,12 +19,24 @@ fn write(stream: u64, address: u64, wide: bool, value: u64, flags: u32) -> CUres
     const NO_MEMORY_BARRIER: u32 = 1;
     status(|| {
         ensure(flags <= NO_MEMORY_BARRIER, CUDA_ERROR_INVALID_VALUE)?;
+        let operation = if wide { 5 } else { 2 };
+        let op = CUstreamBatchMemOpParams { operation, address, value, flags, ..Default::default() };
+        if let Some(code) = captured(stream, &[op]) {
+            return ensure(code == CUDA_SUCCESS, code);
+        }
         write_word(&current::stream(stream)?, Word { address, wide }, value)
     })
 }
 
 fn wait(stream: u64, address: u64, wide: bool, value: u64, condition: u32) -> CUresult {
-    status(|| wait_word(&current::stream(stream)?, Word { address, wide }, value, condition))
+    status(|| {
+        let operation = if wide { 4 } else { 1 };
+        let op = CUstreamBatchMemOpParams { operation, address, value, flags: condition, ..Default::default() };
+        match captured(stream, &[op]) {
+            Some(code) => ensure(code == CUDA_SUCCESS, code),
+            None => wait_word(&current::stream(stream)?, Word { address, wide }, value, condition),
+        }
+    })
 }
 
 pub unsafe fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
@@ -53,39 +71,58 @@ pub unsafe fn cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value:
     wait(stream, address, true, value, flags)
 }
 
-/// `CUstreamBatchMemOpParams`: a union of 48 bytes, of which every member begins alike.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Operation {
-    operation: u32,
-    address: u64,
-    value: u64,
-    flags: u32,
-    alias: u64,
-    rest: u64,
+const FLUSH: u32 = 3;
+const BARRIER: u32 = 6;
+
+fn word_of(op: &CUstreamBatchMemOpParams) -> Option<Word> {
+    match op.operation {
+        1 | 2 => Some(Word { address: op.address, wide: false }),
+        4 | 5 => Some(Word { address: op.address, wide: true }),
+        _ => None,
+    }
+}
+
+/// What is said at once of operations.
+pub(crate) fn words_are_good(context: &Context, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
+    operations.iter().try_for_each(|op| match word_of(op) {
+        Some(word) => word.check(context),
+        None => ensure(matches!(op.operation, FLUSH | BARRIER), CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+/// Does operations in a stream, in their order.
+pub(crate) fn perform_words(stream: &Arc<Stream>, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
+    for op in operations {
+        let word = |wide| Word { address: op.address, wide };
+        match op.operation {
+            1 => wait_word(stream, word(false), op.value & 0xffff_ffff, op.flags)?,
+            2 => write_word(stream, word(false), op.value & 0xffff_ffff)?,
+            4 => wait_word(stream, word(true), op.value, op.flags)?,
+            5 => write_word(stream, word(true), op.value)?,
+            // The operations of a stream follow each other anyway.
+            BARRIER | FLUSH => {}
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+/// Operations that a capture takes.
+fn captured(stream: CUstream, operations: &[CUstreamBatchMemOpParams]) -> Option<CUresult> {
+    hook::words(stream, || operations.to_vec(), 0)
 }
 
 pub unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *mut c_void, flags: u32) -> CUresult {
-    const BARRIER: u32 = 6;
-    const FLUSH: u32 = 3;
     status(|| {
         ensure(count <= 256 && flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         ensure(count == 0 || !operations.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let stream = current::stream(stream)?;
-        for i in 0..count as usize {
-            let op = unsafe { operations.cast::<Operation>().add(i).read_unaligned() };
-            let word = |wide| Word { address: op.address, wide };
-            match op.operation {
-                1 => wait_word(&stream, word(false), op.value & 0xffff_ffff, op.flags)?,
-                2 => write_word(&stream, word(false), op.value & 0xffff_ffff)?,
-                4 => wait_word(&stream, word(true), op.value, op.flags)?,
-                5 => write_word(&stream, word(true), op.value)?,
-                // The operations of a stream follow each other anyway.
-                BARRIER | FLUSH => {}
-                _ => return Err(CUDA_ERROR_INVALID_VALUE),
-            }
+        let list: Vec<CUstreamBatchMemOpParams> = (0..count as usize)
+            .map(|i| unsafe { operations.cast::<CUstreamBatchMemOpParams>().add(i).read_unaligned() })
+            .collect();
+        match captured(stream, &list) {
+            Some(code) => ensure(code == CUDA_SUCCESS, code),
+            None => perform_words(&current::stream(stream)?, &list),
         }
-        Ok(())
     })
 }
 

@@ -84,7 +84,7 @@ pub(crate) unsafe fn launch_in(
 }
 
 /// What the driver refuses at once, without harm to the context.
-fn check(function: &Function, shape: &Shape) -> Result<()> {
+pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
     let within = |size: [u32; 3], most: [u32; 3]| size.iter().zip(most).all(|(n, m)| (1..=m).contains(n));
     ensure(within(shape.grid, MAX_GRID) && within(shape.block, MAX_BLOCK), CUDA_ERROR_INVALID_VALUE)?;
     let threads = shape.block.iter().product::<u32>();
@@ -125,7 +125,7 @@ const BUFFER_SIZE: usize = 2;
 /// # Safety
 ///
 /// As for [`launch`].
-unsafe fn gather(function: &Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Vec<u8>> {
+pub(crate) unsafe fn gather(function: &Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Vec<u8>> {
     let kernel = &function.kernel;
     let mut bytes = vec![0; kernel.param_bytes as usize];
     if !params.is_null() {

@@ -1,0 +1,309 @@
+//! Executable graphs.
+
+use std::ffi::c_char;
+
+use rekindle_cuda_abi::types::*;
+
+use super::params::{self, copy_task, fill_task, host_task, kernel_task, kernel_task_v1, task_of, words_task};
+use super::{call, ensure, put, put_if, read};
+use crate::Result;
+use crate::driver::driver;
+use crate::exec::{AUTO_FREE, Flat, Refusal, Step, allowed};
+use crate::hook;
+use crate::store::with;
+use crate::task::Task;
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`, `..._DEVICE_LAUNCH`, `..._USE_NODE_PRIORITY`.
+const UPLOAD: u64 = 2;
+const DEVICE_LAUNCH: u64 = 4;
+const NODE_PRIORITY: u64 = 8;
+
+fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec> {
+    ensure(flags & !(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY) == 0, CUDA_ERROR_INVALID_VALUE)?;
+    let driver = driver()?;
+    ensure(driver.current()? != 0, CUDA_ERROR_INVALID_CONTEXT)?;
+    let mut exec = with(|store| store.prepare_exec(graph, flags & !UPLOAD))?;
+    ensure(flags & DEVICE_LAUNCH == 0, CUDA_ERROR_NOT_SUPPORTED)?;
+    exec.made = driver.instantiate(&exec.flat, flags & NODE_PRIORITY)?;
+    let made = exec.made;
+    with(|store| store.add_exec(exec)).inspect_err(|_| driver.destroy(made))
+}
+
+pub unsafe fn cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> CUresult {
+    call(|| {
+        ensure(!out.is_null() && flags & UPLOAD == 0, CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(out, instantiate(graph, flags)?) }
+    })
+}
+
+pub unsafe fn cuGraphInstantiate_v2(
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    log: *mut c_char,
+    log_size: usize,
+) -> CUresult {
+    call(|| {
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        unsafe {
+            put_if(error_node, 0);
+            if log_size > 0 {
+                put_if(log, 0);
+            }
+            put(out, instantiate(graph, 0)?)
+        }
+    })
+}
+
+pub unsafe fn cuGraphInstantiate(
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    log: *mut c_char,
+    log_size: usize,
+) -> CUresult {
+    unsafe { cuGraphInstantiate_v2(out, graph, error_node, log, log_size) }
+}
+
+pub unsafe fn cuGraphInstantiateWithParams(
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    params: *mut CudaGraphInstantiateParams,
+) -> CUresult {
+    const SUCCESS: u32 = 0;
+    const ERROR: u32 = 1;
+    const INVALID_STRUCTURE: u32 = 2;
+    call(|| {
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let mut asked = unsafe { read(params) }?;
+        let made = instantiate(graph, asked.flags);
+        asked.error_node = 0;
+        asked.result = match made {
+            Ok(_) => SUCCESS,
+            Err(CUDA_ERROR_INVALID_VALUE) => INVALID_STRUCTURE,
+            Err(_) => ERROR,
+        };
+        unsafe { params.write_unaligned(asked) };
+        let exec = made?;
+        unsafe { put(out, exec) }?;
+        if asked.flags & UPLOAD != 0 { upload(exec, asked.upload_stream) } else { Ok(()) }
+    })
+}
+
+pub unsafe fn cuGraphExecDestroy(exec: CUgraphExec) -> CUresult {
+    call(|| with(|store| store.drop_exec(exec)))
+}
+
+pub unsafe fn cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) -> CUresult {
+    call(|| unsafe { put(flags, with(|store| Ok(store.exec_mut(exec)?.flags))?) })
+}
+
+fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
+    hook::not_capturable(stream)?;
+    driver()?.stream(stream)?;
+    let made = with(|store| Ok(store.exec_mut(exec)?.made))?;
+    driver()?.upload(made, stream)
+}
+
+pub unsafe fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CUresult {
+    call(|| upload(exec, stream))
+}
+
+pub unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult {
+    call(|| {
+        hook::not_capturable(stream)?;
+        let driver = driver()?;
+        driver.stream(stream)?;
+        let (made, flat) = with(|store| {
+            let exec = store.exec_mut(exec)?;
+            let (made, flat, automatic) = (exec.made, exec.flat.clone(), exec.flags & AUTO_FREE != 0);
+            if !exec.allocates.is_empty() || !exec.frees.is_empty() {
+                let (allocates, frees) = (exec.allocates.clone(), exec.frees.clone());
+                store.launch_memory(&allocates, &frees, automatic)?;
+            }
+            Ok((made, flat))
+        })?;
+        driver.launch(made, &flat, stream)
+    })
+}
+
+/// Has the driver take up a change, and then the executable graph.
+fn apply(exec: CUgraphExec, change: impl FnOnce(&mut crate::store::Store) -> Result<(Flat, Vec<usize>)>) -> Result<()> {
+    with(|store| {
+        let (flat, changed) = change(store)?;
+        let exec = store.exec_mut(exec)?;
+        if !changed.is_empty() {
+            driver()?.update(exec.made, &flat, &changed)?;
+            exec.flat = std::sync::Arc::new(flat);
+        }
+        Ok(())
+    })
+}
+
+/// Gives a node of an executable graph another task of its kind.
+fn set(exec: CUgraphExec, node: CUgraphNode, task: impl FnOnce() -> Result<Task>) -> CUresult {
+    call(|| {
+        with(|store| store.step(exec, node).map(drop))?;
+        let mut task = task()?;
+        apply(exec, |store| {
+            store.changed(exec, node, |step: &mut Step| {
+                ensure(allowed(&step.task, &task), CUDA_ERROR_INVALID_VALUE)?;
+                if let (Task::Kernel(old), Task::Kernel(new)) = (&step.task, &mut task) {
+                    new.attributes.clone_from(&old.attributes);
+                }
+                step.task = task;
+                Ok(())
+            })
+        })
+    })
+}
+
+pub unsafe fn cuGraphExecKernelNodeSetParams_v2(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CudaKernelNodeParams,
+) -> CUresult {
+    set(exec, node, || unsafe { kernel_task(&read(params)?) })
+}
+
+pub unsafe fn cuGraphExecKernelNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CudaKernelNodeParamsV1,
+) -> CUresult {
+    set(exec, node, || unsafe { kernel_task_v1(params) })
+}
+
+pub unsafe fn cuGraphExecMemcpyNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CudaMemcpy3d,
+    context: CUcontext,
+) -> CUresult {
+    set(exec, node, || unsafe { copy_task(params, context) })
+}
+
+pub unsafe fn cuGraphExecMemsetNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CudaMemsetNodeParams,
+    context: CUcontext,
+) -> CUresult {
+    set(exec, node, || unsafe { fill_task(params, context) })
+}
+
+pub unsafe fn cuGraphExecHostNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CudaHostNodeParams,
+) -> CUresult {
+    set(exec, node, || unsafe { host_task(params) })
+}
+
+pub unsafe fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) -> CUresult {
+    set(exec, node, || params::event(event).map(Task::Record))
+}
+
+pub unsafe fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) -> CUresult {
+    set(exec, node, || params::event(event).map(Task::Wait))
+}
+
+pub unsafe fn cuGraphExecBatchMemOpNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CudaBatchMemOpNodeParams,
+) -> CUresult {
+    set(exec, node, || unsafe { words_task(&read(params)?) })
+}
+
+pub unsafe fn cuGraphExecNodeSetParams(
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *mut CUgraphNodeParams,
+) -> CUresult {
+    set(exec, node, || unsafe { task_of(&read(params)?) })
+}
+
+pub unsafe fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) -> CUresult {
+    call(|| {
+        apply(exec, |store| {
+            let updated = store.updated_child(exec, node, child)?;
+            updated.map_err(|_| CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+        })
+    })
+}
+
+pub unsafe fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, out: *mut u32) -> CUresult {
+    call(|| {
+        let enabled = with(|store| {
+            let step = store.step(exec, node)?;
+            ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
+            Ok(u32::from(step.enabled))
+        })?;
+        unsafe { put(out, enabled) }
+    })
+}
+
+fn can_be_disabled(task: &Task) -> bool {
+    matches!(task, Task::Kernel(_) | Task::Copy(_) | Task::Fill(_))
+}
+
+pub unsafe fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32) -> CUresult {
+    call(|| {
+        apply(exec, |store| {
+            store.changed(exec, node, |step| {
+                ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
+                step.enabled = enabled != 0;
+                Ok(())
+            })
+        })
+    })
+}
+
+/// What an update came to; where it was refused, nothing has changed.
+fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refusal>> {
+    let mut refusal = None;
+    let applied = apply(exec, |store| {
+        let updated = store.updated(exec, graph)?;
+        updated.map_err(|refused| {
+            refusal = Some(refused);
+            CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
+        })
+    });
+    match (refusal, applied) {
+        (Some(refusal), _) => Ok(Some(refusal)),
+        (None, applied) => applied.map(|()| None),
+    }
+}
+
+pub unsafe fn cuGraphExecUpdate_v2(
+    exec: CUgraphExec,
+    graph: CUgraph,
+    info: *mut CUgraphExecUpdateResultInfo,
+) -> CUresult {
+    call(|| {
+        ensure(!info.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let refusal = update(exec, graph)?;
+        let Refusal { result, node, from } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
+        unsafe { put(info, CUgraphExecUpdateResultInfo { result, error_node: node, error_from_node: from }) }?;
+        ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    })
+}
+
+pub unsafe fn cuGraphExecUpdate(
+    exec: CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    result: *mut u32,
+) -> CUresult {
+    call(|| {
+        ensure(!error_node.is_null() && !result.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let refusal = update(exec, graph)?;
+        let Refusal { result: code, node, .. } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
+        unsafe {
+            put(error_node, node)?;
+            put(result, code)?;
+        }
+        ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    })
+}

@@ -1,0 +1,121 @@
+//! User objects, and what is said of the memory of graphs.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+
+use super::{call, ensure, put, read};
+use crate::Result;
+use crate::store::with;
+use crate::user::UserObject;
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is required.
+const NO_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`.
+const MOVE: u32 = 1;
+
+pub unsafe fn cuUserObjectCreate(
+    out: *mut CUuserObject,
+    data: *mut c_void,
+    destructor: *mut c_void,
+    references: u32,
+    flags: u32,
+) -> CUresult {
+    call(|| {
+        let good = !out.is_null() && !destructor.is_null() && flags == NO_SYNC && counts(references);
+        ensure(good, CUDA_ERROR_INVALID_VALUE)?;
+        let (data, destructor) = (data as u64, destructor as u64);
+        let handle = with(|store| {
+            let handle = store.fresh_user();
+            store.users.insert(handle, UserObject { data, destructor, references: references.into() });
+            Ok(handle)
+        })?;
+        unsafe { put(out, handle) }
+    })
+}
+
+/// At least one, at most `INT_MAX`.
+fn counts(count: u32) -> bool {
+    (1..=i32::MAX as u32).contains(&count)
+}
+
+pub unsafe fn cuUserObjectRetain(user: CUuserObject, count: u32) -> CUresult {
+    call(|| {
+        ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
+        with(|store| store.retain_user(user, count))
+    })
+}
+
+pub unsafe fn cuUserObjectRelease(user: CUuserObject, count: u32) -> CUresult {
+    call(|| {
+        ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
+        with(|store| store.release_user(user, count))
+    })
+}
+
+pub unsafe fn cuGraphRetainUserObject(graph: CUgraph, user: CUuserObject, count: u32, flags: u32) -> CUresult {
+    call(|| {
+        ensure(counts(count) && flags <= MOVE, CUDA_ERROR_INVALID_VALUE)?;
+        with(|store| {
+            store.graph(graph)?;
+            store.retain_for_graph(graph, user, count)?;
+            if flags == MOVE { store.release_user(user, count) } else { Ok(()) }
+        })
+    })
+}
+
+pub unsafe fn cuGraphReleaseUserObject(graph: CUgraph, user: CUuserObject, count: u32) -> CUresult {
+    call(|| {
+        ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
+        with(|store| store.release_from_graph(graph, user, count))
+    })
+}
+
+/// `CU_GRAPH_MEM_ATTR_*`: used, most that was used, reserved, most that was reserved.
+const USED: u32 = 0;
+const USED_HIGH: u32 = 1;
+const RESERVED: u32 = 2;
+const RESERVED_HIGH: u32 = 3;
+
+/// Whether a device is one.
+fn known(device: CUdevice) -> Result<()> {
+    crate::driver::driver()?.is_device(device)
+}
+
+pub unsafe fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, value: *mut c_void) -> CUresult {
+    call(|| {
+        known(device)?;
+        let number = with(|store| {
+            let of = |live: bool| {
+                let mine = store.memory.values().filter(|m| m.device == device && (m.live || !live));
+                mine.map(|m| m.bytes as u64).sum::<u64>()
+            };
+            Ok(match attribute {
+                USED => of(true),
+                USED_HIGH => store.high(device).0,
+                RESERVED => of(false),
+                RESERVED_HIGH => store.high(device).1,
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            })
+        })?;
+        unsafe { put(value.cast::<u64>(), number) }
+    })
+}
+
+/// Only the two highest can be set, to 0.
+pub unsafe fn cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: u32, value: *mut c_void) -> CUresult {
+    call(|| {
+        known(device)?;
+        let number = unsafe { read(value.cast::<u64>()) }?;
+        ensure(matches!(attribute, USED_HIGH | RESERVED_HIGH) && number == 0, CUDA_ERROR_INVALID_VALUE)?;
+        with(|store| {
+            store.reset_high(device, attribute == USED_HIGH);
+            Ok(())
+        })
+    })
+}
+
+/// Memory that no graph uses is not kept anyway.
+pub unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> CUresult {
+    call(|| known(device))
+}

@@ -1,0 +1,154 @@
+//! What the library around this crate knows and does.
+
+use std::sync::OnceLock;
+
+use rekindle_cuda_abi::types::*;
+
+use crate::Result;
+use crate::capture::StreamKey;
+use crate::exec::Flat;
+use crate::task::{Copy, Fill, Kernel, Words};
+
+/// How a stream is ordered with the legacy default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is that stream.
+    Legacy,
+    /// Ordered with it.
+    Blocking,
+    /// Not ordered with it.
+    Free,
+}
+
+/// A stream that a parameter names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Which it is.
+    pub key: StreamKey,
+    /// Its kind.
+    pub role: Role,
+    /// Its priority.
+    pub priority: i32,
+}
+
+/// What is known of a kernel.
+#[derive(Clone, Debug, Default)]
+pub struct KernelFacts {
+    /// Its name, for people.
+    pub name: String,
+    /// Offset and size of each parameter.
+    pub layout: Vec<(u32, u32)>,
+    /// The context of a function; 0 for a kernel, which has none.
+    pub context: CUcontext,
+}
+
+/// The library around this crate.
+pub trait Driver: Sync {
+    /// Whether calls may be made; the current context, 0 for none.
+    ///
+    /// # Errors
+    /// Before `cuInit`, in a forked child, and when the context is broken.
+    fn current(&self) -> Result<CUcontext>;
+
+    /// The stream that a parameter names, in the form of the call under way.
+    ///
+    /// # Errors
+    /// That of a stream that does not exist.
+    fn stream(&self, stream: CUstream) -> Result<Stream>;
+
+    /// The context of an event.
+    ///
+    /// # Errors
+    /// That of an event that does not exist.
+    fn event(&self, event: CUevent) -> Result<CUcontext>;
+
+    /// What is known of a kernel or function.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` where there is none.
+    fn kernel(&self, function: u64) -> Result<KernelFacts>;
+
+    /// What the driver says at once of a launch.
+    ///
+    /// # Errors
+    /// As `cuLaunchKernel`.
+    fn check_kernel(&self, kernel: &Kernel) -> Result<()>;
+
+    /// What the driver says at once of a copy.
+    ///
+    /// # Errors
+    /// As `cuMemcpy3D`.
+    fn check_copy(&self, copy: &Copy) -> Result<()>;
+
+    /// What the driver says at once of a memset.
+    ///
+    /// # Errors
+    /// As `cuMemsetD8` and the like.
+    fn check_fill(&self, fill: &Fill) -> Result<()>;
+
+    /// What the driver says at once of operations on words.
+    ///
+    /// # Errors
+    /// As `cuStreamBatchMemOp`.
+    fn check_words(&self, words: &Words) -> Result<()>;
+
+    /// Memory for an allocation node, on a device by its ordinal. Its address stays until [`Driver::release`].
+    ///
+    /// # Errors
+    /// As `cuMemAlloc`.
+    fn allocate(&self, device: CUdevice, bytes: usize) -> Result<CUdeviceptr>;
+
+    /// Gives memory of an allocation node back.
+    fn release(&self, address: CUdeviceptr);
+
+    /// The ordinal of a context's device.
+    ///
+    /// # Errors
+    /// Where there is no such context.
+    fn device(&self, context: CUcontext) -> Result<CUdevice>;
+
+    /// Whether an ordinal is a device's.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_DEVICE`.
+    fn is_device(&self, device: CUdevice) -> Result<()>;
+
+    /// Makes a graph ready to be launched, and names it.
+    ///
+    /// # Errors
+    /// As `cuGraphInstantiate`.
+    fn instantiate(&self, flat: &Flat, flags: u64) -> Result<u64>;
+
+    /// Some steps are other than they were: those at these places.
+    ///
+    /// # Errors
+    /// As `cuGraphExecUpdate`; nothing has changed then.
+    fn update(&self, exec: u64, flat: &Flat, changed: &[usize]) -> Result<()>;
+
+    /// Launches.
+    ///
+    /// # Errors
+    /// As `cuGraphLaunch`.
+    fn launch(&self, exec: u64, flat: &Flat, stream: CUstream) -> Result<()>;
+
+    /// Prepares a launch in a stream.
+    ///
+    /// # Errors
+    /// As `cuGraphUpload`.
+    fn upload(&self, exec: u64, stream: CUstream) -> Result<()>;
+
+    /// Ends what [`Driver::instantiate`] made, once it has run to its end.
+    fn destroy(&self, exec: u64);
+}
+
+static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
+
+/// Says which library this is in. Only the first time counts.
+pub fn register(driver: &'static dyn Driver) {
+    let _ = DRIVER.set(driver);
+}
+
+/// The library around this crate.
+pub(crate) fn driver() -> Result<&'static dyn Driver> {
+    DRIVER.get().copied().ok_or(CUDA_ERROR_NOT_INITIALIZED)
+}

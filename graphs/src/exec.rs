@@ -1,0 +1,359 @@
+//! Executable graphs: a copy of a graph with its children unfolded, which stays as it is whatever becomes of the graph.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::*;
+
+use crate::Result;
+use crate::graph::{Edge, Graph, Owner};
+use crate::store::Store;
+use crate::task::Task;
+
+/// One step of a launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The node that it stands for.
+    pub node: CUgraphNode,
+    /// What it does. Children are unfolded: the step of their node does nothing, after all of theirs.
+    pub task: Task,
+    /// Where it does nothing instead, this is not set.
+    pub enabled: bool,
+    /// The places of the steps that it comes after, all before its own, and what of them.
+    pub after: Vec<(usize, CUgraphEdgeData)>,
+}
+
+/// The steps of a launch, each behind what it comes after.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Flat {
+    /// In an order in which they can be done one after the other.
+    pub steps: Vec<Step>,
+}
+
+/// What of a graph decides whether another can take its place: kinds of nodes and edges, by the order of the nodes.
+#[derive(Clone, Debug)]
+struct Shape {
+    nodes: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    node: CUgraphNode,
+    task: Task,
+    after: Vec<(usize, CUgraphEdgeData)>,
+    child: Option<Shape>,
+}
+
+/// An executable graph.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) flags: u64,
+    pub(crate) graph: CUgraph,
+    shape: Shape,
+    pub(crate) flat: Arc<Flat>,
+    /// The step of each node.
+    places: HashMap<CUgraphNode, usize>,
+    /// What the driver calls it.
+    pub(crate) made: u64,
+    pub(crate) allocates: Vec<CUdeviceptr>,
+    pub(crate) frees: Vec<CUdeviceptr>,
+    /// References to user objects.
+    pub(crate) users: Vec<(CUuserObject, u32)>,
+}
+
+/// `CU_GRAPH_EXEC_UPDATE_*`, and the nodes that it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) result: u32,
+    pub(crate) node: CUgraphNode,
+    pub(crate) from: CUgraphNode,
+}
+
+pub(crate) const TOPOLOGY_CHANGED: u32 = 2;
+pub(crate) const TYPE_CHANGED: u32 = 3;
+pub(crate) const PARAMETERS_CHANGED: u32 = 5;
+pub(crate) const NOT_SUPPORTED: u32 = 6;
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
+pub(crate) const AUTO_FREE: u64 = 1;
+
+impl Store {
+    fn shape(&self, graph: &Graph) -> Result<Shape> {
+        let order: HashMap<CUgraphNode, usize> = graph.nodes.keys().enumerate().map(|(i, n)| (*n, i)).collect();
+        let mut nodes = Vec::with_capacity(order.len());
+        for (handle, node) in &graph.nodes {
+            let child = match &node.task {
+                Task::Child(child) => Some(self.shape(self.graph(*child)?)?),
+                _ => None,
+            };
+            let place = |e: &Edge| order.get(&e.0).map(|i| (*i, e.1));
+            let after = node.after.iter().filter_map(place).collect();
+            nodes.push(Part { node: *handle, task: node.task.clone(), after, child });
+        }
+        Ok(Shape { nodes })
+    }
+
+    /// Unfolds a graph behind steps that are there; returns the steps that nothing in it comes after.
+    fn unfold(&self, graph: &Graph, behind: &[(usize, CUgraphEdgeData)], flat: &mut Flat) -> Result<Vec<usize>> {
+        let order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut places = HashMap::new();
+        for handle in order {
+            let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let mut after: Vec<_> = node.after.iter().filter_map(|e| places.get(&e.0).map(|i| (*i, e.1))).collect();
+            if after.is_empty() {
+                after = behind.to_vec();
+            }
+            if let Task::Child(child) = node.task {
+                let ends = self.unfold(self.graph(child)?, &after, flat)?;
+                if !ends.is_empty() {
+                    after = ends.into_iter().map(|i| (i, CUgraphEdgeData::default())).collect();
+                }
+            }
+            places.insert(handle, flat.steps.len());
+            flat.steps.push(Step { node: handle, task: node.task.clone(), enabled: true, after });
+        }
+        let ends = graph.nodes.iter().filter(|(_, n)| n.before.is_empty()).filter_map(|(h, _)| places.get(h).copied());
+        Ok(ends.collect())
+    }
+
+    /// An executable graph, of which the driver has not been told.
+    pub(crate) fn prepare_exec(&self, graph: CUgraph, flags: u64) -> Result<Exec> {
+        let source = self.graph(graph)?;
+        if source.captures > 0 {
+            return Err(CUDA_ERROR_ILLEGAL_STATE);
+        }
+        // Memory of a graph has one address: it must not be there twice.
+        if source.has_memory() && source.execs > 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let mut flat = Flat::default();
+        self.unfold(source, &[], &mut flat)?;
+        let places = flat.steps.iter().enumerate().map(|(i, step)| (step.node, i)).collect();
+        let tasks = || flat.steps.iter().map(|s| &s.task);
+        let allocates =
+            tasks().filter_map(|t| if let Task::Allocate(m) = t { Some(m.address) } else { None }).collect();
+        let frees = tasks().filter_map(|t| if let Task::Free(address) = t { Some(*address) } else { None }).collect();
+        let (shape, users) = (self.shape(source)?, source.users.clone());
+        Ok(Exec { flags, graph, shape, places, made: 0, allocates, frees, users, flat: Arc::new(flat) })
+    }
+
+    /// Takes up an executable graph that the driver has made.
+    pub(crate) fn add_exec(&mut self, exec: Exec) -> Result<CUgraphExec> {
+        let handle = self.fresh_exec();
+        if let Ok(graph) = self.graph_mut(exec.graph) {
+            graph.execs += 1;
+        }
+        exec.allocates.iter().for_each(|address| self.use_memory(*address));
+        for (user, count) in &exec.users {
+            self.retain_user(*user, *count)?;
+        }
+        self.execs.insert(handle, exec);
+        Ok(handle)
+    }
+
+    /// Ends an executable graph.
+    pub(crate) fn drop_exec(&mut self, exec: CUgraphExec) -> Result<()> {
+        let gone = self.execs.remove(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if let Ok(graph) = self.graph_mut(gone.graph) {
+            graph.execs = graph.execs.saturating_sub(1);
+        }
+        gone.allocates.iter().for_each(|address| self.leave_memory(*address));
+        for (user, count) in gone.users {
+            let _ = self.release_user(user, count);
+        }
+        self.after.destroyed.push(gone.made);
+        Ok(())
+    }
+
+    /// What becomes of an executable graph that takes another graph's parameters: the steps, and which differ.
+    pub(crate) fn updated(
+        &self,
+        exec: CUgraphExec,
+        graph: CUgraph,
+    ) -> Result<std::result::Result<(Flat, Vec<usize>), Refusal>> {
+        let old = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let shape = self.shape(self.graph(graph)?)?;
+        let mut flat = (*old.flat).clone();
+        Ok(old.take_over(&old.shape, &shape, &mut flat).map(|()| old.with_changes(flat)))
+    }
+
+    /// The same for the child of one node.
+    pub(crate) fn updated_child(
+        &self,
+        exec: CUgraphExec,
+        node: CUgraphNode,
+        graph: CUgraph,
+    ) -> Result<std::result::Result<(Flat, Vec<usize>), Refusal>> {
+        let old = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let own = old.shape.find_child(node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let shape = self.shape(self.graph(graph)?)?;
+        let mut flat = (*old.flat).clone();
+        Ok(old.take_over(own, &shape, &mut flat).map(|()| old.with_changes(flat)))
+    }
+
+    /// What becomes of an executable graph when one of its nodes has another task, or is enabled or not.
+    pub(crate) fn changed(
+        &self,
+        exec: CUgraphExec,
+        node: CUgraphNode,
+        change: impl FnOnce(&mut Step) -> Result<()>,
+    ) -> Result<(Flat, Vec<usize>)> {
+        let old = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let place = *old.places.get(&node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut flat = (*old.flat).clone();
+        let step = flat.steps.get_mut(place).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        change(step)?;
+        Ok(old.with_changes(flat))
+    }
+
+    /// The step of a node.
+    pub(crate) fn step(&self, exec: CUgraphExec, node: CUgraphNode) -> Result<&Step> {
+        let exec = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        exec.places.get(&node).and_then(|i| exec.flat.steps.get(*i)).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
+impl Exec {
+    fn with_changes(&self, flat: Flat) -> (Flat, Vec<usize>) {
+        let pairs = self.flat.steps.iter().zip(&flat.steps).enumerate();
+        let changed = pairs.filter(|(_, (old, new))| old != new).map(|(i, _)| i).collect();
+        (flat, changed)
+    }
+
+    /// Gives the steps of `own`'s nodes the tasks of `other`'s.
+    fn take_over(&self, own: &Shape, other: &Shape, flat: &mut Flat) -> std::result::Result<(), Refusal> {
+        let refuse = |result, node, from| Err(Refusal { result, node, from });
+        for (i, part) in own.nodes.iter().enumerate() {
+            let Some(new) = other.nodes.get(i) else { break };
+            if part.after != new.after {
+                let strange = new.after.iter().find(|edge| !part.after.contains(edge));
+                let from = strange.and_then(|(at, _)| other.nodes.get(*at)).map_or(0, |n| n.node);
+                return refuse(TOPOLOGY_CHANGED, new.node, from);
+            }
+            if part.task.kind() != new.task.kind() {
+                return refuse(TYPE_CHANGED, new.node, 0);
+            }
+            if let (Some(own), Some(other)) = (&part.child, &new.child) {
+                self.take_over(own, other, flat)?;
+                continue;
+            }
+            match (&part.task, &new.task) {
+                (Task::Allocate(a), Task::Allocate(b)) if a.bytes == b.bytes && a.device == b.device => continue,
+                (Task::Allocate(_), _) => return refuse(PARAMETERS_CHANGED, new.node, 0),
+                (Task::Free(a), Task::Free(b)) if a == b => continue,
+                (Task::Free(_), _) => return refuse(PARAMETERS_CHANGED, new.node, 0),
+                (a, b) if !allowed(a, b) => return refuse(PARAMETERS_CHANGED, new.node, 0),
+                _ => {}
+            }
+            let place = self.places.get(&part.node).and_then(|i| flat.steps.get_mut(*i));
+            let Some(step) = place else { return refuse(NOT_SUPPORTED, new.node, 0) };
+            step.task = new.task.clone();
+        }
+        if own.nodes.len() != other.nodes.len() {
+            let first = other.nodes.get(own.nodes.len()).map_or(0, |n| n.node);
+            return refuse(TOPOLOGY_CHANGED, first, 0);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a node of an executable graph can have this task instead: nodes stay in their context, copies and memsets
+/// where their memory is.
+pub(crate) fn allowed(old: &Task, new: &Task) -> bool {
+    match (old, new) {
+        (Task::Copy(a), Task::Copy(b)) => a.context == b.context,
+        (Task::Fill(a), Task::Fill(b)) => a.context == b.context && (a.fill.height > 1) == (b.fill.height > 1),
+        (Task::Kernel(a), Task::Kernel(b)) => a.context == b.context,
+        (Task::Words(a), Task::Words(b)) => a.context == b.context,
+        _ => old.kind() == new.kind(),
+    }
+}
+
+impl Shape {
+    fn find_child(&self, node: CUgraphNode) -> Option<&Shape> {
+        self.nodes.iter().find_map(|part| match &part.child {
+            Some(child) if part.node == node => Some(child),
+            Some(child) => child.find_child(node),
+            None => None,
+        })
+    }
+}
+
+/// Whether a graph may be a child or be destroyed by the application.
+pub(crate) fn is_programs(graph: &Graph) -> bool {
+    graph.owner == Owner::Program && graph.captures == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Host;
+
+    const PLAIN: CUgraphEdgeData = CUgraphEdgeData { from_port: 0, to_port: 0, kind: 0, reserved: [0; 5] };
+
+    fn host(data: u64) -> Task {
+        Task::Host(Host { function: 1, data })
+    }
+
+    fn line(store: &mut Store, tasks: &[Task]) -> (CUgraph, Vec<CUgraphNode>) {
+        let graph = store.create_graph(Owner::Program);
+        let mut nodes: Vec<CUgraphNode> = Vec::new();
+        for task in tasks {
+            let after: Vec<Edge> = nodes.last().map(|n| (*n, PLAIN)).into_iter().collect();
+            nodes.push(store.add_node(graph, &after, task.clone()).unwrap());
+        }
+        (graph, nodes)
+    }
+
+    fn exec(store: &mut Store, graph: CUgraph) -> CUgraphExec {
+        let exec = store.prepare_exec(graph, 0).unwrap();
+        store.add_exec(exec).unwrap()
+    }
+
+    #[test]
+    fn children_are_unfolded_between_what_is_before_and_after_their_node() {
+        let mut store = Store::default();
+        let (inner, _) = line(&mut store, &[host(1), host(2)]);
+        let (graph, nodes) = line(&mut store, &[host(0)]);
+        let child = store.add_child(graph, &[(nodes[0], PLAIN)], inner).unwrap();
+        store.add_node(graph, &[(child, PLAIN)], host(3)).unwrap();
+        let flat = store.prepare_exec(graph, 0).unwrap().flat;
+        let after: Vec<Vec<usize>> = flat.steps.iter().map(|s| s.after.iter().map(|a| a.0).collect()).collect();
+        assert_eq!(after, [vec![], vec![0], vec![1], vec![2], vec![3]]);
+        assert_eq!(flat.steps[3].node, child);
+        assert_eq!(flat.steps[4].task, host(3));
+    }
+
+    #[test]
+    fn an_update_takes_parameters_and_refuses_another_topology() {
+        let mut store = Store::default();
+        let (graph, nodes) = line(&mut store, &[host(0), host(1)]);
+        let exec = exec(&mut store, graph);
+        store.drop_graph(graph);
+        let (other, _) = line(&mut store, &[host(0), host(9)]);
+        let (flat, changed) = store.updated(exec, other).unwrap().unwrap();
+        assert_eq!((changed, &flat.steps[1].task, flat.steps[1].node), (vec![1], &host(9), nodes[1]));
+        let (longer, more) = line(&mut store, &[host(0), host(1), host(2)]);
+        let refusal = store.updated(exec, longer).unwrap().unwrap_err();
+        assert_eq!((refusal.result, refusal.node), (TOPOLOGY_CHANGED, more[2]));
+        let (different, more) = line(&mut store, &[host(0), Task::Empty]);
+        let refusal = store.updated(exec, different).unwrap().unwrap_err();
+        assert_eq!((refusal.result, refusal.node), (TYPE_CHANGED, more[1]));
+    }
+
+    #[test]
+    fn one_node_of_an_executable_graph_is_changed_by_its_name_in_the_graph() {
+        let mut store = Store::default();
+        let (graph, nodes) = line(&mut store, &[host(0), host(1)]);
+        let exec = exec(&mut store, graph);
+        let set = |step: &mut Step| {
+            step.task = host(5);
+            Ok(())
+        };
+        assert_eq!(store.changed(exec, nodes[1], set).unwrap().1, [1]);
+        assert_eq!(store.changed(exec, 77, |_| Ok(())).err(), Some(CUDA_ERROR_INVALID_VALUE));
+        store.drop_exec(exec).unwrap();
+        assert_eq!(store.drop_exec(exec), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(store.after.destroyed, [0]);
+    }
+}

@@ -1,0 +1,170 @@
+//! Memory of graphs: its address is fixed when the node is made, and it is there between an allocation node and a free,
+//! which may be a node or a call of the application's.
+//!
+//! ```text
+//!   node made ──> not there ──launch──> there ──free node, cuMemFree(Async), automatic free──> not there
+//! ```
+//!
+//! The memory behind the address stays until graph and executable graph are gone and it is not there.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use rekindle_cuda_abi::types::*;
+
+use crate::Result;
+use crate::store::Store;
+
+/// Memory of an allocation node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    pub(crate) bytes: usize,
+    pub(crate) device: CUdevice,
+    /// Graphs and executable graphs that have the node.
+    pub(crate) users: usize,
+    /// It is there.
+    pub(crate) live: bool,
+}
+
+/// How much there is.
+static ANY: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether there is any memory of graphs.
+#[inline]
+pub(crate) fn any() -> bool {
+    ANY.load(Relaxed) != 0
+}
+
+impl Store {
+    /// Lets [`any`] know.
+    pub(crate) fn publish_memory(&self) {
+        ANY.store(self.memory.len(), Relaxed);
+    }
+
+    /// An allocation node is made for this memory.
+    pub(crate) fn new_memory(&mut self, address: CUdeviceptr, bytes: usize, device: CUdevice) {
+        self.memory.insert(address, Allocation { bytes, device, users: 1, live: false });
+        self.note_high();
+    }
+
+    /// Bytes that are there, and all bytes, of a device.
+    fn sums(&self, device: CUdevice) -> (u64, u64) {
+        let mine = || self.memory.values().filter(|m| m.device == device);
+        let bytes = |m: &Allocation| m.bytes as u64;
+        (mine().filter(|m| m.live).map(bytes).sum(), mine().map(bytes).sum())
+    }
+
+    fn note_high(&mut self) {
+        let devices: Vec<CUdevice> = self.memory.values().map(|m| m.device).collect();
+        for device in devices {
+            let (used, reserved) = self.sums(device);
+            let high = self.highest.entry(device).or_default();
+            *high = (high.0.max(used), high.1.max(reserved));
+        }
+    }
+
+    /// The most bytes of a device that were there, and the most of all.
+    pub(crate) fn high(&self, device: CUdevice) -> (u64, u64) {
+        self.highest.get(&device).copied().unwrap_or_default()
+    }
+
+    /// Counts one of them from now on.
+    pub(crate) fn reset_high(&mut self, device: CUdevice, used: bool) {
+        let now = self.sums(device);
+        let high = self.highest.entry(device).or_default();
+        *high = if used { (now.0, high.1) } else { (high.0, now.1) };
+    }
+
+    /// Another graph or executable graph has the node.
+    pub(crate) fn use_memory(&mut self, address: CUdeviceptr) {
+        if let Some(memory) = self.memory.get_mut(&address) {
+            memory.users += 1;
+        }
+    }
+
+    /// One fewer does.
+    pub(crate) fn leave_memory(&mut self, address: CUdeviceptr) {
+        if let Some(memory) = self.memory.get_mut(&address) {
+            memory.users = memory.users.saturating_sub(1);
+        }
+        self.drop_memory(address);
+    }
+
+    fn set_live(&mut self, address: &CUdeviceptr, live: bool) {
+        if let Some(memory) = self.memory.get_mut(address) {
+            memory.live = live;
+        }
+    }
+
+    fn drop_memory(&mut self, address: CUdeviceptr) {
+        if self.memory.get(&address).is_some_and(|m| m.users == 0 && !m.live) {
+            self.memory.remove(&address);
+            self.after.released.push(address);
+        }
+    }
+
+    /// The application frees an address: `None` where it is no graph's.
+    pub(crate) fn free_memory(&mut self, address: CUdeviceptr) -> Option<Result<()>> {
+        let memory = self.memory.get_mut(&address)?;
+        if !memory.live {
+            return Some(Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        memory.live = false;
+        self.drop_memory(address);
+        Some(Ok(()))
+    }
+
+    /// An executable graph that allocates and frees these is launched.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` where memory is there that must not be, or is not that must. Nothing changes then.
+    pub(crate) fn launch_memory(
+        &mut self,
+        allocates: &[CUdeviceptr],
+        frees: &[CUdeviceptr],
+        automatic: bool,
+    ) -> Result<()> {
+        let live = |address: &CUdeviceptr| self.memory.get(address).is_some_and(|m| m.live);
+        if !automatic && allocates.iter().any(live) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if frees.iter().any(|address| !allocates.contains(address) && !live(address)) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // What is freed was there for a moment.
+        allocates.iter().for_each(|address| self.set_live(address, true));
+        self.note_high();
+        frees.iter().for_each(|address| self.set_live(address, false));
+        frees.iter().for_each(|address| self.drop_memory(*address));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_stays_as_long_as_a_graph_or_the_program_has_it() {
+        let mut store = Store::default();
+        store.memory.insert(64, Allocation { bytes: 8, device: 0, users: 1, live: false });
+        assert_eq!(store.free_memory(64), Some(Err(CUDA_ERROR_INVALID_VALUE)));
+        assert_eq!(store.free_memory(65), None);
+        store.launch_memory(&[64], &[], false).unwrap();
+        assert_eq!(store.launch_memory(&[64], &[], false), Err(CUDA_ERROR_INVALID_VALUE));
+        store.launch_memory(&[64], &[], true).unwrap();
+        store.leave_memory(64);
+        assert!(store.after.released.is_empty());
+        assert_eq!(store.free_memory(64), Some(Ok(())));
+        assert_eq!(store.after.released, [64]);
+    }
+
+    #[test]
+    fn a_graph_that_frees_what_it_allocates_can_be_launched_again_and_again() {
+        let mut store = Store::default();
+        store.memory.insert(64, Allocation { bytes: 8, device: 0, users: 1, live: false });
+        for _ in 0..3 {
+            store.launch_memory(&[64], &[64], false).unwrap();
+        }
+        assert_eq!(store.launch_memory(&[], &[64], false), Err(CUDA_ERROR_INVALID_VALUE));
+    }
+}

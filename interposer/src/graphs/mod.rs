@@ -1,0 +1,204 @@
+//! Graphs. `rekindle-graphs` keeps them in this process; what is launched the worker has as a graph of the driver's, or
+//! this process enqueues step by step.
+//!
+//! ```text
+//!   kernels, copies that the worker reaches, memsets   ── program ──> worker: one command a launch
+//!   with host functions, events, words, pageable memory ── each launch: the steps in the stream, in their order
+//! ```
+//!
+//! Memory of allocation nodes is allocated when the node is made, and stays: alloc and free nodes are for this process.
+
+mod program;
+mod sequence;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Stream, StreamKey, Words};
+use rekindle_wire::codec::Writer;
+use rekindle_wire::command::{
+    GRAPH_CREATE, GRAPH_DESTROY, GRAPH_LAUNCH, GRAPH_SET, GRAPH_UPLOAD, Kind, MEM_ALLOC, MEM_FREE, WINDOW_FULL,
+};
+use rekindle_wire::graph::Program;
+
+use crate::api::graph_parts as api;
+use crate::client::{self, Call};
+use crate::named_stream;
+use crate::state::contexts::{self, Contexts};
+use crate::state::memory::Allocation;
+
+type Result<T> = std::result::Result<T, CUresult>;
+
+/// What [`rekindle_graphs`] asks.
+struct Process;
+
+/// Has this process's graphs be launched by its worker.
+pub(crate) fn register() {
+    rekindle_graphs::register(&Process);
+}
+
+fn check(result: CUresult) -> Result<()> {
+    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
+}
+
+impl Driver for Process {
+    fn current(&self) -> Result<CUcontext> {
+        if crate::api::in_callback() {
+            return Err(CUDA_ERROR_NOT_PERMITTED);
+        }
+        client::get()?.standing_error()?;
+        Ok(contexts::current())
+    }
+
+    fn stream(&self, stream: CUstream) -> Result<Stream> {
+        const NON_BLOCKING: u32 = 1;
+        let handle = named_stream(stream);
+        let known = api::stream(handle)?;
+        if known.context == 0 {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        let thread = if handle == CU_STREAM_PER_THREAD { u64::from(client::thread_number()) } else { 0 };
+        let role = match handle {
+            CU_STREAM_LEGACY => Role::Legacy,
+            _ if known.flags & NON_BLOCKING != 0 => Role::Free,
+            _ => Role::Blocking,
+        };
+        let key = StreamKey { context: known.context, handle, thread };
+        Ok(Stream { key, role, priority: known.priority })
+    }
+
+    fn event(&self, event: CUevent) -> Result<CUcontext> {
+        client::get()?.events.context(event).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn kernel(&self, function: u64) -> Result<KernelFacts> {
+        let known = client::get()?.functions.get(function).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let name = known.name.to_string_lossy().into_owned();
+        Ok(KernelFacts { name, layout: known.params.clone(), context: known.context })
+    }
+
+    fn check_kernel(&self, kernel: &Kernel) -> Result<()> {
+        api::check_kernel(kernel)
+    }
+
+    fn check_copy(&self, copy: &Copy) -> Result<()> {
+        api::ends(&copy.copy).map(drop)
+    }
+
+    fn check_fill(&self, fill: &Fill) -> Result<()> {
+        let p = &fill.fill;
+        let row = (p.width as u64).checked_mul(u64::from(p.element));
+        let rows = (p.height as u64).saturating_sub(1).checked_mul(p.pitch as u64);
+        let bytes = row.zip(rows).and_then(|(row, rows)| rows.checked_add(row)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let aligned = p.dst.is_multiple_of(u64::from(p.element));
+        if aligned && client::get()?.memory.is_direct(p.dst, bytes) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+
+    fn check_words(&self, words: &Words) -> Result<()> {
+        api::check_words(&words.operations)
+    }
+
+    fn allocate(&self, device: CUdevice, bytes: usize) -> Result<CUdeviceptr> {
+        let client = client::get()?;
+        let device = client.device(device)?;
+        let (current, known) = client.contexts.current()?;
+        let context = if known.device == device { current } else { Contexts::primary_handle(device) };
+        client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        loop {
+            let mut call = Call::unchecked(client, MEM_ALLOC, context);
+            call.word(bytes as u64);
+            let (result, mut reply) = call.wait();
+            let address = reply.word();
+            if result == WINDOW_FULL {
+                api::reserve_window(client, device, address.ok_or(CUDA_ERROR_UNKNOWN)?)?;
+                continue;
+            }
+            check(result)?;
+            let base = address.ok_or(CUDA_ERROR_UNKNOWN)?;
+            client.memory.insert(Allocation::Device { base, size: bytes as u64, device, context });
+            return Ok(base);
+        }
+    }
+
+    fn release(&self, address: CUdeviceptr) {
+        if let Ok(client) = client::get()
+            && client.memory.remove(address).is_some()
+        {
+            let mut call = Call::unchecked(client, MEM_FREE, contexts::current());
+            call.word(address);
+            call.send();
+        }
+    }
+
+    fn device(&self, context: CUcontext) -> Result<CUdevice> {
+        let client = client::get()?;
+        Ok(client.ordinal(client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device))
+    }
+
+    fn is_device(&self, device: CUdevice) -> Result<()> {
+        client::get()?.device(device).map(drop)
+    }
+
+    fn instantiate(&self, flat: &Flat, flags: u64) -> Result<u64> {
+        let Some(steps) = program::steps(flat)? else { return sequence::create(flat) };
+        let image = api::send_parts(&[&Program { steps }.to_bytes()])?;
+        let mut call = Call::in_context(GRAPH_CREATE)?;
+        let handle = call.fresh_handle(Kind::GraphExec);
+        call.word(image);
+        call.word(flags);
+        check(call.wait().0)?;
+        Ok(handle)
+    }
+
+    fn update(&self, exec: u64, flat: &Flat, changed: &[usize]) -> Result<()> {
+        if !Kind::GraphExec.owns(exec) {
+            return sequence::update(exec, flat);
+        }
+        let mut steps = Vec::with_capacity(changed.len());
+        for place in changed {
+            let step = flat.steps.get(*place).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            // A copy that the worker reached stays one.
+            steps.push((*place, program::step(step)?.ok_or(CUDA_ERROR_INVALID_VALUE)?));
+        }
+        for (place, step) in steps {
+            let mut words = Writer::new();
+            step.write(&mut words);
+            let mut call = Call::new(GRAPH_SET)?;
+            call.word(exec);
+            call.word(place as u64);
+            call.blob(words.bytes());
+            check(call.send())?;
+        }
+        Ok(())
+    }
+
+    fn launch(&self, exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
+        crate::prints::deliver(client::get()?);
+        if Kind::GraphExec.owns(exec) {
+            command(GRAPH_LAUNCH, exec, stream)
+        } else {
+            sequence::launch(exec, flat, stream)
+        }
+    }
+
+    fn upload(&self, exec: u64, stream: CUstream) -> Result<()> {
+        if Kind::GraphExec.owns(exec) { command(GRAPH_UPLOAD, exec, stream) } else { Ok(()) }
+    }
+
+    fn destroy(&self, exec: u64) {
+        if !Kind::GraphExec.owns(exec) {
+            return sequence::destroy(exec);
+        }
+        if let Ok(client) = client::get() {
+            let mut call = Call::unchecked(client, GRAPH_DESTROY, contexts::current());
+            call.word(exec);
+            call.send();
+        }
+    }
+}
+
+/// A command about an executable graph in a stream.
+fn command(call: u16, exec: u64, stream: CUstream) -> Result<()> {
+    let mut call = Call::in_context(call)?;
+    call.word(exec);
+    call.stream(stream)?;
+    check(call.send())
+}

@@ -1,0 +1,222 @@
+//! Executable graphs that are enqueued step by step: one after the other in the stream that they are launched in.
+//!
+//! Copies from and to memory that only this process reaches happen when the stream comes to them: the callback thread
+//! copies between it and pinned memory of the graph's.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_graphs::{Copy, Flat, Step, Task};
+use rekindle_wire::command::{HOST_FUNCTION, Launch};
+
+use super::{Result, api, check, program};
+use crate::copy_box::{self, HostBox};
+use crate::state::contexts;
+use crate::{named_stream, remote};
+
+/// One of them.
+struct Sequence {
+    /// Recorded behind each launch: launches of one do not overlap.
+    event: CUevent,
+    launched: bool,
+    bounces: HashMap<usize, Bounce>,
+}
+
+/// A copy of memory that only this process reaches, and the pinned memory that it goes through.
+struct Bounce {
+    copy: Copy,
+    pinned: *mut c_void,
+    /// Given to the callback thread; as long as the graph is there.
+    job: *mut Job,
+    /// Whether the source, and whether the destination, is memory that only this process reaches.
+    before: bool,
+    after: bool,
+}
+
+// SAFETY: the pointers are to memory of the bounce's own.
+unsafe impl Send for Bounce {}
+
+/// What the callback thread does.
+struct Job {
+    to: HostBox,
+    from: HostBox,
+    size: [u64; 3],
+}
+
+static SEQUENCES: Mutex<Option<HashMap<u64, Arc<Mutex<Sequence>>>>> = Mutex::new(None);
+
+fn all() -> Result<MutexGuard<'static, Option<HashMap<u64, Arc<Mutex<Sequence>>>>>> {
+    SEQUENCES.lock().map_err(|_| CUDA_ERROR_UNKNOWN)
+}
+
+fn get(exec: u64) -> Result<Arc<Mutex<Sequence>>> {
+    all()?.as_ref().and_then(|map| map.get(&exec).cloned()).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Makes one ready.
+pub(super) fn create(flat: &Flat) -> Result<u64> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    const DISABLE_TIMING: u32 = 2;
+    let mut event = 0;
+    // SAFETY: the out parameter is a local.
+    check(unsafe { remote::cuEventCreate(&raw mut event, DISABLE_TIMING) })?;
+    let mut sequence = Sequence { event, launched: false, bounces: HashMap::new() };
+    if let Err(error) = sequence.prepare(flat) {
+        sequence.end();
+        return Err(error);
+    }
+    let exec = NEXT.fetch_add(1, Relaxed);
+    all()?.get_or_insert_default().insert(exec, Arc::new(Mutex::new(sequence)));
+    Ok(exec)
+}
+
+/// Some of its steps are others.
+pub(super) fn update(exec: u64, flat: &Flat) -> Result<()> {
+    get(exec)?.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?.prepare(flat)
+}
+
+/// Ends one.
+pub(super) fn destroy(exec: u64) {
+    let gone = all().ok().and_then(|mut map| map.as_mut()?.remove(&exec));
+    if let Some(mut sequence) = gone.as_ref().and_then(|s| s.lock().ok()) {
+        sequence.end();
+    }
+}
+
+/// Enqueues its steps.
+pub(super) fn launch(exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
+    let stream = named_stream(stream);
+    let sequence = get(exec)?;
+    // One launch at a time: the steps of two must not mix.
+    let mut sequence = sequence.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+    if sequence.launched {
+        // SAFETY: no pointers.
+        check(unsafe { remote::cuStreamWaitEvent(stream, sequence.event, 0) })?;
+    }
+    for (place, step) in flat.steps.iter().enumerate().filter(|(_, step)| step.enabled) {
+        sequence.perform(place, step, stream)?;
+    }
+    sequence.launched = true;
+    // SAFETY: no pointers.
+    check(unsafe { remote::cuEventRecord(sequence.event, stream) })
+}
+
+impl Sequence {
+    /// Makes pinned memory for copies that need it.
+    fn prepare(&mut self, flat: &Flat) -> Result<()> {
+        for (place, step) in flat.steps.iter().enumerate() {
+            let Task::Copy(copy) = &step.task else { continue };
+            let needs = api::ends(&copy.copy)?.is_none();
+            if !needs || self.bounces.get(&place).is_some_and(|b| b.copy == *copy) {
+                continue;
+            }
+            let bytes = [copy.copy.width, copy.copy.height, copy.copy.depth]
+                .iter()
+                .try_fold(1_usize, |product, n| product.checked_mul(*n));
+            let bytes = bytes.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            // What is not used any more a launch may still be using: it stays until the end.
+            let pinned = api::pinned(bytes)?;
+            let c = &copy.copy;
+            let packed = HostBox { address: pinned as usize, pitch: c.width, rows: c.height };
+            let (to, from) = (api::host_box(&c.dst, c)?, api::host_box(&c.src, c)?);
+            let size = [c.width, c.height, c.depth].map(|n| n as u64);
+            let job = Job { to: to.unwrap_or(packed), from: from.unwrap_or(packed), size };
+            let (before, after) = (from.is_some(), to.is_some());
+            let job = Box::into_raw(Box::new(job));
+            self.bounces.insert(place, Bounce { copy: *copy, pinned, job, before, after });
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, place: usize, step: &Step, stream: CUstream) -> Result<()> {
+        match &step.task {
+            Task::Kernel(kernel) => {
+                let what = Launch {
+                    function: kernel.function,
+                    grid: kernel.grid,
+                    block: kernel.block,
+                    shared_bytes: kernel.shared_bytes,
+                    flags: 0,
+                    stream,
+                    attributes: &program::attributes(kernel),
+                    parameters: &kernel.parameters,
+                };
+                within(kernel.context, || api::launch(what))
+            }
+            Task::Copy(copy) => match self.bounces.get(&place) {
+                Some(bounce) if api::ends(&copy.copy)?.is_none() => bounce.enqueue(stream),
+                // SAFETY: no memory that only this process reaches.
+                _ => within(copy.context, || unsafe { api::copy(&copy.copy, stream, false) }),
+            },
+            Task::Fill(fill) => within(fill.context, || api::fill(&fill.fill, stream)),
+            Task::Host(host) => {
+                api::enqueue(stream, host.function as *mut c_void, host.data as *mut c_void, HOST_FUNCTION)
+            }
+            // SAFETY: no pointers.
+            Task::Wait(event) => check(unsafe { remote::cuStreamWaitEvent(stream, *event, 0) }),
+            // SAFETY: as above.
+            Task::Record(event) => check(unsafe { crate::api::cuEventRecord(*event, stream) }),
+            Task::Words(words) => api::words(stream, &words.operations),
+            Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
+        }
+    }
+
+    /// Gives everything back. Where the last launch is still under way, the callback thread may yet use what it has
+    /// been given: that is left.
+    fn end(&mut self) {
+        // SAFETY: no pointers of the application's.
+        let idle = !self.launched || unsafe { remote::cuEventQuery(self.event) } == CUDA_SUCCESS;
+        for (_, bounce) in self.bounces.drain().filter(|_| idle) {
+            // SAFETY: nothing uses the job any more, and it was made by a box.
+            drop(unsafe { Box::from_raw(bounce.job) });
+            api::unpin(bounce.pinned);
+        }
+        // SAFETY: no pointers.
+        unsafe { remote::cuEventDestroy_v2(self.event) };
+    }
+}
+
+/// Works in a context.
+fn within(context: CUcontext, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    if context == contexts::current() {
+        return work();
+    }
+    if !contexts::push(context) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let done = work();
+    contexts::pop();
+    done
+}
+
+/// What the callback thread calls.
+unsafe extern "C" fn run(job: *mut c_void) {
+    // SAFETY: a job of a bounce, which lives as long as its graph.
+    let job = unsafe { &*job.cast::<Job>() };
+    // SAFETY: the application's memory is there when its graph is launched, as it has promised.
+    unsafe { copy_box::within_host(job.to, job.from, job.size) };
+}
+
+impl Bounce {
+    fn enqueue(&self, stream: CUstream) -> Result<()> {
+        let c = &self.copy.copy;
+        let pinned = CudaMemcpy3dSide {
+            kind: CU_MEMORYTYPE_HOST,
+            host: self.pinned as u64,
+            pitch: c.width,
+            height: c.height,
+            ..Default::default()
+        };
+        let call = || api::enqueue(stream, run as *mut c_void, self.job.cast(), HOST_FUNCTION);
+        // SAFETY: pinned memory of this bounce's, and what the worker reaches.
+        let copy = |copy: &CudaMemcpy3d| within(self.copy.context, || unsafe { api::copy(copy, stream, false) });
+        match (self.before, self.after) {
+            (true, true) => call(),
+            (true, false) => call().and_then(|()| copy(&CudaMemcpy3d { src: pinned, ..*c })),
+            (false, _) => copy(&CudaMemcpy3d { dst: pinned, ..*c }).and_then(|()| call()),
+        }
+    }
+}

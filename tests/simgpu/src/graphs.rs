@@ -1,0 +1,222 @@
+//! Graphs: `rekindle-graphs` keeps them, and a launch does a graph's steps one after the other in its stream.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_graphs::{
+    Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Step, Stream as Named, StreamKey, Task, Words,
+};
+
+use crate::api::{perform_words, side, words_are_good};
+use crate::copy::{self, Side};
+use crate::device::devices;
+use crate::execution::launch::{Shape, check, launch_in};
+use crate::handles::{self, Object};
+use crate::library::function_in;
+use crate::memory::space::{self, Kind};
+use crate::status::{Result, ensure};
+use crate::stream::{self, Mark, Stream};
+use crate::{current, device};
+
+/// What [`rekindle_graphs`] asks.
+struct Software;
+
+/// Has this library's graphs be executed here.
+pub(crate) fn register() {
+    rekindle_graphs::register(&Software);
+}
+
+/// When the last launch of each executable graph is done: launches of one do not overlap.
+static LAUNCHED: Mutex<Option<HashMap<u64, Mark>>> = Mutex::new(None);
+
+fn launched() -> MutexGuard<'static, Option<HashMap<u64, Mark>>> {
+    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The launch shape that a node has.
+fn shape(kernel: &Kernel) -> Result<Shape> {
+    const COOPERATIVE: u32 = 2;
+    const CLUSTER: u32 = 4;
+    let value = |id| kernel.attributes.get(&id).map_or([0; 8], |v| v.0);
+    let cluster = value(CLUSTER);
+    let cluster = [cluster[0] as u32, (cluster[0] >> 32) as u32, cluster[1] as u32].map(|n| n.max(1));
+    let divides = kernel.grid.iter().zip(cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
+    ensure(divides, CUDA_ERROR_INVALID_VALUE)?;
+    Ok(Shape {
+        grid: kernel.grid,
+        block: kernel.block,
+        shared: kernel.shared_bytes,
+        cooperative: value(COOPERATIVE)[0] as u32 != 0,
+        cluster,
+    })
+}
+
+fn sides(copy: &CudaMemcpy3d) -> Result<([Side; 2], [usize; 3])> {
+    let size = [copy.width, copy.height, copy.depth];
+    Ok(([side(&copy.dst, size)?, side(&copy.src, size)?], size))
+}
+
+impl Driver for Software {
+    fn current(&self) -> Result<CUcontext> {
+        let handle = current::handle();
+        if handle != 0 {
+            current::healthy()?;
+        }
+        Ok(handle)
+    }
+
+    fn stream(&self, stream: CUstream) -> Result<Named> {
+        let stream = current::stream(stream)?;
+        let role = match stream.role {
+            stream::Role::Legacy => Role::Legacy,
+            stream::Role::Blocking => Role::Blocking,
+            stream::Role::NonBlocking => Role::Free,
+        };
+        // A stream's id is its own, the threads' default streams included.
+        let key = StreamKey { context: stream.context()?.handle, handle: stream.id, thread: 0 };
+        Ok(Named { key, role, priority: stream.priority })
+    }
+
+    fn event(&self, event: CUevent) -> Result<CUcontext> {
+        let event = handles::event(event)?;
+        Ok(event.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?.handle)
+    }
+
+    fn kernel(&self, function: u64) -> Result<KernelFacts> {
+        let (declared, context) = match handles::get(function)? {
+            Object::Function(f) => (f.kernel.clone(), f.context.upgrade().map_or(0, |c| c.handle)),
+            Object::Kernel(k) => (k.declared.clone(), 0),
+            _ => return Err(CUDA_ERROR_INVALID_HANDLE),
+        };
+        let layout = declared.params.iter().map(|p| (p.offset, p.size)).collect();
+        Ok(KernelFacts { name: declared.name.clone(), layout, context })
+    }
+
+    fn check_kernel(&self, kernel: &Kernel) -> Result<()> {
+        let context = current::named(kernel.context)?;
+        check(&*function_in(&context, kernel.function)?, &shape(kernel)?)
+    }
+
+    fn check_copy(&self, copy: &Copy) -> Result<()> {
+        let context = current::named(copy.context)?;
+        let ([dst, src], size) = sides(&copy.copy)?;
+        copy::check(&context, dst, src, size)
+    }
+
+    fn check_fill(&self, fill: &Fill) -> Result<()> {
+        let context = current::named(fill.context)?;
+        let p = &fill.fill;
+        let bytes = p.width.checked_mul(p.element as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let side = Side { pitch: p.pitch, ..Side::device(p.dst) };
+        copy::check_fill(&context, side, [bytes, p.height])
+    }
+
+    fn check_words(&self, words: &Words) -> Result<()> {
+        words_are_good(&*current::named(words.context)?, &words.operations)
+    }
+
+    fn allocate(&self, device: CUdevice, bytes: usize) -> Result<CUdeviceptr> {
+        let device = device::device(device)?;
+        device.heap.allocate(device, 0, Kind::Device, bytes as u64)
+    }
+
+    fn release(&self, address: CUdeviceptr) {
+        if let Some(region) = space::remove(address, |r| r.kind == Kind::Device)
+            && let Some(device) = devices().get(region.device)
+        {
+            device.reclaim(&region);
+        }
+    }
+
+    fn device(&self, context: CUcontext) -> Result<CUdevice> {
+        Ok(current::named(context)?.device.ordinal as CUdevice)
+    }
+
+    fn is_device(&self, device: CUdevice) -> Result<()> {
+        device::device(device).map(drop)
+    }
+
+    fn instantiate(&self, _flat: &Flat, _flags: u64) -> Result<u64> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Ok(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn update(&self, _exec: u64, _flat: &Flat, _changed: &[usize]) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch(&self, exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
+        let stream = current::stream(stream)?;
+        stream.context()?.check()?;
+        let before = launched().get_or_insert_default().get(&exec).cloned();
+        if let Some(mark) = before.filter(|m| !m.reached()) {
+            stream.hold(mark)?;
+        }
+        for step in flat.steps.iter().filter(|step| step.enabled) {
+            perform(&stream, step)?;
+        }
+        launched().get_or_insert_default().insert(exec, stream.last());
+        Ok(())
+    }
+
+    fn upload(&self, _exec: u64, stream: CUstream) -> Result<()> {
+        current::stream(stream)?.context()?.check()
+    }
+
+    fn destroy(&self, exec: u64) {
+        launched().get_or_insert_default().remove(&exec);
+    }
+}
+
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+fn perform(stream: &Arc<Stream>, step: &Step) -> Result<()> {
+    match &step.task {
+        Task::Kernel(kernel) => {
+            let context = current::named(kernel.context)?;
+            let mut size = kernel.parameters.len();
+            let mut extra: [*mut c_void; 5] = [
+                std::ptr::without_provenance_mut(1),
+                kernel.parameters.as_ptr().cast_mut().cast(),
+                std::ptr::without_provenance_mut(2),
+                (&raw mut size).cast(),
+                std::ptr::null_mut(),
+            ];
+            let extra = extra.as_mut_ptr();
+            // SAFETY: the parameters were gathered by the kernel's layout, and live through the call.
+            unsafe { launch_in(&context, stream, kernel.function, shape(kernel)?, std::ptr::null_mut(), extra) }
+        }
+        Task::Copy(copy) => {
+            let ([dst, src], size) = sides(&copy.copy)?;
+            copy::copy_later(stream, dst, src, size)
+        }
+        Task::Fill(fill) => {
+            let p = &fill.fill;
+            let side = Side { pitch: p.pitch, ..Side::device(p.dst) };
+            copy::fill(stream, side, p.value, p.element as usize, [p.width, p.height], false)
+        }
+        Task::Host(host) => {
+            let host = *host;
+            stream.submit(move |context| {
+                context.flush_prints();
+                // SAFETY: the function and what it takes are as the application gave them.
+                unsafe {
+                    let function = std::mem::transmute::<usize, HostFunction>(host.function as usize);
+                    function(host.data as *mut c_void);
+                }
+                Ok(())
+            })?;
+            Ok(())
+        }
+        Task::Wait(event) => match handles::event(*event)?.mark() {
+            Some(mark) if !mark.reached() => stream.hold(mark),
+            _ => Ok(()),
+        },
+        Task::Record(event) => handles::event(*event)?.record(stream),
+        Task::Words(words) => perform_words(stream, &words.operations),
+        Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
+    }
+}

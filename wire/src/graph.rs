@@ -1,0 +1,238 @@
+//! Programs of executable graphs: what an executable graph does, step by step, as the worker makes a graph of the
+//! driver's of it.
+//!
+//! ```text
+//!   program   count, step...
+//!   step      enabled, context, after..., task
+//!   task      KERNEL as a launch | COPY end end size | FILL ... | NOTHING
+//! ```
+
+use crate::boxes::End;
+use crate::codec::{Malformed, Reader, Writer};
+use crate::command::Launch;
+
+/// Most steps of a program.
+pub const MAX_STEPS: usize = 1 << 20;
+
+/// What an executable graph does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Each comes behind the steps that it comes after.
+    pub steps: Vec<Step>,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Where it does nothing instead, this is not set.
+    pub enabled: bool,
+    /// The context that it runs in.
+    pub context: u64,
+    /// The places of the steps that it comes after, and what of them (`CUgraphEdgeData`).
+    pub after: Vec<(u32, [u8; 8])>,
+    /// What it does.
+    pub task: Task,
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// A [`Launch`] as it is written; its stream means nothing.
+    Kernel(Vec<u8>),
+    /// A copy of a box.
+    Copy {
+        /// The destination.
+        target: End,
+        /// The source.
+        source: End,
+        /// Bytes of a row, rows, slices.
+        size: [u64; 3],
+    },
+    /// A memset.
+    Fill {
+        /// Of the first byte.
+        address: u64,
+        /// Bytes from row to row.
+        pitch: u64,
+        /// The value.
+        value: u32,
+        /// Bytes of the value: 1, 2 or 4.
+        element: u32,
+        /// Elements of a row.
+        width: u64,
+        /// Rows.
+        height: u64,
+    },
+    /// Nothing.
+    Nothing,
+}
+
+const NOTHING: u64 = 0;
+const KERNEL: u64 = 1;
+const COPY: u64 = 2;
+const FILL: u64 = 3;
+
+impl Step {
+    /// Appends the step.
+    pub fn write(&self, w: &mut Writer) {
+        w.word(u64::from(self.enabled));
+        w.word(self.context);
+        w.word(self.after.len() as u64);
+        for (place, data) in &self.after {
+            w.word(u64::from(*place));
+            w.word(u64::from_le_bytes(*data));
+        }
+        match &self.task {
+            Task::Nothing => w.word(NOTHING),
+            Task::Kernel(launch) => {
+                w.word(KERNEL);
+                w.blob(launch);
+            }
+            Task::Copy { target, source, size } => {
+                w.word(COPY);
+                target.write(w);
+                source.write(w);
+                size.iter().for_each(|n| w.word(*n));
+            }
+            Task::Fill { address, pitch, value, element, width, height } => {
+                w.word(FILL);
+                [*address, *pitch, u64::from(*value), u64::from(*element), *width, *height]
+                    .into_iter()
+                    .for_each(|n| w.word(n));
+            }
+        }
+    }
+
+    /// Takes what [`Step::write`] appended; `place` is the step's own.
+    ///
+    /// # Errors
+    /// Where it is no step, or one that comes after itself or a later one.
+    pub fn read(r: &mut Reader<'_>, place: usize) -> Result<Self, Malformed> {
+        let (enabled, context, count) = (r.word()? != 0, r.word()?, r.word()?);
+        if count > place as u64 {
+            return Err(Malformed("a step of a graph that comes after more than there is"));
+        }
+        let mut after = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let before = r.word32()?;
+            if before as usize >= place {
+                return Err(Malformed("a step of a graph that comes after a later one"));
+            }
+            after.push((before, r.word()?.to_le_bytes()));
+        }
+        let task = match r.word()? {
+            NOTHING => Task::Nothing,
+            KERNEL => {
+                let launch = r.blob()?;
+                Launch::read(&mut Reader::new(launch))?;
+                Task::Kernel(launch.to_vec())
+            }
+            COPY => {
+                let (target, source) = (End::read(r)?, End::read(r)?);
+                Task::Copy { target, source, size: [r.word()?, r.word()?, r.word()?] }
+            }
+            FILL => Task::Fill {
+                address: r.word()?,
+                pitch: r.word()?,
+                value: r.word32()?,
+                element: r.word32()?,
+                width: r.word()?,
+                height: r.word()?,
+            },
+            _ => return Err(Malformed("a step of a graph that is of no kind")),
+        };
+        Ok(Self { enabled, context, after, task })
+    }
+}
+
+impl Program {
+    /// The program as bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut w = Writer::new();
+        w.word(self.steps.len() as u64);
+        self.steps.iter().for_each(|step| step.write(&mut w));
+        w.into_bytes()
+    }
+
+    /// Takes what [`Program::to_bytes`] gave.
+    ///
+    /// # Errors
+    /// Where it is no program.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader::new(bytes);
+        let count = r.word()?;
+        if count > MAX_STEPS as u64 {
+            return Err(Malformed("a graph of more steps than any may have"));
+        }
+        let mut steps = Vec::new();
+        for place in 0..count as usize {
+            steps.push(Step::read(&mut r, place)?);
+        }
+        r.end()?;
+        Ok(Self { steps })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn program() -> Program {
+        let launch = Launch {
+            function: 1,
+            grid: [2, 3, 4],
+            block: [5, 6, 7],
+            shared_bytes: 8,
+            flags: 0,
+            stream: 0,
+            attributes: &[1; 72],
+            parameters: b"parameters",
+        };
+        let mut kernel = Writer::new();
+        launch.write(&mut kernel);
+        let memory = End::Memory { address: 64, pitch: 8, rows: 2 };
+        let array = End::Array { array: 9, at: [1, 2, 3] };
+        let fill = Task::Fill { address: 1, pitch: 2, value: 3, element: 4, width: 5, height: 6 };
+        let tasks = [
+            Task::Kernel(kernel.into_bytes()),
+            Task::Copy { target: memory, source: array, size: [4, 2, 1] },
+            fill,
+            Task::Nothing,
+        ];
+        let step = |(i, task): (usize, Task)| Step {
+            enabled: i != 1,
+            context: 7,
+            after: (0..i as u32).map(|before| (before, [before as u8; 8])).collect(),
+            task,
+        };
+        Program { steps: tasks.into_iter().enumerate().map(step).collect() }
+    }
+
+    #[test]
+    fn a_program_reads_as_it_was_written() {
+        let bytes = program().to_bytes();
+        assert_eq!(Program::from_bytes(&bytes), Ok(program()));
+        for end in (0..bytes.len()).step_by(8) {
+            assert!(Program::from_bytes(&bytes[..end]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_step_does_not_come_after_itself() {
+        let mut bad = program();
+        bad.steps[1].after[0].0 = 1;
+        assert!(Program::from_bytes(&bad.to_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_an_error_and_no_panic(at in 0_usize..400, byte in any::<u8>()) {
+            let mut bytes = program().to_bytes();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = Program::from_bytes(&bytes);
+        }
+    }
+}
