@@ -23,6 +23,7 @@
 //! enabled = true
 //! required = false            # true: without every part of it the daemon does not start
 //! uid_range = "1900000000-1900065535"  # nobody else's; each worker gets one
+//! read = []                   # what workers may read besides the driver's libraries, where those lie apart
 //!
 //! [containers]                # of all processes of one container together, and the most that it may ask for
 //! gpu_memory_mib = 40960      # on each device
@@ -113,12 +114,14 @@ pub(crate) struct SandboxConfig {
     pub(crate) required: bool,
     /// Whose users they are.
     pub(crate) uids: UidRange,
+    /// What they may read besides the driver's libraries.
+    pub(crate) read: Vec<PathBuf>,
 }
 
 #[cfg(test)]
 impl Default for SandboxConfig {
     fn default() -> Self {
-        Self { enabled: true, required: false, uids: DEFAULT_UIDS }
+        Self { enabled: true, required: false, uids: DEFAULT_UIDS, read: Vec::new() }
     }
 }
 
@@ -216,6 +219,8 @@ struct SandboxTable {
     enabled: Option<bool>,
     required: Option<bool>,
     uid_range: Option<String>,
+    #[serde(default)]
+    read: Vec<PathBuf>,
 }
 
 impl SandboxTable {
@@ -225,6 +230,7 @@ impl SandboxTable {
             enabled: self.enabled.unwrap_or(true),
             required: self.required.unwrap_or(false),
             uids: self.uid_range.map_or(Ok(DEFAULT_UIDS), UidRange::parse)?,
+            read: self.read,
         })
     }
 }

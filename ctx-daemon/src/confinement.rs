@@ -3,6 +3,8 @@
 //! The daemon knows what this machine can do (`daemon::sandbox`), and says so once; a worker does all of it
 //! (`worker::sandbox`), or does not start.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// What is to be done; `--confined` has it as JSON.
@@ -10,6 +12,12 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Confinement {
     /// Who the worker becomes. None where its daemon is not root: it then stays who it is.
     pub(crate) identity: Option<Identity>,
+    /// Only what the driver needs is opened by its path.
+    pub(crate) landlock: bool,
+    /// System calls that nobody here needs fail.
+    pub(crate) seccomp: bool,
+    /// What the administrator lets it read besides.
+    pub(crate) read: Vec<PathBuf>,
 }
 
 /// A user of a worker's own.

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rekindle_wire::control::SandboxInfo;
@@ -34,6 +34,10 @@ pub(crate) struct Sandbox {
     /// None where they cannot be given.
     uids: Option<Arc<Uids>>,
     device_group: Option<u32>,
+    /// The version of landlock; 0 where there is none.
+    landlock: i32,
+    seccomp: bool,
+    read: Vec<PathBuf>,
     missing: Vec<String>,
 }
 
@@ -48,19 +52,35 @@ impl Sandbox {
                 None
             }
         };
+        let (landlock, seccomp) = (landlock_version(), has_seccomp());
+        if landlock == 0 {
+            let advice = "add it to the kernel's parameter lsm=, if it has CONFIG_SECURITY_LANDLOCK";
+            missing.push(format!("this kernel has no landlock, so that workers open what their users may ({advice})"));
+        }
+        if !seccomp {
+            missing.push("this kernel has no seccomp filters, so that workers make every system call".to_owned());
+        }
+        let mut sandbox = Self {
+            enabled: config.enabled,
+            uids,
+            device_group: device_group(),
+            landlock,
+            seccomp,
+            read: config.read.clone(),
+            missing,
+        };
         if !config.enabled {
             warn!("workers are not sandboxed, by the configuration");
             // With its users nevertheless: workers from before may come back.
-            let missing = vec!["it is switched off ([sandbox] enabled)".to_owned()];
-            return Ok(Self { enabled: false, uids, device_group: None, missing });
+            sandbox.missing = vec!["it is switched off ([sandbox] enabled)".to_owned()];
+            return Ok(sandbox);
         }
-        for part in &missing {
+        for part in &sandbox.missing {
             warn!("the sandbox is not whole: {part}");
         }
-        if config.required && !missing.is_empty() {
-            return Err(SandboxError(missing));
+        if config.required && !sandbox.missing.is_empty() {
+            return Err(SandboxError(sandbox.missing));
         }
-        let sandbox = Self { enabled: true, uids, device_group: device_group(), missing };
         info!("workers are sandboxed: {}", sandbox.shown());
         Ok(sandbox)
     }
@@ -76,7 +96,8 @@ impl Sandbox {
             gid: claim.uids.range.first,
             device_group: self.device_group,
         });
-        Ok(Some((Confinement { identity }, claim)))
+        let (landlock, seccomp, read) = (self.landlock > 0, self.seccomp, self.read.clone());
+        Ok(Some((Confinement { identity, landlock, seccomp, read }, claim)))
     }
 
     /// Whether a worker may be this user: the daemon's own too, since the configuration may have been another.
@@ -101,6 +122,12 @@ impl Sandbox {
         let mut parts = vec!["no capabilities".to_owned()];
         if let Some(uids) = &self.uids {
             parts.insert(0, format!("users {}", uids.range));
+        }
+        if self.landlock > 0 {
+            parts.push(format!("landlock (version {})", self.landlock));
+        }
+        if self.seccomp {
+            parts.push("seccomp".to_owned());
         }
         parts.join(", ")
     }
@@ -132,6 +159,28 @@ fn maps_all(map: &str, range: UidRange) -> bool {
         };
         first <= u64::from(range.first) && u64::from(range.last) < first + count
     })
+}
+
+/// The version of landlock that this kernel enforces; 0 where it is not there, or not switched on.
+pub(crate) fn landlock_version() -> i32 {
+    const CREATE_RULESET_VERSION: u32 = 1;
+    // SAFETY: with this flag the kernel looks at no attributes.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<libc::c_void>(),
+            0_usize,
+            CREATE_RULESET_VERSION,
+        )
+    };
+    i32::try_from(version).unwrap_or(0).max(0)
+}
+
+/// Whether this kernel takes seccomp filters, and can have them return an error.
+fn has_seccomp() -> bool {
+    let action: u32 = libc::SECCOMP_RET_ERRNO;
+    // SAFETY: the kernel reads the local.
+    unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) == 0 }
 }
 
 /// The group that may use the GPUs, where an administrator keeps others from them.

@@ -1,8 +1,8 @@
 //! The real driver, loaded from the library that the daemon names.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rekindle_cuda_abi::types::{CUDA_SUCCESS, CUresult, result_name};
 use thiserror::Error;
@@ -72,5 +72,18 @@ fn dl_error() -> String {
     unsafe {
         let text = libc::dlerror();
         if text.is_null() { "unknown".into() } else { std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned() }
+    }
+}
+
+/// Where the loader has found the driver's library; nowhere, if it does not say.
+pub(crate) fn place(driver: &Driver) -> PathBuf {
+    // SAFETY: plain data for which zeros are valid.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: writes the local; the name that it points to lives as long as the library.
+    unsafe {
+        if libc::dladdr(driver.cuInit as *const _, &raw mut found) == 0 || found.dli_fname.is_null() {
+            return PathBuf::new();
+        }
+        OsStr::from_bytes(CStr::from_ptr(found.dli_fname).to_bytes()).into()
     }
 }

@@ -111,8 +111,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// An engine with as many lanes as copying is worth threads on this machine.
     pub(crate) fn new() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, |c| c.get());
-        Self { lanes: Vec::new(), count: (cores / 2).clamp(1, 8) }
+        Self { lanes: Vec::new(), count: (super::cores() / 2).clamp(1, 8) }
     }
 
     /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.

@@ -54,10 +54,17 @@ mod waiting;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use tracing::error;
 
 use crate::confinement::Confinement;
+
+/// How many cores this process may use. Asked for once, before the sandbox: cgroups have a part in it.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
 
 /// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load;
 /// `confined` what is given up before there is a client.

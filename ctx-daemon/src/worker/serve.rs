@@ -77,7 +77,7 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
         }
     };
     channel.answer(WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
-    let few_cores = std::thread::available_parallelism().map_or(1, |c| c.get()) < CORES_TO_SPIN;
+    let few_cores = super::cores() < CORES_TO_SPIN;
     let mut server = Server {
         executor,
         channel,

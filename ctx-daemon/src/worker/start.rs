@@ -33,11 +33,16 @@ pub(super) fn start(cuda_driver: &Path, confined: Option<&Confinement>) -> Resul
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
     let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver).map_err(|e| e.to_string())?));
+    super::cores();
     // The library may lie where only root finds it, and its initialisers are the administrator's.
     if let Some(confinement) = confined {
-        sandbox::enter(confinement)?;
+        sandbox::enter(confinement, &driver::place(driver))?;
     }
-    try_start(driver).map_err(|e| e.to_string())
+    let executor = try_start(driver).map_err(|e| e.to_string())?;
+    if let Some(confinement) = confined {
+        sandbox::close(confinement)?;
+    }
+    Ok(executor)
 }
 
 fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {

@@ -60,6 +60,8 @@ fn a_worker_is_a_user_of_its_own_without_privileges() -> Result {
             assert_eq!(status.words(set)?, ["0000000000000000"], "{set}");
         }
         assert_eq!(status.words("NoNewPrivs")?, ["1"]);
+        // By filters.
+        assert_eq!(status.words("Seccomp")?, ["2"]);
         // Of a process that is not dumpable they are root's.
         assert_eq!(fs::metadata(format!("/proc/{worker}/maps"))?.uid(), 0);
         let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;

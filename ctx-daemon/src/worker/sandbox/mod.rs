@@ -2,18 +2,38 @@
 //! not need before there is a client.
 //!
 //! ```text
-//!   driver's library loaded ─► [enter: identity] ─► contexts made ─► Ready ─► a client
+//!   driver's library loaded ─► [enter: identity, files] ─► contexts made ─► [close: calls] ─► Ready ─► a client
 //! ```
 //!
 //! A part that cannot be done ends the worker: its daemon has asked for what this machine can do, and no more.
 
+mod calls;
+mod files;
 mod identity;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
 
 use crate::confinement::Confinement;
 
 /// Before the driver is initialised, while there is one thread: attributes of threads are not those of a process.
-pub(super) fn enter(confinement: &Confinement) -> Result<(), String> {
-    identity::assume(confinement.identity.as_ref()).map_err(|failed| failed.to_string())
+/// `driver` is where its library was found.
+pub(super) fn enter(confinement: &Confinement, driver: &Path) -> Result<(), String> {
+    let entered = identity::assume(confinement.identity.as_ref());
+    let entered = entered.and_then(|()| match confinement.landlock {
+        true => files::restrict(driver, &confinement.read),
+        false => Ok(()),
+    });
+    entered.map_err(|failed| failed.to_string())
+}
+
+/// When contexts are made: the driver's start needs more than what follows.
+pub(super) fn close(confinement: &Confinement) -> Result<(), String> {
+    if !confinement.seccomp {
+        return Ok(());
+    }
+    calls::deny().map_err(|failed| failed.to_string())
 }
 
 /// A step that the kernel refused.
