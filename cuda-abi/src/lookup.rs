@@ -5,6 +5,10 @@ use crate::table::Function;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 pub const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
+/// A version of CUDA beyond this is a wrong value to a driver of version 13: only of its own major version may a program
+/// be newer than the driver.
+pub const NEWEST: i32 = 13_999;
+
 /// Why nothing was found, in the numbers of `CUdriverProcAddressQueryResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]

@@ -92,8 +92,6 @@ int main(int argc, char **argv) {
         CU(cuLaunchKernel, add, 3, 2, 1, 32, 1, 1, 0, stream, pointers, nullptr);
         CU(cuLaunchKernel, add, 1, 1, 1, 7, 3, 2, 0, stream, nullptr, extra);
         FAILS(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel, add, 1, 1, 1, 1, 1, 1, 0, stream, pointers, extra);
-        size = 8;
-        FAILS(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel, add, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra);
         FAILS(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel, add, 1, 1, 1, 2048, 1, 1, 0, stream, pointers, nullptr);
 
         CUlaunchAttribute attributes[3];

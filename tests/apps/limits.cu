@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
         CU(cuCtxSetLimit, CU_LIMIT_PRINTF_FIFO_SIZE, (size_t)((1 + i % 3) << 20));
         CU(cuCtxGetLimit, &limit, CU_LIMIT_PRINTF_FIFO_SIZE);
         REQUIRE(limit == (1 + i % 3) << 20);
-        FAILS(CUDA_ERROR_UNSUPPORTED_LIMIT, cuCtxGetLimit, &limit, (CUlimit)1000);
+        FAILS(CUDA_ERROR_INVALID_VALUE, cuCtxGetLimit, &limit, (CUlimit)1000);
         CUfunc_cache cache;
         CU(cuCtxGetCacheConfig, &cache);
         REQUIRE(cache == CU_FUNC_CACHE_PREFER_L1);

@@ -4,11 +4,14 @@
 //
 //   textures [--iterations N] [--sleep-us N] [--progress FILE]      100, 0, none
 //
-// Prints "described ok" and "digest D", the same in every run with the same numbers. FILE holds the iterations done.
+// Prints "described ok", a digest of what each kind gave, and "digest D" of all, the same in every run with the same
+// numbers on one GPU; how exactly a GPU filters is its own affair. FILE holds the iterations done.
 #include "app.h"
 
 const int W = 48, H = 20, D = 10, LAYERS = 5, LINEAR = 1000, THREADS = 256;
 enum { FLOAT4, BYTES, VOLUME, FETCH, PITCHED, BORDER, LAYERED, CUBE, MIPMAPPED, GATHER, LINE, COUNT };
+static const char *const names[COUNT] = {"float4",  "bytes", "volume",    "fetch",  "pitched", "border",
+                                         "layered", "cube",  "mipmapped", "gather", "line"};
 
 static cudaArray_t plane, bytes_plane, volume, layered, cube, gatherable, line;
 static cudaMipmappedArray_t mipmapped;
@@ -28,43 +31,45 @@ __device__ inline float eighths(uint64_t &random, int size) {
 __global__ void sample(const cudaTextureObject_t *t, uint64_t *state, uint64_t round) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     uint64_t r = mix(round * THREADS + i + 1);
-    int64_t sum = 0;
+    auto add = [&](int kind, int64_t value) {
+        uint64_t &of = state[kind * THREADS + i];
+        of = of * 6364136223846793005ull + (uint64_t)value;
+    };
     // Powers of two divide exactly: normalised coordinates of these are what they are everywhere.
     float4 a = tex2D<float4>(t[FLOAT4], eighths(r, W) / 64.0f, eighths(r, H) / 32.0f);
-    sum += fixed(a.x) + 3 * fixed(a.y) + 5 * fixed(a.z) + 7 * fixed(a.w);
+    add(FLOAT4, fixed(a.x) + 3 * fixed(a.y) + 5 * fixed(a.z) + 7 * fixed(a.w));
     float4 b = tex2D<float4>(t[BYTES], eighths(r, W), eighths(r, H));
-    sum = sum * 31 + __float2int_rn(b.x * 255) + 3 * __float2int_rn(b.y * 255) + 5 * __float2int_rn(b.w * 255);
+    add(BYTES, __float2int_rn(b.x * 255) + 3 * __float2int_rn(b.y * 255) + 5 * __float2int_rn(b.w * 255));
     short2 c = tex3D<short2>(t[VOLUME], eighths(r, W), eighths(r, H), eighths(r, D));
-    sum = sum * 31 + c.x * 3 + c.y;
-    sum = sum * 31 + tex1Dfetch<int>(t[FETCH], (int)(r % (LINEAR + 50)) - 20);
-    sum = sum * 31 + fixed(tex2D<float>(t[PITCHED], eighths(r, W), eighths(r, H)));
+    add(VOLUME, c.x * 3 + c.y);
+    add(FETCH, tex1Dfetch<int>(t[FETCH], (int)(r % (LINEAR + 50)) - 20));
+    add(PITCHED, fixed(tex2D<float>(t[PITCHED], eighths(r, W), eighths(r, H))));
     float2 e = tex2D<float2>(t[BORDER], eighths(r, W), eighths(r, H));
-    sum = sum * 31 + fixed(e.x) + 3 * fixed(e.y);
-    sum = sum * 31 + tex2DLayered<int>(t[LAYERED], eighths(r, W), eighths(r, H), (int)(r >> 20) % LAYERS);
+    add(BORDER, fixed(e.x) + 3 * fixed(e.y));
+    add(LAYERED, tex2DLayered<int>(t[LAYERED], eighths(r, W), eighths(r, H), (int)(r >> 20) % LAYERS));
     float x = eighths(r, 4), y = eighths(r, 4), z = eighths(r, 4);
     if (x != 0 && fabsf(x) != fabsf(y) && fabsf(x) != fabsf(z) && fabsf(y) != fabsf(z)) {
         // In the middle of a quarter of a face, where no rounding decides.
         float m = fmaxf(fabsf(x), fmaxf(fabsf(y), fabsf(z)));
         x = fabsf(x) == m ? x : copysignf(m / 2, x), y = fabsf(y) == m ? y : copysignf(m / 2, y);
         z = fabsf(z) == m ? z : copysignf(m / 2, z);
-        sum = sum * 31 + texCubemap<int>(t[CUBE], x, y, z);
+        add(CUBE, texCubemap<int>(t[CUBE], x, y, z));
     }
     float u = (float)(r % 64) / 64.0f + 1.0f / 128.0f, v = (float)((r >> 8) % 64) / 64.0f + 1.0f / 128.0f;
-    sum = sum * 31 + fixed(tex2DLod<float>(t[MIPMAPPED], u, v, (float)((r >> 16) % 28) / 4.0f));
+    add(MIPMAPPED, fixed(tex2DLod<float>(t[MIPMAPPED], u, v, (float)((r >> 16) % 28) / 4.0f)));
     float4 g = tex2Dgather<float4>(t[GATHER], (float)(r % W), (float)(r % H), 1);
-    sum = sum * 31 + fixed(g.x) + 3 * fixed(g.y) + 5 * fixed(g.z) + 7 * fixed(g.w);
-    sum = sum * 31 + fixed(tex1D<float>(t[LINE], eighths(r, W)));
-    state[i] = state[i] * 6364136223846793005ull + (uint64_t)sum;
+    add(GATHER, fixed(g.x) + 3 * fixed(g.y) + 5 * fixed(g.z) + 7 * fixed(g.w));
+    add(LINE, fixed(tex1D<float>(t[LINE], eighths(r, W))));
 }
 
 __global__ void change(int *linear, float *pitched, size_t pitch, const uint64_t *state) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < LINEAR) {
-        linear[i] = linear[i] * 5 + (int)(state[i % THREADS] >> 40);
+        linear[i] = linear[i] * 5 + (int)(state[FETCH * THREADS + i % THREADS] >> 40);
     }
     if (i < W) {
         float *row = (float *)((char *)pitched + (i % H) * pitch);
-        row[i] = (float)(state[i] >> 52);
+        row[i] = (float)(state[FETCH * THREADS + i] >> 52);
     }
 }
 
@@ -202,8 +207,8 @@ int main(int argc, char **argv) {
     cudaTextureObject_t *table;
     uint64_t *state;
     CHECK(cudaMalloc(&table, sizeof textures));
-    CHECK(cudaMalloc(&state, THREADS * 8));
-    CHECK(cudaMemset(state, 0, THREADS * 8));
+    CHECK(cudaMalloc(&state, COUNT * THREADS * 8));
+    CHECK(cudaMemset(state, 0, COUNT * THREADS * 8));
     CHECK(cudaMemcpy(table, textures, sizeof textures, cudaMemcpyHostToDevice));
     uint64_t random = 1;
     for (uint64_t round = 1; round <= iterations; round++) {
@@ -230,7 +235,7 @@ int main(int argc, char **argv) {
         sleep_us(pause_us);
         progress(progress_file, round);
     }
-    static uint64_t host[THREADS];
+    static uint64_t host[COUNT * THREADS];
     CHECK(cudaMemcpy(host, state, sizeof host, cudaMemcpyDeviceToHost));
     for (int i = 0; i < COUNT; i++) {
         CHECK(cudaDestroyTextureObject(textures[i]));
@@ -239,6 +244,9 @@ int main(int argc, char **argv) {
         CHECK(cudaFreeArray(array));
     }
     CHECK(cudaFreeMipmappedArray(mipmapped));
+    for (int i = 0; i < COUNT; i++) {
+        printf("%s %016llx\n", names[i], (unsigned long long)digest(&host[i * THREADS], THREADS * 8));
+    }
     printf("digest %016llx\n", (unsigned long long)digest(host, sizeof host));
     return 0;
 }

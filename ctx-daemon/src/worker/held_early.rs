@@ -147,9 +147,16 @@ impl Executor {
         const MAX_DYNAMIC_SHARED: u32 = 8;
         let launch = Launch::read(&mut Reader::new(parameters))?;
         let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-        let function = self.handle_function(launch.function)?;
+        let mut function = self.handle_function(launch.function)?;
         if object.kind == Kind::Kernel {
             self.instantiate(object.parent)?;
+            // A kernel can be launched as it is, but only its function in this context has attributes.
+            let kernel = function;
+            // SAFETY: the out parameter is a local, the handle the driver's own.
+            match unsafe { (self.driver().cuKernelGetFunction)(&raw mut function, kernel) } {
+                CUDA_SUCCESS => {}
+                error => return Err(Refused::Code(error)),
+            }
         }
         let device = self.device_of_context(self.header.context)?;
         let limits = self.attached.devices.get(device);
@@ -170,7 +177,7 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         if threads > attribute(MAX_THREADS)? {
-            return Err(Refused::Code(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES));
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         if u64::from(launch.shared_bytes) > attribute(MAX_DYNAMIC_SHARED)? {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));

@@ -23,8 +23,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use crate::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS,
-    CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUcontext, CUdevice,
+    CUfunction, CUmodule, CUresult, CUstream,
 };
 
 pub use storage::reset_context as cls_reset;
@@ -79,7 +79,7 @@ pub unsafe fn export_table(host: &'static dyn Host, uuid: *const [u8; 16], out: 
     HOST.get_or_init(|| host);
     // SAFETY: not null, so valid to read by the caller's promise.
     let uuid = u128::from_be_bytes(unsafe { uuid.read_unaligned() });
-    let Some(table) = tables::find(uuid) else { return CUDA_ERROR_NOT_SUPPORTED };
+    let Some(table) = tables::find(uuid) else { return CUDA_ERROR_INVALID_VALUE };
     // SAFETY: not null, so valid to write by the caller's promise.
     unsafe { out.write(table) };
     CUDA_SUCCESS

@@ -163,7 +163,8 @@ pub unsafe fn cuStreamUpdateCaptureDependencies_v2(
 /// Needs no context, and no `cuInit`.
 pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> CUresult {
     let exchange = || {
-        let new = Mode::new(unsafe { read(mode) }?)?;
+        // The driver takes what is none for the least strict one, without an error.
+        let new = Mode::new(unsafe { read(mode) }?).unwrap_or(Mode::Relaxed);
         unsafe { put(mode, exchange_mode(new) as u32) }
     };
     exchange().err().unwrap_or(CUDA_SUCCESS)

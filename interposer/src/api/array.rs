@@ -94,12 +94,17 @@ fn of_another_kind(array: CUarray) -> CUresult {
     code(client::get().and_then(|client| client.arrays.get(array)).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }
 
+/// What the driver says of null differs from call to call.
+fn of_another_kind_or_null(array: CUarray) -> CUresult {
+    if array == 0 { CUDA_ERROR_INVALID_VALUE } else { of_another_kind(array) }
+}
+
 pub(crate) unsafe fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32) -> CUresult {
     of_another_kind(array)
 }
 
 pub(crate) unsafe fn cuArrayGetSparseProperties(_properties: *mut c_void, array: CUarray) -> CUresult {
-    of_another_kind(array)
+    of_another_kind_or_null(array)
 }
 
 pub(crate) unsafe fn cuArrayGetMemoryRequirements(
@@ -107,7 +112,7 @@ pub(crate) unsafe fn cuArrayGetMemoryRequirements(
     array: CUarray,
     _device: CUdevice,
 ) -> CUresult {
-    of_another_kind(array)
+    of_another_kind_or_null(array)
 }
 
 /// One side of a copy of bytes: an array from an offset on.

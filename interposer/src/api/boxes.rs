@@ -81,6 +81,9 @@ fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
 }
 
 fn array(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
+    if s.array == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let array = client::get()?.arrays.get(s.array)?;
     let (extent, element) = (array.desc.extent(), array.desc.element());
     let (extent, element) = extent.zip(element).ok_or(CUDA_ERROR_INVALID_VALUE)?;

@@ -96,9 +96,18 @@ pub(crate) unsafe fn cuCtxCreate_v4(pctx: *mut CUcontext, params: *mut c_void, f
 
 pub(crate) unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> CUresult {
     const SM_COUNT: u32 = 0;
-    code(named(0).and_then(|_| match affinity.is_null() || kind != SM_COUNT {
-        true => Err(CUDA_ERROR_INVALID_VALUE),
-        false => Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY),
+    const MULTIPROCESSORS: i32 = 16;
+    code(client::get().and_then(|client| {
+        let (_, context) = client.contexts.current()?;
+        if affinity.is_null() || kind != SM_COUNT {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let attributes = client.attached.devices.get(context.device).map(|device| &device.attributes);
+        let all = attributes.and_then(|list| list.iter().find(|a| a.0 == MULTIPROCESSORS)).map_or(0, |a| a.1);
+        // A CUexecAffinityParam: its type, and of this type the number of multiprocessors.
+        // SAFETY: not null, so writable by the caller's promise.
+        unsafe { affinity.cast::<[u32; 2]>().write_unaligned([SM_COUNT, all as u32]) };
+        Ok(())
     }))
 }
 
@@ -135,9 +144,14 @@ pub(crate) unsafe fn cuCtxDetach(ctx: CUcontext) -> CUresult {
     }
 }
 
+/// A context that there is; the driver takes null for a wrong value, not for a wrong context.
+fn named_here(client: &client::Client, ctx: CUcontext) -> Result<Context, CUresult> {
+    client.contexts.get(ctx).ok_or(if ctx == 0 { CUDA_ERROR_INVALID_VALUE } else { CUDA_ERROR_INVALID_CONTEXT })
+}
+
 pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
     code(client::get().and_then(|client| {
-        client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        named_here(client, ctx)?;
         rekindle_cuda_abi::private::cls_reset(ctx);
         let mut call = Call::unchecked(client, CONTEXT_DESTROY, 0);
         call.word(ctx);
@@ -173,7 +187,7 @@ pub(crate) unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
 
 pub(crate) unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
     code(client::get().and_then(|client| {
-        client.contexts.get(ctx).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        named_here(client, ctx)?;
         if contexts::push(ctx) { Ok(()) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) }
     }))
 }

@@ -171,6 +171,9 @@ pub(crate) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pci_bus_id: *cons
     }
     // SAFETY: not null, so a C string by the caller's promise.
     let wanted = unsafe { CStr::from_ptr(pci_bus_id) }.to_string_lossy().to_ascii_lowercase();
+    if wanted.is_empty() || wanted.contains(|c: char| !c.is_ascii_hexdigit() && !":.".contains(c)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     code(client::get().and_then(|c| {
         let found = c.visible.iter().position(|&d| {
             let id = c.attached.devices[d].pci_bus_id.to_ascii_lowercase();

@@ -2,6 +2,7 @@
 //! they come from.
 
 use std::ffi::{CString, c_char};
+use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::KERNEL_NAMES;
@@ -9,6 +10,7 @@ use rekindle_wire::command::KERNEL_NAMES;
 use super::library::{find_function, find_kernel, library_module};
 use super::{check, code as answer, put, put_if};
 use crate::client::{self, Call};
+use crate::state::functions::Function;
 
 /// The names of all kernels in a module or library.
 fn kernel_names(parent: u64) -> Result<Vec<CString>, CUresult> {
@@ -73,11 +75,17 @@ pub(crate) unsafe fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: u3
     }))
 }
 
+/// A function or kernel. Null is a wrong value to the calls that ask with it.
+fn of_handle(client: &client::Client, handle: u64) -> Result<Arc<Function>, CUresult> {
+    let error = if handle == 0 { CUDA_ERROR_INVALID_VALUE } else { CUDA_ERROR_INVALID_HANDLE };
+    client.functions.get(handle).ok_or(error)
+}
+
 /// # Safety
 /// `out` is null or writable.
 unsafe fn name_of(out: *mut *const c_char, handle: u64) -> CUresult {
     answer(client::get().and_then(|client| {
-        let function = client.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let function = of_handle(client, handle)?;
         // A kernel's function has the kernel's name.
         let named = client.functions.get(function.parent).unwrap_or(function);
         // SAFETY: the caller's promise. The name lives until the function is forgotten, as in the driver.
@@ -97,7 +105,7 @@ pub(crate) unsafe fn cuFuncGetName(name: *mut *const c_char, function: CUfunctio
 
 pub(crate) unsafe fn cuFuncGetModule(module: *mut CUmodule, function: CUfunction) -> CUresult {
     answer(client::get().and_then(|client| {
-        let known = client.functions.get(function).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let known = of_handle(client, function)?;
         match client.functions.get(known.parent) {
             // SAFETY: the caller's promise by cuda.h.
             None => unsafe { put(module, known.parent) },
@@ -122,7 +130,7 @@ pub(crate) unsafe fn cuKernelGetLibrary(library: *mut CUlibrary, kernel: CUkerne
 /// `offset` and `size` are null or writable.
 unsafe fn parameter(handle: u64, index: usize, offset: *mut usize, size: *mut usize) -> CUresult {
     answer(client::get().and_then(|client| {
-        let known = client.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let known = of_handle(client, handle)?;
         let &(o, s) = known.params.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         // SAFETY: the caller's promise.
         unsafe {

@@ -49,13 +49,15 @@ pub(super) unsafe fn gather(
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             }
         }
-        if size > MAX_PARAMETERS || size < function.params_size || (pointer.is_null() && size > 0) {
+        if size > MAX_PARAMETERS || (pointer.is_null() && size > 0) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if size > 0 {
             // SAFETY: the caller's buffer holds `size` bytes.
             into.extend_from_slice(unsafe { std::slice::from_raw_parts(pointer, size) });
         }
+        // The driver takes a buffer that is too short, too.
+        into.resize(size.max(function.params_size), 0);
         return Ok(());
     }
     if function.params.is_empty() {

@@ -20,6 +20,11 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     if symbol.is_null() || pfn.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    if version > lookup::NEWEST {
+        // SAFETY: not null, so writable by the caller's promise.
+        unsafe { pfn.write(std::ptr::null_mut()) };
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     // SAFETY: not null, so a C string by the caller's promise.
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap_or_default();
     let (address, found) = match lookup::find(&LOOKUPS, name, version as u32, flags) {

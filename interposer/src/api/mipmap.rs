@@ -13,12 +13,12 @@ use crate::state::arrays::{Array, Mipmapped};
 fn create(out: *mut CUmipmappedArray, desc: CudaArray3dDescriptor, levels: u32) -> Result<(), CUresult> {
     let client = client::get()?;
     let (context, _) = client.contexts.current()?;
-    if out.is_null() || levels == 0 {
+    if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     ensure_supported("cuMipmappedArrayCreate", &desc)?;
     // The driver makes no more levels than the size has.
-    let count = levels.min(desc.most_levels());
+    let count = levels.clamp(1, desc.most_levels());
     let mut call = Call::in_context(MIPMAP_CREATE)?;
     let handle = call.fresh_handle(Kind::MipmappedArray);
     write_descriptor(&mut call, &desc);

@@ -70,10 +70,14 @@ impl Pages {
 
 pub(crate) unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
-        if out.is_null() || bytes == 0 || flags & !FLAGS != 0 {
+        if out.is_null() || flags & !FLAGS != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (context, _) = client.contexts.current()?;
+        if bytes == 0 {
+            // SAFETY: not null, so writable by cuda.h's contract.
+            return unsafe { put(out, std::ptr::null_mut()) };
+        }
         let base = Pages::allocate(client, bytes as u64, flags)?.base;
         client.memory.insert(Allocation::Pinned { base, size: bytes as u64, flags, context });
         // SAFETY: not null, so writable by cuda.h's contract.
@@ -97,6 +101,9 @@ pub(super) fn unmap(client: &Client, base: u64, bytes: u64) {
 pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     code(client::get().and_then(|client| {
         let base = pointer as u64;
+        if base == 0 {
+            return Ok(());
+        }
         let bytes = match client.memory.at(base) {
             Some(Allocation::Pinned { base: b, size, .. }) if b == base => size,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),

@@ -82,7 +82,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     data: *mut *mut c_void,
     ptr: CUdeviceptr,
 ) -> CUresult {
-    if attributes.is_null() || data.is_null() {
+    if count == 0 || attributes.is_null() || data.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
     for i in 0..count as usize {

@@ -62,6 +62,11 @@ fn refused<T>(what: &'static str) -> Result<T, CUresult> {
     Err(CUDA_ERROR_NOT_SUPPORTED)
 }
 
+/// Of a device that there is not these calls say that it is a wrong value.
+fn wrong_value(error: CUresult) -> CUresult {
+    if error == CUDA_ERROR_INVALID_DEVICE { CUDA_ERROR_INVALID_VALUE } else { error }
+}
+
 /// The device of a location, which must be one.
 fn device_of(location: Location, what: &'static str) -> Result<CUdevice, CUresult> {
     match location.kind {
@@ -81,7 +86,7 @@ pub(crate) unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) 
 
 pub(crate) unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
     code(Call::new(POOL_CURRENT).and_then(|mut call| {
-        call.device(dev)?;
+        call.device(dev).map_err(wrong_value)?;
         let (result, mut reply) = call.wait();
         check(result)?;
         // SAFETY: the caller's promise by cuda.h.
@@ -91,7 +96,7 @@ pub(crate) unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUre
 
 pub(crate) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
     code(Call::new(POOL_SET_CURRENT).and_then(|mut call| {
-        call.device(dev)?;
+        call.device(dev).map_err(wrong_value)?;
         call.word(pool);
         check(call.wait().0)
     }))
@@ -148,7 +153,7 @@ pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void
         }
         let mut call = Call::new(POOL_CREATE)?;
         let handle = call.fresh_handle(Kind::MemPool);
-        call.device(device)?;
+        call.device(device).map_err(wrong_value)?;
         call.word(wanted.maximum as u64);
         check(call.wait().0)?;
         // SAFETY: not null, writable by cuda.h's contract.
@@ -236,8 +241,13 @@ pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location:
 /// `pool` 0 is the current one of the stream's device.
 fn allocate(out: *mut CUdeviceptr, size: usize, pool: u64, stream: CUstream) -> CUresult {
     code(client::get().and_then(|client| {
-        if out.is_null() || size == 0 {
+        if out.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if size == 0 {
+            client.contexts.current()?;
+            // SAFETY: not null, writable by cuda.h's contract.
+            return unsafe { put(out, 0) };
         }
         loop {
             let mut call = Call::in_context(POOL_ALLOC)?;
@@ -302,6 +312,9 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> C
     }
     code(Call::in_context(POOL_FREE).and_then(|mut call| {
         let client = client::get()?;
+        if address == 0 {
+            return Ok(());
+        }
         match client.memory.at(address) {
             Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == address => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),

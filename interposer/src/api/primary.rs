@@ -61,9 +61,13 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     }))
 }
 
+/// The first version takes one release too many for nothing.
 pub(crate) unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
     // SAFETY: no pointers.
-    unsafe { cuDevicePrimaryCtxRelease_v2(dev) }
+    match unsafe { cuDevicePrimaryCtxRelease_v2(dev) } {
+        CUDA_ERROR_INVALID_CONTEXT => CUDA_SUCCESS,
+        result => result,
+    }
 }
 
 pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {

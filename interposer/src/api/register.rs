@@ -79,10 +79,14 @@ pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, fl
 pub(crate) unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
     code(client::get().and_then(|client| {
         let _one = REGISTERING.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-        let registered = client.memory.at(pointer as u64).filter(|a| a.base() == pointer as u64);
-        let Some(Allocation::Registered { base, alias, .. }) = registered else {
+        let known = client.memory.at(pointer as u64);
+        let Some(Allocation::Registered { base, alias, .. }) = known.filter(|a| a.base() == pointer as u64) else {
             client.standing_error()?;
-            return Err(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+            return Err(match known {
+                // The middle of what is registered.
+                Some(Allocation::Registered { .. }) => CUDA_ERROR_INVALID_VALUE,
+                _ => CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+            });
         };
         if alias != 0 {
             let mut call = Call::new(PINNED_UNMAP)?;

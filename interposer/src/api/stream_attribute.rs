@@ -36,8 +36,8 @@ fn initial(stream: CUstream, attribute: u32) -> Result<Value, CUresult> {
     let first = |word| [word, 0, 0, 0, 0, 0, 0, 0];
     Ok(match attribute {
         ACCESS_POLICY_WINDOW | MEM_SYNC_DOMAIN => [0; 8],
-        // CU_SYNC_POLICY_AUTO.
-        SYNCHRONIZATION_POLICY => first(1),
+        // None of CU_SYNC_POLICY_*: nothing was said.
+        SYNCHRONIZATION_POLICY => first(u64::from(u32::MAX)),
         PRIORITY => first(u64::from(stream::priority_of(stream)? as u32)),
         // The default domain is 0, the remote one 1.
         MEM_SYNC_DOMAIN_MAP => first(0x100),

@@ -50,6 +50,11 @@ pub(crate) fn enqueue(stream: CUstream, ops: &[MemOp]) -> Result<(), CUresult> {
     check(call.send())
 }
 
+/// The calls' first version: `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1` is 0 since CUDA 12, whatever the device.
+fn first_version() -> CUresult {
+    code(client::get().and_then(|client| client.contexts.current()).and(Err(CUDA_ERROR_NOT_SUPPORTED)))
+}
+
 fn one(stream: CUstream, operation: u32, address: u64, value: u64, flags: u32) -> CUresult {
     let params = CUstreamBatchMemOpParams { operation, address, value, flags, ..Default::default() };
     if let Some(answer) = hook::words(stream, || vec![params], 0) {
@@ -67,8 +72,8 @@ pub(crate) unsafe fn cuStreamWaitValue32_v2(
     one(stream, WAIT_32, address, value.into(), flags)
 }
 
-pub(crate) unsafe fn cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
-    one(stream, WAIT_32, address, value.into(), flags)
+pub(crate) unsafe fn cuStreamWaitValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
+    first_version()
 }
 
 pub(crate) unsafe fn cuStreamWaitValue64_v2(
@@ -80,8 +85,8 @@ pub(crate) unsafe fn cuStreamWaitValue64_v2(
     one(stream, WAIT_64, address, value, flags)
 }
 
-pub(crate) unsafe fn cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
-    one(stream, WAIT_64, address, value, flags)
+pub(crate) unsafe fn cuStreamWaitValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
+    first_version()
 }
 
 pub(crate) unsafe fn cuStreamWriteValue32_v2(
@@ -93,8 +98,8 @@ pub(crate) unsafe fn cuStreamWriteValue32_v2(
     one(stream, WRITE_32, address, value.into(), flags)
 }
 
-pub(crate) unsafe fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
-    one(stream, WRITE_32, address, value.into(), flags)
+pub(crate) unsafe fn cuStreamWriteValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
+    first_version()
 }
 
 pub(crate) unsafe fn cuStreamWriteValue64_v2(
@@ -106,8 +111,8 @@ pub(crate) unsafe fn cuStreamWriteValue64_v2(
     one(stream, WRITE_64, address, value, flags)
 }
 
-pub(crate) unsafe fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
-    one(stream, WRITE_64, address, value, flags)
+pub(crate) unsafe fn cuStreamWriteValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
+    first_version()
 }
 
 /// An operation as the caller describes it.
@@ -136,7 +141,9 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params:
     code(enqueue(stream, &ops))
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp(stream: CUstream, count: u32, params: *mut c_void, flags: u32) -> CUresult {
-    // SAFETY: the caller's promise by cuda.h.
-    unsafe { cuStreamBatchMemOp_v2(stream, count, params, flags) }
+pub(crate) unsafe fn cuStreamBatchMemOp(_: CUstream, count: u32, params: *mut c_void, flags: u32) -> CUresult {
+    if count as usize > MAX_MEM_OPS || flags != 0 || (count > 0 && params.is_null()) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    first_version()
 }

@@ -14,9 +14,9 @@ fn check_resource(client: &Client, desc: &CudaResourceDesc) -> Result<(), CUresu
         CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => client.arrays.mipmapped(desc.words[0]).map(|_| ()),
         CU_RESOURCE_TYPE_LINEAR | CU_RESOURCE_TYPE_PITCH2D => {
             let linear = desc.linear().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let bytes = desc.linear_bytes().filter(|n| *n > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let bytes = desc.linear_bytes().ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let end = linear.address.checked_add(bytes);
-            if end.is_none() || !client.memory.is_direct(linear.address, bytes) {
+            if end.is_none() || !client.memory.is_direct(linear.address, bytes.max(1)) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             Ok(())
@@ -118,9 +118,9 @@ pub(crate) unsafe fn cuTexObjectGetTextureDesc(out: *mut CudaTextureDesc, textur
 }
 
 pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(out: *mut CudaResourceViewDesc, texture: CUtexObject) -> CUresult {
-    let view = known(texture, true).and_then(|known| known.view.ok_or(CUDA_ERROR_INVALID_VALUE));
+    // One that was made without a view has one of zeros.
     // SAFETY: the caller's promise by cuda.h.
-    code(view.and_then(|view| unsafe { put(out, view) }))
+    code(known(texture, true).and_then(|known| unsafe { put(out, known.view.unwrap_or_default()) }))
 }
 
 pub(crate) unsafe fn cuSurfObjectGetResourceDesc(out: *mut CudaResourceDesc, surface: CUsurfObject) -> CUresult {

@@ -229,9 +229,14 @@ pub(crate) unsafe fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, byt
     unsafe { any_to_any(target, source, bytes, on, Wait::No) }
 }
 
-/// What is wrong with the contexts of a copy between devices, if anything.
+/// What is wrong with the contexts of a copy between devices, if anything. Null is the current one.
 fn peers(target: CUcontext, source: CUcontext) -> Option<CUresult> {
-    let alive = |context| client::get().is_ok_and(|client| client.contexts.get(context).is_some());
+    let alive = |context| {
+        client::get().is_ok_and(|client| match context {
+            0 => client.contexts.current().is_ok(),
+            _ => client.contexts.get(context).is_some(),
+        })
+    };
     (!alive(target) || !alive(source)).then_some(CUDA_ERROR_INVALID_CONTEXT)
 }
 

@@ -82,5 +82,4 @@ GROUP(occupancy) {
     TRY("of two blocks", cuOccupancyAvailableDynamicSMemPerBlock, &bytes, one, 2, 256);
     YES(cuOccupancyAvailableDynamicSMemPerBlock, "of two blocks, some", bytes > 0);
     TRY("of null", cuOccupancyAvailableDynamicSMemPerBlock, &bytes, NULL, 2, 256);
-    TRY("to null", cuOccupancyAvailableDynamicSMemPerBlock, NULL, one, 2, 256);
 }

@@ -210,6 +210,7 @@ GROUP(primary) {
     SET(cuDevicePrimaryCtxGetState, device, &flags, &active);
     TELL(cuDevicePrimaryCtxGetState, "released, is", "active %d", active);
     TRY("once too often", cuDevicePrimaryCtxRelease, device);
+    TRY("once too often", cuDevicePrimaryCtxRelease_v2, device);
     CUdeviceptr memory;
     TRY("in a primary context that is not active", cuMemAlloc_v2, &memory, 64);
     SET(cuDevicePrimaryCtxRetain, &again, device);

@@ -68,9 +68,8 @@ GROUP(before_cuda_4) {
     SET(cuMemsetD8_v2, sum, 0, 4096);
     SET(cuCtxSynchronize);
     CUfunction add = function("add");
-    TRY("nothing set", cuLaunch, add);
-    TRY("nothing set", cuLaunchGrid, add, 1, 1);
-    TRY("nothing set", cuLaunchGridAsync, add, 1, 1, NULL);
+    TRY("of no blocks", cuLaunchGrid, add, 0, 1);
+    TRY("of no blocks", cuLaunchGridAsync, add, 0, 1, NULL);
     TRY("4 by 1 by 1", cuFuncSetBlockShape, add, 4, 1, 1);
     TRY("0 by 1 by 1", cuFuncSetBlockShape, add, 0, 1, 1);
     TRY("64 bytes", cuFuncSetSharedSize, add, 64);
@@ -79,13 +78,13 @@ GROUP(before_cuda_4) {
     TRY("a pointer", cuParamSetv, add, 0, &sum, 8);
     TRY("from null", cuParamSetv, add, 0, NULL, 8);
     TRY("a number", cuParamSeti, add, 8, 3);
-    TRY("before the first", cuParamSeti, add, -4, 3);
     TRY("a number beyond those there are", cuParamSetf, add, 12, 1.0f);
-    TRY("before the first", cuParamSetf, add, -4, 1.0f);
     TRY("one block", cuLaunch, add);
     TRY("2 by 2", cuLaunchGrid, add, 2, 2);
     TRY("1 by 1", cuLaunchGridAsync, add, 1, 1, NULL);
     TELL(cuLaunch, "6 blocks of 4 threads, each 3", "%d", word_at(sum));
+    no_context();
+    TRY("without a context", cuLaunch, add);
 }
 
 GROUP(several_devices) {
@@ -139,10 +138,12 @@ GROUP(users) {
     int supported = -1;
     TRY("of multiprocessors", cuDeviceGetExecAffinitySupport, &supported, CU_EXEC_AFFINITY_TYPE_SM_COUNT, 0);
     TRY("of what there is not", cuDeviceGetExecAffinitySupport, &supported, (CUexecAffinityType)99, 0);
+    TRY("on none", cuDeviceGetExecAffinitySupport, &supported, CU_EXEC_AFFINITY_TYPE_SM_COUNT, -1);
+    CUexecAffinityParam affinity;
+    TRY("without a context", cuCtxGetExecAffinity, &affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT);
     TRY("without a context", cuCtxAttach, &again, 0);
     TRY("on the first device", cuCtxCreate, &made, 0, 0);
     TRY("on none", cuCtxCreate, &again, 0, -1);
-    CUexecAffinityParam affinity;
     TRY("of multiprocessors", cuCtxGetExecAffinity, &affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT);
     TRY("the current one", cuCtxAttach, &again, 0);
     YES(cuCtxAttach, "the current one, is it", again == made);

@@ -46,12 +46,20 @@ GROUP(asked) {
     SET(cuDeviceTotalMem_v2, &whole, device);
     YES(cuMemGetInfo_v2, "all of it is what the device has", total == whole);
     CUdeviceptr memory, base = 0;
-    SET(cuMemAlloc_v2, &memory, 32 << 20);
-    SET(cuMemGetInfo_v2, &later, &total);
-    YES(cuMemGetInfo_v2, "32 MiB less after an allocation", free - later >= 32 << 20);
-    SET(cuMemFree_v2, memory);
-    SET(cuMemGetInfo_v2, &later, &total);
-    YES(cuMemGetInfo_v2, "as before after it was freed", later >= free);
+    // Other processes take and give memory at the same time, but not always.
+    int less = 0, back = 0;
+    for (int i = 0; i < 100 && !(less && back); i++) {
+        size_t meanwhile;
+        SET(cuMemGetInfo_v2, &free, &total);
+        SET(cuMemAlloc_v2, &memory, 32 << 20);
+        SET(cuMemGetInfo_v2, &meanwhile, &total);
+        SET(cuMemFree_v2, memory);
+        SET(cuMemGetInfo_v2, &later, &total);
+        less |= meanwhile + (32 << 20) <= free;
+        back |= later >= meanwhile + (32 << 20);
+    }
+    YES(cuMemGetInfo_v2, "32 MiB less after an allocation", less);
+    YES(cuMemGetInfo_v2, "as before after it was freed", back);
 
     SET(cuMemAlloc_v2, &memory, 1000);
     size_t size = 0;

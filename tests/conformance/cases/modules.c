@@ -42,7 +42,6 @@ GROUP(loaded) {
     CUmoduleLoadingMode mode = 99;
     TRY("of this process", cuModuleGetLoadingMode, &mode);
     TELL(cuModuleGetLoadingMode, "of this process, is", "%d", mode);
-    TRY("to null", cuModuleGetLoadingMode, NULL);
     no_context();
     TRY("without a context", cuModuleLoadData, &loaded, code_ptx);
     TRY("without a context", cuModuleLoadFatBinary, &loaded, code_fatbin);

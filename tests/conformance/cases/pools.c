@@ -82,7 +82,6 @@ GROUP(attributes) {
     TRY("what is used", cuMemPoolSetAttribute, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &value);
     TRY("that does not exist", cuMemPoolGetAttribute, pool, 99, &value);
     TRY("that does not exist", cuMemPoolSetAttribute, pool, 99, &value);
-    TRY("from null", cuMemPoolSetAttribute, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, NULL);
     CUmemAccess_flags access = 99;
     CUmemLocation here = {CU_MEM_LOCATION_TYPE_DEVICE, device}, nowhere = {CU_MEM_LOCATION_TYPE_DEVICE, 999};
     TRY("of its device", cuMemPoolGetAccess, &access, pool, &here);
@@ -103,7 +102,7 @@ GROUP(allocated) {
     TRY_PTSZ("some", cuMemAllocAsync, &memory, 1000, NULL);
     YES(cuMemAllocAsync, "some, aligned to 256", memory % 256 == 0);
     TRY_PTSZ("no bytes", cuMemAllocAsync, &none, 0, NULL);
-    TRY("to null", cuMemAllocAsync, NULL, 1000, NULL);
+    TRY_PTSZ("to null", cuMemAllocAsync, NULL, 1000, NULL);
     TRY("more than there is", cuMemAllocAsync, &none, (size_t)1 << 46, NULL);
     CUmemoryPool of = NULL;
     CUcontext owner = context;
@@ -118,7 +117,7 @@ GROUP(allocated) {
     TRY("null", cuMemFreeAsync, 0, NULL);
     CUmemoryPool pool = make();
     TRY_PTSZ("some", cuMemAllocFromPoolAsync, &memory, 1000, pool, NULL);
-    TRY("of no pool", cuMemAllocFromPoolAsync, &none, 1000, NULL, NULL);
+    TRY_PTSZ("of no pool", cuMemAllocFromPoolAsync, &none, 1000, NULL, NULL);
     TRY_PTSZ("no bytes", cuMemAllocFromPoolAsync, &none, 0, pool, NULL);
     YES(cuMemPoolGetAttribute, "what is used is counted", number(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) >= 1000);
     YES(cuMemPoolGetAttribute, "and what is in reserve", number(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >= 1000);

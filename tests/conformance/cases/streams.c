@@ -162,5 +162,4 @@ GROUP(captures) {
     TELL(cuThreadExchangeStreamCaptureMode, "back, was", "%d", mode);
     mode = 99;
     TRY("for one that does not exist", cuThreadExchangeStreamCaptureMode, &mode);
-    TRY("for null", cuThreadExchangeStreamCaptureMode, NULL);
 }

@@ -71,8 +71,6 @@ GROUP(surfaces) {
     TRY("of an array not made for it", cuSurfObjectCreate, &other, &plain);
     CUDA_RESOURCE_DESC line = of_memory(device_bytes(4096), 4096);
     TRY("of linear memory", cuSurfObjectCreate, &other, &line);
-    TRY("to null", cuSurfObjectCreate, NULL, &plane);
-    TRY("of null", cuSurfObjectCreate, &other, NULL);
     TRY("one", cuSurfObjectDestroy, surface);
     no_context();
     TRY("without a context", cuSurfObjectDestroy, surface);

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_UNSUPPORTED_LIMIT, CUDA_SUCCESS, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult,
 };
 
 use crate::config::log;
@@ -192,13 +192,13 @@ impl Context {
     /// A limit's value.
     pub(crate) fn limit(&self, limit: u32) -> Result<usize> {
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        limits.get(limit as usize).copied().ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)
+        limits.get(limit as usize).copied().ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
     /// Changes a limit's value.
     pub(crate) fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)? = value;
+        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)? = value;
         Ok(())
     }
 

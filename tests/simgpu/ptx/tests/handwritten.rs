@@ -30,6 +30,23 @@ fn run(body: &str) -> Vec<[u32; 8]> {
 }
 
 #[test]
+fn an_addition_reads_what_a_subtraction_left_as_no_borrow() {
+    let rows = run("sub.cc.u32 %r0, %r8, 32; addc.u32 %r1, 0, 0;
+         sub.cc.u32 %r2, %r8, 32; subc.u32 %r3, 0, 0;
+         cvt.u64.u32 %rd1, %r8; sub.cc.u64 %rd2, %rd1, 32; addc.u32 %r4, 0, 0;
+         add.cc.u32 %r5, %r8, 0xffffffe0; subc.u32 %r6, 7, 7; mov.u32 %r7, 0;");
+    for (thread, row) in (0_u32..).zip(rows) {
+        let fits = u32::from(thread >= 32);
+        let rest = thread.wrapping_sub(32);
+        assert_eq!(
+            row,
+            [rest, fits, rest, fits.wrapping_sub(1), fits, rest, fits.wrapping_sub(1), 0],
+            "thread {thread}"
+        );
+    }
+}
+
+#[test]
 fn tables_of_branches() {
     let rows = run("and.b32 %r9, %r8, 3;
          brx.idx %r9, targets;

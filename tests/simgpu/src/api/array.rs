@@ -73,7 +73,7 @@ pub unsafe fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32)
 }
 
 pub unsafe fn cuArrayGetSparseProperties(_properties: *mut c_void, array: CUarray) -> CUresult {
-    of_another_kind(array)
+    if array == 0 { CUDA_ERROR_INVALID_VALUE } else { of_another_kind(array) }
 }
 
 pub unsafe fn cuArrayGetMemoryRequirements(
@@ -81,7 +81,7 @@ pub unsafe fn cuArrayGetMemoryRequirements(
     array: CUarray,
     _device: CUdevice,
 ) -> CUresult {
-    of_another_kind(array)
+    if array == 0 { CUDA_ERROR_INVALID_VALUE } else { of_another_kind(array) }
 }
 
 fn bytes_of(array: CUarray, offset: usize) -> CudaMemcpy3dSide {

@@ -37,6 +37,7 @@ pub(crate) fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side> {
 }
 
 fn of_array(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side> {
+    ensure(s.array != 0, CUDA_ERROR_INVALID_VALUE)?;
     let array = handles::array(s.array)?;
     let (extent, element) = (array.extent(), array.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE)?);
     let at = [s.x, s.y, s.z];

@@ -52,20 +52,23 @@ pub unsafe fn cuCtxCreate(out: *mut CUcontext, flags: u32, dev: CUdevice) -> CUr
     unsafe { cuCtxCreate_v2(out, flags, dev) }
 }
 
-/// Execution affinities are a matter of MPS.
+/// Execution affinities are a matter of MPS; without it there are none, of whatever kind.
 pub unsafe fn cuDeviceGetExecAffinitySupport(supported: *mut i32, kind: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
-        ensure(kind == 0, CUDA_ERROR_INVALID_VALUE)?;
+        let _ = kind;
         unsafe { put(supported, 0) }
     })
 }
 
 pub unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> CUresult {
     status(|| {
-        current::current()?;
+        let context = current::current()?;
         ensure(!affinity.is_null() && kind == 0, CUDA_ERROR_INVALID_VALUE)?;
-        Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY)
+        // All of the device's multiprocessors.
+        let all = crate::attributes::value(16, context.device.ordinal as CUdevice).unwrap_or(0) as u32;
+        unsafe { affinity.cast::<[u32; 2]>().write_unaligned([kind, all]) };
+        Ok(())
     })
 }
 
@@ -101,6 +104,7 @@ pub unsafe fn cuCtxCreate_v4(out: *mut CUcontext, parameters: *mut c_void, flags
 
 pub unsafe fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     status(|| {
+        ensure(context != 0, CUDA_ERROR_INVALID_VALUE)?;
         let Ok(Object::Context(object)) = handles::get(context) else {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         };
@@ -117,6 +121,7 @@ pub unsafe fn cuCtxDestroy(context: CUcontext) -> CUresult {
 
 pub unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     status(|| {
+        ensure(context != 0, CUDA_ERROR_INVALID_VALUE)?;
         current::ensure_known(context)?;
         current::push(context);
         Ok(())

@@ -68,7 +68,7 @@ pub unsafe fn cuMemcpyPeer(
 ) -> CUresult {
     status(|| {
         // After all that was asked for in either context, and before all that will be.
-        let [to, from] = [current::named(dst_context)?, current::named(src_context)?];
+        let [to, from] = [current::or_named(dst_context)?, current::or_named(src_context)?];
         to.synchronize()?;
         from.synchronize()?;
         copy(&current::stream(0)?, Side::device(dst), Side::device(src), [bytes, 1, 1], false)?;
@@ -86,8 +86,8 @@ pub unsafe fn cuMemcpyPeerAsync(
 ) -> CUresult {
     status(|| {
         hook::not_capturable(stream)?;
-        current::named(dst_context)?;
-        current::named(src_context)?;
+        current::or_named(dst_context)?;
+        current::or_named(src_context)?;
         copy(&current::stream(stream)?, Side::device(dst), Side::device(src), [bytes, 1, 1], false)
     })
 }

@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUresult,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUcontext, CUdevice,
+    CUresult,
 };
 
 use crate::attributes;
@@ -118,6 +119,8 @@ pub unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: i32, dev: CUdevice) -> 
 pub unsafe fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) -> CUresult {
     status(|| {
         let id = unsafe { text(id) }?.to_ascii_lowercase();
+        let formed = !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c));
+        ensure(formed, CUDA_ERROR_INVALID_VALUE)?;
         // Domain and function may be left out.
         let found = devices().iter().find(|device| {
             let full = bus_id(device);
@@ -175,8 +178,12 @@ pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     })
 }
 
+/// The first version takes one release too many for nothing.
 pub unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
-    unsafe { cuDevicePrimaryCtxRelease_v2(dev) }
+    match unsafe { cuDevicePrimaryCtxRelease_v2(dev) } {
+        CUDA_ERROR_INVALID_CONTEXT => CUDA_SUCCESS,
+        result => result,
+    }
 }
 
 /// Whoever has retained the context keeps it, to be active again when it is next retained.

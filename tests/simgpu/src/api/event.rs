@@ -83,7 +83,10 @@ pub unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CU
     status(|| {
         hook::events_compared(start, end)?;
         let (start, end) = (handles::event(start)?, handles::event(end)?);
-        unsafe { put(milliseconds, Event::elapsed(&start, &end)?) }
+        let elapsed = Event::elapsed(&start, &end)?;
+        // What the driver says of a null place.
+        ensure(!milliseconds.is_null(), CUDA_ERROR_INVALID_HANDLE)?;
+        unsafe { put(milliseconds, elapsed) }
     })
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUmodule, CUresult};
 
-use super::library::parameter;
+use super::library::{not_null, parameter};
 use crate::library::function;
 use crate::status::{ensure, put, status};
 
@@ -34,16 +34,16 @@ pub unsafe fn cuFuncSetSharedMemConfig(handle: CUfunction, config: u32) -> CUres
 }
 
 pub unsafe fn cuFuncGetModule(module: *mut CUmodule, handle: CUfunction) -> CUresult {
-    status(|| unsafe { put(module, function(handle)?.module) })
+    status(|| unsafe { put(module, function(not_null(handle)?)?.module) })
 }
 
 pub unsafe fn cuFuncGetName(name: *mut *const c_char, handle: CUfunction) -> CUresult {
     // The text lives as long as the module.
-    status(|| unsafe { put(name, function(handle)?.name.as_ptr()) })
+    status(|| unsafe { put(name, function(not_null(handle)?)?.name.as_ptr()) })
 }
 
 pub unsafe fn cuFuncGetParamInfo(handle: CUfunction, index: usize, offset: *mut usize, size: *mut usize) -> CUresult {
-    status(|| unsafe { parameter(&function(handle)?.kernel, index, offset, size) })
+    status(|| unsafe { parameter(&function(not_null(handle)?)?.kernel, index, offset, size) })
 }
 
 pub unsafe fn cuFuncIsLoaded(state: *mut u32, handle: CUfunction) -> CUresult {

@@ -124,12 +124,17 @@ pub unsafe fn cuKernelGetLibrary(out: *mut CUlibrary, kernel: CUkernel) -> CUres
 }
 
 pub unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel) -> CUresult {
-    status(|| match handles::get(kernel)? {
+    status(|| match handles::get(not_null(kernel)?)? {
         // The text lives as long as the library.
         Object::Kernel(kernel) => unsafe { put(name, kernel.name.as_ptr()) },
         Object::Function(function) => unsafe { put(name, function.name.as_ptr()) },
         _ => Err(CUDA_ERROR_INVALID_HANDLE),
     })
+}
+
+/// Null is a wrong value to the calls that ask with a function or kernel.
+pub(super) fn not_null(handle: u64) -> Result<u64> {
+    ensure(handle != 0, CUDA_ERROR_INVALID_VALUE).map(|()| handle)
 }
 
 /// Offset and size of a parameter.
@@ -148,7 +153,7 @@ pub(super) unsafe fn parameter(
 }
 
 pub unsafe fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) -> CUresult {
-    status(|| match handles::get(kernel)? {
+    status(|| match handles::get(not_null(kernel)?)? {
         Object::Kernel(kernel) => unsafe { parameter(&kernel.declared, index, offset, size) },
         Object::Function(function) => unsafe { parameter(&function.kernel, index, offset, size) },
         _ => Err(CUDA_ERROR_INVALID_HANDLE),

@@ -39,15 +39,18 @@ pub unsafe fn cuMemAllocPitch_v2(
 /// The driver waits for what may still use the memory; so does this.
 pub unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     status(|| {
-        let context = current::healthy()?;
+        // Without a current context, too: the address says whose it is.
+        let current = if current::handle() == 0 { None } else { Some(current::healthy()?) };
         if pointer == 0 {
             return Ok(());
         }
         if let Some(code) = hook::free(pointer) {
-            context.synchronize()?;
+            current.map_or_else(current::current, Ok)?.synchronize()?;
             return ensure(code == CUDA_SUCCESS, code);
         }
         let region = allocation(pointer)?;
+        let context = current.map_or_else(|| current::named(region.context), Ok)?;
+        context.check()?;
         // Of memory from a pool it takes the program's word that nothing uses it.
         if devices().get(region.device).is_some_and(|d| d.pools.origin(region.base).is_some()) {
             return release(&region);

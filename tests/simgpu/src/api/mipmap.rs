@@ -21,8 +21,8 @@ pub unsafe fn cuMipmappedArrayCreate(
 ) -> CUresult {
     status(|| {
         let context = current::healthy()?;
-        ensure(!out.is_null() && !desc.is_null() && levels > 0, CUDA_ERROR_INVALID_VALUE)?;
-        let mipmapped = Arc::new(Mipmapped::create(&context, unsafe { *desc }, levels)?);
+        ensure(!out.is_null() && !desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let mipmapped = Arc::new(Mipmapped::create(&context, unsafe { *desc }, levels.max(1))?);
         for level in &mipmapped.levels {
             handles::insert(level.handle, Object::Array(level.clone()));
         }

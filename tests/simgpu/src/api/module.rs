@@ -66,7 +66,9 @@ pub unsafe fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: 
     status(|| {
         let module = handles::module(module)?;
         module.context.upgrade().map_or(Ok(()), |context| context.check())?;
-        let function = module.function(unsafe { text(name) }?)?;
+        let name = unsafe { text(name) }?;
+        ensure(!name.is_empty(), CUDA_ERROR_INVALID_VALUE)?;
+        let function = module.function(name)?;
         unsafe { put(out, function.handle) }
     })
 }
@@ -93,7 +95,10 @@ pub unsafe fn cuModuleGetGlobal_v2(
     name: *const c_char,
 ) -> CUresult {
     status(|| {
-        let variable = handles::module(module)?.global(unsafe { text(name) }?)?;
+        let (module, name) = (handles::module(module)?, unsafe { text(name) }?);
+        // What is a kernel's name is a wrong value, not one that is not found.
+        ensure(module.function(name).is_err(), CUDA_ERROR_INVALID_VALUE)?;
+        let variable = module.global(name)?;
         unsafe {
             put_if(address, variable.address);
             put_if(bytes, variable.size as usize);

@@ -16,6 +16,9 @@ pub unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) ->
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let context = current::healthy()?;
+        if bytes == 0 {
+            return unsafe { put(out, std::ptr::null_mut()) };
+        }
         unsafe { put(out, pinned::allocate(&context, bytes, flags)? as *mut c_void) }
     })
 }
@@ -27,6 +30,9 @@ pub unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> CUresult
 /// As for device memory, what may still use it comes first.
 pub unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     status(|| {
+        if pointer.is_null() {
+            return Ok(());
+        }
         current::healthy()?.synchronize()?;
         pinned::free(pointer as u64)
     })
@@ -42,6 +48,8 @@ pub unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u3
 pub unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
     status(|| {
         current::healthy()?;
+        let region = space::find(pointer as u64).filter(|r| matches!(r.kind, Kind::Registered(_)));
+        ensure(region.is_none_or(|r| r.base == pointer as u64), CUDA_ERROR_INVALID_VALUE)?;
         pinned::unregister(pointer as u64)
     })
 }

@@ -77,7 +77,7 @@ pub unsafe fn cuPointerGetAttributes(
     pointer: CUdeviceptr,
 ) -> CUresult {
     status(|| {
-        ensure(!attributes.is_null() && !data.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(count > 0 && !attributes.is_null() && !data.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let region = space::find(pointer);
         for i in 0..count as usize {
             unsafe { write(*data.add(i), &value(*attributes.add(i), pointer, region.as_ref())?) }?;

@@ -12,7 +12,7 @@ use rekindle_cuda_abi::types::{
 use rekindle_graphs::hook;
 
 use crate::config::config;
-use crate::device::device;
+use crate::device::{Device, device};
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, put, status};
 use crate::{current, pool};
@@ -22,7 +22,12 @@ pub unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUre
 }
 
 pub unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
-    status(|| unsafe { put(out.cast(), device(dev)?.pools.current()) })
+    status(|| unsafe { put(out.cast(), named(dev)?.pools.current()) })
+}
+
+/// Of a device that there is not these calls say that it is a wrong value.
+fn named(dev: CUdevice) -> Result<&'static Device> {
+    device(dev).map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
 
 /// The device that a location and a type of allocation name.
@@ -48,7 +53,7 @@ pub unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64) -> CU
 }
 
 pub unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
-    status(|| device(dev)?.pools.set_current(pool))
+    status(|| named(dev)?.pools.set_current(pool))
 }
 
 /// `CUmemPoolProps`, as far as it is looked at.
@@ -68,7 +73,7 @@ pub unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CU
         ensure(properties.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
         let on_device = properties.location_type == CU_MEM_LOCATION_TYPE_DEVICE;
         ensure(on_device && properties.handle_types == 0, CUDA_ERROR_NOT_SUPPORTED)?;
-        unsafe { put(out.cast(), device(properties.location_id)?.pools.create()) }
+        unsafe { put(out.cast(), named(properties.location_id)?.pools.create()) }
     })
 }
 
@@ -154,6 +159,9 @@ pub unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstr
             return unsafe { put(out, captured?) };
         }
         let stream = current::stream(stream)?;
+        if bytes == 0 {
+            return unsafe { put(out, 0) };
+        }
         let pool = stream.context()?.device.pools.current();
         unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
     })
@@ -167,6 +175,10 @@ pub unsafe fn cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool:
             return unsafe { put(out, captured?) };
         }
         let stream = current::stream(stream)?;
+        if bytes == 0 {
+            pool::find(pool)?;
+            return unsafe { put(out, 0) };
+        }
         unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
     })
 }
@@ -174,6 +186,9 @@ pub unsafe fn cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool:
 pub unsafe fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult {
     status(|| match hook::free_async(pointer, stream) {
         Some(code) => ensure(code == CUDA_SUCCESS, code),
-        None => pool::free(&current::stream(stream)?, pointer),
+        None => match (current::stream(stream)?, pointer) {
+            (_, 0) => Ok(()),
+            (stream, pointer) => pool::free(&stream, pointer),
+        },
     })
 }

@@ -48,6 +48,10 @@ pub unsafe fn cuGetProcAddress_v2(
 ) -> CUresult {
     status(|| {
         let name = unsafe { text(symbol) }?;
+        if version > lookup::NEWEST {
+            unsafe { put(function, std::ptr::null_mut()) }?;
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let index = find(name, version, flags);
         let address = index.ok().and_then(|i| SYMBOLS.get(usize::from(i)));
         let address = address.map_or(std::ptr::null_mut(), |symbol| symbol.1 as *mut c_void);

@@ -17,7 +17,8 @@ fn initial(stream: &Stream, attribute: u32) -> Result<Value> {
     let first = |word| [word, 0, 0, 0, 0, 0, 0, 0];
     Ok(match attribute {
         1 | 10 => [0; 8],
-        3 => first(1),
+        // Nothing was said about how to wait.
+        3 => first(u64::from(u32::MAX)),
         8 => first(u64::from(stream.priority as u32)),
         9 => first(0x100),
         _ => return Err(CUDA_ERROR_INVALID_VALUE),

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUdeviceptr, CUresult, CUstream, CUstreamBatchMemOpParams,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUresult, CUstream,
+    CUstreamBatchMemOpParams,
 };
 use rekindle_graphs::hook;
 
@@ -39,36 +40,41 @@ fn wait(stream: u64, address: u64, wide: bool, value: u64, condition: u32) -> CU
     })
 }
 
+/// The calls' first version: as `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1` has said since CUDA 12.
+fn first_version() -> CUresult {
+    status(|| current::current().and(Err(CUDA_ERROR_NOT_SUPPORTED)))
+}
+
 pub unsafe fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
     write(stream, address, false, value.into(), flags)
 }
 
-pub unsafe fn cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
-    write(stream, address, false, value.into(), flags)
+pub unsafe fn cuStreamWriteValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
+    first_version()
 }
 
 pub unsafe fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
     write(stream, address, true, value, flags)
 }
 
-pub unsafe fn cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
-    write(stream, address, true, value, flags)
+pub unsafe fn cuStreamWriteValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
+    first_version()
 }
 
 pub unsafe fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
     wait(stream, address, false, value.into(), flags)
 }
 
-pub unsafe fn cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
-    wait(stream, address, false, value.into(), flags)
+pub unsafe fn cuStreamWaitValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
+    first_version()
 }
 
 pub unsafe fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
     wait(stream, address, true, value, flags)
 }
 
-pub unsafe fn cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
-    wait(stream, address, true, value, flags)
+pub unsafe fn cuStreamWaitValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
+    first_version()
 }
 
 const FLUSH: u32 = 3;
@@ -126,6 +132,9 @@ pub unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *m
     })
 }
 
-pub unsafe fn cuStreamBatchMemOp(stream: CUstream, count: u32, operations: *mut c_void, flags: u32) -> CUresult {
-    unsafe { cuStreamBatchMemOp_v2(stream, count, operations, flags) }
+pub unsafe fn cuStreamBatchMemOp(_: CUstream, count: u32, operations: *mut c_void, flags: u32) -> CUresult {
+    if count > 256 || flags != 0 || (count > 0 && operations.is_null()) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    first_version()
 }

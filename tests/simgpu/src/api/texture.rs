@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
     CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_LINEAR, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CU_RESOURCE_TYPE_PITCH2D,
-    CUDA_ARRAY3D_SURFACE_LDST, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult, CUsurfObject, CUtexObject,
-    CudaResourceDesc, CudaResourceViewDesc, CudaTextureDesc,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult, CUsurfObject, CUtexObject, CudaResourceDesc,
+    CudaResourceViewDesc, CudaTextureDesc,
 };
 
 use crate::memory::space;
@@ -24,8 +24,8 @@ fn resource(desc: &CudaResourceDesc) -> Result<Resource> {
         CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => Resource::Levels(handles::mipmapped(desc.words[0])?.levels.clone()),
         CU_RESOURCE_TYPE_LINEAR | CU_RESOURCE_TYPE_PITCH2D => {
             let linear = desc.linear().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let bytes = desc.linear_bytes().filter(|n| *n > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            ensure(linear.address.is_multiple_of(ALIGN) && linear.width > 0, CUDA_ERROR_INVALID_VALUE)?;
+            let bytes = desc.linear_bytes().ok_or(CUDA_ERROR_INVALID_VALUE)?.max(1);
+            ensure(linear.address.is_multiple_of(ALIGN), CUDA_ERROR_INVALID_VALUE)?;
             let pitched = desc.kind == CU_RESOURCE_TYPE_PITCH2D;
             ensure(!pitched || linear.pitch.is_multiple_of(PITCH_ALIGN), CUDA_ERROR_INVALID_VALUE)?;
             let device = current::current()?.device.ordinal;
@@ -86,7 +86,7 @@ pub unsafe fn cuTexObjectGetTextureDesc(out: *mut CudaTextureDesc, texture: CUte
 }
 
 pub unsafe fn cuTexObjectGetResourceViewDesc(out: *mut CudaResourceViewDesc, texture: CUtexObject) -> CUresult {
-    status(|| unsafe { put(out, bound(texture, true)?.view.ok_or(CUDA_ERROR_INVALID_VALUE)?) })
+    status(|| unsafe { put(out, bound(texture, true)?.view.unwrap_or_default()) })
 }
 
 pub unsafe fn cuSurfObjectCreate(out: *mut CUsurfObject, described: *const CudaResourceDesc) -> CUresult {
@@ -95,8 +95,7 @@ pub unsafe fn cuSurfObjectCreate(out: *mut CUsurfObject, described: *const CudaR
         ensure(!out.is_null() && !described.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let described = unsafe { *described };
         ensure(described.kind == CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE)?;
-        let array = handles::array(described.words[0])?;
-        ensure(array.desc.flags & CUDA_ARRAY3D_SURFACE_LDST != 0, CUDA_ERROR_INVALID_VALUE)?;
+        // Whether the array was made for it the driver does not ask.
         let resource = resource(&described)?;
         unsafe { put(out, context.bindings.bind(Bound { described, texture: None, view: None, resource })) }
     })

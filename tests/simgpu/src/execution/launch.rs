@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_ASSERT, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-    CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
+    CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
 };
 use rekindle_ptx::{Env, FaultKind, LaunchConfig, LaunchFault};
 
@@ -92,7 +91,7 @@ pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
     if let Some(required) = function.kernel.required_threads {
         ensure(shape.block == required, CUDA_ERROR_INVALID_VALUE)?;
     }
-    ensure(threads <= function.max_threads(), CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)?;
+    ensure(threads <= function.max_threads(), CUDA_ERROR_INVALID_VALUE)?;
     ensure(shape.shared <= function.max_dynamic_shared(), CUDA_ERROR_INVALID_VALUE)?;
     ensure(function.kernel.shared_bytes + shape.shared <= SHARED_OPT_IN, CUDA_ERROR_INVALID_VALUE)?;
     if shape.cooperative {
@@ -105,7 +104,8 @@ pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
 
 /// How many blocks a multiprocessor holds at once.
 pub(crate) fn blocks_of_multiprocessor(function: &Function, threads: u32, shared: u64) -> u32 {
-    if threads == 0 || threads > function.max_threads() {
+    // The kernel's own bounds do not count here, as with the driver.
+    if threads == 0 || threads > MAX_BLOCK_THREADS {
         return 0;
     }
     let threads = threads.next_multiple_of(32);
@@ -159,9 +159,7 @@ pub(crate) unsafe fn gather(function: &Function, params: *mut *mut c_void, extra
             at = unsafe { at.add(2) };
         }
         ensure(!buffer.is_null() || size == 0, CUDA_ERROR_INVALID_VALUE)?;
-        // The last parameter's padding may be left out.
-        let needed = kernel.params.last().map_or(0, |p| (p.offset + p.size) as usize);
-        ensure(size >= needed, CUDA_ERROR_INVALID_VALUE)?;
+        // What a buffer is too short for is 0, no error.
         let size = size.min(bytes.len());
         if size > 0 {
             // SAFETY: the buffer has as many bytes as the caller says.

@@ -1,4 +1,7 @@
 //! Arithmetic with the carry flag, of which wide numbers are made.
+//!
+//! A subtraction adds the complement, as the hardware does: the flag it leaves is set where nothing was borrowed. The
+//! manual speaks of a borrow, but compilers ask with an addition for what a subtraction left.
 
 use super::core::Core;
 use super::int::{high_i64, high_u64};
@@ -9,7 +12,7 @@ use crate::ast::Type;
 /// Which instruction with the carry flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carry {
-    /// Whether the flag is added, or subtracted.
+    /// Whether the flag is added.
     pub(crate) carry_in: bool,
     /// Whether the flag is set.
     pub(crate) carry_out: bool,
@@ -28,9 +31,9 @@ fn carried<const BITS: u32>(
     let mut after = before;
     for lane in Lanes(w.active) {
         let (a, b, subtract) = term(w, lane);
-        let carry_in = u64::from(carry.carry_in && before >> lane & 1 != 0);
-        let (a, b, carry_in) = (u128::from(a), u128::from(b), u128::from(carry_in));
-        let sum = if subtract { a.wrapping_sub(b).wrapping_sub(carry_in) } else { a + b + carry_in };
+        let carry_in = if carry.carry_in { before >> lane & 1 != 0 } else { subtract };
+        let b = if subtract { !b & u64::MAX >> (64 - BITS) } else { b };
+        let sum = u128::from(a) + u128::from(b) + u128::from(carry_in);
         let out = sum >> BITS & 1 != 0;
         after = after & !(1 << lane) | u32::from(out) << lane;
         if BITS == 32 {
