@@ -55,6 +55,8 @@ const ALSO: &[&str] = &[
     "cuOccupancyMaxActiveClusters",
     "cuOccupancyMaxPotentialClusterSize",
     "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemGetAllocationGranularity",
     "cuMemCreate",
     "cuMemMap",
     "cuMemSetAccess",

@@ -25,6 +25,7 @@ use crate::state::events::Events;
 use crate::state::functions::Functions;
 use crate::state::memory::Memory;
 use crate::state::streams::Streams;
+use crate::state::vmm::Vmm;
 use crate::{attach, counts, log, named_stream, prints, state};
 
 /// An attached process.
@@ -35,6 +36,7 @@ pub(crate) struct Client {
     pub(crate) visible: Vec<usize>,
     pub(crate) contexts: Contexts,
     pub(crate) memory: Memory,
+    pub(crate) vmm: Vmm,
     pub(crate) functions: Functions,
     pub(crate) streams: Streams,
     pub(crate) arrays: Arrays,
@@ -102,6 +104,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
         shared: connection.shared,
         contexts: Contexts::new(connection.attached.devices.len()),
         memory: Memory::new(),
+        vmm: Vmm::default(),
         functions: Functions::default(),
         streams: Streams::default(),
         arrays: Arrays::default(),

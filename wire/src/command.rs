@@ -200,6 +200,25 @@ commands! {
     336 PEER_ENABLE;
     /// `cuCtxDisablePeerAccess`. `peer`. Waits.
     337 PEER_DISABLE;
+
+    /// `cuMemAddressReserve` at a place that the client keeps free. `address size`. Waits.
+    352 ADDRESS_RESERVE;
+    /// `cuMemAddressFree`. `address size`. Waits.
+    353 ADDRESS_FREE;
+    /// `cuMemCreate`. `piece size device handle_types flags`, see [`PieceFlags`]. Waits.
+    354 PIECE_CREATE;
+    /// The client has no handle of a piece any more; it goes with its last mapping. `piece`. Waits.
+    355 PIECE_RELEASE;
+    /// The client has a handle again of a piece that is mapped. `piece`. Waits.
+    356 PIECE_RETAIN;
+    /// `cuMemMap`. `address size offset piece flags`. Waits.
+    357 PIECE_MAP;
+    /// `cuMemUnmap`, after everything before it has finished. `address size`. Waits.
+    358 PIECE_UNMAP;
+    /// `cuMemSetAccess`. `address size count`, then `device flags` for each. Waits.
+    359 PIECE_ACCESS;
+    /// `cuMemGetAllocationGranularity`. `option device handle_types flags` -> `granularity`. Waits.
+    360 PIECE_GRANULARITY;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.
@@ -352,6 +371,29 @@ pub fn number(table: &[Function], name: &str) -> Option<u16> {
     command.or_else(|| table.iter().position(|f| f.symbol == name).map(|i| i as u16))
 }
 
+/// `allocFlags` of `CUmemAllocationProp`, as a word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PieceFlags {
+    /// `compressionType`.
+    pub compression: u8,
+    /// `gpuDirectRDMACapable`.
+    pub rdma: u8,
+    /// `usage`.
+    pub usage: u16,
+}
+
+impl PieceFlags {
+    /// The word.
+    pub fn word(self) -> u64 {
+        u64::from(self.compression) | u64::from(self.rdma) << 8 | u64::from(self.usage) << 16
+    }
+
+    /// What [`PieceFlags::word`] gave.
+    pub fn of(word: u64) -> Self {
+        Self { compression: word as u8, rdma: (word >> 8) as u8, usage: (word >> 16) as u16 }
+    }
+}
+
 /// The kinds of objects that a handle can name. A handle is the kind in its upper 16 bits, and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
@@ -371,6 +413,7 @@ pub enum Kind {
     Linker = 0x1d,
     MemPool = 0x1c,
     GraphExec = 0x1e,
+    Piece = 0x20,
 }
 
 /// The handle of a device's default pool, which is there without being created.

@@ -5,6 +5,8 @@
 //! and reserves as the memory grows; the worker reserves the same range with the driver.
 //!
 //! ```text
+//!   0x1000_0000_0000  what the application reserves and maps itself, 6 TiB
+//!   0x1600_0000_0000  the worker alone: pieces of the application's, mapped to be saved and loaded, 2 TiB
 //!   0x2000_0000_0000  device 0   4 TiB each, 16 devices at most
 //!   0x2400_0000_0000  device 1   ...
 //!   0x6000_0000_0000  pinned host memory, 16 TiB
@@ -15,6 +17,15 @@
 
 use std::ops::Range;
 
+/// Where addresses lie that the application reserves itself (`cuMemAddressReserve`).
+pub const RESERVED_BASE: u64 = 0x1000_0000_0000;
+/// How much address space there is for them.
+pub const RESERVED_SIZE: u64 = 6 << 40;
+/// Where a worker maps pieces of memory that the application may have mapped nowhere, or without access, while it saves or
+/// loads them. The application has nothing there.
+pub const ALIAS_BASE: u64 = RESERVED_BASE + RESERVED_SIZE;
+/// How much address space there is for that.
+pub const ALIAS_SIZE: u64 = 2 << 40;
 /// Where device 0's window begins.
 pub const DEVICE_BASE: u64 = 0x2000_0000_0000;
 /// The distance between the windows of two devices, and their size.
@@ -41,6 +52,16 @@ pub fn device_of(address: u64) -> Option<usize> {
     (ordinal < MAX_DEVICES).then_some(ordinal)
 }
 
+/// The window of what the application reserves itself.
+pub fn reserved() -> Range<u64> {
+    RESERVED_BASE..RESERVED_BASE + RESERVED_SIZE
+}
+
+/// The window of pieces that are saved or loaded.
+pub fn aliases() -> Range<u64> {
+    ALIAS_BASE..ALIAS_BASE + ALIAS_SIZE
+}
+
 /// The window of pinned host memory.
 pub fn pinned() -> Range<u64> {
     PINNED_BASE..PINNED_BASE + PINNED_SIZE
@@ -53,6 +74,7 @@ mod tests {
     #[test]
     fn windows_do_not_meet() {
         assert!(device(MAX_DEVICES - 1).end <= PINNED_BASE);
+        assert!(reserved().end <= aliases().start && aliases().end <= device(0).start);
         assert_eq!(device_of(device(3).start + 5), Some(3));
         assert_eq!(device_of(device(0).start - 1), None);
         assert_eq!(device_of(PINNED_BASE), None);

@@ -202,7 +202,7 @@ impl Executor {
     /// Bytes that the client has on each device.
     pub(crate) fn device_bytes(&self) -> Vec<u64> {
         let devices = self.devices.iter().enumerate();
-        devices.map(|(i, d)| d.memory.bytes() + self.array_bytes(i)).collect()
+        devices.map(|(i, d)| d.memory.bytes() + self.array_bytes(i) + self.vmm.bytes(i)).collect()
     }
 
     /// The blobs of all arrays, and for each the copies that make its pieces.

@@ -54,6 +54,7 @@ impl Executor {
             command::PEER_ENABLE => self.peer_enable(args),
             command::PEER_DISABLE => self.peer_disable(args),
             command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
+            command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => self.vmm_command(call, args, reply),
             _ => self.code_command(call, args, reply),
         }
     }
@@ -100,7 +101,7 @@ impl Executor {
             let allocations = self.pinned.allocations();
             allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
         };
-        if in_device || in_pinned() || self.is_global(address, bytes) {
+        if in_device || in_pinned() || self.vmm.covers(address, bytes) || self.is_global(address, bytes) {
             return Ok(());
         }
         Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))

@@ -44,6 +44,7 @@ use super::prints::Prints;
 use super::textures::Filler;
 use super::times::Ages;
 use super::uses::Shapes;
+use super::vmm::Vmm;
 use super::waiting::{StreamKey, Then, Waiting};
 
 /// Why a command was not handed to the driver.
@@ -105,6 +106,7 @@ pub(crate) struct Executor {
     /// What the last compilation of each of the client's threads has said: information, errors.
     pub(crate) code_logs: HashMap<u32, [Vec<u8>; 2]>,
     pub(crate) pools: Pools,
+    pub(crate) vmm: Vmm,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -143,6 +145,7 @@ impl Executor {
             driver,
             attached,
             pools: Pools::new(devices.len()),
+            vmm: Vmm::default(),
             devices,
             engine,
             table,
@@ -296,6 +299,10 @@ impl Executor {
                 Then::Free { address, reply } => {
                     let freed = self.free_memory(address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
+                }
+                Then::Unmap { address, size, reply } => {
+                    let unmapped = self.unmap_pieces(address, size);
+                    self.answer(reply, if result == CUDA_SUCCESS { unmapped } else { result }, &[]);
                 }
                 Then::DestroyArray { array, reply } => {
                     let destroyed = self.destroy_array(array);

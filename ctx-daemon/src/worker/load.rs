@@ -16,8 +16,9 @@ use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
 use super::memory;
 use super::pinned;
-use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, POOLED, PRINTED, STATE_VERSION};
+use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, PIECE, POOLED, PRINTED, STATE_VERSION};
 use super::textures::{needs_memory, recorded_value};
+use super::vmm::Alias;
 
 impl Executor {
     /// Restores everything but what the client shares. After an error the worker is of no use any more.
@@ -55,6 +56,7 @@ impl Executor {
             self.replay(object, &kinds)?;
         }
         self.restore_allocations(client)?;
+        self.restore_vmm()?;
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
             if !self.is_of_freed_memory(call(object), &object.args) {
@@ -63,7 +65,10 @@ impl Executor {
         }
         self.destroy_fillers();
         self.compare_globals(client)?;
+        let aliases = self.map_aliases()?;
+        self.check_pieces(client, &aliases)?;
         self.restore_content(client, key, data)?;
+        self.unmap_aliases(&aliases);
         self.record_events()
     }
 
@@ -136,6 +141,7 @@ impl Executor {
             }
         }
         self.pools.read(&mut state, self.devices.len()).map_err(malformed)?;
+        self.vmm.read(&mut state, self.devices.len()).map_err(malformed)?;
         state.end().map_err(malformed)?;
         self.expected_pins = client
             .pinned
@@ -152,6 +158,9 @@ impl Executor {
         let driver = self.driver();
         self.restore_pools()?;
         for allocation in &client.allocations {
+            if allocation.flags & PIECE != 0 {
+                continue;
+            }
             let pooled = allocation.flags & POOLED != 0;
             let (context, pool) = if pooled { (0, allocation.handle) } else { (allocation.handle, 0) };
             let memory = memory::Allocation { size: allocation.size, context, pool };
@@ -168,6 +177,14 @@ impl Executor {
                 .map_err(|e| format!("device memory at {:#x}: {e}", allocation.address))?;
         }
         Ok(())
+    }
+
+    /// The content of pieces goes to where they are mapped for it: each to its own.
+    fn check_pieces(&self, client: &Client, aliases: &[Alias]) -> Result<(), String> {
+        let saved = client.allocations.iter().filter(|a| a.flags & PIECE != 0);
+        let saved = saved.map(|a| (a.address, a.handle, a.size, a.device as usize));
+        let here = aliases.iter().map(|a| (a.address, a.handle, a.piece.size, a.piece.device));
+        if saved.eq(here) { Ok(()) } else { Err("the image's memory is not what its state says".to_owned()) }
     }
 
     /// Addresses of variables may be stored anywhere in the client's memory: each must be what it was.

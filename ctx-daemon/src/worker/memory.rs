@@ -83,6 +83,8 @@ pub(crate) struct DeviceMemory {
     /// The most that the client may have, and what it has that is not mapped here: its arrays.
     limit: u64,
     beside: u64,
+    /// And what it maps itself.
+    pieces: u64,
 }
 
 impl DeviceMemory {
@@ -100,6 +102,7 @@ impl DeviceMemory {
             allocations: BTreeMap::new(),
             limit: u64::MAX,
             beside: 0,
+            pieces: 0,
         }
     }
 
@@ -113,10 +116,15 @@ impl DeviceMemory {
         self.beside = bytes;
     }
 
+    /// What the client has made to map itself.
+    pub(crate) fn set_pieces(&mut self, bytes: u64) {
+        self.pieces = bytes;
+    }
+
     /// How much more the client may have.
     pub(crate) fn room(&self) -> u64 {
         let mapped: u64 = self.backings.values().map(|(length, _)| length).sum();
-        self.limit.saturating_sub(mapped).saturating_sub(self.beside)
+        self.limit.saturating_sub(mapped).saturating_sub(self.beside).saturating_sub(self.pieces)
     }
 
     /// All allocations by address.

@@ -49,6 +49,7 @@ mod start;
 mod textures;
 mod times;
 mod uses;
+mod vmm;
 mod waiting;
 
 use std::os::unix::net::UnixStream;

@@ -15,9 +15,10 @@ use rekindle_wire::{command, layout, window};
 use super::engine::{Job, jobs};
 use super::executor::Executor;
 use super::times::Ages;
+use super::vmm::Alias;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 6;
+pub(crate) const STATE_VERSION: u32 = 7;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -36,6 +37,8 @@ pub(crate) const GRAPHS: u32 = 0x1c2;
 pub(crate) const CODE_LOG: u32 = 0x1c1;
 /// In [`Allocation::flags`]: it came from the pool that its handle names, instead of belonging to a context.
 pub(crate) const POOLED: u64 = 1;
+/// In [`Allocation::flags`]: it is the piece that its handle names, at the address where it was saved.
+pub(crate) const PIECE: u64 = 2;
 
 /// What saving gives.
 pub(crate) struct Saved {
@@ -57,6 +60,21 @@ impl Executor {
         if let Some(why) = &self.unsavable {
             return Err(format!("it cannot be checkpointed: {why}"));
         }
+        let aliases = self.map_aliases()?;
+        let saved = self.save_with(&aliases, head, key, number, file, cancel);
+        self.unmap_aliases(&aliases);
+        saved
+    }
+
+    fn save_with(
+        &mut self,
+        aliases: &[Alias],
+        head: u64,
+        key: HashKey,
+        number: u32,
+        file: File,
+        cancel: &AtomicBool,
+    ) -> Result<Saved, String> {
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
         let failed = |e: &dyn std::fmt::Display| e.to_string();
@@ -67,7 +85,7 @@ impl Executor {
         let writer = DataWriter::new(file, number, key).map_err(|e| failed(&e))?;
 
         let mut all = Vec::new();
-        let mut allocations = self.describe_allocations(&mut all);
+        let mut allocations = self.describe_allocations(aliases, &mut all);
         let mut globals = self.describe_globals(&mut all)?;
         let mut arrays = Vec::new();
         for (blob, jobs) in self.describe_arrays()? {
@@ -127,7 +145,7 @@ impl Executor {
         Ok(Saved { client, code, bytes })
     }
 
-    fn describe_allocations(&self, all: &mut Vec<(Region, Job)>) -> Vec<Allocation> {
+    fn describe_allocations(&self, aliases: &[Alias], all: &mut Vec<(Region, Job)>) -> Vec<Allocation> {
         let mut list = Vec::new();
         for (ordinal, device) in self.devices.iter().enumerate() {
             for (&address, allocation) in device.memory.allocations() {
@@ -143,6 +161,20 @@ impl Executor {
                     pieces: Vec::new(),
                 });
             }
+        }
+        for Alias { address, handle, piece } in aliases {
+            let Some(device) = self.devices.get(piece.device) else { continue };
+            let region = Region::Allocation(list.len());
+            all.extend(jobs(*address, piece.size, piece.device, device.primary).map(|j| (region, j)));
+            list.push(Allocation {
+                device: piece.device as u32,
+                address: *address,
+                size: piece.size,
+                requested_size: piece.size,
+                flags: PIECE,
+                handle: *handle,
+                pieces: Vec::new(),
+            });
         }
         list
     }
@@ -248,7 +280,7 @@ impl Executor {
     }
 
     /// What has no place of its own in the manifest: the events that were recorded, in that order, with their ages, the contexts of pinned memory, and
-    /// how far the client has reserved each window, which devices' contexts were reset, and pools.
+    /// how far the client has reserved each window, which devices' contexts were reset, pools, and what the client maps itself.
     fn state_bytes(&self, ages: &Ages) -> Vec<u8> {
         let mut state = Writer::new();
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
@@ -269,6 +301,7 @@ impl Executor {
             state.word(u64::from(device.reset));
         }
         self.pools.write(&mut state);
+        self.vmm.write(&mut state);
         state.into_bytes()
     }
 }

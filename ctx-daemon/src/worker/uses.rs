@@ -161,7 +161,9 @@ impl Executor {
             }
             command::EVENT_SYNC => uses.events.extend(event(0, EventUse::Wait)),
             command::CONTEXT_SYNC => uses.scope = word(parameters, 0).map_or(Scope::Nothing, Scope::Context),
-            command::MEM_FREE | command::PINNED_UNMAP | command::THREAD_END => uses.scope = Scope::Everything,
+            command::MEM_FREE | command::PIECE_UNMAP | command::PINNED_UNMAP | command::THREAD_END => {
+                uses.scope = Scope::Everything
+            }
             command::MODULE_UNLOAD | command::LIBRARY_UNLOAD => {
                 uses.scope = Scope::Everything;
                 uses.turn = Turn::AtRest(0);
@@ -196,6 +198,8 @@ impl Executor {
             }
             // Memory of a pool is there at once, whatever is held in the stream that gets it.
             command::POOL_CREATE..=command::POOL_SET_CURRENT => {}
+            // What is mapped anew was not used before; what loses access or its addresses is not used any more.
+            command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {}
             // What is held in the meantime was enqueued with the access that there was.
             command::PEER_ENABLE => {}
             // They make objects, or ask for what does not change.

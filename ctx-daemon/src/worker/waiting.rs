@@ -78,6 +78,8 @@ pub(crate) enum Then {
     Chunk(usize),
     /// Device memory is freed, and the call returns.
     Free { address: u64, reply: u16 },
+    /// What the client has mapped is unmapped, and the call returns.
+    Unmap { address: u64, size: u64, reply: u16 },
     /// Pinned memory is unregistered, and the call returns.
     Unpin { address: u64, reply: u16 },
     /// An array is destroyed, and the call returns.

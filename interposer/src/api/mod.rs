@@ -34,6 +34,7 @@ mod stream_attribute;
 mod stream_memory;
 mod texture;
 mod transfer;
+mod vmm;
 
 pub(crate) use array::*;
 pub(crate) use batch::*;
@@ -63,6 +64,7 @@ pub(crate) use stream_attribute::*;
 pub(crate) use stream_memory::*;
 pub(crate) use texture::*;
 pub(crate) use transfer::*;
+pub(crate) use vmm::*;
 
 // Graphs and captures, which this process keeps.
 pub(crate) use rekindle_graphs::api::*;

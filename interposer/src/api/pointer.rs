@@ -31,6 +31,12 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
     };
     let range = allocation.range();
     let host = allocation.is_host();
+    // Of memory that the program has mapped itself, what it has reserved around it.
+    let reserved = match allocation {
+        Allocation::Mapping { base, .. } => client.vmm.reservation(base),
+        _ => None,
+    };
+    let reserved = reserved.unwrap_or((range.start, range.end - range.start));
     // Booleans take four bytes: the runtime reads as many.
     // SAFETY: each arm writes the type that cuda.h gives the attribute, for which the caller has room.
     unsafe {
@@ -50,10 +56,15 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
             8 => data.cast::<u32>().write(0),
             9 => data.cast::<i32>().write(ordinal(client, &allocation)),
             6 | 10 | 15 | 21 => data.cast::<u32>().write(0),
-            11 | 19 => data.cast::<u64>().write(range.start),
-            12 | 18 => data.cast::<u64>().write(range.end - range.start),
+            11 => data.cast::<u64>().write(reserved.0),
+            12 => data.cast::<u64>().write(reserved.1),
+            19 => data.cast::<u64>().write(range.start),
+            18 => data.cast::<u64>().write(range.end - range.start),
             13 => data.cast::<u32>().write(1),
-            14 => data.cast::<u64>().write(0),
+            14 => data.cast::<u64>().write(match allocation {
+                Allocation::Mapping { handle_types, .. } => u64::from(handle_types),
+                _ => 0,
+            }),
             16 => data.cast::<u32>().write(3),
             17 => data.cast::<u64>().write(match allocation {
                 Allocation::Pooled { pool, .. } => pool,

@@ -13,6 +13,8 @@ pub(crate) enum Allocation {
     Device { base: u64, size: u64, device: usize, context: CUcontext },
     /// Device memory from a pool, which belongs to no context.
     Pooled { base: u64, size: u64, device: usize, pool: u64 },
+    /// Device memory that the program has mapped itself, which belongs to no context.
+    Mapping { base: u64, size: u64, device: usize, handle_types: u32 },
     /// A device global, at an address of the driver's choice.
     Global { base: u64, size: u64, device: usize, context: CUcontext },
     /// Pinned host memory of ours, mapped in both processes.
@@ -32,6 +34,7 @@ impl Allocation {
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         let (Self::Device { base, size, .. }
         | Self::Pooled { base, size, .. }
+        | Self::Mapping { base, size, .. }
         | Self::Global { base, size, .. }
         | Self::Pinned { base, size, .. }
         | Self::Mapped { base, size, .. }
@@ -46,14 +49,17 @@ impl Allocation {
             | Self::Pinned { context, .. }
             | Self::Mapped { context, .. }
             | Self::Registered { context, .. } => context,
-            Self::Pooled { .. } => 0,
+            Self::Pooled { .. } | Self::Mapping { .. } => 0,
         }
     }
 
     /// Whether it is memory of a device, and of which.
     pub(crate) fn device(&self) -> Option<usize> {
         match *self {
-            Self::Device { device, .. } | Self::Pooled { device, .. } | Self::Global { device, .. } => Some(device),
+            Self::Device { device, .. }
+            | Self::Pooled { device, .. }
+            | Self::Mapping { device, .. }
+            | Self::Global { device, .. } => Some(device),
             Self::Pinned { .. } | Self::Registered { .. } | Self::Mapped { .. } => None,
         }
     }
@@ -98,14 +104,26 @@ impl Memory {
         allocation.range().contains(&address).then_some(*allocation)
     }
 
-    /// Whether a range lies in one allocation that the worker can reach as it is.
+    /// Whether a range lies in one allocation that the worker can reach as it is, or in mappings of the program's own
+    /// side by side.
     pub(crate) fn is_direct(&self, address: u64, bytes: u64) -> bool {
-        self.at(address).is_some_and(|a| a.direct() && address + bytes <= a.range().end)
+        self.at(address).is_some_and(|a| a.direct() && bytes <= self.end_of(&a) - address)
+    }
+
+    /// Where the memory ends that an allocation begins: mappings of the program's own may lie side by side.
+    fn end_of(&self, allocation: &Allocation) -> u64 {
+        let mut end = allocation.range().end;
+        if let (Allocation::Mapping { .. }, Ok(map)) = (allocation, self.by_address.read()) {
+            while let Some(next @ Allocation::Mapping { .. }) = map.get(&end) {
+                end = next.range().end;
+            }
+        }
+        end
     }
 
     /// The address under which the worker reaches a range of host memory, if it does.
     pub(crate) fn reached_at(&self, address: u64, bytes: u64) -> Option<u64> {
-        let allocation = self.at(address).filter(|a| bytes <= a.range().end - address)?;
+        let allocation = self.at(address).filter(|a| bytes <= self.end_of(a) - address)?;
         match allocation {
             Allocation::Registered { base, alias, .. } if alias != 0 => Some(alias + (address - base)),
             other => other.direct().then_some(address),
@@ -222,6 +240,16 @@ mod tests {
         assert_eq!(memory.at(0x2000), None);
         assert!(memory.is_direct(0x1000, 0x1000));
         assert!(!memory.is_direct(0x1001, 0x1000));
+    }
+
+    #[test]
+    fn mappings_side_by_side_are_one_range_and_others_are_not() {
+        let memory = Memory::new();
+        let mapping = |base| Allocation::Mapping { base, size: 0x1000, device: 0, handle_types: 0 };
+        [0x1000, 0x2000, 0x4000].into_iter().for_each(|base| memory.insert(mapping(base)));
+        memory.insert(Allocation::Device { base: 0x5000, size: 0x1000, device: 0, context: 1 });
+        assert!(memory.is_direct(0x1800, 0x1800) && memory.reached_at(0x1800, 0x1800) == Some(0x1800));
+        assert!(!memory.is_direct(0x1800, 0x1801) && !memory.is_direct(0x4000, 0x1001));
     }
 
     #[test]

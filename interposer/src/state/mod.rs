@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod memory;
 pub(crate) mod streams;
+pub(crate) mod vmm;
 
 use rekindle_wire::attach::Device;
 use rekindle_wire::gpus;

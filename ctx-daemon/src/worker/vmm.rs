@@ -1,0 +1,536 @@
+//! The client's own virtual memory management: addresses it has reserved, pieces of physical memory it has made, and
+//! mappings of one at the other.
+//!
+//! ```text
+//!   reservations   ├──────────── addresses ────────────┤      at the client's places in `window::reserved`
+//!   mappings          ├─ piece 1 ─┤├─ piece 2 ─┤             each with what devices may do there
+//!   pieces         1, 2, 3 ...                                also those that are mapped twice, or nowhere
+//! ```
+//!
+//! A piece lives as long as the client has its handle or a mapping of it. Its content is saved and loaded through a
+//! mapping of the worker's own in `window::aliases`, since the client may have none, or none that can be read.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::{self, Kind, PieceFlags};
+use rekindle_wire::window;
+
+use super::commands::check;
+use super::driver::{CallFailed, Driver, expect};
+use super::executor::{Executor, Outcome, Refused};
+use super::waiting::Then;
+
+const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
+
+/// Physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The driver's handle; 0 in an image, until it is made again.
+    real: u64,
+    pub(crate) size: u64,
+    pub(crate) device: usize,
+    handle_types: u32,
+    flags: PieceFlags,
+    /// Whether the client has its handle.
+    held: bool,
+}
+
+/// A piece at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mapping {
+    size: u64,
+    piece: u64,
+    /// What each device may do there, by `CUmemAccess_flags`; none may do anything at first.
+    access: BTreeMap<usize, u32>,
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(crate) struct Vmm {
+    reservations: BTreeMap<u64, u64>,
+    pieces: BTreeMap<u64, Piece>,
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+/// A piece where it is mapped to be saved or loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alias {
+    pub(crate) address: u64,
+    pub(crate) handle: u64,
+    pub(crate) piece: Piece,
+}
+
+impl Vmm {
+    /// Bytes of pieces on a device.
+    pub(crate) fn bytes(&self, device: usize) -> u64 {
+        self.pieces.values().filter(|p| p.device == device).map(|p| p.size).sum()
+    }
+
+    /// Whether every byte of a range is mapped.
+    pub(crate) fn covers(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        let mut at = address;
+        while at < end {
+            match self.mappings.range(..=at).next_back() {
+                Some((base, mapping)) if at < base + mapping.size => at = base + mapping.size,
+                _ => return false,
+            }
+        }
+        bytes > 0
+    }
+
+    /// Whether a range lies in one reservation.
+    fn is_reserved(&self, address: u64, size: u64) -> bool {
+        let reservation = self.reservations.range(..=address).next_back();
+        let end = address.checked_add(size);
+        reservation.zip(end).is_some_and(|((base, length), end)| end <= base + length)
+    }
+
+    /// Lets go of a piece that nobody has any more.
+    fn drop_unused(&mut self, driver: &Driver, handle: u64) -> CUresult {
+        let used = self.mappings.values().any(|m| m.piece == handle);
+        match self.pieces.get(&handle) {
+            Some(piece) if !piece.held && !used => {
+                let real = piece.real;
+                self.pieces.remove(&handle);
+                // SAFETY: the driver's own handle, of which nothing is mapped.
+                unsafe { (driver.cuMemRelease)(real) }
+            }
+            _ => CUDA_SUCCESS,
+        }
+    }
+
+    /// Where each piece is mapped to be saved and loaded: side by side, in the order of their handles. None where there
+    /// is too much.
+    fn places(&self) -> Option<Vec<Alias>> {
+        let mut at = window::aliases().start;
+        let places = self.pieces.iter().map(|(&handle, &piece)| {
+            let alias = Alias { address: at, handle, piece };
+            at = at.checked_add(piece.size).filter(|end| *end <= window::aliases().end)?;
+            Some(alias)
+        });
+        places.collect()
+    }
+
+    /// For the image.
+    pub(crate) fn write(&self, out: &mut Writer) {
+        out.word(self.reservations.len() as u64);
+        for (&address, &size) in &self.reservations {
+            [address, size].into_iter().for_each(|word| out.word(word));
+        }
+        out.word(self.pieces.len() as u64);
+        for (&handle, piece) in &self.pieces {
+            let words = [
+                handle,
+                piece.size,
+                piece.device as u64,
+                u64::from(piece.handle_types),
+                piece.flags.word(),
+                u64::from(piece.held),
+            ];
+            words.into_iter().for_each(|word| out.word(word));
+        }
+        out.word(self.mappings.len() as u64);
+        for (&address, mapping) in &self.mappings {
+            let words = [address, mapping.size, mapping.piece, mapping.access.len() as u64];
+            words.into_iter().for_each(|word| out.word(word));
+            for (&device, &flags) in &mapping.access {
+                out.word(device as u64);
+                out.word(u64::from(flags));
+            }
+        }
+    }
+
+    /// What [`Vmm::write`] wrote, of a client that has so many devices. Nothing of it is there yet.
+    pub(crate) fn read(&mut self, state: &mut Reader<'_>, devices: usize) -> Result<(), Malformed> {
+        let ordinal = |word: u64| {
+            let device = usize::try_from(word).ok().filter(|d| *d < devices);
+            device.ok_or(Malformed("memory of a device that there is not"))
+        };
+        for _ in 0..state.word()? {
+            let (address, size) = (state.word()?, state.word()?);
+            if !is_in(&window::reserved(), address, size) {
+                return Err(Malformed("a reservation outside its window"));
+            }
+            self.reservations.insert(address, size);
+        }
+        for _ in 0..state.word()? {
+            let (handle, size) = (state.word()?, state.word()?);
+            let device = ordinal(state.word()?)?;
+            let (handle_types, flags) = (state.word32()?, PieceFlags::of(state.word()?));
+            let held = state.word()? != 0;
+            self.pieces.insert(handle, Piece { real: 0, size, device, handle_types, flags, held });
+        }
+        for _ in 0..state.word()? {
+            let (address, size, piece) = (state.word()?, state.word()?, state.word()?);
+            if !self.is_reserved(address, size) || !self.pieces.contains_key(&piece) {
+                return Err(Malformed("a mapping of nothing, or at no reserved place"));
+            }
+            let access = (0..state.word()?).map(|_| Ok((ordinal(state.word()?)?, state.word32()?)));
+            let access = access.collect::<Result<_, Malformed>>()?;
+            self.mappings.insert(address, Mapping { size, piece, access });
+        }
+        Ok(())
+    }
+}
+
+/// Whether a range lies in a window.
+fn is_in(window: &Range<u64>, address: u64, size: u64) -> bool {
+    size > 0 && window.contains(&address) && address.checked_add(size).is_some_and(|end| end <= window.end)
+}
+
+fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        handle_types,
+        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+        location_id: device,
+        compression: flags.compression,
+        rdma: flags.rdma,
+        usage: flags.usage,
+        ..Default::default()
+    }
+}
+
+fn create(driver: &Driver, size: u64, properties: &CUmemAllocationProp) -> Result<u64, CUresult> {
+    let mut real = 0_u64;
+    // SAFETY: the out parameter is a local, the properties live through the call.
+    match unsafe { (driver.cuMemCreate)((&raw mut real).cast(), size as usize, properties, 0) } {
+        CUDA_SUCCESS => Ok(real),
+        error => Err(error),
+    }
+}
+
+/// Reserves exactly these addresses.
+fn reserve_at(driver: &Driver, address: u64, size: u64) -> Result<(), CUresult> {
+    let mut got = 0;
+    // SAFETY: the out parameter is a local.
+    match unsafe { (driver.cuMemAddressReserve)(&raw mut got, size as usize, 0, address, 0) } {
+        CUDA_SUCCESS if got == address => Ok(()),
+        CUDA_SUCCESS => {
+            // SAFETY: what was just reserved, and is of no use.
+            unsafe { (driver.cuMemAddressFree)(got, size as usize) };
+            Err(CUDA_ERROR_OUT_OF_MEMORY)
+        }
+        error => Err(error),
+    }
+}
+
+fn set_access(driver: &Driver, address: u64, size: u64, access: &[CUmemAccessDesc]) -> CUresult {
+    // SAFETY: the descriptors live through the call.
+    unsafe { (driver.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len()) }
+}
+
+impl Executor {
+    /// Executes a command of virtual memory management.
+    pub(crate) fn vmm_command(
+        &mut self,
+        call: u16,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        let driver = self.driver();
+        match call {
+            command::ADDRESS_RESERVE => {
+                let (address, size) = (args.word()?, args.word()?);
+                if !is_in(&window::reserved(), address, size) {
+                    return Err(Malformed("a reservation outside its window").into());
+                }
+                reserve_at(driver, address, size).map_err(Refused::Code)?;
+                self.vmm.reservations.insert(address, size);
+            }
+            command::ADDRESS_FREE => {
+                let (address, size) = (args.word()?, args.word()?);
+                if self.vmm.reservations.get(&address) != Some(&size) {
+                    return Err(INVALID_VALUE);
+                }
+                // SAFETY: a reservation of the client's; the driver refuses what is mapped.
+                check(unsafe { (driver.cuMemAddressFree)(address, size as usize) })?;
+                self.vmm.reservations.remove(&address);
+            }
+            command::PIECE_CREATE => self.piece_create(args)?,
+            command::PIECE_RELEASE => {
+                let handle = args.word()?;
+                let piece = self.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
+                piece.held = false;
+                check(self.vmm.drop_unused(driver, handle))?;
+                self.count_pieces();
+            }
+            command::PIECE_RETAIN => {
+                let handle = args.word()?;
+                self.vmm.pieces.get_mut(&handle).ok_or(INVALID_VALUE)?.held = true;
+            }
+            command::PIECE_MAP => self.piece_map(args)?,
+            command::PIECE_UNMAP => return self.piece_unmap(args),
+            command::PIECE_ACCESS => self.piece_access(args)?,
+            command::PIECE_GRANULARITY => {
+                let (option, device) = (args.word32()?, args.word()?);
+                let device = self.device(device)?;
+                let properties = properties(device, args.word32()?, PieceFlags::of(args.word()?));
+                let mut granularity = 0;
+                // SAFETY: the out parameter is a local, the properties live through the call.
+                let told = unsafe {
+                    (driver.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const properties, option)
+                };
+                check(told)?;
+                reply.word(granularity as u64);
+            }
+            _ => return Err(Refused::UnknownCall(call)),
+        }
+        args.end()?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn piece_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let (handle, size, ordinal) = (args.word()?, args.word()?, args.word()?);
+        let (handle_types, flags) = (args.word32()?, PieceFlags::of(args.word()?));
+        if !Kind::Piece.owns(handle) || self.vmm.pieces.contains_key(&handle) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        let (driver, device) = (self.driver(), self.device(ordinal)?);
+        let ordinal = ordinal as usize;
+        let properties = properties(device, handle_types, flags);
+        let room = self.devices.get(ordinal).map_or(0, |d| d.memory.room());
+        let fits = |executor: &Self| executor.devices.get(ordinal).is_some_and(|d| d.memory.room() >= size);
+        let mut made = if size <= room { create(driver, size, &properties) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) };
+        // What pools hold and do not use is there to be had.
+        if made == Err(CUDA_ERROR_OUT_OF_MEMORY) && self.shrink_pools(ordinal) && fits(self) {
+            made = create(driver, size, &properties);
+        }
+        let real = made.map_err(Refused::Code)?;
+        self.vmm.pieces.insert(handle, Piece { real, size, device: ordinal, handle_types, flags, held: true });
+        self.count_pieces();
+        Ok(())
+    }
+
+    /// What counts towards the client's limits.
+    fn count_pieces(&mut self) {
+        for (ordinal, device) in self.devices.iter_mut().enumerate() {
+            device.memory.set_pieces(self.vmm.bytes(ordinal));
+        }
+    }
+
+    fn piece_map(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let (address, size, offset) = (args.word()?, args.word()?, args.word()?);
+        let (handle, flags) = (args.word()?, args.word()?);
+        let piece = self.vmm.pieces.get(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
+        if !self.vmm.is_reserved(address, size) {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: a piece of the client's, at addresses that it has reserved; the driver refuses those that are taken.
+        check(unsafe { (self.driver().cuMemMap)(address, size as usize, offset as usize, piece.real, flags) })?;
+        self.vmm.mappings.insert(address, Mapping { size, piece: handle, access: BTreeMap::new() });
+        Ok(())
+    }
+
+    fn piece_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (address, size) = (args.word()?, args.word()?);
+        args.end()?;
+        if !self.vmm.is_reserved(address, size) {
+            return Err(INVALID_VALUE);
+        }
+        // As in the driver, nothing uses it any more when it goes.
+        let busy = self.waiting.busy(0);
+        self.when_done(busy, Then::Unmap { address, size, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    /// Unmaps what nothing uses any more.
+    pub(crate) fn unmap_pieces(&mut self, address: u64, size: u64) -> CUresult {
+        let driver = self.driver();
+        // SAFETY: addresses that the client has reserved; the driver refuses what is not whole mappings.
+        let mut result = unsafe { (driver.cuMemUnmap)(address, size as usize) };
+        if result != CUDA_SUCCESS {
+            return result;
+        }
+        let gone: Vec<u64> = self.vmm.mappings.range(address..address + size).map(|(base, _)| *base).collect();
+        for base in gone {
+            if let Some(mapping) = self.vmm.mappings.remove(&base) {
+                let dropped = self.vmm.drop_unused(driver, mapping.piece);
+                result = if result == CUDA_SUCCESS { dropped } else { result };
+            }
+        }
+        self.count_pieces();
+        result
+    }
+
+    fn piece_access(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let (address, size) = (args.word()?, args.word()?);
+        let mut wanted = Vec::new();
+        for _ in 0..args.word()? {
+            let (ordinal, flags) = (args.word()?, args.word32()?);
+            wanted.push((ordinal as usize, flags, self.device(ordinal)?));
+        }
+        if !self.vmm.covers(address, size) {
+            return Err(INVALID_VALUE);
+        }
+        let access: Vec<_> = wanted
+            .iter()
+            .map(|&(_, flags, device)| CUmemAccessDesc {
+                location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+                location_id: device,
+                flags,
+            })
+            .collect();
+        check(set_access(self.driver(), address, size, &access))?;
+        // The driver sets it for whole mappings.
+        for (_, mapping) in self.vmm.mappings.range_mut(..address + size).filter(|(base, m)| **base + m.size > address)
+        {
+            for &(ordinal, flags, _) in &wanted {
+                mapping.access.insert(ordinal, flags);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what an image's client had: reservations, pieces (empty yet), mappings with their access.
+    pub(crate) fn restore_vmm(&mut self) -> Result<(), String> {
+        let driver = self.driver();
+        let failed = |what: &str, at: u64, code| format!("{what} {at:#x} is not to be had: {}", result_name(code));
+        for (&address, &size) in &self.vmm.reservations {
+            reserve_at(driver, address, size).map_err(|code| failed("the reservation at", address, code))?;
+        }
+        for (&handle, piece) in &mut self.vmm.pieces {
+            let device = self.devices.get(piece.device).ok_or("the image uses a device that is not here")?.device;
+            let properties = properties(device, piece.handle_types, piece.flags);
+            piece.real = create(driver, piece.size, &properties).map_err(|code| failed("memory", handle, code))?;
+        }
+        for (&address, mapping) in &self.vmm.mappings {
+            let failed = |code| failed("the mapping at", address, code);
+            let piece = self.vmm.pieces.get(&mapping.piece).ok_or("a mapping of nothing")?;
+            // SAFETY: a piece and a reservation that were just made.
+            let mapped = unsafe { (driver.cuMemMap)(address, mapping.size as usize, 0, piece.real, 0) };
+            let allowed = |(ordinal, flags): (&usize, &u32)| {
+                let location_id = self.devices.get(*ordinal)?.device;
+                Some(CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id, flags: *flags })
+            };
+            let access: Vec<_> = mapping.access.iter().filter_map(allowed).collect();
+            if mapped != CUDA_SUCCESS {
+                return Err(failed(mapped));
+            }
+            if !access.is_empty() {
+                match set_access(driver, address, mapping.size, &access) {
+                    CUDA_SUCCESS => {}
+                    code => return Err(failed(code)),
+                }
+            }
+        }
+        self.count_pieces();
+        Ok(())
+    }
+
+    /// Maps every piece where it can be read and written. [`Executor::unmap_aliases`] ends that.
+    pub(crate) fn map_aliases(&mut self) -> Result<Vec<Alias>, String> {
+        let places = self.vmm.places().ok_or("it has more memory of its own mapping than can be saved")?;
+        let mut mapped = Vec::new();
+        for alias in &places {
+            let device = self.devices.get(alias.piece.device).map_or(0, |d| d.device);
+            match map_alias(self.driver(), alias, device) {
+                Ok(()) => mapped.push(*alias),
+                Err(error) => {
+                    self.unmap_aliases(&mapped);
+                    return Err(error.to_string());
+                }
+            }
+        }
+        Ok(mapped)
+    }
+
+    /// Ends what [`Executor::map_aliases`] began. The engine is done with them.
+    pub(crate) fn unmap_aliases(&self, aliases: &[Alias]) {
+        for alias in aliases {
+            let size = alias.piece.size as usize;
+            // SAFETY: mapped and reserved in `map_alias`, and nobody else's.
+            let gone = unsafe {
+                expect("cuMemUnmap", (self.driver().cuMemUnmap)(alias.address, size))
+                    .and(expect("cuMemAddressFree", (self.driver().cuMemAddressFree)(alias.address, size)))
+            };
+            if let Err(failed) = gone {
+                tracing::warn!("addresses at {:#x} were not given back: {failed}", alias.address);
+            }
+        }
+    }
+}
+
+fn map_alias(driver: &Driver, alias: &Alias, device: CUdevice) -> Result<(), CallFailed> {
+    let Alias { address, piece, .. } = *alias;
+    if let Err(code) = reserve_at(driver, address, piece.size) {
+        return expect("cuMemAddressReserve", code);
+    }
+    // SAFETY: a piece of the client's, at addresses of our own.
+    let mapped = unsafe { expect("cuMemMap", (driver.cuMemMap)(address, piece.size as usize, 0, piece.real, 0)) };
+    let access = CUmemAccessDesc {
+        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+        location_id: device,
+        flags: CU_MEM_ACCESS_READWRITE,
+    };
+    let result = mapped.and_then(|()| {
+        expect("cuMemSetAccess", set_access(driver, address, piece.size, &[access])).inspect_err(|_| {
+            // SAFETY: mapped above.
+            unsafe { (driver.cuMemUnmap)(address, piece.size as usize) };
+        })
+    });
+    result.inspect_err(|_| {
+        // SAFETY: reserved above, and nothing is mapped there.
+        unsafe { (driver.cuMemAddressFree)(address, piece.size as usize) };
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const BASE: u64 = window::RESERVED_BASE;
+
+    fn sample() -> Vmm {
+        let piece = |real| Piece {
+            real,
+            size: 2 * MIB,
+            device: 1,
+            handle_types: 1,
+            flags: PieceFlags { compression: 0, rdma: 1, usage: 2 },
+            held: real == 7,
+        };
+        let mapping = |piece| Mapping { size: 2 * MIB, piece, access: BTreeMap::from([(0, 1), (1, 3)]) };
+        Vmm {
+            reservations: BTreeMap::from([(BASE, 64 * MIB)]),
+            pieces: BTreeMap::from([(1, piece(7)), (2, piece(8))]),
+            mappings: BTreeMap::from([(BASE, mapping(1)), (BASE + 2 * MIB, mapping(2)), (BASE + 8 * MIB, mapping(1))]),
+        }
+    }
+
+    #[test]
+    fn what_is_covered_has_no_gap() {
+        let vmm = sample();
+        assert!(vmm.covers(BASE, 4 * MIB) && vmm.covers(BASE + 3 * MIB, MIB));
+        assert!(!vmm.covers(BASE, 4 * MIB + 1) && !vmm.covers(BASE + 6 * MIB, MIB) && !vmm.covers(BASE, 0));
+        assert!(!vmm.covers(u64::MAX, 2));
+    }
+
+    #[test]
+    fn what_is_written_is_read_without_the_drivers_handles() {
+        let vmm = sample();
+        let mut out = Writer::new();
+        vmm.write(&mut out);
+        let mut again = Vmm::default();
+        again.read(&mut Reader::new(out.bytes()), 2).unwrap();
+        assert_eq!((&again.reservations, &again.mappings), (&vmm.reservations, &vmm.mappings));
+        assert!(again.pieces.values().all(|p| p.real == 0 && p.size == 2 * MIB));
+        assert_eq!(again.pieces[&2].flags.rdma, 1);
+        // Of a device that there is not; and cut short anywhere.
+        assert!(Vmm::default().read(&mut Reader::new(out.bytes()), 1).is_err());
+        for cut in (0..out.bytes().len()).step_by(8) {
+            assert!(Vmm::default().read(&mut Reader::new(&out.bytes()[..cut]), 2).is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn pieces_are_saved_side_by_side() {
+        let places: Vec<_> = sample().places().unwrap().iter().map(|a| (a.address, a.handle)).collect();
+        assert_eq!(places, [(window::ALIAS_BASE, 1), (window::ALIAS_BASE + 2 * MIB, 2)]);
+    }
+}

@@ -1,0 +1,264 @@
+//! Virtual memory management: addresses that the program reserves, memory that it makes and maps there. The process
+//! keeps the addresses free and knows what is where; the worker does the same with the driver.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{
+    ADDRESS_FREE, ADDRESS_RESERVE, Kind, PIECE_ACCESS, PIECE_CREATE, PIECE_GRANULARITY, PIECE_MAP, PIECE_RELEASE,
+    PIECE_RETAIN, PIECE_UNMAP, PieceFlags,
+};
+
+use super::{check, code, put};
+use crate::client::{self, Call, Client};
+use crate::log;
+use crate::state::memory::Allocation;
+use crate::state::vmm::{GRANULE, Tell};
+
+/// The last of `CU_MEM_LOCATION_TYPE_*`; those after the device are host memory.
+const LAST_LOCATION: u32 = 4;
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+const MANAGED: u32 = 2;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ`.
+const READ: u32 = 1;
+
+/// The worker's number of a location's device. Host memory is refused.
+fn device_of(client: &Client, kind: u32, id: CUdevice, what: &'static str) -> Result<usize, CUresult> {
+    match kind {
+        CU_MEM_LOCATION_TYPE_DEVICE => client.device(id),
+        kind if kind != 0 && kind <= LAST_LOCATION => {
+            log::refused(what);
+            Err(CUDA_ERROR_NOT_SUPPORTED)
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+/// What the program wants of a piece, and on which device.
+///
+/// # Safety
+/// `properties` is null or as cuda.h has it.
+unsafe fn wanted(
+    client: &Client,
+    properties: *const CUmemAllocationProp,
+) -> Result<(CUmemAllocationProp, usize), CUresult> {
+    if properties.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, so readable by the caller's promise.
+    let wanted = unsafe { properties.read_unaligned() };
+    if wanted.kind == MANAGED {
+        log::refused("cuMemCreate of managed memory");
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    if wanted.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let device = device_of(client, wanted.location_type, wanted.location_id, "cuMemCreate of host memory")?;
+    Ok((wanted, device))
+}
+
+fn put_properties(call: &mut Call, wanted: &CUmemAllocationProp, device: usize) {
+    let flags = PieceFlags { compression: wanted.compression, rdma: wanted.rdma, usage: wanted.usage };
+    call.word(device as u64);
+    call.word(u64::from(wanted.handle_types));
+    call.word(flags.word());
+}
+
+pub(crate) unsafe fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    prop: *const CUmemAllocationProp,
+    option: u32,
+) -> CUresult {
+    code(client::get().and_then(|client| {
+        // SAFETY: the caller's promise by cuda.h.
+        let (wanted, device) = unsafe { wanted(client, prop)? };
+        let mut call = Call::new(PIECE_GRANULARITY)?;
+        call.word(u64::from(option));
+        put_properties(&mut call, &wanted, device);
+        let (result, mut reply) = call.wait();
+        check(result)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(granularity, reply.word().ok_or(CUDA_ERROR_UNKNOWN)? as usize) }
+    }))
+}
+
+pub(crate) unsafe fn cuMemAddressReserve(
+    ptr: *mut CUdeviceptr,
+    size: usize,
+    alignment: usize,
+    addr: CUdeviceptr,
+    flags: u64,
+) -> CUresult {
+    code(client::get().and_then(|client| {
+        let size = size as u64;
+        let right = flags == 0 && !ptr.is_null() && size > 0 && size.is_multiple_of(GRANULE);
+        if !right || (alignment != 0 && !alignment.is_power_of_two()) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let address = client.vmm.take(size, alignment as u64, addr).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let reserved = Call::new(ADDRESS_RESERVE).and_then(|mut call| {
+            call.word(address);
+            call.word(size);
+            check(call.wait().0)
+        });
+        reserved.inspect_err(|_| client.vmm.give(address, size))?;
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(ptr, address) }
+    }))
+}
+
+pub(crate) unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult {
+    code(client::get().and_then(|client| {
+        if !client.vmm.is_reservation(ptr, size as u64) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut call = Call::new(ADDRESS_FREE)?;
+        call.word(ptr);
+        call.word(size as u64);
+        check(call.wait().0)?;
+        client.vmm.give(ptr, size as u64);
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuMemCreate(
+    handle: *mut c_void,
+    size: usize,
+    prop: *const CUmemAllocationProp,
+    flags: u64,
+) -> CUresult {
+    code(client::get().and_then(|client| {
+        if flags != 0 || handle.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller's promise by cuda.h.
+        let (wanted, device) = unsafe { wanted(client, prop)? };
+        let mut call = Call::new(PIECE_CREATE)?;
+        let piece = call.fresh_handle(Kind::Piece);
+        call.word(size as u64);
+        put_properties(&mut call, &wanted, device);
+        check(call.wait().0)?;
+        client.vmm.add(piece, device, wanted);
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(handle.cast(), piece) }
+    }))
+}
+
+fn about_piece(number: u16, handle: u64) -> Result<(), CUresult> {
+    let mut call = Call::new(number)?;
+    call.word(handle);
+    check(call.wait().0)
+}
+
+pub(crate) unsafe fn cuMemRelease(handle: u64) -> CUresult {
+    code(client::get().and_then(|client| match client.vmm.release(handle) {
+        Some(Tell::Worker) => about_piece(PIECE_RELEASE, handle),
+        Some(Tell::Nothing) => Ok(()),
+        None => Err(CUDA_ERROR_INVALID_VALUE),
+    }))
+}
+
+pub(crate) unsafe fn cuMemRetainAllocationHandle(handle: *mut c_void, addr: *mut c_void) -> CUresult {
+    code(client::get().and_then(|client| {
+        if handle.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (piece, tell) = client.vmm.retain_at(addr as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if tell == Tell::Worker {
+            about_piece(PIECE_RETAIN, piece)?;
+        }
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(handle.cast(), piece) }
+    }))
+}
+
+pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(prop: *mut CUmemAllocationProp, handle: u64) -> CUresult {
+    code(client::get().and_then(|client| {
+        let piece = client.vmm.piece(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(prop, piece.properties) }
+    }))
+}
+
+pub(crate) unsafe fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, handle: u64, flags: u64) -> CUresult {
+    code(client::get().and_then(|client| {
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let piece = client.vmm.piece(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut call = Call::new(PIECE_MAP)?;
+        [ptr, size as u64, offset as u64, handle, flags].into_iter().for_each(|word| call.word(word));
+        check(call.wait().0)?;
+        client.vmm.map(ptr, size as u64, handle);
+        client.memory.insert(Allocation::Mapping {
+            base: ptr,
+            size: size as u64,
+            device: piece.device,
+            handle_types: piece.properties.handle_types,
+        });
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
+    code(client::get().and_then(|client| {
+        let mut call = Call::new(PIECE_UNMAP)?;
+        call.word(ptr);
+        call.word(size as u64);
+        check(call.wait().0)?;
+        for base in client.vmm.unmap(ptr, size as u64) {
+            client.memory.remove(base);
+        }
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuMemSetAccess(
+    ptr: CUdeviceptr,
+    size: usize,
+    desc: *const CUmemAccessDesc,
+    count: usize,
+) -> CUresult {
+    code(client::get().and_then(|client| {
+        if desc.is_null() || count == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut wanted = Vec::new();
+        for i in 0..count {
+            // SAFETY: cuda.h has the array hold `count` elements.
+            let access = unsafe { desc.add(i).read_unaligned() };
+            let (kind, id) = (access.location_type, access.location_id);
+            let device = device_of(client, kind, id, "cuMemSetAccess for the host")?;
+            if !matches!(access.flags, 0 | READ | CU_MEM_ACCESS_READWRITE) {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            wanted.push((device, access.flags));
+        }
+        let mut call = Call::new(PIECE_ACCESS)?;
+        [ptr, size as u64, count as u64].into_iter().for_each(|word| call.word(word));
+        for (device, flags) in &wanted {
+            call.word(*device as u64);
+            call.word(u64::from(*flags));
+        }
+        check(call.wait().0)?;
+        for (device, flags) in wanted {
+            client.vmm.set_access(ptr, size as u64, device, flags);
+        }
+        Ok(())
+    }))
+}
+
+pub(crate) unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, ptr: CUdeviceptr) -> CUresult {
+    code(client::get().and_then(|client| {
+        if location.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so a `CUmemLocation` by cuda.h's contract: a kind and a number.
+        let [kind, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
+        let device = device_of(client, kind as u32, id, "cuMemGetAccess of the host")?;
+        let access = client.vmm.access(ptr, device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: the caller's promise by cuda.h.
+        unsafe { put(flags, u64::from(access)) }
+    }))
+}
