@@ -13,7 +13,7 @@ use crate::commit::{CommitRecord, FileEntry};
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
 use crate::manifest::{
-    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host, Manifest, Object,
+    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,
     ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
@@ -184,6 +184,13 @@ impl Decoder {
             pinned: each(from.pinned, |it| {
                 Ok(Pinned { address: it.address, size: it.size, flags: it.flags, pieces: each(it.pieces, piece)? })
             })?,
+            grant: from.grant.into_option().map(|it| Grant {
+                container: it.container,
+                all_gpus: it.all_gpus,
+                device_memory: Some(it.device_memory).filter(|it| *it != 0),
+                pinned_memory: Some(it.pinned_memory).filter(|it| *it != 0),
+                workers: Some(it.workers).filter(|it| *it != 0),
+            }),
             blobs: each(from.blobs, |it| {
                 Ok(Blob {
                     kind: it.kind,

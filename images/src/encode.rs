@@ -7,7 +7,7 @@ use protobuf::{Message, MessageField};
 use crate::ImageError;
 use crate::commit::CommitRecord;
 use crate::manifest::{
-    Allocation, Blob, Client, Compression, Global, Gpu, Host, Manifest, Object, Parent, Phase, PhaseName, Piece,
+    Allocation, Blob, Client, Compression, Global, Gpu, Grant, Host, Manifest, Object, Parent, Phase, PhaseName, Piece,
     Pinned, Protocol, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
@@ -164,6 +164,18 @@ fn client_message(from: &Client) -> proto::Client {
         globals: from.globals.iter().map(global).collect(),
         pinned: from.pinned.iter().map(pinned).collect(),
         blobs: from.blobs.iter().map(blob).collect(),
+        grant: from.grant.as_ref().map(grant).into(),
+        ..Default::default()
+    }
+}
+
+fn grant(from: &Grant) -> proto::Grant {
+    proto::Grant {
+        container: from.container.clone(),
+        all_gpus: from.all_gpus,
+        device_memory: from.device_memory.unwrap_or(0),
+        pinned_memory: from.pinned_memory.unwrap_or(0),
+        workers: from.workers.unwrap_or(0),
         ..Default::default()
     }
 }

@@ -86,7 +86,7 @@ pub use image::Image;
 pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
-    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Host, Manifest, Object,
+    Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,
     ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
 };
 pub use names::{COMMIT, MANIFEST, code_name, data_name};

@@ -253,6 +253,23 @@ pub struct Client {
     pub pinned: Vec<Pinned>,
     /// Content at no device address.
     pub blobs: Vec<Blob>,
+    /// What its container was given, if it was in one that was given something.
+    pub grant: Option<Grant>,
+}
+
+/// What a container was given. Which GPUs shows in [`Client::gpus`]: it sees no others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// As its engine named it then.
+    pub container: String,
+    /// Whether it was given all GPUs that there were.
+    pub all_gpus: bool,
+    /// Bytes of memory on each GPU, of all its processes together; none for no limit.
+    pub device_memory: Option<u64>,
+    /// Bytes of pinned memory.
+    pub pinned_memory: Option<u64>,
+    /// Processes that use a GPU.
+    pub workers: Option<u32>,
 }
 
 /// An environment variable.

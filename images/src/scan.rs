@@ -98,6 +98,7 @@ pub(crate) static CLIENT: Shape = shape(
         Message(&GLOBAL),
         Message(&PINNED),
         Message(&BLOB),
+        Message(&GRANT),
     ],
 );
 
@@ -122,6 +123,8 @@ static GLOBAL: Shape = shape(size_of::<proto::Global>(), &[Number, Number, Bytes
 static PINNED: Shape = shape(size_of::<proto::Pinned>(), &[Fixed, Number, Number, Message(&PIECE)]);
 
 static BLOB: Shape = shape(size_of::<proto::Blob>(), &[Number, Number, Number, Number, Message(&PIECE)]);
+
+static GRANT: Shape = shape(size_of::<proto::Grant>(), &[Bytes, Number, Number, Number, Number]);
 
 static PIECE: Shape =
     shape(size_of::<proto::Piece>(), &[Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number]);
@@ -267,6 +270,7 @@ mod tests {
             ("Global", &GLOBAL),
             ("Pinned", &PINNED),
             ("Blob", &BLOB),
+            ("Grant", &GRANT),
             ("Piece", &PIECE),
             ("Commit", &COMMIT),
             ("File", &FILE),

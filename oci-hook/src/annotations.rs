@@ -56,7 +56,10 @@ pub(crate) fn lists_gpus(spec: &Value) -> bool {
 /// The limits that are asked for.
 pub(crate) fn limits(spec: &Value) -> Result<ContainerLimits, AnnotationError> {
     let number = |name| {
-        let parse = |text: &str| text.parse::<u64>().map_err(|_| value(name, text, "it must be a whole number"));
+        let parse = |text: &str| {
+            let number = text.parse::<u64>().ok().filter(|number| *number > 0);
+            number.ok_or_else(|| value(name, text, "it must be a whole number from 1 on"))
+        };
         text(spec, name)?.map(parse).transpose()
     };
     let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
@@ -113,7 +116,7 @@ mod tests {
         assert_eq!(limits(json!({})).unwrap(), ContainerLimits::default());
         let got = limits(json!({ GPU_MEMORY: "3", PINNED_MEMORY: "2", WORKERS: "1" })).unwrap();
         assert_eq!((got.device_memory, got.pinned_memory, got.workers), (Some(3 << 20), Some(2 << 20), Some(1)));
-        for odd in ["-1", "1.5", "", "1G"] {
+        for odd in ["-1", "0", "1.5", "", "1G"] {
             let error = limits(json!({ GPU_MEMORY: odd })).unwrap_err().to_string();
             assert!(error.contains(GPU_MEMORY) && error.contains("whole number"), "{error}");
         }

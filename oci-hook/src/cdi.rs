@@ -1,7 +1,7 @@
 //! The CDI specification: what `--device rekindle.dev/gpu=0` means to podman, Docker, containerd and CRI-O.
 //!
-//! CDI cannot put a folder in front of an image's `LD_LIBRARY_PATH`, so the libraries are mounted where every loader looks
-//! by itself too. What depends on the image, and what the container may use, is for the hooks: they are the same as those
+//! CDI cannot put a folder in front of an image's `LD_LIBRARY_PATH`, so it is the libraries that are mounted where every
+//! loader looks by itself that count. What depends on the image, and what the container may use, is for the hooks: they are the same as those
 //! of annotated containers, told which GPU by the device.
 
 use std::path::Path;
@@ -9,15 +9,13 @@ use std::path::Path;
 use rekindle_wire::control::GpuInfo;
 use serde_json::{Value, json};
 
-use crate::host::{self, Provided};
+use crate::host::Provided;
 use crate::spec::{self, SpecError};
 
 /// Of CDI: the first that lets a device's name begin with a digit and says a mount's type. Older readers read it too.
 const VERSION: &str = "0.5.0";
 /// Vendor and class of the devices.
 pub(crate) const KIND: &str = "rekindle.dev/gpu";
-/// Where loaders look without being told: Debian's and Red Hat's places.
-const DEFAULT_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
 /// The specification for these GPUs, each by number and by UUID, and all together.
 pub(crate) fn generate(provided: &Provided, hooks: &spec::Hooks, gpus: &[GpuInfo]) -> Result<Value, SpecError> {
@@ -25,10 +23,8 @@ pub(crate) fn generate(provided: &Provided, hooks: &spec::Hooks, gpus: &[GpuInfo
     for (place, source, more) in spec::mounts(provided) {
         mounts.push(mount(place, &source, more)?);
     }
-    for library in host::libraries(&provided.lib_dir) {
-        for dir in DEFAULT_DIRS {
-            mounts.push(mount(&format!("{dir}/{library}"), &provided.lib_dir.join(&library), &[])?);
-        }
+    for (place, source) in spec::where_loaders_look(provided) {
+        mounts.push(mount(&place, &source, &[])?);
     }
     let device = |name: &str, gpu: &str| {
         let hook = hook("createRuntime", hooks.create_runtime(&[gpu]));

@@ -111,6 +111,12 @@ impl Image {
         Ok(())
     }
 
+    /// Whether there is a file with content at a path of the image. An empty one is what a runtime has mounted something
+    /// on before.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.file(path).and_then(|file| file.metadata().ok()).is_some_and(|about| about.len() > 0)
+    }
+
     /// The regular file that a path of the image leads to, as a path in it.
     fn place(&self, path: &str) -> Option<PathBuf> {
         let file = self.file(path)?;

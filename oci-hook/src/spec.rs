@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use crate::host::{INTERPOSER, NVML, Provided};
+use crate::host::{self, INTERPOSER, NVML, Provided};
 use crate::image::{Image, ImageError};
 
 /// Where the container finds the interposer.
@@ -87,6 +87,24 @@ pub(crate) fn mounts(provided: &Provided) -> [(&'static str, PathBuf, &'static [
     [(LIB_DIR, provided.lib_dir.clone(), &[]), (SOCKET_DIR, provided.socket_dir.clone(), &["noexec"])]
 }
 
+/// Where loaders look without being told: Debian's and Red Hat's places.
+const DEFAULT_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+
+/// The libraries in those places, with their sources: for programs whose environment is not what config.json says, such as
+/// those that `podman exec` starts.
+pub(crate) fn where_loaders_look(provided: &Provided) -> Vec<(String, PathBuf)> {
+    let libraries = host::libraries(&provided.lib_dir);
+    let in_dir = |dir: &'static str| {
+        let place = move |name: &String| {
+            let source = provided.lib_dir.join(name);
+            // What links lead to: CRIU mounts a link itself.
+            (format!("{dir}/{name}"), source.canonicalize().unwrap_or(source))
+        };
+        libraries.iter().map(place).collect::<Vec<_>>()
+    };
+    DEFAULT_DIRS.into_iter().flat_map(in_dir).collect()
+}
+
 /// Where the interposer finds the daemon.
 pub(crate) fn socket_variable(provided: &Provided) -> String {
     format!("{SOCKET_VARIABLE}={SOCKET_DIR}/{}", provided.socket_name)
@@ -118,6 +136,12 @@ pub(crate) fn add(
     let mounts = array(spec, "mounts", "mounts")?;
     for (place, source, more) in self::mounts(provided) {
         mount(mounts, place, &source, more)?;
+    }
+    for (place, source) in where_loaders_look(provided) {
+        // What the image has there is covered below, wherever it leads to.
+        if image.is_none_or(|image| !image.has(&place)) {
+            mount(mounts, &place, &source, &[])?;
+        }
     }
     for (place, ours) in covered {
         let place = place.to_str().ok_or_else(|| SpecError::Path(place.to_string_lossy().into()))?;

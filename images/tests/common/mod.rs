@@ -142,6 +142,13 @@ pub(crate) fn client(writer: &ImageWriter, index: u32, code: &[CodeHash]) -> Res
             Pinned { address: 0x2100_0000_1000, size: 4096, flags: 3, pieces: vec![zero(4096)] },
         ],
         blobs: vec![Blob { kind: 5, handle: 0x88, device: 0, size: 16, pieces: vec![zero(16)] }],
+        grant: (index == 1).then(|| Grant {
+            container: "c0ffee".to_owned(),
+            all_gpus: false,
+            device_memory: Some(1 << 30),
+            pinned_memory: None,
+            workers: Some(2),
+        }),
     })
 }
 

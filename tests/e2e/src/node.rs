@@ -38,6 +38,8 @@ pub struct Node {
     /// The daemon's configuration, but for what is said by options.
     configuration: String,
     daemon: Option<Daemon>,
+    /// The descriptors of its first daemon when that had nothing to do.
+    idle: Option<Vec<String>>,
     count: Cell<u32>,
     finished: bool,
     connections: Cell<bool>,
@@ -85,6 +87,7 @@ impl Node {
             gpu: Vec::new(),
             configuration: String::new(),
             daemon: None,
+            idle: None,
             count: Cell::new(0),
             finished: false,
             connections: Cell::new(false),
@@ -147,7 +150,12 @@ impl Node {
             .context("cannot start rekindled")?;
         self.daemon = Some(Daemon { process, idle: Vec::new() });
         self.wait_for_spare()?;
-        let idle = process::descriptors(self.daemon_pid()?)?;
+        // One that is started anew may find containers that were given GPUs, and keeps an eye on them.
+        let idle = match &self.idle {
+            Some(idle) => idle.clone(),
+            None => process::descriptors(self.daemon_pid()?)?,
+        };
+        self.idle = Some(idle.clone());
         if let Some(daemon) = &mut self.daemon {
             daemon.idle = idle;
         }

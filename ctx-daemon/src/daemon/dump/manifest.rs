@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use rekindle_images::{Client as Record, Gpu, Host, Manifest, Phase, PhaseName, Protocol, Setting};
+use rekindle_images::{Client as Record, Gpu, Grant, Host, Manifest, Phase, PhaseName, Protocol, Setting};
 use rekindle_wire::attach::{Attach, Attached, Device};
 use rekindle_wire::layout::SHARED_SIZE;
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
@@ -90,6 +90,13 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
     record.shared_state = shared_state();
     let setting = |(name, value): &(String, String)| Setting { name: name.clone(), value: value.clone() };
     record.settings = attach.settings.iter().map(setting).collect();
+    record.grant = client.allowed.container.as_deref().map(|it| Grant {
+        container: it.id.clone(),
+        all_gpus: it.gpus.is_none(),
+        device_memory: it.limits.device_memory,
+        pinned_memory: it.limits.pinned_memory,
+        workers: it.limits.workers,
+    });
 }
 
 /// What a record says of the ring's content: which table of driver calls its commands are numbered by.

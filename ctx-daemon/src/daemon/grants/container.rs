@@ -9,7 +9,7 @@ use rekindle_wire::control::ContainerLimits;
 use serde::{Deserialize, Serialize};
 
 use super::super::pidns::{self, Identity};
-use super::super::process::Process;
+use super::super::process::{self, Process};
 use super::super::sys;
 
 /// As `cuDeviceGetUuid` has it.
@@ -25,6 +25,9 @@ pub(crate) struct Container {
     /// That process, however its pid is used later.
     pub(super) process: OwnedFd,
     pub(super) place: Place,
+    /// Where its processes are besides: CRIU puts those of a container that is imported under another name where they
+    /// were, and engines start more of them where they belong.
+    pub(super) more: Vec<Cgroups>,
     /// In the daemon's order; none for all.
     pub(crate) gpus: Option<Vec<Uuid>>,
     pub(crate) limits: ContainerLimits,
@@ -37,8 +40,15 @@ impl Container {
         matches!(sys::wait_readable([self.process.as_fd()], Some(Duration::ZERO)), Ok([false]))
     }
 
+    /// How far down the cgroups of it are that hold those; none if no cgroups of it do.
+    pub(super) fn holds(&self, those: &Cgroups) -> Option<usize> {
+        let own = std::iter::once(&self.place.cgroups).chain(&self.more);
+        own.filter(|it| it.hold(those)).map(Cgroups::depth).max()
+    }
+
     /// Adds what it had been given before.
     pub(super) fn add(&mut self, before: &Self) {
+        self.more.clone_from(&before.more);
         self.gpus = match (self.gpus.take(), &before.gpus) {
             (Some(mut gpus), Some(more)) => {
                 gpus.extend(more.iter().filter(|it| !gpus.contains(it)).copied().collect::<Vec<_>>());
@@ -76,6 +86,13 @@ impl Place {
     }
 }
 
+/// The first process in the innermost namespace of a place, as far up as the given one's ancestors are in it.
+pub(super) fn first_in(place: &Place, process: Process) -> io::Result<Process> {
+    let inside = |pid: &i32| pidns::chain(*pid).is_ok_and(|it| it == place.namespaces);
+    let first = process::ancestry(process.pid).into_iter().take_while(inside).last();
+    Process::with_pid(first.unwrap_or(process.pid))
+}
+
 /// Its cgroup in each hierarchy, as the daemon sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cgroups(BTreeMap<String, String>);
@@ -98,6 +115,12 @@ impl Cgroups {
             };
             rest.is_empty() || rest.starts_with('/')
         })
+    }
+
+    /// What engines name after their container.
+    pub(super) fn name(&self) -> Option<&str> {
+        let deepest = self.0.values().max_by_key(|path| path.len())?;
+        deepest.rsplit('/').next().filter(|name| !name.is_empty())
     }
 
     /// How far below the top they are; 0 where they tell nothing.

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::super::process::Process;
 use super::super::sys;
-use super::container::{Container, Place, Uuid};
+use super::container::{Cgroups, Container, Place, Uuid};
 
 /// Of the files' content.
 const VERSION: u32 = 1;
@@ -28,6 +28,7 @@ struct Kept {
     pid: i32,
     start: u64,
     place: Place,
+    more: Vec<Cgroups>,
     gpus: Option<Vec<Uuid>>,
     device_memory: Option<u64>,
     pinned_memory: Option<u64>,
@@ -45,6 +46,7 @@ pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
         pid: container.first.pid,
         start: container.first.start,
         place: container.place.clone(),
+        more: container.more.clone(),
         gpus: container.gpus.clone(),
         device_memory,
         pinned_memory,
@@ -107,6 +109,7 @@ fn read(path: &Path, boot: &str) -> Option<Container> {
         first,
         process,
         place: kept.place,
+        more: kept.more,
         gpus: kept.gpus,
         limits: ContainerLimits {
             device_memory: kept.device_memory,

@@ -20,6 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use rekindle_images::Grant as Recorded;
 use rekindle_wire::control::ContainerLimits;
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -112,13 +113,62 @@ impl Grants {
         let containers = self.all();
         for namespace in &place.namespaces {
             let here = containers.iter().filter(|it| it.place.namespaces.first() == Some(namespace));
-            let here = here.filter(|it| it.place.cgroups.hold(&place.cgroups));
-            if let Some(container) = here.max_by_key(|it| it.place.cgroups.depth()) {
+            let here = here.filter_map(|it| Some((it.holds(&place.cgroups)?, it)));
+            if let Some((_, container)) = here.max_by_key(|it| it.0) {
                 return Ok(Allowed { container: Some(Arc::clone(container)) });
             }
         }
         let of_host = self.own.is_some() && place.namespaces.first() == self.own.as_ref();
         if of_host || !self.required { Ok(Allowed::default()) } else { Err(GrantError::None) }
+    }
+
+    /// What a restored process may use: what its container was given by now or, where no hook has run, what the image says
+    /// of it, with the GPUs that its worker sees. Whoever restores is root on the host, or restores within a container
+    /// that was given something, so that it is this that counts.
+    pub(crate) fn of_restored(
+        &self,
+        process: Process,
+        recorded: Option<&Recorded>,
+        sees: &[Uuid],
+    ) -> Result<Allowed, GrantError> {
+        let found = match self.of(process) {
+            Err(GrantError::None) => Allowed::default(),
+            found => found?,
+        };
+        let place = Place::of(process).map_err(|source| examined(process, source))?;
+        let on_host = place.namespaces.first() == self.own.as_ref();
+        let Some(recorded) = recorded.filter(|_| found.container.is_none() && !on_host) else { return Ok(found) };
+        let first = container::first_in(&place, process).map_err(|source| examined(process, source))?;
+        if let Some(container) = self.put(first, &place)? {
+            return Ok(Allowed { container: Some(container) });
+        }
+        let id = place.cgroups.name().unwrap_or(&recorded.container);
+        let gpus = (!recorded.all_gpus).then(|| sees.to_vec());
+        let Recorded { device_memory, pinned_memory, workers, .. } = *recorded;
+        let limits = ContainerLimits { device_memory, pinned_memory, workers };
+        let container = self.give(id, first, gpus, limits)?;
+        info!(container = id, "a restored container has what its image says that it was given");
+        Ok(Allowed { container: Some(container) })
+    }
+
+    /// The container that begins with a process has processes in these cgroups, too. None if it was given nothing.
+    fn put(&self, first: Process, there: &Place) -> Result<Option<Arc<Container>>, GrantError> {
+        let mut containers = lock(&self.containers);
+        let Some(known) = containers.iter_mut().find(|it| it.first == first) else { return Ok(None) };
+        let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
+        let mut more = known.more.clone();
+        more.push(there.cgroups.clone());
+        let Container { id, place, gpus, limits, .. } = &**known;
+        let (id, place, gpus, limits) = (id.clone(), place.clone(), gpus.clone(), *limits);
+        let container = Container { id, first, process, place, more, gpus, limits };
+        self.keep(&container)?;
+        *known = Arc::new(container);
+        Ok(Some(Arc::clone(known)))
+    }
+
+    fn keep(&self, container: &Container) -> Result<(), GrantError> {
+        let failed = |source| GrantError::Keep { id: container.id.clone(), path: self.dir.clone(), source };
+        files::keep(&self.dir, container).map_err(failed)
     }
 
     /// Gives to the container of a process, which is its first. What it has been given before it keeps.
@@ -134,7 +184,7 @@ impl Grants {
             return Err(GrantError::Nameless(id.to_owned()));
         }
         let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
-        let mut container = Container { id: id.to_owned(), first, process, place, gpus, limits };
+        let mut container = Container { id: id.to_owned(), first, process, place, more: Vec::new(), gpus, limits };
         if !first.is_alive() {
             return Err(GrantError::Gone(first.pid));
         }
@@ -143,11 +193,7 @@ impl Grants {
         if let Some(before) = before.and_then(|at| containers.get(at)) {
             container.add(before);
         }
-        files::keep(&self.dir, &container).map_err(|source| GrantError::Keep {
-            id: id.to_owned(),
-            path: self.dir.clone(),
-            source,
-        })?;
+        self.keep(&container)?;
         let container = Arc::new(container);
         match before.and_then(|at| containers.get_mut(at)) {
             Some(place) => *place = Arc::clone(&container),

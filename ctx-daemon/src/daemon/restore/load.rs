@@ -9,21 +9,29 @@ use rekindle_wire::control::{Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use tracing::{debug, info};
 
+use super::super::grants::Allowed;
 use super::super::pool::PoolError;
 use super::super::worker::{Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
 use super::state::Restore;
-use super::{RestoreError, check};
+use super::{RestoreError, check, place};
 
 /// A worker for each client that needs one, in their order.
-pub(super) fn take_workers(daemon: &Daemon, image: &Image) -> Result<Vec<Arc<Worker>>, RestoreError> {
+pub(super) fn take_workers(
+    daemon: &Daemon,
+    image: &Image,
+    restorer: &Allowed,
+) -> Result<Vec<Arc<Worker>>, RestoreError> {
+    let devices = daemon.pool.devices()?;
+    let choose = |record| place::choose(record, &image.manifest().host, &devices, restorer.gpus());
     let taken: Vec<Result<_, PoolError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = check::attached(image)
             .map(|record| {
                 let settings = record.settings.iter();
                 let settings = settings.map(|it| (it.name.clone(), it.value.clone()));
                 let settings = settings.collect();
-                scope.spawn(move || daemon.pool.take(&settings, None))
+                let gpus = choose(record);
+                scope.spawn(move || daemon.pool.take(&settings, gpus.as_deref()))
             })
             .collect();
         let gone = |_| Err(PoolError::Failed("a thread of the daemon's is gone".into()));

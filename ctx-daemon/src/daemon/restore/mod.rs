@@ -19,6 +19,7 @@
 mod check;
 mod load;
 mod made;
+mod place;
 mod shared;
 mod state;
 
@@ -40,8 +41,10 @@ use self::state::Restore;
 pub(super) use self::state::Restores;
 use super::clients::Seats;
 use super::connection::{self, MAX_REQUEST};
+use super::grants::GrantError;
 use super::pidns::{PidError, PidView};
 use super::pool::PoolError;
+use super::process::Process;
 use super::sys::Credentials;
 use super::worker::WorkerError;
 use super::{Daemon, sys};
@@ -69,6 +72,12 @@ pub(super) enum RestoreError {
     NoMemory(String),
     #[error("{0} and another process of the image cannot be told apart")]
     Ambiguous(String),
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    #[error(
+        "{0}: its container was given other GPUs than the image's are here: give it those, or have the image's where the container's are"
+    )]
+    OtherGpus(String),
     #[error("CRIU has died")]
     Orphaned,
     #[error(
@@ -243,7 +252,8 @@ fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<
     };
     check::image(&image)?;
     let seats = take_seats(daemon, check::attached(&image).count())?;
-    let workers = load::take_workers(daemon, &image)?;
+    let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
+    let workers = load::take_workers(daemon, &image, &restorer)?;
     let restore = Restore::new(sys::random()?, &image, workers, Made::by(criu, &image, &dir), seats);
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());

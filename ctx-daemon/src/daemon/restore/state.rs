@@ -20,6 +20,7 @@ use rekindle_wire::frame::MAX_FDS;
 use tracing::{debug, info, warn};
 
 use super::super::clients::{Client, ClientState, Seats};
+use super::super::grants::Uuid;
 use super::super::process::{self, Process};
 use super::super::worker::{Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
@@ -293,10 +294,17 @@ impl Restore {
         let Some(reattached) = lock(&self.state).connections.remove(&place) else {
             return Err(RestoreError::NoConnection(restored.name.clone()));
         };
+        let sees: Vec<Uuid> = restored.worker.attached().devices.iter().map(|it| it.uuid).collect();
+        let allowed = daemon.grants.of_restored(process, restored.record.grant.as_ref(), &sees)?;
+        if let Some(may) = allowed.gpus()
+            && !sees.iter().all(|it| may.contains(it))
+        {
+            return Err(RestoreError::OtherGpus(restored.name.clone()));
+        }
         let client = Client::new(
             process,
             attach_of(&restored.record, reattached.cookie),
-            daemon.grants.of(process).unwrap_or_default(),
+            allowed,
             Arc::clone(&restored.worker),
             ClientState::Restoring,
         );
