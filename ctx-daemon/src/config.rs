@@ -8,6 +8,7 @@
 //! state_dir = "/run/rekindle-state"   # what containers were given; no container may see it
 //! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time
 //! silence_timeout_ms = 30000  # a worker that is quiesced goes on when its daemon says nothing for this time
+//! stall_timeout_ms = 600000   # a dump fails when its image does not come further for this time
 //!
 //! [pool]
 //! spare = 1                   # workers kept ready, contexts made
@@ -50,6 +51,8 @@ const DEFAULT_MODE: u32 = 0o660;
 const DEFAULT_QUIESCE: Duration = Duration::from_millis(9000);
 /// Long enough that a daemon is never so busy; short enough that nobody gives up the job.
 const DEFAULT_SILENCE: Duration = Duration::from_secs(30);
+/// Flushing what a machine with much memory keeps of files takes minutes.
+const DEFAULT_STALL: Duration = Duration::from_secs(600);
 /// A machine with eight GPUs needs many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
@@ -102,6 +105,7 @@ pub(crate) struct Config {
     pub(crate) start_timeout: Duration,
     pub(crate) quiesce_timeout: Duration,
     pub(crate) silence_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
     pub(crate) worker_program: PathBuf,
     pub(crate) sandbox: SandboxConfig,
 }
@@ -191,6 +195,7 @@ struct File {
     cuda_driver: Option<PathBuf>,
     quiesce_timeout_ms: Option<u64>,
     silence_timeout_ms: Option<u64>,
+    stall_timeout_ms: Option<u64>,
     #[serde(default)]
     pool: PoolTable,
     #[serde(default)]
@@ -302,6 +307,7 @@ impl Config {
             start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
             quiesce_timeout: file.quiesce_timeout_ms.map_or(DEFAULT_QUIESCE, Duration::from_millis),
             silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
+            stall_timeout: file.stall_timeout_ms.map_or(DEFAULT_STALL, Duration::from_millis),
             socket,
             worker_program: match options.worker_program {
                 Some(program) => program,

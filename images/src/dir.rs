@@ -47,6 +47,14 @@ impl ImageDir {
         }
     }
 
+    /// The same directory once more, by an open file of its own.
+    ///
+    /// # Errors
+    /// It cannot be opened again.
+    pub fn try_clone(&self) -> Result<Self, ImageError> {
+        Self::from_fd(self.dir.as_fd(), self.shown.clone())
+    }
+
     /// Its path, as it was given; for messages.
     #[must_use]
     pub fn path(&self) -> &Path {

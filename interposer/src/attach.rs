@@ -4,11 +4,14 @@ use std::ffi::{CStr, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use rekindle_wire::attach::{Answer, Attach, Attached, SETTINGS};
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Request};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::{frame, frame::FrameError};
+
+use crate::log;
 
 /// What an attached process has.
 pub(crate) struct Connection {
@@ -58,9 +61,14 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
         }
     };
     let opening = Opening::new(&request).map_err(|e| e.to_string())?;
-    let answer = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), staging.as_raw_fd()])
-        .and_then(|()| frame::receive::<Answer>(&socket));
-    match answer {
+    let sent = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), staging.as_raw_fd()]);
+    if sent.is_ok()
+        && let Err(line) = wait_for_answer(&socket, path, PATIENCE)
+    {
+        unmap();
+        return Err(line);
+    }
+    match sent.and_then(|()| frame::receive::<Answer>(&socket)) {
         Ok(message) => match message.body {
             Answer::Attached(attached) => Ok(Some(Connection { socket, shared, staging: staging_at, attached })),
             Answer::Refused { reason } => {
@@ -77,6 +85,99 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
             Err(format!(
                 "the daemon at {path} answered in a way that this version does not understand ({error}); use one version of Rekindle for both"
             ))
+        }
+    }
+}
+
+/// How long a daemon may be silent.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// Then it is asked whether it is there: a worker may take its time to come up.
+    look: Duration,
+    /// How long it may take to say that.
+    probe: Duration,
+    /// One that says nothing at all for this time is given up.
+    give_up: Duration,
+}
+
+const PATIENCE: Patience =
+    Patience { look: Duration::from_secs(5), probe: Duration::from_secs(10), give_up: Duration::from_secs(60) };
+
+/// Waits for the daemon's answer as long as the daemon is there. Of one that is not, a line says so, and after a time an
+/// error.
+fn wait_for_answer(socket: &UnixStream, path: &str, patience: Patience) -> Result<(), String> {
+    let mut silent: Option<Instant> = None;
+    loop {
+        let began = Instant::now();
+        if is_readable(socket, patience.look) {
+            return Ok(());
+        }
+        if is_there(path, patience.probe) {
+            silent = None;
+            continue;
+        }
+        if silent.is_none() {
+            log::error(&format!(
+                "the daemon at {path} does not answer; waiting for it (is it stopped? `rekindle doctor` says so)"
+            ));
+        }
+        if silent.get_or_insert(began).elapsed() >= patience.give_up {
+            let seconds = patience.give_up.as_secs();
+            return Err(format!(
+                "the daemon at {path} has not answered for {seconds} s: let it go on or start it anew, then this program"
+            ));
+        }
+    }
+}
+
+/// Whether a daemon answers whoever asks how it is.
+fn is_there(path: &str, time: Duration) -> bool {
+    let ask = || -> Option<UnixStream> {
+        let socket = connect_within(path, time).ok()?;
+        frame::send(&socket, &Opening::new(&Request::Status).ok()?, &[], &[]).ok()?;
+        Some(socket)
+    };
+    ask().is_some_and(|socket| is_readable(&socket, time))
+}
+
+/// Connects, also where a daemon that is stopped has more connections waiting than it may have.
+fn connect_within(path: &str, time: Duration) -> io::Result<UnixStream> {
+    // SAFETY: plain system calls; the descriptor that comes back is new and owned here, the address a local of its size.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let socket = UnixStream::from_raw_fd(fd);
+        socket.set_write_timeout(Some(time))?;
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        if path.len() >= address.sun_path.len() {
+            return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        }
+        for (to, from) in address.sun_path.iter_mut().zip(path.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        if libc::connect(fd, (&raw const address).cast(), size) == 0 {
+            Ok(socket)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+/// Whether there is something to read, be it the end, within this time.
+fn is_readable(socket: &UnixStream, time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, a local.
+        let result = unsafe { libc::poll(&raw mut entry, 1, left.as_millis() as i32) };
+        // A signal, or a freeze, ends the wait early.
+        if result > 0 || left.is_zero() {
+            return result > 0;
         }
     }
 }
@@ -140,4 +241,55 @@ pub(crate) fn is_alive(socket: &UnixStream) -> bool {
         return got > 0;
     }
     matches!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const SHORT: Patience = Patience {
+        look: Duration::from_millis(20),
+        probe: Duration::from_millis(20),
+        give_up: Duration::from_millis(300),
+    };
+
+    /// Connected to someone who listens, and accepts nothing.
+    fn silent() -> (std::path::PathBuf, UnixListener, UnixStream) {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("rekindle-silent-{}-{number}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let socket = UnixStream::connect(&path).unwrap();
+        (path, listener, socket)
+    }
+
+    #[test]
+    fn a_daemon_that_says_nothing_is_given_up_in_time() {
+        let (path, _listener, socket) = silent();
+        let line = wait_for_answer(&socket, path.to_str().unwrap(), SHORT).unwrap_err();
+        assert!(line.contains("has not answered for"), "{line}");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_daemon_that_is_there_may_take_its_time() {
+        let (path, listener, socket) = silent();
+        let daemon = std::thread::spawn(move || {
+            let (client, _) = listener.accept().unwrap();
+            let began = Instant::now();
+            let mut last = None;
+            // Longer than a silent one is waited for.
+            while began.elapsed() < 2 * SHORT.give_up {
+                let (probe, _) = listener.accept().unwrap();
+                io::Write::write_all(&mut &probe, b"here").unwrap();
+                last = Some(probe);
+            }
+            io::Write::write_all(&mut &client, b"a worker").unwrap();
+            (client, last)
+        });
+        wait_for_answer(&socket, path.to_str().unwrap(), SHORT).unwrap();
+        daemon.join().unwrap();
+        std::fs::remove_file(path).unwrap();
+    }
 }

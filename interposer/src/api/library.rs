@@ -363,13 +363,14 @@ pub(crate) unsafe fn cuLibraryGetGlobal(
     answer(unsafe { global(LIBRARY_GLOBAL, address, bytes, library, name) })
 }
 
+/// No library has managed variables, since one that has any is not loaded.
 pub(crate) unsafe fn cuLibraryGetManaged(
     _address: *mut CUdeviceptr,
     _bytes: *mut usize,
-    _library: CUlibrary,
+    library: CUlibrary,
     _name: *const c_char,
 ) -> CUresult {
-    CUDA_ERROR_NOT_FOUND
+    if Kind::Library.owns(library) { CUDA_ERROR_NOT_FOUND } else { CUDA_ERROR_INVALID_HANDLE }
 }
 
 /// A function or kernel that is about to be launched in the current context.

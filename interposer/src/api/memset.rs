@@ -17,11 +17,12 @@ fn check(address: CUdeviceptr, bytes: u64, element: u64) -> Result<(), CUresult>
     if bytes == 0 || client.memory.is_direct(address, bytes) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
-/// A memset without stream is one in the default stream. Of device memory it does not make the host wait, of pinned
-/// memory it does.
+/// A memset without stream is one in the default stream. Of device memory it does not make the host wait unless that was
+/// asked for, of pinned memory it does.
 fn finished(address: CUdeviceptr, result: CUresult) -> CUresult {
-    let pinned = client::get().is_ok_and(|c| c.memory.at(address).is_some_and(|a| a.is_host()));
-    if result == CUDA_SUCCESS && pinned { super::code(super::stream::synchronize(0)) } else { result }
+    let waits = client::get()
+        .is_ok_and(|c| c.memory.is_synchronous(address) || c.memory.at(address).is_some_and(|a| a.is_host()));
+    if result == CUDA_SUCCESS && waits { super::code(super::stream::synchronize(0)) } else { result }
 }
 
 fn fill(dst: u64, pitch: usize, value: u32, element: u32, width: usize, height: usize) -> CudaMemsetNodeParams {

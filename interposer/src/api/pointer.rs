@@ -8,6 +8,9 @@ use super::code;
 use crate::client;
 use crate::state::memory::Allocation;
 
+/// The attributes that there are.
+const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=21;
+const SYNC_MEMOPS: u32 = 6;
 const MEMORY_HOST: u32 = 1;
 const MEMORY_DEVICE: u32 = 2;
 
@@ -51,11 +54,11 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
                 Allocation::Mapped { base, host, .. } => host + (address - base),
                 _ => address,
             }),
-            // A base address is unique among what is allocated now, which is all that this id promises.
-            7 | 20 => data.cast::<u64>().write(range.start),
+            SYNC_MEMOPS => data.cast::<u32>().write(u32::from(client.memory.is_synchronous(address))),
+            7 | 20 => data.cast::<u64>().write(client.memory.id(address).ok_or(CUDA_ERROR_INVALID_VALUE)?),
             8 => data.cast::<u32>().write(0),
             9 => data.cast::<i32>().write(ordinal(client, &allocation)),
-            6 | 10 | 15 | 21 => data.cast::<u32>().write(0),
+            10 | 15 | 21 => data.cast::<u32>().write(0),
             11 => data.cast::<u64>().write(reserved.0),
             12 => data.cast::<u64>().write(reserved.1),
             19 => data.cast::<u64>().write(range.start),
@@ -100,6 +103,9 @@ pub(crate) unsafe fn cuPointerGetAttributes(
         // SAFETY: cuda.h has both arrays hold `count` elements, and each place have room for its attribute.
         unsafe {
             let (attribute, place) = (*attributes.add(i), *data.add(i));
+            if !ATTRIBUTES.contains(&attribute) {
+                return CUDA_ERROR_INVALID_VALUE;
+            }
             if write(place, attribute, ptr) == Err(CUDA_ERROR_INVALID_VALUE) && !place.is_null() {
                 // Not an error here: the driver gives what means "none".
                 match attribute {
@@ -113,4 +119,20 @@ pub(crate) unsafe fn cuPointerGetAttributes(
         }
     }
     code(client::get().map(|_| ()))
+}
+
+/// The one attribute that can be set makes copies and memsets without stream wait where they else need not.
+pub(crate) unsafe fn cuPointerSetAttribute(value: *const c_void, attribute: u32, ptr: CUdeviceptr) -> CUresult {
+    let set = || {
+        let client = client::get()?;
+        client.contexts.current()?;
+        client.standing_error()?;
+        if value.is_null() || attribute != SYNC_MEMOPS {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, and an unsigned int by cuda.h.
+        let wanted = unsafe { value.cast::<u32>().read_unaligned() } != 0;
+        if client.memory.set_synchronous(ptr, wanted) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    };
+    code(set())
 }

@@ -93,8 +93,11 @@ unsafe fn transfer(
             call.word(bytes as u64);
             call.stream(on)?;
             check(call.send())?;
-            // Between device memories the driver does not make the host wait.
-            if wait == Wait::Yes && (target_is, source_is) != (Place::Device, Place::Device) {
+            // Between device memories the driver does not make the host wait, unless that was asked for.
+            let memory = &client::get()?.memory;
+            let between_devices = (target_is, source_is) == (Place::Device, Place::Device);
+            let must = || memory.is_synchronous(target) || memory.is_synchronous(source);
+            if wait == Wait::Yes && (!between_devices || must()) {
                 stream::synchronize(on)?;
             }
             Ok(())
@@ -141,14 +144,14 @@ unsafe fn device_to_host(target: *mut c_void, source: u64, bytes: usize, on: CUs
     }))
 }
 
-fn device_to_device(target: u64, source: u64, bytes: usize, on: CUstream) -> CUresult {
+fn device_to_device(target: u64, source: u64, bytes: usize, on: CUstream, wait: Wait) -> CUresult {
     code(anything(bytes).and_then(|any| {
         if !any {
             return Ok(());
         }
         let (t, s) = (device_place(target, bytes)?, device_place(source, bytes)?);
         // SAFETY: no host memory.
-        unsafe { transfer((target, t), (source, s), bytes, on, Wait::No) }
+        unsafe { transfer((target, t), (source, s), bytes, on, wait) }
     }))
 }
 
@@ -206,7 +209,7 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
 }
 
 pub(crate) unsafe fn cuMemcpyDtoD_v2(target: CUdeviceptr, source: CUdeviceptr, bytes: usize) -> CUresult {
-    device_to_device(target, source, bytes, 0)
+    device_to_device(target, source, bytes, 0, Wait::Yes)
 }
 
 pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
@@ -216,7 +219,7 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     on: CUstream,
 ) -> CUresult {
     let ends = ((CU_MEMORYTYPE_DEVICE, target), (CU_MEMORYTYPE_DEVICE, source));
-    captured(ends, bytes, on, Wait::No).unwrap_or_else(|| device_to_device(target, source, bytes, on))
+    captured(ends, bytes, on, Wait::No).unwrap_or_else(|| device_to_device(target, source, bytes, on, Wait::No))
 }
 
 pub(crate) unsafe fn cuMemcpy(target: CUdeviceptr, source: CUdeviceptr, bytes: usize) -> CUresult {
@@ -255,7 +258,7 @@ pub(crate) unsafe fn cuMemcpyPeer(
     code(unsafe {
         check(super::context::cuCtxSynchronize_v2(target_context))
             .and_then(|()| check(super::context::cuCtxSynchronize_v2(source_context)))
-            .and_then(|()| check(device_to_device(target, source, bytes, 0)))
+            .and_then(|()| check(device_to_device(target, source, bytes, 0, Wait::Yes)))
             .and_then(|()| check(stream::cuStreamSynchronize(0)))
     })
 }
@@ -271,5 +274,5 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
     if let Err(error) = hook::not_capturable(on) {
         return error;
     }
-    peers(target_context, source_context).unwrap_or_else(|| device_to_device(target, source, bytes, on))
+    peers(target_context, source_context).unwrap_or_else(|| device_to_device(target, source, bytes, on, Wait::No))
 }

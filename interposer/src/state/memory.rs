@@ -1,6 +1,8 @@
 //! Allocations as the process knows them: where an address leads, for copies and pointer attributes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, RwLock};
 
 use rekindle_cuda_abi::types::*;
@@ -75,9 +77,22 @@ impl Allocation {
     }
 }
 
+/// An allocation, and what it has as long as it is there.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    allocation: Allocation,
+    /// No other allocation of this process has it, nor will.
+    id: u64,
+    /// Whether synchronous calls on it always wait (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`).
+    synchronous: bool,
+}
+
 /// All allocations by address, and how far each device's window is reserved.
 pub(crate) struct Memory {
-    by_address: RwLock<BTreeMap<u64, Allocation>>,
+    by_address: RwLock<BTreeMap<u64, Entry>>,
+    next_id: AtomicU64,
+    /// Whether there is any allocation on which synchronous calls always wait.
+    any_synchronous: AtomicBool,
     reserved: Mutex<[u64; window::MAX_DEVICES]>,
     pinned: Mutex<Holes>,
 }
@@ -92,6 +107,8 @@ impl Memory {
     pub(crate) fn new() -> Self {
         Self {
             by_address: RwLock::default(),
+            next_id: AtomicU64::new(1),
+            any_synchronous: AtomicBool::new(false),
             reserved: Mutex::new([0; window::MAX_DEVICES]),
             pinned: Mutex::new(Holes { next: window::PINNED_BASE, free: BTreeMap::new() }),
         }
@@ -99,9 +116,36 @@ impl Memory {
 
     /// The allocation that contains an address.
     pub(crate) fn at(&self, address: u64) -> Option<Allocation> {
+        self.entry(address).map(|it| it.allocation)
+    }
+
+    fn entry(&self, address: u64) -> Option<Entry> {
         let map = self.by_address.read().ok()?;
-        let (_, allocation) = map.range(..=address).next_back()?;
-        allocation.range().contains(&address).then_some(*allocation)
+        let (_, entry) = map.range(..=address).next_back()?;
+        entry.allocation.range().contains(&address).then_some(*entry)
+    }
+
+    /// The number of the allocation that contains an address.
+    pub(crate) fn id(&self, address: u64) -> Option<u64> {
+        self.entry(address).map(|it| it.id)
+    }
+
+    /// Whether synchronous calls on the memory at an address always wait for their end.
+    pub(crate) fn is_synchronous(&self, address: u64) -> bool {
+        self.any_synchronous.load(Relaxed) && self.entry(address).is_some_and(|it| it.synchronous)
+    }
+
+    /// Has synchronous calls on the allocation that contains an address always wait, or as the driver likes. `false` if
+    /// there is none.
+    pub(crate) fn set_synchronous(&self, address: u64, synchronous: bool) -> bool {
+        let Ok(mut map) = self.by_address.write() else { return false };
+        let entry = map.range_mut(..=address).next_back().map(|(_, entry)| entry);
+        let Some(entry) = entry.filter(|it| it.allocation.range().contains(&address)) else { return false };
+        entry.synchronous = synchronous;
+        if synchronous {
+            self.any_synchronous.store(true, Relaxed);
+        }
+        true
     }
 
     /// Whether a range lies in one allocation that the worker can reach as it is, or in mappings of the program's own
@@ -114,7 +158,7 @@ impl Memory {
     fn end_of(&self, allocation: &Allocation) -> u64 {
         let mut end = allocation.range().end;
         if let (Allocation::Mapping { .. }, Ok(map)) = (allocation, self.by_address.read()) {
-            while let Some(next @ Allocation::Mapping { .. }) = map.get(&end) {
+            while let Some(next @ Allocation::Mapping { .. }) = map.get(&end).map(|it| it.allocation) {
                 end = next.range().end;
             }
         }
@@ -134,38 +178,45 @@ impl Memory {
     pub(crate) fn meets(&self, address: u64, bytes: u64) -> bool {
         let Ok(map) = self.by_address.read() else { return false };
         let last = map.range(..address.saturating_add(bytes)).next_back();
-        last.is_some_and(|(_, a)| a.range().end > address)
+        last.is_some_and(|(_, it)| it.allocation.range().end > address)
     }
 
+    /// Adds an allocation; one that is there already changes, and stays the same one.
     pub(crate) fn insert(&self, allocation: Allocation) {
-        if let Ok(mut map) = self.by_address.write() {
-            map.insert(allocation.base(), allocation);
+        let Ok(mut map) = self.by_address.write() else { return };
+        match map.get_mut(&allocation.base()) {
+            Some(entry) if entry.allocation.range() == allocation.range() => entry.allocation = allocation,
+            _ => {
+                let id = self.next_id.fetch_add(1, Relaxed);
+                map.insert(allocation.base(), Entry { allocation, id, synchronous: false });
+            }
         }
     }
 
     pub(crate) fn remove(&self, base: u64) -> Option<Allocation> {
-        self.by_address.write().ok()?.remove(&base)
+        self.by_address.write().ok()?.remove(&base).map(|it| it.allocation)
     }
 
     /// Whether a context holds pinned memory, registered memory included.
     pub(crate) fn has_pinned(&self, context: CUcontext) -> bool {
         let is = |a: &Allocation| a.is_host() && a.context() == context;
-        self.by_address.read().is_ok_and(|map| map.values().any(is))
+        self.by_address.read().is_ok_and(|map| map.values().any(|it| is(&it.allocation)))
     }
 
     /// Forgets what a context held, and returns its pinned and registered memory.
     pub(crate) fn forget_context(&self, context: CUcontext) -> Vec<Allocation> {
         let Ok(mut map) = self.by_address.write() else { return Vec::new() };
-        let (gone, kept) = std::mem::take(&mut *map).into_iter().partition(|(_, a)| a.context() == context);
+        let (gone, kept) =
+            std::mem::take(&mut *map).into_iter().partition(|(_, it)| it.allocation.context() == context);
         *map = kept;
-        let gone: BTreeMap<u64, Allocation> = gone;
-        gone.into_values().filter(Allocation::is_host).collect()
+        let gone: BTreeMap<u64, Entry> = gone;
+        gone.into_values().map(|it| it.allocation).filter(Allocation::is_host).collect()
     }
 
     /// Forgets what came from a device's pools.
     pub(crate) fn forget_pools(&self, device: usize) {
         if let Ok(mut map) = self.by_address.write() {
-            map.retain(|_, a| !matches!(a, Allocation::Pooled { device: d, .. } if *d == device));
+            map.retain(|_, it| !matches!(&it.allocation, Allocation::Pooled { device: d, .. } if *d == device));
         }
     }
 
@@ -250,6 +301,24 @@ mod tests {
         memory.insert(Allocation::Device { base: 0x5000, size: 0x1000, device: 0, context: 1 });
         assert!(memory.is_direct(0x1800, 0x1800) && memory.reached_at(0x1800, 0x1800) == Some(0x1800));
         assert!(!memory.is_direct(0x1800, 0x1801) && !memory.is_direct(0x4000, 0x1001));
+    }
+
+    #[test]
+    fn a_number_is_given_once_and_stays() {
+        let memory = Memory::new();
+        let device = |base| Allocation::Device { base, size: 0x1000, device: 0, context: 1 };
+        memory.insert(device(0x1000));
+        memory.insert(device(0x2000));
+        let (first, second) = (memory.id(0x1000), memory.id(0x2fff));
+        assert!(first.is_some() && second.is_some() && first != second);
+        // What changes is still the same.
+        memory.insert(Allocation::Device { base: 0x1000, size: 0x1000, device: 0, context: 2 });
+        assert_eq!(memory.id(0x1fff), first);
+        assert!(memory.set_synchronous(0x1001, true) && memory.is_synchronous(0x1000));
+        assert!(!memory.is_synchronous(0x2000) && !memory.set_synchronous(0x3000, true));
+        memory.remove(0x1000);
+        memory.insert(device(0x1000));
+        assert!(![first, second].contains(&memory.id(0x1000)) && !memory.is_synchronous(0x1000));
     }
 
     #[test]

@@ -79,6 +79,29 @@ GROUP(ids) {
     YES(cuPointerGetAttribute, "id of one, is not used again", a != again);
 }
 
+GROUP(synchronous) {
+    with_context();
+    CUdeviceptr memory = device_bytes(64), other = device_bytes(64);
+    unsigned on = 1, off = 0, is = 99;
+    SET(cuPointerGetAttribute, &is, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+    TELL(cuPointerSetAttribute, "synchronous, at first", "%u", is & 0xff);
+    TRY("synchronous", cuPointerSetAttribute, &on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory + 8);
+    SET(cuPointerGetAttribute, &is, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+    TELL(cuPointerSetAttribute, "synchronous, is", "%u", is & 0xff);
+    SET(cuPointerGetAttribute, &is, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, other);
+    TELL(cuPointerSetAttribute, "synchronous, another is", "%u", is & 0xff);
+    SET(cuMemsetD8_v2, memory, 7, 64);
+    SET(cuMemcpyDtoD_v2, other, memory, 64);
+    TRY("synchronous, no more", cuPointerSetAttribute, &off, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+    SET(cuPointerGetAttribute, &is, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+    TELL(cuPointerSetAttribute, "synchronous, no more, is", "%u", is & 0xff);
+    TRY("that cannot be set", cuPointerSetAttribute, &on, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory);
+    TRY("from null", cuPointerSetAttribute, NULL, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+    TRY("of null", cuPointerSetAttribute, &on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 0);
+    SET(cuMemFree_v2, memory);
+    TRY("of what was freed", cuPointerSetAttribute, &on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+}
+
 GROUP(arguments) {
     with_context();
     CUdeviceptr memory = device_bytes(64);

@@ -79,3 +79,41 @@ fn a_daemon_stopped_before_a_dump_fails_it_and_before_a_restore_too() -> Result 
     assert_eq!(node.restore(&image)?.finish()?, expected);
     node.finish()
 }
+
+#[test]
+fn a_program_that_comes_to_a_stopped_daemon_says_so_and_goes_on_with_it() -> Result {
+    let node = Node::start()?;
+    let arguments = ["--iterations", "20", "--largest-kib", "64"];
+    let expected = undisturbed("memory", &arguments)?;
+    process::signal(node.daemon_pid()?, libc::SIGSTOP)?;
+    let app = node.run("memory", &arguments)?;
+    until("the program says what it waits for", || {
+        Ok(app.errors()?.contains("does not answer; waiting").then_some(()))
+    })?;
+    process::signal(node.daemon_pid()?, libc::SIGCONT)?;
+    assert_eq!(app.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_worker_that_hangs_in_a_dump_fails_it_in_time_and_the_program_goes_on() -> Result {
+    let node = Node::configured("stall_timeout_ms = 1500\n", &SLOW)?;
+    let expected = undisturbed("memory", &MEMORY)?;
+    let app = node.run("memory", &MEMORY)?;
+    app.reaches(20)?;
+    let worker = node.client(app.pid())?.worker;
+    let (mut criu, image) = node.start_dump(&app, Fate::Killed)?;
+    until("GPU memory is written", || {
+        assert!(criu.is_running()?, "the dump is over before the worker could be stopped");
+        let data = fs::metadata(image.path("rekindle-data-0.raw"));
+        Ok(data.is_ok_and(|it| it.len() > 0).then_some(()))
+    })?;
+    process::signal(worker, libc::SIGSTOP)?;
+    criu.wait()?.fails_with("has not come further")?;
+    process::signal(worker, libc::SIGCONT)?;
+    app.advances()?;
+    until("the daemon has removed what it wrote", || Ok(image.files()?.is_empty().then_some(())))?;
+    let image = node.dump_and_kill(app)?;
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}

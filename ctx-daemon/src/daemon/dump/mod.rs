@@ -272,7 +272,8 @@ impl<'a> Dump<'a> {
             ..CreateOptions::new()?
         };
         let writer = ImageWriter::create(dir, options)?;
-        let job = SaveJob::start(writer, rings, save::Times { began: self.began, idle_at }, self.leave_running);
+        let times = save::Times { began: self.began, idle_at };
+        let job = SaveJob::start(writer, rings, times, self.leave_running, self.daemon.config.stall_timeout);
         self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);
         Ok(())
     }

@@ -7,9 +7,15 @@
 //!
 //!   a client that fails, or a session that ends: the other Saves are cancelled, the image is removed, rings open
 //! ```
+//!
+//! A disk, a worker or a thread of ours that hangs makes none of these happen. So whoever waits looks whether the image grows
+//! or comes a step further, gives it up when that has not been for a time, and opens the rings itself: they belong to all.
+//! What hung and wakes up finds that out and removes what it has made.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -62,6 +68,8 @@ pub(super) struct Times {
 /// clients go on.
 pub(super) struct SaveJob {
     shared: Arc<Shared>,
+    /// How long the image may not come further.
+    stall: Duration,
     clients: Vec<Arc<Client>>,
     /// Can be read when the job is over.
     over: UnixStream,
@@ -76,8 +84,15 @@ struct Shared {
     began: Instant,
 }
 
+/// How often it is looked whether the image comes further.
+const LOOK: Duration = Duration::from_millis(500);
+
 #[derive(Default)]
 struct State {
+    /// Counts what has been done.
+    steps: u64,
+    /// What clients' memory is written to.
+    files: Vec<File>,
     /// Clients whose memory is in the image's files.
     saved: usize,
     bytes: u64,
@@ -86,9 +101,19 @@ struct State {
     finish: Option<(Instant, Vec<(Whose, u32)>)>,
     opened_at: Option<Instant>,
     failed: Option<SaveError>,
+    /// It failed since nothing happened any more.
+    stalled: bool,
     outcome: Option<Result<Committed, SaveError>>,
-    /// Those of tasks that do not go on.
+    /// Those that are closed.
     rings: Vec<ClosedRing>,
+}
+
+impl State {
+    /// Changes whenever the image comes further.
+    fn progress(&self) -> (u64, u64) {
+        let written = self.files.iter().filter_map(|file| file.metadata().ok());
+        (self.steps, written.map(|it| it.blocks()).sum())
+    }
 }
 
 impl SaveJob {
@@ -98,14 +123,17 @@ impl SaveJob {
         rings: Vec<ClosedRing>,
         times: Times,
         leave_running: bool,
+        stall: Duration,
     ) -> io::Result<Self> {
         let (over, theirs) = UnixStream::pair()?;
-        let clients = rings.iter().map(|it| Arc::clone(it.client())).collect();
+        let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
+        let of_job = clients.clone();
         for ring in &rings {
             ring.client().set_state(ClientState::Saving);
         }
+        let state = State { rings, ..State::default() };
         let shared = Arc::new(Shared {
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             leave_running,
             times,
@@ -113,11 +141,11 @@ impl SaveJob {
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread("save", move || {
-            let outcome = of_thread.run(writer, rings);
+            let outcome = of_thread.run(writer, &clients);
             lock(&of_thread.state).outcome = Some(outcome);
             drop(theirs);
         })?;
-        Ok(Self { shared, clients, over, thread: Some(thread) })
+        Ok(Self { shared, stall, clients: of_job, over, thread: Some(thread) })
     }
 
     /// Whose memory is saved.
@@ -127,10 +155,7 @@ impl SaveJob {
 
     /// An error if it has failed by now.
     pub(super) fn check(&self) -> Result<(), SaveError> {
-        match &lock(&self.shared.state).failed {
-            Some(error) => Err(error.clone()),
-            None => Ok(()),
-        }
+        self.shared.check()
     }
 
     /// CRIU has written the processes' memory.
@@ -139,11 +164,12 @@ impl SaveJob {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until the image is durable, or the session's connection closes.
+    /// Waits until the image is durable, the session's connection closes, or nothing happens any more.
     pub(super) fn wait(&self, session: &UnixStream) -> Result<Committed, DumpError> {
+        let (mut progress, mut progressed) = (None, Instant::now());
         loop {
             let fds = [self.over.as_fd(), session.as_fd()];
-            let [over, spoke] = sys::wait_readable(fds, None).map_err(DumpError::Thread)?;
+            let [over, spoke] = sys::wait_readable(fds, Some(LOOK)).map_err(DumpError::Thread)?;
             if over {
                 let outcome = lock(&self.shared.state).outcome.clone();
                 // Without an outcome only if its thread panicked.
@@ -154,18 +180,31 @@ impl SaveJob {
             if spoke {
                 return Err(DumpError::Closed);
             }
+            let now = Some(lock(&self.shared.state).progress());
+            if now != progress {
+                (progress, progressed) = (now, Instant::now());
+            } else if progressed.elapsed() >= self.stall {
+                return Err(self.shared.fail_stalled(self.stall).into());
+            }
         }
     }
 }
 
 impl Drop for SaveJob {
     fn drop(&mut self) {
-        self.shared.fail(SaveError("the dump was given up".to_owned()));
-        if let Some(thread) = self.thread.take() {
-            // A panic in there has been reported, and its unwinding let everything go.
-            let _ = thread.join();
+        if !matches!(lock(&self.shared.state).outcome, Some(Ok(_))) {
+            self.shared.fail(SaveError("the dump was given up".to_owned()));
         }
-        lock(&self.shared.state).rings.clear();
+        if let Some(thread) = self.thread.take() {
+            let patience = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall };
+            match sys::wait_readable([self.over.as_fd()], Some(patience)) {
+                // A panic in there has been reported, and its unwinding let everything go.
+                Ok([true]) => drop(thread.join()),
+                _ => warn!("what writes the image hangs; it removes what there is of it when it goes on"),
+            }
+        }
+        let rings = std::mem::take(&mut lock(&self.shared.state).rings);
+        drop(rings);
     }
 }
 
@@ -174,16 +213,21 @@ struct Saved {
     record: Record,
     client: Arc<Client>,
     namespace_pid: i32,
-    ring: Option<ClosedRing>,
 }
 
 impl Shared {
-    fn run(&self, writer: ImageWriter, rings: Vec<ClosedRing>) -> Result<Committed, SaveError> {
-        match self.write(&writer, rings) {
+    fn run(&self, writer: ImageWriter, clients: &[Arc<Client>]) -> Result<Committed, SaveError> {
+        match self.write(&writer, clients).and_then(|it| self.check().map(|()| it)) {
             Ok(manifest) => {
+                let dir = writer.dir().try_clone();
                 let committed = writer.commit(manifest).map_err(SaveError::from);
                 if let Err(error) = &committed {
                     self.fail(error.clone());
+                }
+                // It may have been given up meanwhile, and `criu` has said so.
+                if let (Err(error), true, Ok(dir)) = (self.check(), committed.is_ok(), dir) {
+                    super::remove_older_image(dir);
+                    return Err(error);
                 }
                 committed
             }
@@ -197,16 +241,15 @@ impl Shared {
     }
 
     /// Everything but the commit.
-    fn write(&self, writer: &ImageWriter, rings: Vec<ClosedRing>) -> Result<rekindle_images::Manifest, SaveError> {
-        let count = rings.len();
-        let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
+    fn write(&self, writer: &ImageWriter, clients: &[Arc<Client>]) -> Result<rekindle_images::Manifest, SaveError> {
         let (saved, synced) = std::thread::scope(|scope| {
             let threads: Vec<_> = (0_u32..)
-                .zip(rings)
-                .map(|(index, ring)| scope.spawn(move || self.save_client(writer, index, ring)))
+                .zip(clients)
+                .map(|(index, client)| scope.spawn(move || self.save_client(writer, index, client)))
                 .collect();
-            let synced = self.wait_for_copies(count, &clients).and_then(|()| {
+            let synced = self.wait_for_copies(clients).and_then(|()| {
                 let synced = writer.sync().map(|()| Instant::now());
+                self.step();
                 synced.map_err(|error| self.fail(error.into()))
             });
             // Where there is no client with a worker, nobody else waits for it.
@@ -239,21 +282,18 @@ impl Shared {
             info!(ms, bytes = phase.bytes, "phase {}", phase.name.as_str());
         }
         let mut records = Vec::new();
-        let mut closed = Vec::new();
         for mut one in saved {
             manifest::identify(&mut one.record, &one.client, one.namespace_pid, &sockets);
             records.push(one.record);
-            closed.extend(one.ring.take());
         }
-        lock(&self.state).rings = closed;
         let workers = clients.iter().map(|it| it.worker.attached());
         Ok(manifest::build(&timeline, workers, records, &sockets))
     }
 
     /// Waits until every client is saved. When one fails, the others are cut short.
-    fn wait_for_copies(&self, count: usize, clients: &[Arc<Client>]) -> Result<(), ()> {
+    fn wait_for_copies(&self, clients: &[Arc<Client>]) -> Result<(), ()> {
         let mut state = lock(&self.state);
-        while state.failed.is_none() && state.saved < count {
+        while state.failed.is_none() && state.saved < clients.len() {
             state = wait(&self.changed, state);
         }
         if state.failed.is_none() {
@@ -268,9 +308,8 @@ impl Shared {
     }
 
     /// Saves one client, and lets it go on when CRIU is through with it.
-    fn save_client(&self, writer: &ImageWriter, index: u32, ring: ClosedRing) -> Option<Saved> {
-        let client = Arc::clone(ring.client());
-        let record = match self.save(writer, index, &client) {
+    fn save_client(&self, writer: &ImageWriter, index: u32, client: &Arc<Client>) -> Option<Saved> {
+        let record = match self.save(writer, index, client) {
             Ok(record) => record,
             Err(error) => {
                 self.fail(error);
@@ -279,23 +318,23 @@ impl Shared {
         };
         // While it is there: a task that does not go on is killed when this dump is over.
         let pids = process::namespace_pids(client.process.pid).unwrap_or_default();
-        let mut saved = Saved {
+        let saved = Saved {
             record,
             namespace_pid: pids.last().copied().unwrap_or(client.process.pid),
-            client,
-            ring: Some(ring),
+            client: Arc::clone(client),
         };
         self.wait_for_finish()?;
         // CRIU is through: what it has written is good if the ring was closed all the time.
-        if let Err(error) = saved.client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT)) {
-            self.fail(SaveError::of(&saved.client, &error));
+        if let Err(error) = client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT)) {
+            self.fail(SaveError::of(client, &error));
             return None;
         }
-        if self.leave_running
-            && let Some(ring) = saved.ring.take()
-        {
+        self.step();
+        if self.leave_running {
+            // Not there any more if the image has been given up.
+            let ring = self.take_ring(client)?;
             if let Err(error) = ring.open() {
-                self.fail(SaveError::of(&saved.client, &error));
+                self.fail(SaveError::of(client, &error));
                 return None;
             }
             lock(&self.state).opened_at = Some(Instant::now());
@@ -305,9 +344,8 @@ impl Shared {
 
     fn save(&self, writer: &ImageWriter, index: u32, client: &Client) -> Result<Record, SaveError> {
         let file = writer.data_file(index)?;
-        if let Some(error) = &lock(&self.state).failed {
-            return Err(error.clone());
-        }
+        self.check()?;
+        lock(&self.state).files.extend(file.try_clone().ok());
         let failed = |error: WorkerError| SaveError::of(client, &error);
         let request = WorkerRequest::Save { hash_key: writer.key().seed(), file: index };
         let answered = client.worker.call(&request, &[], &[file.as_raw_fd()], None).map_err(failed)?;
@@ -322,6 +360,7 @@ impl Shared {
         debug!(%client, bytes, code = code.len(), "saved");
         let mut state = lock(&self.state);
         state.saved += 1;
+        state.steps += 1;
         state.bytes = state.bytes.saturating_add(bytes);
         drop(state);
         self.changed.notify_all();
@@ -341,10 +380,44 @@ impl Shared {
         }
     }
 
-    /// The first failure is the reason; those that follow come from it.
+    fn take_ring(&self, client: &Arc<Client>) -> Option<ClosedRing> {
+        let rings = &mut lock(&self.state).rings;
+        let at = rings.iter().position(|it| Arc::ptr_eq(it.client(), client))?;
+        Some(rings.swap_remove(at))
+    }
+
+    /// Something has been done.
+    fn step(&self) {
+        lock(&self.state).steps += 1;
+    }
+
+    fn check(&self) -> Result<(), SaveError> {
+        match &lock(&self.state).failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Everybody goes on. The first failure is the reason; those that follow come from it.
     fn fail(&self, error: SaveError) {
-        lock(&self.state).failed.get_or_insert(error);
+        let rings = {
+            let mut state = lock(&self.state);
+            state.failed.get_or_insert(error);
+            std::mem::take(&mut state.rings)
+        };
         self.changed.notify_all();
+        drop(rings);
+    }
+
+    /// Gives up what does not come further. Whatever hangs is not waited for.
+    fn fail_stalled(&self, after: Duration) -> SaveError {
+        let error = SaveError(format!(
+            "the image has not come further for {} s: the disk, a worker or this daemon hangs; the processes go on",
+            after.as_secs()
+        ));
+        lock(&self.state).stalled = true;
+        self.fail(error.clone());
+        error
     }
 }
 

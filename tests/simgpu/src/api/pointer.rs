@@ -1,6 +1,8 @@
 //! What there is to know of an address.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult};
 
@@ -32,7 +34,7 @@ fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value>
         3 => (of(&|_| pointer), 8),
         4 => (of(&|r| if r.kind.is_host() { pointer } else { 0 }), 8),
         5 => return Err(CUDA_ERROR_NOT_SUPPORTED),
-        6 => (0, 4),
+        6 => (of(&|r| synchronous().contains(&r.id).into()), 4),
         7 | 20 => (of(&|r| r.id), 8),
         8 => (0, 4),
         9 => (region.map_or(NO_DEVICE, |r| r.device as i32) as u32 as u64, 4),
@@ -86,10 +88,25 @@ pub unsafe fn cuPointerGetAttributes(
     })
 }
 
-/// Copies here never return before the host's part is done, whatever `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` asks.
-pub unsafe fn cuPointerSetAttribute(_value: *const c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
+/// Allocations with `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, by their ids. Copies here never return before the host's part is
+/// done, whatever it asks.
+fn synchronous() -> MutexGuard<'static, BTreeSet<u64>> {
+    static SYNCHRONOUS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+    SYNCHRONOUS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub unsafe fn cuPointerSetAttribute(value: *const c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
     status(|| {
         current::healthy()?;
-        ensure(attribute == 6 && space::find(pointer).is_some(), CUDA_ERROR_INVALID_VALUE)
+        ensure(attribute == 6 && !value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let wanted = unsafe { value.cast::<u32>().read_unaligned() } != 0;
+        let mut all = synchronous();
+        if wanted {
+            all.insert(region.id)
+        } else {
+            all.remove(&region.id)
+        };
+        Ok(())
     })
 }
