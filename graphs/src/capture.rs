@@ -313,7 +313,8 @@ impl Store {
                 graph.owner = Owner::Program;
             }
         }
-        if !good && !capture.given {
+        // Also one that was there before: nobody knows what is in it.
+        if !good {
             self.drop_graph(capture.graph);
         }
     }
@@ -340,13 +341,27 @@ impl Store {
         stream: &Stream,
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<Option<CUgraphNode>> {
+        self.capture_checked(stream, false, task)
+    }
+
+    /// As [`Store::capture_task`]; `bad_invalidates` is whether one that is wrong ends the capture.
+    pub(crate) fn capture_checked(
+        &mut self,
+        stream: &Stream,
+        bad_invalidates: bool,
+        task: impl FnOnce() -> Result<Task>,
+    ) -> Result<Option<CUgraphNode>> {
         self.captures.refuse_implicit(stream)?;
         let id = match self.captures.status(stream.key) {
             Status::None => return Ok(None),
             Status::Invalidated => return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
             Status::Active(id) => id,
         };
-        let task = task()?;
+        let task = task().inspect_err(|_| {
+            if bad_invalidates {
+                self.captures.invalidate(id);
+            }
+        })?;
         let graph = self.captures.list.get(&id).map(|c| c.graph).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         let mut after = self.captures.next_after(stream.key, &task);
         let nodes = &self.graph(graph)?.nodes;

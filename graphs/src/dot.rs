@@ -47,8 +47,11 @@ impl Store {
                 let _ = write!(label, "\\nnode handle: {handle:#x}");
             }
             let place = order.binary_search(handle).unwrap_or(0);
-            let _ =
-                writeln!(text, "{}[style=\"solid\" shape=\"rectangle\" label=\"{place}\\n{label}\"];", name(*handle));
+            let shape = match node.task {
+                Task::Kernel(_) => "style=\"bold\" shape=\"octagon\"",
+                _ => "style=\"solid\" shape=\"rectangle\"",
+            };
+            let _ = writeln!(text, "{}[{shape} label=\"{place}\\n{label}\"];", name(*handle));
         }
         for (from, to, data) in graph.edges() {
             let port = if data.from_port == 0 { String::new() } else { format!("[label=\"port {}\"]", data.from_port) };
@@ -68,7 +71,7 @@ fn describe(task: &Task, flags: u32) -> String {
     match task {
         Task::Kernel(k) => {
             let name = driver().and_then(|d| d.kernel(k.function)).map(|facts| facts.name).unwrap_or_default();
-            let mut text = format!("KERNEL\\n{}", name.replace('"', "'"));
+            let mut text = name.replace('"', "'");
             if wants(KERNEL) {
                 let [gx, gy, gz] = k.grid;
                 let [bx, by, bz] = k.block;

@@ -30,7 +30,8 @@ pub struct Flat {
     pub steps: Vec<Step>,
 }
 
-/// What of a graph decides whether another can take its place: kinds of nodes and edges, by the order of the nodes.
+/// What of a graph decides whether another can take its place: kinds of nodes and edges. The last node comes first, so
+/// that what comes after a node is before it.
 #[derive(Clone, Debug)]
 struct Shape {
     nodes: Vec<Part>,
@@ -40,7 +41,8 @@ struct Shape {
 struct Part {
     node: CUgraphNode,
     task: Task,
-    after: Vec<(usize, CUgraphEdgeData)>,
+    /// The places of the nodes that come after it, and what of it they wait for.
+    before: Vec<(usize, CUgraphEdgeData)>,
     child: Option<Shape>,
 }
 
@@ -79,16 +81,24 @@ pub(crate) const AUTO_FREE: u64 = 1;
 
 impl Store {
     fn shape(&self, graph: &Graph) -> Result<Shape> {
-        let order: HashMap<CUgraphNode, usize> = graph.nodes.keys().enumerate().map(|(i, n)| (*n, i)).collect();
+        let mut order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        order.reverse();
+        let places: HashMap<CUgraphNode, usize> = order.iter().enumerate().map(|(i, n)| (*n, i)).collect();
         let mut nodes = Vec::with_capacity(order.len());
-        for (handle, node) in &graph.nodes {
+        for handle in order {
+            let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let child = match &node.task {
                 Task::Child(child) => Some(self.shape(self.graph(*child)?)?),
                 _ => None,
             };
-            let place = |e: &Edge| order.get(&e.0).map(|i| (*i, e.1));
-            let after = node.after.iter().filter_map(place).collect();
-            nodes.push(Part { node: *handle, task: node.task.clone(), after, child });
+            let mut before = Vec::with_capacity(node.before.len());
+            for next in &node.before {
+                let edges = graph.nodes.get(next).map_or(&[][..], |n| &n.after);
+                let data = edges.iter().find(|e: &&Edge| e.0 == handle).map_or_else(Default::default, |e| e.1);
+                before.extend(places.get(next).map(|place| (*place, data)));
+            }
+            before.sort_by_key(|edge| edge.0);
+            nodes.push(Part { node: handle, task: node.task.clone(), before, child });
         }
         Ok(Shape { nodes })
     }
@@ -119,9 +129,6 @@ impl Store {
     /// An executable graph, of which the driver has not been told.
     pub(crate) fn prepare_exec(&self, graph: CUgraph, flags: u64) -> Result<Exec> {
         let source = self.graph(graph)?;
-        if source.captures > 0 {
-            return Err(CUDA_ERROR_ILLEGAL_STATE);
-        }
         // Memory of a graph has one address: it must not be there twice.
         if source.has_memory() && source.execs > 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
@@ -223,15 +230,15 @@ impl Exec {
     /// Gives the steps of `own`'s nodes the tasks of `other`'s.
     fn take_over(&self, own: &Shape, other: &Shape, flat: &mut Flat) -> std::result::Result<(), Refusal> {
         let refuse = |result, node, from| Err(Refusal { result, node, from });
-        for (i, part) in own.nodes.iter().enumerate() {
-            let Some(new) = other.nodes.get(i) else { break };
-            if part.after != new.after {
-                let strange = new.after.iter().find(|edge| !part.after.contains(edge));
-                let from = strange.and_then(|(at, _)| other.nodes.get(*at)).map_or(0, |n| n.node);
-                return refuse(TOPOLOGY_CHANGED, new.node, from);
-            }
+        if own.nodes.len() != other.nodes.len() {
+            return refuse(TOPOLOGY_CHANGED, 0, 0);
+        }
+        for (part, new) in own.nodes.iter().zip(&other.nodes) {
             if part.task.kind() != new.task.kind() {
                 return refuse(TYPE_CHANGED, new.node, 0);
+            }
+            if part.before != new.before {
+                return refuse(TOPOLOGY_CHANGED, new.node, 0);
             }
             if let (Some(own), Some(other)) = (&part.child, &new.child) {
                 self.take_over(own, other, flat)?;
@@ -249,10 +256,6 @@ impl Exec {
             let Some(step) = place else { return refuse(NOT_SUPPORTED, new.node, 0) };
             step.task = new.task.clone();
         }
-        if own.nodes.len() != other.nodes.len() {
-            let first = other.nodes.get(own.nodes.len()).map_or(0, |n| n.node);
-            return refuse(TOPOLOGY_CHANGED, first, 0);
-        }
         Ok(())
     }
 }
@@ -261,7 +264,11 @@ impl Exec {
 /// where their memory is.
 pub(crate) fn allowed(old: &Task, new: &Task) -> bool {
     match (old, new) {
-        (Task::Copy(a), Task::Copy(b)) => a.context == b.context,
+        (Task::Copy(a), Task::Copy(b)) => {
+            let kinds = |c: &crate::Copy| (c.copy.src.kind, c.copy.dst.kind);
+            let flat = |c: &crate::Copy| c.copy.height <= 1 && c.copy.depth <= 1;
+            a.context == b.context && kinds(a) == kinds(b) && flat(a) == flat(b)
+        }
         (Task::Fill(a), Task::Fill(b)) => a.context == b.context && (a.fill.height > 1) == (b.fill.height > 1),
         (Task::Kernel(a), Task::Kernel(b)) => a.context == b.context,
         (Task::Words(a), Task::Words(b)) => a.context == b.context,
@@ -333,9 +340,14 @@ mod tests {
         let (other, _) = line(&mut store, &[host(0), host(9)]);
         let (flat, changed) = store.updated(exec, other).unwrap().unwrap();
         assert_eq!((changed, &flat.steps[1].task, flat.steps[1].node), (vec![1], &host(9), nodes[1]));
-        let (longer, more) = line(&mut store, &[host(0), host(1), host(2)]);
+        let (longer, _) = line(&mut store, &[host(0), host(1), host(2)]);
         let refusal = store.updated(exec, longer).unwrap().unwrap_err();
-        assert_eq!((refusal.result, refusal.node), (TOPOLOGY_CHANGED, more[2]));
+        assert_eq!((refusal.result, refusal.node), (TOPOLOGY_CHANGED, 0));
+        // As many nodes, without the edge between them: the one that nothing comes after any more.
+        let (apart, first) = line(&mut store, &[host(0)]);
+        store.add_node(apart, &[], host(1)).unwrap();
+        let refusal = store.updated(exec, apart).unwrap().unwrap_err();
+        assert_eq!((refusal.result, refusal.node), (TOPOLOGY_CHANGED, first[0]));
         let (different, more) = line(&mut store, &[host(0), Task::Empty]);
         let refusal = store.updated(exec, different).unwrap().unwrap_err();
         assert_eq!((refusal.result, refusal.node), (TYPE_CHANGED, more[1]));

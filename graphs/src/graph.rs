@@ -91,6 +91,24 @@ impl Graph {
         (order.len() == self.nodes.len()).then_some(order)
     }
 
+    /// A node of a cycle, if there is one, or one behind it.
+    pub(crate) fn cycle(&self) -> Option<CUgraphNode> {
+        if self.order().is_some() {
+            return None;
+        }
+        // What nothing comes before is in none.
+        let mut left: HashSet<CUgraphNode> = self.nodes.keys().copied().collect();
+        loop {
+            let free =
+                |h: &CUgraphNode| !self.nodes.get(h).is_some_and(|n| n.after.iter().any(|e| left.contains(&e.0)));
+            let out: Vec<CUgraphNode> = left.iter().copied().filter(free).collect();
+            if out.is_empty() {
+                return left.into_iter().min();
+            }
+            left.retain(|h| !out.contains(h));
+        }
+    }
+
     /// Whether all of these nodes are among what the others come after, or are they.
     pub(crate) fn reaches(&self, from: impl Iterator<Item = CUgraphNode>, all: &[CUgraphNode]) -> bool {
         let mut seen: HashSet<CUgraphNode> = from.collect();
@@ -173,7 +191,10 @@ impl Store {
 
     /// Adds a node that owns a copy of a graph.
     pub(crate) fn add_child(&mut self, graph: CUgraph, after: &[Edge], child: CUgraph) -> Result<CUgraphNode> {
-        if graph == child || self.graph(child)?.has_memory() {
+        if self.graph(child)?.has_memory() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if graph == child {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.check_dependencies(graph, after, None)?;
@@ -271,11 +292,20 @@ impl Store {
         Ok(())
     }
 
-    /// Takes an edge out.
-    pub(crate) fn remove_edge(&mut self, graph: CUgraph, from: Edge, to: CUgraphNode) -> Result<()> {
+    /// Takes an edge out; where nothing is said of it, whatever it is.
+    pub(crate) fn remove_edge(
+        &mut self,
+        graph: CUgraph,
+        from: (CUgraphNode, Option<CUgraphEdgeData>),
+        to: CUgraphNode,
+    ) -> Result<()> {
         let place = self.graph_mut(graph)?;
         let node = place.nodes.get_mut(&to).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let at = node.after.iter().position(|e| *e == from).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let at = node
+            .after
+            .iter()
+            .position(|e| e.0 == from.0 && from.1.is_none_or(|data| data == e.1))
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         node.after.remove(at);
         if let Some(node) = place.nodes.get_mut(&from.0) {
             node.before.retain(|n| *n != to);
@@ -321,9 +351,9 @@ mod tests {
         assert_eq!(store.add_edge(g, (a, PLAIN), a), Err(CUDA_ERROR_INVALID_VALUE));
         store.add_edge(g, (d, PLAIN), a).unwrap();
         assert_eq!(store.graph(g).unwrap().order(), None);
-        store.remove_edge(g, (d, PLAIN), a).unwrap();
+        store.remove_edge(g, (d, Some(PLAIN)), a).unwrap();
         assert!(store.graph(g).unwrap().order().is_some());
-        assert_eq!(store.remove_edge(g, (d, PLAIN), a), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(store.remove_edge(g, (d, None), a), Err(CUDA_ERROR_INVALID_VALUE));
     }
 
     #[test]

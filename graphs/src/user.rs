@@ -44,10 +44,11 @@ impl Store {
         Ok(())
     }
 
-    /// Takes references away from a graph.
+    /// Takes references away from a graph, as many as it has at most.
     pub(crate) fn release_from_graph(&mut self, graph: CUgraph, user: CUuserObject, count: u32) -> Result<()> {
         let users = &mut self.graph_mut(graph)?.users;
-        let at = users.iter().position(|(u, n)| *u == user && *n >= count).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let Some(at) = users.iter().position(|(u, _)| *u == user) else { return Ok(()) };
+        let count = count.min(users[at].1);
         users[at].1 -= count;
         if users[at].1 == 0 {
             users.remove(at);
@@ -68,7 +69,9 @@ mod tests {
         store.users.insert(user, UserObject { data: 7, destructor: 8, references: 1 });
         let graph = store.create_graph(Owner::Program);
         store.retain_for_graph(graph, user, 2).unwrap();
-        assert_eq!(store.release_from_graph(graph, user, 3), Err(CUDA_ERROR_INVALID_VALUE));
+        store.release_from_graph(graph, user, 3).unwrap();
+        store.release_from_graph(graph, user, 1).unwrap();
+        store.retain_for_graph(graph, user, 2).unwrap();
         store.release_user(user, 1).unwrap();
         let clone = store.copy_graph(graph, Owner::Program).unwrap();
         store.drop_graph(graph);

@@ -6,6 +6,9 @@
 //!   GRAPH_SET ────> a step of the program, and of the driver's executable graph
 //!   a restore ────> program; the rest once the client's pinned memory is there
 //! ```
+//!
+//! A stream takes about a thousand launches without blocking, however many steps each has (seen with a thousand), so a
+//! launch counts as one command there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +23,6 @@ use super::commands::check;
 use super::executor::{Executor, Outcome, Refused};
 use super::launch;
 use super::waiting::Then;
-
-/// So many steps count as one more command of the stream that a graph is launched in.
-const STEPS_OF_A_COMMAND: usize = 16;
 
 /// An executable graph of the client's.
 pub(crate) struct Graph {
@@ -120,6 +120,7 @@ impl Executor {
         // SAFETY: the out parameter is a local.
         check(unsafe { (driver.cuGraphCreate)(&raw mut graph, 0) })?;
         let made = self.fill_graph(graph, program).and_then(|nodes| {
+            self.enter_context(self.header.context)?;
             let mut exec = 0;
             // SAFETY: as above; the graph is the driver's own.
             check(unsafe { (driver.cuGraphInstantiateWithFlags)(&raw mut exec, graph, flags) })?;
@@ -168,6 +169,10 @@ impl Executor {
 
     /// A step's parameters, checked: the worker's own memory must not be read or written for a client.
     fn step_params(&mut self, step: &Step) -> Result<Params, Refused> {
+        if step.task == Task::Nothing {
+            // It runs in no context in particular.
+            return Ok(Params::Nothing);
+        }
         let before = std::mem::replace(&mut self.header.context, step.context);
         let params = self.enter_context(step.context).and_then(|()| self.params_in_context(&step.task));
         self.header.context = before;
@@ -341,7 +346,6 @@ impl Executor {
         if result == CUDA_SUCCESS {
             let key = self.stream_key(stream)?;
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-            self.waiting.add_to(key, (graph.program.steps.len() / STEPS_OF_A_COMMAND) as u64);
             let mut allocates = false;
             for function in &graph.functions {
                 self.waiting.launched(key, *function);

@@ -42,10 +42,9 @@ pub unsafe fn cuStreamBeginCaptureToGraph(
 /// A capture that fails leaves a null graph.
 pub unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
     call(|| {
-        ensure(!graph.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let stream = driver()?.stream(stream)?;
         let ended = with(|store| store.end_capture(&stream));
-        unsafe { put(graph, *ended.as_ref().unwrap_or(&0)) }?;
+        unsafe { put_if(graph, *ended.as_ref().unwrap_or(&0)) };
         ended.map(drop)
     })
 }

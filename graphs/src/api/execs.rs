@@ -77,11 +77,11 @@ pub unsafe fn cuGraphInstantiateWithParams(
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let mut asked = unsafe { read(params) }?;
         let made = instantiate(graph, asked.flags);
-        asked.error_node = 0;
-        asked.result = match made {
-            Ok(_) => SUCCESS,
-            Err(CUDA_ERROR_INVALID_VALUE) => INVALID_STRUCTURE,
-            Err(_) => ERROR,
+        let cycle = with(|store| Ok(store.graphs.get(&graph).and_then(|g| g.cycle())))?;
+        (asked.error_node, asked.result) = match (&made, cycle) {
+            (Ok(_), _) => (0, SUCCESS),
+            (Err(_), Some(node)) => (node, INVALID_STRUCTURE),
+            (Err(_), None) => (0, ERROR),
         };
         unsafe { params.write_unaligned(asked) };
         let exec = made?;
@@ -95,7 +95,7 @@ pub unsafe fn cuGraphExecDestroy(exec: CUgraphExec) -> CUresult {
 }
 
 pub unsafe fn cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) -> CUresult {
-    call(|| unsafe { put(flags, with(|store| Ok(store.exec_mut(exec)?.flags))?) })
+    call(|| unsafe { put(flags, with(|store| Ok(store.exec_mut(exec)?.flags & AUTO_FREE))?) })
 }
 
 fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
@@ -282,10 +282,9 @@ pub unsafe fn cuGraphExecUpdate_v2(
     info: *mut CUgraphExecUpdateResultInfo,
 ) -> CUresult {
     call(|| {
-        ensure(!info.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let refusal = update(exec, graph)?;
         let Refusal { result, node, from } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
-        unsafe { put(info, CUgraphExecUpdateResultInfo { result, error_node: node, error_from_node: from }) }?;
+        unsafe { put_if(info, CUgraphExecUpdateResultInfo { result, error_node: node, error_from_node: from }) };
         ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
     })
 }
@@ -297,12 +296,11 @@ pub unsafe fn cuGraphExecUpdate(
     result: *mut u32,
 ) -> CUresult {
     call(|| {
-        ensure(!error_node.is_null() && !result.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let refusal = update(exec, graph)?;
         let Refusal { result: code, node, .. } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
         unsafe {
-            put(error_node, node)?;
-            put(result, code)?;
+            put_if(error_node, node);
+            put_if(result, code);
         }
         ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
     })

@@ -8,7 +8,7 @@ use rekindle_cuda_abi::types::*;
 use super::{call, edges, ensure, list, put, slice};
 use crate::Result;
 use crate::exec::is_programs;
-use crate::graph::{Graph, Owner};
+use crate::graph::{Edge, Graph, Owner};
 use crate::store::with;
 
 pub unsafe fn cuGraphCreate(out: *mut CUgraph, flags: u32) -> CUresult {
@@ -195,9 +195,12 @@ pub unsafe fn cuGraphRemoveDependencies_v2(
 ) -> CUresult {
     call(|| {
         let (from, to) = unsafe { (edges(from, data, count)?, slice(to, count)?) };
+        let told = !data.is_null();
         with(|store| {
-            store.graph(graph)?;
-            from.iter().zip(to).try_for_each(|(from, to)| store.remove_edge(graph, *from, *to))
+            // Memory was handed out for the order that there is.
+            ensure(!store.graph(graph)?.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
+            let edge = |from: &Edge| (from.0, told.then_some(from.1));
+            from.iter().zip(to).try_for_each(|(from, to)| store.remove_edge(graph, edge(from), *to))
         })
     })
 }

@@ -422,7 +422,9 @@ pub unsafe fn cuGraphKernelNodeGetAttribute(
     call(|| {
         ensure(!out.is_null() && params::is_node_attribute(attribute), CUDA_ERROR_INVALID_VALUE)?;
         let value = with(|store| match &store.node(node)?.task {
-            Task::Kernel(kernel) => Ok(kernel.attributes.get(&attribute).copied().unwrap_or_default()),
+            Task::Kernel(kernel) => {
+                Ok(kernel.attributes.get(&attribute).copied().unwrap_or_else(|| params::default_attribute(attribute)))
+            }
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })?;
         unsafe { put_if(out, value) };

@@ -14,7 +14,17 @@ pub(super) const DEVICE_UPDATABLE: u32 = 13;
 
 /// Whether nodes can have a launch attribute.
 pub(super) fn is_node_attribute(attribute: u32) -> bool {
-    matches!(attribute, 1 | 2 | 4 | 5 | 8 | 9 | 10 | 11 | DEVICE_UPDATABLE | 14 | 16)
+    matches!(attribute, 1 | 2 | 4 | 5 | 8 | 9 | 10 | DEVICE_UPDATABLE | 14)
+}
+
+/// What an attribute is that has not been set: the scheduling policy is the default one, the memory domains are 0 and 1.
+pub(super) fn default_attribute(attribute: u32) -> CUlaunchAttributeValue {
+    let word = match attribute {
+        5 => 1,
+        9 => 0x100,
+        _ => 0,
+    };
+    CUlaunchAttributeValue([word, 0, 0, 0, 0, 0, 0, 0])
 }
 
 /// A context, or the current one for 0.
@@ -98,6 +108,7 @@ pub(super) unsafe fn host_task(params: *const CudaHostNodeParams) -> Result<Task
 }
 
 pub(super) fn event(event: CUevent) -> Result<CUevent> {
+    ensure(event != 0, CUDA_ERROR_INVALID_VALUE)?;
     driver()?.event(event)?;
     Ok(event)
 }

@@ -27,7 +27,9 @@ unsafe fn each(
     mut one: impl FnMut(usize) -> Result<bool, CUresult>,
 ) -> Result<(), CUresult> {
     client::get()?.contexts.current()?;
-    rekindle_graphs::hook::not_capturable(on)?;
+    if rekindle_graphs::hook::captures(on) {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
     // SAFETY: the caller's promise. No copy in particular, so far.
     unsafe { put_if(fail_index, usize::MAX) };
     if count == 0 || named_stream(on) == CU_STREAM_LEGACY {

@@ -124,6 +124,10 @@ impl Driver for Software {
     }
 
     fn release(&self, address: CUdeviceptr) {
+        // What was enqueued before may use it.
+        if let Ok(context) = current::current() {
+            let _ = context.synchronize();
+        }
         if let Some(region) = space::remove(address, |r| r.kind == Kind::Device)
             && let Some(device) = devices().get(region.device)
         {
@@ -155,9 +159,9 @@ impl Driver for Software {
         if let Some(mark) = before.filter(|m| !m.reached()) {
             stream.hold(mark)?;
         }
-        for step in flat.steps.iter().filter(|step| step.enabled) {
-            perform(&stream, step)?;
-        }
+        // The first waits for room, and what follows is part of the same launch.
+        stream.submit(|_| Ok(()))?;
+        stream::as_one(|| flat.steps.iter().filter(|step| step.enabled).try_for_each(|step| perform(&stream, step)))?;
         launched().get_or_insert_default().insert(exec, stream.last());
         Ok(())
     }

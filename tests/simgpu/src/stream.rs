@@ -36,6 +36,19 @@ pub(crate) enum Role {
     NonBlocking,
 }
 
+thread_local! {
+    /// The steps of a graph are being put into a queue: together they take the place of one command.
+    static IN_GRAPH: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Puts the steps of a graph into streams, which take them all if they take the first.
+pub(crate) fn as_one<T>(work: impl FnOnce() -> T) -> T {
+    let before = IN_GRAPH.replace(true);
+    let result = work();
+    IN_GRAPH.set(before);
+    result
+}
+
 /// A stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -163,7 +176,9 @@ impl Stream {
     ) -> Result<Mark> {
         let context = self.context()?;
         context.check()?;
-        self.wait_for_room(&context);
+        if !IN_GRAPH.get() {
+            self.wait_for_room(&context);
+        }
         // From here on, no command can come between those that this one has to wait for and itself.
         let streams = context.streams();
         let after = streams.predecessors(self);

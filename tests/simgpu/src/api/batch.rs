@@ -2,8 +2,8 @@
 
 use rekindle_cuda_abi::batch::{SOURCE_DURING_CALL, attributes_of};
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUdeviceptr, CUmemcpyAttributes, CUresult, CUstream,
-    CudaMemcpy3dBatchOp,
+    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUdeviceptr,
+    CUmemcpyAttributes, CUresult, CUstream, CudaMemcpy3dBatchOp,
 };
 
 use super::{boxes, cuMemcpyAsync};
@@ -28,7 +28,9 @@ unsafe fn each(
     fail_index: *mut usize,
     mut one: impl FnMut(usize) -> Result<bool>,
 ) -> Result<()> {
-    rekindle_graphs::hook::not_capturable(on)?;
+    if rekindle_graphs::hook::captures(on) {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
     let stream = current::stream(on)?;
     unsafe { put_if(fail_index, usize::MAX) };
     ensure(count > 0 && stream.handle != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE)?;
