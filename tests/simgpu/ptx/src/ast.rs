@@ -107,6 +107,7 @@ pub(crate) struct Function {
     pub(crate) returns: Vec<Var>,
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) required_threads: Option<[u32; 3]>,
+    pub(crate) required_cluster: Option<[u32; 3]>,
     /// None for a declaration.
     pub(crate) body: Option<Body>,
 }

@@ -85,6 +85,8 @@ pub struct Kernel {
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid`: the only block it may be launched with, if it says so.
     pub required_threads: Option<[u32; 3]>,
+    /// `.reqnctapercluster`: the only cluster it may be launched in, if it says so.
+    pub required_cluster: Option<[u32; 3]>,
     /// Static shared memory in bytes, its own and that of the functions it can call.
     pub shared_bytes: u32,
     /// Local memory in bytes of one thread, without the functions it calls.

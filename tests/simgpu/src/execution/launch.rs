@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_ASSERT, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
+    CUDA_ERROR_ASSERT, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
 };
 use rekindle_ptx::{Env, FaultKind, LaunchConfig, LaunchFault};
 
@@ -19,9 +20,15 @@ use crate::current;
 use crate::fault;
 use crate::library::function_in;
 use crate::memory::space::View;
-use crate::module::{Function, REGISTERS};
+use crate::module::{Function, REGISTERS, attribute_of};
 use crate::status::{Result, ensure};
 use crate::stream::Stream;
+
+/// Blocks of a cluster: how many every device has room for, and how many this one.
+const PORTABLE_CLUSTER: u64 = 8;
+const MAX_CLUSTER: u64 = 16;
+/// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
+const NON_PORTABLE_ALLOWED: u32 = 14;
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +82,11 @@ pub(crate) unsafe fn launch_in(
     ensure(params.is_null() || extra.is_null(), CUDA_ERROR_INVALID_VALUE)?;
     let function = function_in(context, function)?;
     ensure(function.context.upgrade().is_some_and(|c| c.id == context.id), CUDA_ERROR_INVALID_HANDLE)?;
+    let mut shape = shape;
+    // A kernel that says its clusters' size is launched in them.
+    if let (Some(required), [1, 1, 1]) = (function.kernel.required_cluster, shape.cluster) {
+        shape.cluster = required;
+    }
     check(&function, &shape)?;
     // SAFETY: the caller's promise.
     let params = unsafe { gather(&function, params, extra) }?;
@@ -88,6 +100,14 @@ pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
     ensure(within(shape.grid, MAX_GRID) && within(shape.block, MAX_BLOCK), CUDA_ERROR_INVALID_VALUE)?;
     let threads = shape.block.iter().product::<u32>();
     ensure(threads <= MAX_BLOCK_THREADS, CUDA_ERROR_INVALID_VALUE)?;
+    let blocks = shape.cluster.iter().map(|n| u64::from(*n)).product::<u64>();
+    let required = function.kernel.required_cluster;
+    let not_portable = attribute_of(&function.kernel, 0, &function.settings, NON_PORTABLE_ALLOWED)? != 0;
+    let most = if not_portable { MAX_CLUSTER } else { PORTABLE_CLUSTER };
+    ensure(blocks <= most, CUDA_ERROR_INVALID_CLUSTER_SIZE)?;
+    ensure(required.is_none_or(|it| it == shape.cluster), CUDA_ERROR_INVALID_CLUSTER_SIZE)?;
+    let divides = shape.grid.iter().zip(shape.cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
+    ensure(divides, CUDA_ERROR_INVALID_VALUE)?;
     if let Some(required) = function.kernel.required_threads {
         ensure(shape.block == required, CUDA_ERROR_INVALID_VALUE)?;
     }

@@ -1,5 +1,8 @@
 //! A block: its warps, its shared memory, its barriers.
 
+use std::rc::Rc;
+
+use super::cluster::Cluster;
 use super::core::{Core, Launch};
 use super::warp::{Stop, Warp};
 use super::{Action, Inst, LANES};
@@ -67,6 +70,8 @@ pub(crate) struct Block {
     warps: Vec<Warp>,
     shared: Vec<u128>,
     barriers: Barriers,
+    /// The cluster that it is in, once it is started.
+    pub(crate) cluster: Option<Rc<Cluster>>,
     /// The warp that runs next.
     next: usize,
     /// The thread that failed, and the line.
@@ -82,6 +87,7 @@ impl Block {
             warps,
             shared: vec![0; (launch.shared_bytes as usize).div_ceil(16)],
             barriers: Barriers::default(),
+            cluster: None,
             next: 0,
             failed: ([0; 3], 0),
         }
@@ -96,12 +102,26 @@ impl Block {
         for warp in &mut self.warps {
             warp.start(launch, kernel, at);
         }
+        if launch.cluster == [1; 3] {
+            // A cluster by itself.
+            let cluster = self.cluster.take().unwrap_or_default();
+            cluster.restart();
+            self.join(&cluster, launch);
+        }
+    }
+
+    /// Becomes the next block of a cluster, before it runs.
+    pub(crate) fn join(&mut self, cluster: &Rc<Cluster>, launch: &Launch<'_>) {
+        let bytes = u64::from(launch.shared_bytes);
+        cluster.add(self.shared.as_mut_ptr().cast(), bytes, launch.block.iter().product());
+        self.cluster = Some(Rc::clone(cluster));
     }
 
     /// Runs for about `budget` instructions of warps.
     pub(crate) fn run(&mut self, w: &mut Core<'_>, mut budget: i64) -> Turn {
         w.shared = self.shared.as_mut_ptr().cast();
         w.shared_len = u64::from(w.launch.shared_bytes);
+        w.cluster.clone_from(&self.cluster);
         let count = self.warps.len();
         // Warps in a row that could not run.
         let mut blocked = 0;

@@ -108,6 +108,24 @@ impl Warp {
                 Some(self.fault(w, inst, FaultKind::Unsupported(refusal)))
             }
             Action::Barrier(op) => self.barrier(w, fragment, inst, active, op, barriers),
+            Action::ClusterArrive => {
+                Lanes(active).for_each(|lane| self.arrivals[lane] += 1);
+                if let Some(cluster) = &w.cluster {
+                    cluster.arrive(active.count_ones());
+                }
+                fragment.pc += 1;
+                None
+            }
+            Action::ClusterWait => {
+                let phase = w.cluster.as_ref().map_or(u32::MAX, |it| it.phase());
+                if Lanes(active).all(|lane| self.arrivals[lane] <= phase) {
+                    fragment.pc += 1;
+                    return None;
+                }
+                // Whom it waits for is in another block, or another fragment of this warp.
+                w.poll();
+                Some(Pause::Quantum)
+            }
             Action::Collective(collective) => {
                 self.narrow(fragment, active);
                 // Those of this warp that wait at the same instruction are met here.
@@ -173,6 +191,10 @@ impl Warp {
     /// Ends the active lanes of a fragment.
     fn exit(&mut self, w: &mut Core<'_>, fragment: &mut Fragment, active: u32) -> Pause {
         self.live &= !active;
+        if let Some(cluster) = &w.cluster {
+            let arrived = Lanes(active).filter(|lane| self.arrivals[*lane] > cluster.phase()).count();
+            cluster.end(active.count_ones(), arrived as u32);
+        }
         fragment.mask &= !active;
         fragment.pc += 1;
         // Nobody waits for them any more.

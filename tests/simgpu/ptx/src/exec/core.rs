@@ -1,6 +1,9 @@
 //! What a running fragment works on: its rows, its block's shared memory, its stack, and the
 //! launch.
 
+use std::rc::Rc;
+
+use super::cluster::Cluster;
 use super::{CONSTANT, Flow, LANES, ROW_OFFSET, Row};
 use crate::fault::{Fault, FaultKind};
 use crate::launch::Env;
@@ -54,6 +57,8 @@ pub(crate) struct Core<'l> {
     pub(crate) active: u32,
     pub(crate) shared: *mut u8,
     pub(crate) shared_len: u64,
+    /// The cluster of the block that runs.
+    pub(crate) cluster: Option<Rc<Cluster>>,
     /// The stack of lane 0; the others follow `stack_stride` bytes apart.
     pub(crate) stack: *mut u8,
     pub(crate) stack_stride: u64,
@@ -82,6 +87,7 @@ impl<'l> Core<'l> {
             active: 0,
             shared: none.cast(),
             shared_len: 0,
+            cluster: None,
             stack: none.cast(),
             stack_stride: 0,
             frame: 0,
@@ -151,8 +157,16 @@ impl<'l> Core<'l> {
         if addr < self.shared_len && self.shared_len - addr >= len {
             return Some(self.shared.wrapping_add(addr as usize));
         }
-        self.fail(FaultKind::Unmapped, addr, lane);
-        None
+        self.shared_of_another(addr, len, lane)
+    }
+
+    #[cold]
+    fn shared_of_another(&mut self, addr: u64, len: u64, lane: usize) -> Option<*mut u8> {
+        let found = self.cluster.as_ref().and_then(|it| it.pointer(addr, len));
+        if found.is_none() {
+            self.fail(FaultKind::Unmapped, addr, lane);
+        }
+        found
     }
 
     #[inline(always)]

@@ -1,10 +1,12 @@
 //! A launch: which blocks run when.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::block::{Block, Turn};
+use super::cluster::Cluster;
 use super::core::{Core, GRID_BYTES, Launch, POLL_COST};
 use crate::fault::{Fault, FaultKind, LaunchFault};
 use crate::launch::{Env, LaunchConfig};
@@ -19,6 +21,7 @@ const RESIDENT: usize = 32;
 /// What CUDA allows.
 const BLOCK_THREADS: u64 = 1024;
 const SHARED_LIMIT: u64 = 228 << 10;
+const CLUSTER_BLOCKS: u64 = 16;
 /// How long to sleep when every block seems to wait for something outside.
 const IDLE: Duration = Duration::from_micros(50);
 
@@ -42,6 +45,10 @@ fn check(kernel: &Kernel, config: &LaunchConfig<'_>) -> Result<(), LaunchFault> 
     }
     let cluster = config.cluster;
     if cluster.contains(&0) || (0..3).any(|axis| !config.grid[axis].is_multiple_of(cluster[axis])) {
+        return Err(invalid(name, format!("clusters of {cluster:?} blocks")));
+    }
+    let blocks = cluster.iter().map(|n| u64::from(*n)).product::<u64>();
+    if blocks > CLUSTER_BLOCKS || kernel.required_cluster.is_some_and(|wanted| wanted != cluster) {
         return Err(invalid(name, format!("clusters of {cluster:?} blocks")));
     }
     if config.params.len() < kernel.param_bytes as usize {
@@ -114,6 +121,7 @@ impl Grid<'_> {
         let mut next = 0u64;
         let mut resident: VecDeque<Block> = VecDeque::new();
         let mut spare: Vec<Block> = Vec::new();
+        let mut ended: Vec<Block> = Vec::new();
         let mut w = Core::new(launch);
         let mut idle = 0;
         loop {
@@ -121,11 +129,17 @@ impl Grid<'_> {
             // whenever those that are there do not end.
             let wanted = if self.cooperative { usize::MAX } else { RESIDENT };
             while next < count && resident.len() < wanted {
-                let at = [next % gx, next / gx % gy, next / gx / gy].map(|n| n as u32);
-                let mut block = spare.pop().unwrap_or_else(|| Block::new(launch));
-                block.start(launch, self.function, at);
-                next += 1;
-                resident.push_front(block);
+                if launch.cluster != [1; 3] {
+                    // All of a cluster are there together.
+                    resident.extend(self.cluster(next));
+                    next += launch.cluster.iter().map(|n| u64::from(*n)).product::<u64>();
+                } else {
+                    let at = [next % gx, next / gx % gy, next / gx / gy].map(|n| n as u32);
+                    let mut block = spare.pop().unwrap_or_else(|| Block::new(launch));
+                    block.start(launch, self.function, at);
+                    next += 1;
+                    resident.push_front(block);
+                }
                 if !self.cooperative {
                     break;
                 }
@@ -139,7 +153,15 @@ impl Grid<'_> {
             let polls = w.polls;
             match block.run(&mut w, BLOCK_QUANTUM) {
                 Turn::Ended => {
-                    spare.push(block);
+                    match block.cluster.clone() {
+                        // Others may look into its memory as long as they are there.
+                        Some(cluster) if launch.cluster != [1; 3] => {
+                            cluster.blocks.set(cluster.blocks.get() - 1);
+                            ended.push(block);
+                            ended.retain(|it| it.cluster.as_ref().is_some_and(|c| c.blocks.get() > 0));
+                        }
+                        _ => spare.push(block),
+                    }
                     idle = 0;
                 }
                 Turn::Preempted => {
@@ -159,6 +181,26 @@ impl Grid<'_> {
                 }
             }
         }
+    }
+
+    /// The blocks of the cluster that follows `blocks` blocks in whole clusters, by their ranks.
+    fn cluster(&self, blocks: u64) -> Vec<Block> {
+        let launch = self.launch;
+        let size = launch.cluster.map(u64::from);
+        let number = blocks / size.iter().product::<u64>();
+        let [cx, cy, _] = [0, 1, 2].map(|axis| u64::from(launch.grid[axis]) / size[axis]);
+        let place = [number % cx, number / cx % cy, number / cx / cy];
+        let cluster = Rc::new(Cluster::default());
+        let mut members = Vec::new();
+        for rank in 0..size.iter().product::<u64>() {
+            let within = [rank % size[0], rank / size[0] % size[1], rank / size[0] / size[1]];
+            let at = [0, 1, 2].map(|axis| (place[axis] * size[axis] + within[axis]) as u32);
+            let mut block = Block::new(launch);
+            block.start(launch, self.function, at);
+            block.join(&cluster, launch);
+            members.push(block);
+        }
+        members
     }
 
     fn failed(&self, block: &Block, fault: Fault) -> LaunchFault {

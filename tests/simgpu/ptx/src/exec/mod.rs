@@ -6,6 +6,7 @@ pub(crate) mod bits;
 pub(crate) mod block;
 pub(crate) mod builtin;
 pub(crate) mod carry;
+pub(crate) mod cluster;
 pub(crate) mod collective;
 mod control;
 pub(crate) mod convert;
@@ -92,6 +93,9 @@ pub(crate) enum Action {
     Exit,
     Trap,
     Barrier(block::BarrierOp),
+    /// At the barrier of the cluster.
+    ClusterArrive,
+    ClusterWait,
     Collective(collective::Collective),
     /// An index into the program's list of refusals.
     Refused(u32),

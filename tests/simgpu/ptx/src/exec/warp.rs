@@ -41,6 +41,8 @@ pub(crate) struct Warp {
     pub(crate) number: u32,
     pub(super) clock: u64,
     rotate: bool,
+    /// How often each lane has arrived at the cluster's barrier.
+    pub(super) arrivals: [u32; LANES],
     /// The line of the instruction that failed.
     pub(crate) line: u32,
 }
@@ -60,6 +62,7 @@ impl Warp {
             number,
             clock: 0,
             rotate: false,
+            arrivals: [0; LANES],
             line: 0,
         }
     }
@@ -89,6 +92,7 @@ impl Warp {
         });
         self.live = mask;
         self.rotate = false;
+        self.arrivals = [0; LANES];
     }
 
     /// Makes each lane's stack at least so large.

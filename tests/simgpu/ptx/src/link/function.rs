@@ -205,6 +205,8 @@ impl<'c, 'm> Compiler<'c, 'm> {
             "prefetch" | "prefetchu" | "applypriority" | "discard" | "griddepcontrol" | "pmevent" | "setmaxnreg" => {
                 Ok(())
             }
+            "mapa" => self.mapa(opcode, operands),
+            "getctarank" => self.rank_of(opcode, operands),
             "mbarrier" => self.mbarrier(opcode, operands),
             "cp" => self.cp(opcode, operands),
             "tex" | "tld4" => self.tex(opcode, operands),

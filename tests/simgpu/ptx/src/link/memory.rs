@@ -32,9 +32,6 @@ fn space_of(opcode: &Opcode) -> &str {
 impl Compiler<'_, '_> {
     fn target(&mut self, opcode: &Opcode, operand: &Operand, count: u32) -> Refusable<Target> {
         let Operand::Memory(base, offset) = operand else { return Err("address".to_owned()) };
-        if opcode.modifiers.iter().any(|m| m == "shared::cluster") {
-            return Err("shared memory of other blocks".to_owned());
-        }
         let space = space_of(opcode);
         let modifier = |name: &str| has(opcode, name);
         let elsewhere = matches!(space, "" | "global");

@@ -209,6 +209,7 @@ pub(crate) fn kernels(ast: &Ast, survey: &Survey) -> Vec<Kernel> {
                 param_bytes,
                 max_threads: function.max_threads,
                 required_threads: function.required_threads,
+                required_cluster: function.required_cluster,
                 shared_bytes: survey.shared[index].bytes,
                 local_bytes,
                 reaches_malloc: reached.iter().any(|f| heap.contains(f)),

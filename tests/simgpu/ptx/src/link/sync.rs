@@ -8,7 +8,7 @@ use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
 use crate::exec::block::BarrierOp;
 use crate::exec::collective::{Collective, Reduction};
-use crate::exec::{Action, Exec, Flow, access};
+use crate::exec::{Action, Exec, Flow, access, cluster, special};
 
 /// The modifier that is one of these; their order is not the same in all sources.
 fn one_of(opcode: &Opcode, names: &[&'static str]) -> Option<&'static str> {
@@ -41,7 +41,9 @@ impl Compiler<'_, '_> {
             return Ok(());
         }
         if has(opcode, "cluster") {
-            return Err("of a cluster".to_owned());
+            let action = if has(opcode, "wait") { Action::ClusterWait } else { Action::ClusterArrive };
+            self.push(self.inst(action));
+            return Ok(());
         }
         let op = if has(opcode, "arrive") {
             BarrierOp::Arrive
@@ -77,6 +79,25 @@ impl Compiler<'_, '_> {
             _ => return Err("operands".to_owned()),
         }
         self.push(inst);
+        Ok(())
+    }
+
+    /// `mapa`: an address in the shared memory of another block of the cluster.
+    pub(super) fn mapa(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
+        let ty = last_type(opcode)?;
+        let [to, from, rank] = operands else { return Err("operands".to_owned()) };
+        let (a, b, d) = (self.source(from, ty)?, self.source(rank, Type::U32)?, self.result(to, ty)?);
+        self.run(cluster::mapa(ty.bytes() == 8), d, &[a, b], 0);
+        Ok(())
+    }
+
+    /// `getctarank`: whose shared memory an address is in.
+    pub(super) fn rank_of(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
+        let ty = last_type(opcode)?;
+        let [to, from] = operands else { return Err("operands".to_owned()) };
+        let own = special::row("%cluster_ctarank").ok_or("register")?;
+        let (a, d) = (self.source(from, ty)?, self.result(to, Type::U32)?);
+        self.run(cluster::rank_of(ty.bytes() == 8), d, &[a, own], 0);
         Ok(())
     }
 

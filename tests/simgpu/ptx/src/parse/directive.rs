@@ -115,8 +115,16 @@ impl<'t> Parser<'_, 't> {
         }
         let name = self.expect_name()?.to_owned();
         let params = if self.is_mark(b'(') { self.parameters()? } else { Vec::new() };
-        let mut function =
-            Function { name, entry, params, returns, max_threads: None, required_threads: None, body: None };
+        let mut function = Function {
+            name,
+            entry,
+            params,
+            returns,
+            max_threads: None,
+            required_threads: None,
+            required_cluster: None,
+            body: None,
+        };
         self.performance_directives(&mut function)?;
         if !self.take_mark(b';') {
             self.expect_mark(b'{')?;
@@ -157,9 +165,7 @@ impl<'t> Parser<'_, 't> {
             match name {
                 "maxntid" => function.max_threads = Some(self.dimensions()?),
                 "reqntid" => function.required_threads = Some(self.dimensions()?),
-                "reqnctapercluster" => {
-                    self.dimensions()?;
-                }
+                "reqnctapercluster" => function.required_cluster = Some(self.dimensions()?),
                 "pragma" => {
                     while matches!(self.peek(), Token::Text(_) | Token::Mark(b',')) {
                         self.at += 1;

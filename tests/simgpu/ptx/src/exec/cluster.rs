@@ -1,0 +1,111 @@
+//! A cluster: blocks that are resident together, wait for each other, and reach each other's shared memory.
+//!
+//! ```text
+//!   an address of shared memory     0 | offset          the block's own
+//!                            rank + 1 | offset          that of the block of this rank, by `mapa`
+//! ```
+
+use std::cell::{Cell, RefCell};
+
+use super::Exec;
+
+/// The bits of an address of shared memory below those that name a block.
+pub(crate) const RANK_SHIFT: u32 = 24;
+/// A block's rank and one, in an address.
+const RANK_MASK: u64 = 0xff;
+
+/// What the blocks of a cluster share.
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    /// The shared memory of each, by rank, and its length.
+    shared: RefCell<Vec<(*mut u8, u64)>>,
+    /// Its threads, those that have ended among them.
+    threads: Cell<u32>,
+    /// How often the barrier has opened.
+    phase: Cell<u32>,
+    arrived: Cell<u32>,
+    ended: Cell<u32>,
+    /// Blocks that have not ended.
+    pub(crate) blocks: Cell<u32>,
+}
+
+impl Cluster {
+    /// Begins anew, without blocks.
+    pub(crate) fn restart(&self) {
+        self.shared.borrow_mut().clear();
+        for count in [&self.threads, &self.phase, &self.arrived, &self.ended, &self.blocks] {
+            count.set(0);
+        }
+    }
+
+    /// Adds the next block. Its memory stays where it is as long as there is the cluster.
+    pub(crate) fn add(&self, shared: *mut u8, bytes: u64, threads: u32) {
+        self.shared.borrow_mut().push((shared, bytes));
+        self.threads.set(self.threads.get() + threads);
+        self.blocks.set(self.blocks.get() + 1);
+    }
+
+    /// Some threads arrive at the barrier.
+    pub(crate) fn arrive(&self, threads: u32) {
+        self.arrived.set(self.arrived.get() + threads);
+        self.open();
+    }
+
+    /// Some threads end, which nobody waits for any more. `arrived` of them have arrived, and did not wait.
+    pub(crate) fn end(&self, threads: u32, arrived: u32) {
+        self.ended.set(self.ended.get() + threads);
+        self.arrived.set(self.arrived.get() - arrived.min(self.arrived.get()));
+        self.open();
+    }
+
+    fn open(&self) {
+        if self.arrived.get() > 0 && self.arrived.get() + self.ended.get() >= self.threads.get() {
+            self.arrived.set(0);
+            self.phase.set(self.phase.get() + 1);
+        }
+    }
+
+    /// How often the barrier has opened.
+    pub(crate) fn phase(&self) -> u32 {
+        self.phase.get()
+    }
+
+    /// Where an address of another block's shared memory leads, if it is one.
+    pub(crate) fn pointer(&self, addr: u64, len: u64) -> Option<*mut u8> {
+        let rank = (addr >> RANK_SHIFT).checked_sub(1)?;
+        let (shared, bytes) = *self.shared.borrow().get(usize::try_from(rank).ok()?)?;
+        let offset = addr & ((1 << RANK_SHIFT) - 1);
+        (offset < bytes && bytes - offset >= len).then(|| shared.wrapping_add(offset as usize))
+    }
+}
+
+/// `mapa`: the same place in the shared memory of the block of this rank.
+fn mapped(addr: u64, rank: u32) -> u64 {
+    (addr & !(RANK_MASK << RANK_SHIFT)) | ((u64::from(rank) + 1) & RANK_MASK) << RANK_SHIFT
+}
+
+/// The exec of `mapa`, of addresses of 64 or of 32 bits.
+pub(crate) fn mapa(wide: bool) -> Exec {
+    if wide {
+        |w, i| w.map2(i, |addr: u64, rank: u32| mapped(addr, rank))
+    } else {
+        |w, i| w.map2(i, |addr: u32, rank: u32| mapped(u64::from(addr), rank) as u32)
+    }
+}
+
+/// The rank that an address names; `own` where it names none.
+fn rank(addr: u64, own: u32) -> u32 {
+    match (addr >> RANK_SHIFT) & RANK_MASK {
+        0 => own,
+        named => named as u32 - 1,
+    }
+}
+
+/// The exec of `getctarank`, whose second source is the own rank.
+pub(crate) fn rank_of(wide: bool) -> Exec {
+    if wide {
+        |w, i| w.map2(i, |addr: u64, own: u32| rank(addr, own))
+    } else {
+        |w, i| w.map2(i, |addr: u32, own: u32| rank(addr.into(), own))
+    }
+}
