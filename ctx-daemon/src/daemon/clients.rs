@@ -219,9 +219,12 @@ fn is_held(inner: &Inner, ancestry: &[i32]) -> bool {
     inner.holds.values().any(|root| ancestry.contains(root))
 }
 
-/// A process has one worker: one that comes again has executed another program, and its old worker is about to end.
+/// A process has one worker: one that comes again has executed another program, and its old worker is about to end; or has
+/// not, and is to have no more than others.
 fn add(inner: &mut Inner, client: Arc<Client>) {
-    inner.clients.retain(|it| it.process != client.process);
+    for old in inner.clients.extract_if(.., |it| it.process == client.process) {
+        old.worker.kill();
+    }
     inner.clients.push(client);
 }
 

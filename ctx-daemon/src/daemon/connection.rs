@@ -3,11 +3,11 @@
 //! Versions are compared before anything else, since nothing but the opening's form is the same in all of them. What is
 //! malformed ends the connection with a line in the log; descriptors that came with it close with the message.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 use tracing::{debug, warn};
 
-use super::pidns::PidError;
+use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::{Daemon, attach, check, dump, gpus, grants, list, lock, restore, takeover, thread, wait_timeout};
@@ -32,12 +32,30 @@ pub(crate) const MAX_REQUEST: usize = 64 << 10;
 #[derive(Default)]
 pub(crate) struct Connections {
     count: AtomicUsize,
+    /// Those that have not said yet what they want, in their order.
+    silent: Mutex<BTreeMap<u64, UnixStream>>,
+    opened: AtomicU64,
     /// Those that must be ended in order: dumps and restores.
     sessions: Mutex<HashMap<u64, UnixStream>>,
     ended: Condvar,
 }
 
 impl Connections {
+    /// Counts a connection among those that may be closed for others until the result is dropped.
+    fn silent(&self, stream: &UnixStream) -> std::io::Result<SilentGuard<'_>> {
+        let copy = stream.try_clone()?;
+        let number = self.opened.fetch_add(1, Ordering::AcqRel);
+        lock(&self.silent).insert(number, copy);
+        Ok(SilentGuard { connections: self, number })
+    }
+
+    /// Closes the connection that has been silent for longest. `false` if there is none. Who has something to say does so
+    /// at once, so it is not one that somebody misses.
+    pub(crate) fn close_a_silent_one(&self) -> bool {
+        let oldest = lock(&self.silent).pop_first();
+        oldest.is_some_and(|(_, stream)| stream.shutdown(std::net::Shutdown::Both).is_ok())
+    }
+
     /// Keeps a session's connection until the result is dropped.
     pub(crate) fn session<'a>(&'a self, stream: &UnixStream) -> std::io::Result<SessionGuard<'a>> {
         let copy = stream.try_clone()?;
@@ -60,6 +78,18 @@ impl Connections {
             };
             sessions = wait_timeout(&self.ended, sessions, left);
         }
+    }
+}
+
+/// A connection that has not said yet what it wants.
+struct SilentGuard<'a> {
+    connections: &'a Connections,
+    number: u64,
+}
+
+impl Drop for SilentGuard<'_> {
+    fn drop(&mut self) {
+        lock(&self.connections.silent).remove(&self.number);
     }
 }
 
@@ -112,7 +142,8 @@ impl Slot {
     fn take(daemon: &Arc<Daemon>) -> Option<Self> {
         let count = &daemon.connections.count;
         let slot = Self(Arc::clone(daemon));
-        (count.fetch_add(1, Ordering::AcqRel) < MAX_CONNECTIONS).then_some(slot)
+        let room = count.fetch_add(1, Ordering::AcqRel) < MAX_CONNECTIONS;
+        (room || daemon.connections.close_a_silent_one()).then_some(slot)
     }
 }
 
@@ -129,6 +160,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         Err(error) => return debug!(%error, "a connection whose process is gone"),
     };
     let pending = daemon.registry.connected(process);
+    let silent = match daemon.connections.silent(&stream) {
+        Ok(silent) => silent,
+        Err(error) => return warn!(%error, "cannot serve a connection"),
+    };
     if !wait_for_opening(daemon, &stream, peer) {
         return debug!(pid = peer.pid, "a connection that said nothing");
     }
@@ -137,6 +172,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         Err(FrameError::Closed) => return,
         Err(error) => return warn!(pid = peer.pid, "closing its connection: {error}"),
     };
+    drop(silent);
     let Message { body, fds, .. } = message;
     let request = match read(&body) {
         Ok(request) => request,
@@ -188,9 +224,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             reply(&stream, &gpus::answer(daemon, peer, process, request));
         }
-        Request::Pause { .. } | Request::Restore if !is_operator(peer) => {
+        Request::Pause { .. } | Request::Restore if !may_checkpoint(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
-            let reason = "only root, and the user that rekindled runs as, may dump and restore";
+            let reason =
+                "only root, and the user that rekindled runs as, may dump and restore, and not from within a container";
             fail(&stream, reason.to_owned());
         }
         Request::Pause { root, leave_running } => {
@@ -210,6 +247,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
 /// Whether a peer may dump and restore, and see everybody. What it may name is limited further by what it sees.
 pub(crate) fn is_operator(peer: Credentials) -> bool {
     peer.uid == 0 || peer.uid == sys::own_uid()
+}
+
+/// Whether a peer may dump and restore. Root of a container may not: an image says itself which GPUs it wants.
+fn may_checkpoint(peer: Credentials) -> bool {
+    is_operator(peer) && matches!(PidView::of(peer.pid), Ok(PidView::Same))
 }
 
 /// The path of a directory, for messages.
@@ -269,7 +311,10 @@ fn read(opening: &Opening) -> Result<Request, String> {
             env!("CARGO_PKG_VERSION"),
         ));
     }
-    serde_json::from_value(opening.request.clone()).map_err(|error| format!("a request that is none: {error}"))
+    serde_json::from_value(opening.request.clone()).map_err(|error| {
+        // It may name what it found, in the peer's own characters.
+        format!("a request that is none: {}", error.to_string().escape_debug())
+    })
 }
 
 /// The name of the request, in whatever version it is.

@@ -115,7 +115,8 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Most likely out of descriptors: those who hold them will give some back.
-                    error!(%error, "cannot accept a connection");
+                    let closed = daemon.connections.close_a_silent_one();
+                    error!(%error, closed, "cannot accept a connection");
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }

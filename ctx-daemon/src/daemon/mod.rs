@@ -97,6 +97,7 @@ impl ServeError {
 
 /// Serves until SIGTERM or SIGINT. Workers that serve a client then go on without a daemon.
 pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
+    sandbox::make_devices();
     // Both before there is another thread.
     sys::private_files();
     let signals = sys::StopSignals::block()?;

@@ -190,6 +190,33 @@ fn device_group() -> Option<u32> {
     (mode & 0o006 != 0o006 && mode & 0o060 == 0o060).then(|| device.gid())
 }
 
+/// Has the driver's device files made where they are missing: workers cannot, and the driver's own way to do so from within
+/// a program is closed to them.
+pub(crate) fn make_devices() {
+    let Ok(gpus) = std::fs::read_dir("/proc/driver/nvidia/gpus") else { return };
+    let minors: Vec<u32> = gpus
+        .flatten()
+        .filter_map(|gpu| minor(&std::fs::read_to_string(gpu.path().join("information")).ok()?))
+        .collect();
+    let devices = minors.iter().map(|minor| format!("/dev/nvidia{minor}"));
+    let mut needed = devices.chain(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]);
+    if sys::own_uid() != 0 || needed.all(|path| Path::new(&path).exists()) {
+        return;
+    }
+    let mut command = std::process::Command::new("nvidia-modprobe");
+    command.arg("-u").args(minors.iter().map(|minor| format!("-c={minor}")));
+    match command.status() {
+        Ok(status) if status.success() => info!("nvidia-modprobe has made the driver's device files"),
+        Ok(status) => warn!("the driver's device files are missing, and nvidia-modprobe ended with {status}"),
+        Err(error) => warn!("the driver's device files are missing, and nvidia-modprobe cannot be started: {error}"),
+    }
+}
+
+/// The number of a GPU's device file, from `/proc/driver/nvidia/gpus/*/information`.
+fn minor(information: &str) -> Option<u32> {
+    information.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
+}
+
 /// The users of workers.
 #[derive(Debug)]
 pub(crate) struct Uids {
@@ -277,6 +304,12 @@ mod tests {
         let own = sys::own_uid();
         let uids = Arc::new(Uids::new(UidRange { first: own, last: own }));
         uids.claim().unwrap_err();
+    }
+
+    #[test]
+    fn a_gpus_device_file_is_numbered_by_the_driver() {
+        assert_eq!(minor("Model: \t\t NVIDIA H200\nDevice Minor: \t 3\nGPU Excluded:\t No\n"), Some(3));
+        assert_eq!(minor("Model: x\n"), None);
     }
 
     #[test]
