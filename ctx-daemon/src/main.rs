@@ -13,6 +13,7 @@ mod confinement;
 mod daemon;
 mod nvml;
 mod rejoin;
+mod share;
 mod worker;
 
 use std::io::IsTerminal;

@@ -33,7 +33,7 @@
 //!
 //! ```text
 //!   spare        Ready (unasked)
-//!   attach       Adopt   -> Done | Failed     it has answered the client itself, either way
+//!   attach       (Belong -> Done | Failed)    Adopt   -> Done | Failed     it has answered the client itself, either way
 //!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
 //!                Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
 //!                Alive again and again, Hold -> Done | Failed
@@ -377,6 +377,16 @@ pub enum WorkerRequest {
         attach: Attach,
         /// What it may have.
         limits: Limits,
+    },
+    /// Count what your client has with what others of its container have. Comes with the container's table, before
+    /// `Adopt`, or before `Connect`.
+    Belong {
+        /// Which row of it is yours.
+        row: u32,
+        /// The GPUs that the container has: the order of its columns.
+        gpus: Vec<[u8; 16]>,
+        /// What all may have together.
+        limits: ContainerLimits,
     },
     /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
     Quiesce {

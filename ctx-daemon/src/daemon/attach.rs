@@ -21,7 +21,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use super::clients::{Client, ClientState, PendingGuard};
-use super::grants::GrantError;
+use super::grants::{GrantError, ShareError};
 use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
@@ -55,6 +55,8 @@ pub(crate) enum AttachError {
     /// It knows: the worker has told it.
     #[error("its worker refused it: {0}")]
     Refused(String),
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error("it closed the connection")]
     Gone,
 }
@@ -117,6 +119,10 @@ fn hand_over(
         }
     }
     forget_when_dead(daemon, &worker);
+    if let Err(error) = daemon.share(&client) {
+        worker.kill();
+        return Err(error.into());
+    }
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
     match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, Some(ADOPT_TIMEOUT)) {
         Ok(()) => Ok(worker.pid()),
@@ -134,8 +140,12 @@ fn hand_over(
 /// The client of a worker goes when the worker does.
 pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, worker: &Arc<Worker>) {
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
+    let grants = Arc::downgrade(&daemon.grants);
     worker.on_death(move || {
         if let Some(client) = registry.upgrade().and_then(|it| it.remove(pid)) {
+            if let Some(grants) = grants.upgrade() {
+                grants.release(&client.allowed, pid);
+            }
             // The worker's own lines say more, and say so first, when it is the worker that failed.
             let reason = client.worker.death().to_string();
             let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason));

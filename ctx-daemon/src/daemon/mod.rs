@@ -68,7 +68,7 @@ pub(crate) struct Daemon {
     lost: Arc<LostWorkers>,
     restores: Restores,
     sandbox: Sandbox,
-    grants: Grants,
+    grants: Arc<Grants>,
     nvml: Nvml,
     connections: Connections,
     stopping: AtomicBool,
@@ -111,7 +111,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         lost: Arc::default(),
         restores: Restores::default(),
         sandbox,
-        grants: Grants::load(&config.state_dir, config.grants_required),
+        grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),
         connections: Connections::default(),
         stopping: AtomicBool::new(false),
@@ -140,6 +140,15 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
 }
 
 impl Daemon {
+    /// Has a client's worker count what it has with what others of its container have.
+    fn share(&self, client: &clients::Client) -> Result<(), grants::ShareError> {
+        let devices = match client.allowed.container {
+            Some(_) => self.pool.devices().map_err(|error| io::Error::other(error.to_string()))?,
+            None => return Ok(()),
+        };
+        self.grants.share(&client.allowed, &client.worker, &devices)
+    }
+
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }

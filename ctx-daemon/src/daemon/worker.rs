@@ -402,6 +402,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::SaveCode { .. } => "SaveCode",
         WorkerRequest::Cancel => "Cancel",
         WorkerRequest::Code { .. } => "Code",
+        WorkerRequest::Belong { .. } => "Belong",
         WorkerRequest::Load { .. } => "Load",
         WorkerRequest::Pinned { .. } => "Pinned",
         WorkerRequest::Connect { .. } => "Connect",

@@ -1,13 +1,17 @@
 //! What the configuration lets one client have of the machine's memory: more is out of memory, as if the device, or the
 //! host, had no more.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::control::Limits;
+use rekindle_wire::control::{ContainerLimits, Limits};
 use rekindle_wire::nvml::Memory;
 
 use super::commands::check;
 use super::executor::{Executor, Outcome, Refused};
+use crate::share::Share;
 
 const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);
 
@@ -20,6 +24,24 @@ impl Executor {
         }
     }
 
+    /// What the client has counts with what others of its container have; what it has already it keeps.
+    pub(crate) fn belong(
+        &mut self,
+        table: File,
+        row: u32,
+        gpus: &[[u8; 16]],
+        limits: ContainerLimits,
+    ) -> Result<(), String> {
+        let sees = self.attached.devices.iter().map(|it| it.uuid);
+        let row = usize::try_from(row).unwrap_or(usize::MAX);
+        let share = Share::new(table, row, limits, gpus, sees).ok_or("there is no such row in a container's table")?;
+        for (at, device) in self.devices.iter_mut().enumerate() {
+            device.memory.belong(Arc::clone(&share), at);
+        }
+        self.pinned.belong(share);
+        Ok(())
+    }
+
     /// Whether an array of this size may be made on a device. Other memory is checked where it is mapped.
     pub(crate) fn array_fits(&self, device: usize, bytes: u64) -> Result<(), Refused> {
         let memory = self.devices.get(device).map(|d| &d.memory);
@@ -28,9 +50,10 @@ impl Executor {
 
     /// Whether so much more may be pinned.
     pub(crate) fn pinned_fits(&self, bytes: u64) -> Result<(), Refused> {
-        let pinned: u64 = self.pinned.allocations().values().map(|p| p.size).sum();
+        let pinned = self.pinned.bytes();
         let limit = self.limits.pinned_memory.unwrap_or(u64::MAX);
-        if pinned.saturating_add(bytes) <= limit { Ok(()) } else { Err(OUT_OF_MEMORY) }
+        let fits = pinned.saturating_add(bytes) <= limit && self.pinned.take(bytes);
+        if fits { Ok(()) } else { Err(OUT_OF_MEMORY) }
     }
 
     /// What is free and what there is on each device, whatever the client may have.
@@ -55,7 +78,8 @@ impl Executor {
         check(unsafe { (self.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         let room = self.devices.get(device).map_or(0, |d| d.memory.room());
         reply.word((free as u64).min(room));
-        reply.word((total as u64).min(self.limits.device_memory.unwrap_or(u64::MAX)));
+        let most = self.devices.get(device).map_or(u64::MAX, |d| d.memory.most());
+        reply.word((total as u64).min(most));
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 }

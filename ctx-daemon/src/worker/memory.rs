@@ -10,12 +10,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::window;
 use thiserror::Error;
 
 use super::driver::{CallFailed, Driver, expect};
+use crate::share::{Share, What};
 
 /// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
 const GRANULE: u64 = 2 << 20;
@@ -85,6 +87,8 @@ pub(crate) struct DeviceMemory {
     beside: u64,
     /// And what it maps itself.
     pieces: u64,
+    /// What others of its container have counts too; as which device.
+    share: Option<(Arc<Share>, What)>,
 }
 
 impl DeviceMemory {
@@ -103,6 +107,7 @@ impl DeviceMemory {
             limit: u64::MAX,
             beside: 0,
             pieces: 0,
+            share: None,
         }
     }
 
@@ -114,17 +119,51 @@ impl DeviceMemory {
     /// What counts towards the limit and is not mapped here.
     pub(crate) fn set_beside(&mut self, bytes: u64) {
         self.beside = bytes;
+        self.publish();
     }
 
     /// What the client has made to map itself.
     pub(crate) fn set_pieces(&mut self, bytes: u64) {
         self.pieces = bytes;
+        self.publish();
+    }
+
+    /// What is used here counts with what others of the container use.
+    pub(crate) fn belong(&mut self, share: Arc<Share>, ordinal: usize) {
+        self.share = Some((share, What::Device(ordinal)));
+        self.publish();
+    }
+
+    /// The most that there may be.
+    pub(crate) fn most(&self) -> u64 {
+        let of_all = self.share.as_ref().and_then(|(share, _)| share.limits.device_memory);
+        self.limit.min(of_all.unwrap_or(u64::MAX))
+    }
+
+    /// What counts towards limits.
+    fn own(&self) -> u64 {
+        let mapped: u64 = self.backings.values().map(|(length, _)| length).sum();
+        mapped.saturating_add(self.beside).saturating_add(self.pieces)
+    }
+
+    fn publish(&self) {
+        if let Some((share, what)) = &self.share {
+            share.set(*what, self.own());
+        }
+    }
+
+    /// Whether so much more may be mapped; then it counts.
+    fn take_share(&self, length: u64) -> bool {
+        let own = self.own();
+        let more = own.saturating_add(length);
+        more <= self.limit && self.share.as_ref().is_none_or(|(share, what)| share.take(*what, own, more))
     }
 
     /// How much more the client may have.
     pub(crate) fn room(&self) -> u64 {
-        let mapped: u64 = self.backings.values().map(|(length, _)| length).sum();
-        self.limit.saturating_sub(mapped).saturating_sub(self.beside).saturating_sub(self.pieces)
+        let own = self.own();
+        let of_all = self.share.as_ref().map_or(u64::MAX, |(share, what)| share.room(*what, own));
+        self.limit.saturating_sub(own).min(of_all)
     }
 
     /// All allocations by address.
@@ -313,14 +352,15 @@ impl DeviceMemory {
 
     /// Makes physical pieces and maps them; what was made before a failure is undone.
     fn map(&mut self, driver: &Driver, address: u64, length: u64) -> Result<Vec<u64>, MemoryError> {
-        if length > self.room() {
+        if !self.take_share(length) {
             expect("the client's limit of GPU memory", CUDA_ERROR_OUT_OF_MEMORY)?;
         }
-        self.reserve(driver, address + length)?;
+        self.reserve(driver, address + length).inspect_err(|_| self.publish())?;
         let mut pieces = Vec::new();
         let result = self.map_pieces(driver, address, length, &mut pieces);
         if let Err(error) = result {
             let _ = self.unmap_pieces(driver, address, length, &pieces);
+            self.publish();
             return Err(error.into());
         }
         Ok(pieces)
@@ -352,6 +392,7 @@ impl DeviceMemory {
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
         let Some((length, backing)) = self.backings.remove(&base) else { return Ok(()) };
+        self.publish();
         self.shared.retain(|(b, _)| *b != base);
         let pieces = match backing {
             Backing::Large(pieces) => pieces,

@@ -12,6 +12,7 @@ use rekindle_wire::{layout, window};
 use tracing::warn;
 
 use super::driver::Driver;
+use crate::share::{Share, What};
 
 /// Memfds that have arrived but are not mapped yet. Filled by the thread that reads the connection.
 #[derive(Default)]
@@ -62,6 +63,8 @@ pub(crate) struct Allocation {
 pub(crate) struct PinnedMemory {
     pub(crate) arrived: Arc<Arrived>,
     allocations: BTreeMap<u64, Allocation>,
+    /// What others of its container have counts too.
+    share: Option<Arc<Share>>,
 }
 
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`: every context and device may use it.
@@ -72,6 +75,29 @@ impl PinnedMemory {
         &self.allocations
     }
 
+    /// Bytes of all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.allocations.values().map(|it| it.size).sum()
+    }
+
+    /// What is pinned here counts with what others of the container have pinned.
+    pub(crate) fn belong(&mut self, share: Arc<Share>) {
+        self.share = Some(share);
+        self.publish();
+    }
+
+    /// Whether so much more may be pinned; then it counts, until the mapping succeeds or fails.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let own = self.bytes();
+        self.share.as_ref().is_none_or(|share| share.take(What::Pinned, own, own.saturating_add(bytes)))
+    }
+
+    fn publish(&self) {
+        if let Some(share) = &self.share {
+            share.set(What::Pinned, self.bytes());
+        }
+    }
+
     /// Maps and registers the memfd that came for this address.
     pub(crate) fn map(
         &mut self,
@@ -80,6 +106,12 @@ impl PinnedMemory {
         serial: Option<u64>,
         allocation: Allocation,
     ) -> CUresult {
+        let result = self.try_map(driver, address, serial, allocation);
+        self.publish();
+        result
+    }
+
+    fn try_map(&mut self, driver: &Driver, address: u64, serial: Option<u64>, allocation: Allocation) -> CUresult {
         let Some((size, file)) = self.arrived.take(address, serial) else { return CUDA_ERROR_INVALID_VALUE };
         let end = address.checked_add(allocation.size);
         let inside = end.is_some_and(|end| address >= window::PINNED_BASE && end <= window::pinned().end);
@@ -104,6 +136,7 @@ impl PinnedMemory {
     /// Unregisters and unmaps an allocation that the device no longer uses.
     pub(crate) fn unmap(&mut self, driver: &Driver, address: u64) -> CUresult {
         let Some(allocation) = self.allocations.remove(&address) else { return CUDA_ERROR_INVALID_VALUE };
+        self.publish();
         // SAFETY: registered and mapped by `map`, once.
         unsafe {
             let result = (driver.cuMemHostUnregister)(address as *mut _);

@@ -225,6 +225,10 @@ impl Server {
             (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
                 self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
             }
+            (WorkerRequest::Belong { row, gpus, limits }, State::Spare | State::Restoring) => {
+                let file = fds.next().ok_or("no table came with the request")?;
+                self.executor.belong(file.into(), row, &gpus, limits)?;
+            }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
             (WorkerRequest::Load { hash_key, code, limits }, State::Spare) => {
                 let data = fds.next().ok_or("no data file came with the request")?;

@@ -179,6 +179,8 @@ impl Worker {
                 self.reply(&WorkerReply::Done);
             }
             WorkerRequest::Cancel => self.note("Cancel"),
+            // Of containers that have limits; none here.
+            WorkerRequest::Belong { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Code { code } => {
                 assert_eq!(code.len(), fds.len());
                 self.code += code.len();

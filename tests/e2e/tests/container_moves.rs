@@ -4,6 +4,7 @@
 use std::fs;
 
 use rekindle_e2e::podman::Podman;
+use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result};
 
 const SECOND: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707501";
@@ -50,6 +51,42 @@ fn a_container_keeps_its_gpu_over_checkpoints_imports_and_daemons() -> Result {
         assert_eq!(podman.exit_code(name)?, 0, "{name}");
         assert!(podman.call(&["logs", name])?.ends_with("the same\n"), "{name}");
     }
+    drop(podman);
+    node.finish()
+}
+
+#[test]
+fn processes_of_a_container_have_its_limits_together_and_again_when_restored() -> Result {
+    let node = Node::at_default_socket()?;
+    let podman = Podman::new(&node)?;
+    let shared = node.path("shared");
+    fs::create_dir(&shared)?;
+    let volume = format!("{}:/shared", shared.display());
+    // A shell and two processes with 32 and 16 MiB, and 2 MiB each for what is small.
+    let script = "/apps/visible --mib 32 --until /shared/go & /apps/visible --mib 16 --until /shared/go & wait";
+    let annotations = ["gpus=1", "gpu-memory-mib=64", "workers=3"].map(|it| format!("dev.rekindle/{it}"));
+    let mut options = vec!["--volume", &volume];
+    options.extend(annotations.iter().flat_map(|it| ["--annotation", it]));
+    podman.run("both", &options, &["/bin/sh", "-c", script])?;
+    until_true("both are ready", || Ok(podman.call(&["logs", "both"])?.matches("ready").count() == 2))?;
+
+    let visible = |mib: &'static str| podman.call(&["exec", "both", "/apps/visible", "--mib", mib]);
+    let holds = || -> Result {
+        assert_eq!(visible("8")?, format!("count 1\n0 {SECOND} ok\n"));
+        let said = visible("16").unwrap_err().to_string();
+        assert!(said.contains("cudaErrorMemoryAllocation"), "{said}");
+        Ok(())
+    };
+    holds()?;
+    podman.call(&["container", "checkpoint", "both"])?;
+    podman.call(&["container", "restore", "both"])?;
+    holds()?;
+    podman.call(&["exec", "--detach", "both", "/apps/visible", "--until", "/shared/go"])?;
+    until_true("a third process is there", || Ok(node.clients()?.len() == 3))?;
+    let said = visible("1").unwrap_err().to_string();
+    assert!(said.contains("it was given 3 workers"), "{said}");
+    fs::write(shared.join("go"), "")?;
+    assert_eq!(podman.output("both")?.matches("the same").count(), 2);
     drop(podman);
     node.finish()
 }

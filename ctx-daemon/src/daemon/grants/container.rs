@@ -76,7 +76,13 @@ pub(crate) struct Place {
 impl Place {
     /// Where this very process is, and not one that has its pid by now.
     pub(super) fn of(process: Process) -> io::Result<Self> {
-        let namespaces = pidns::chain(process.pid)?;
+        let namespaces = match pidns::chain(process.pid) {
+            // A daemon that is not root cannot look at other users' processes; how deep they are it sees.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_at_our_depth(process.pid)? => {
+                vec![pidns::own()?]
+            }
+            found => found?,
+        };
         let cgroups = Cgroups::parse(&std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid))?);
         // Everything above was of it if it is there still: pids are used again only after their process is gone.
         if !process.is_alive() {
@@ -84,6 +90,12 @@ impl Place {
         }
         Ok(Self { namespaces, cgroups })
     }
+}
+
+/// Whether a process is in as many pid namespaces as this one: what is seen of others is below.
+fn is_at_our_depth(pid: i32) -> io::Result<bool> {
+    let own = process::namespace_pids(std::process::id() as i32)?;
+    Ok(process::namespace_pids(pid)?.len() == own.len())
 }
 
 /// The first process in the innermost namespace of a place, as far up as the given one's ancestors are in it.

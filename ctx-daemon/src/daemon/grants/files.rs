@@ -3,7 +3,7 @@
 //! One file to a container, in a folder that is the daemon's user's alone and that no container sees. What it says holds
 //! as long as the process that it names is there, started at the moment and in the namespaces that it names.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,10 @@ use tracing::warn;
 use super::super::process::Process;
 use super::super::sys;
 use super::container::{Cgroups, Container, Place, Uuid};
+use crate::share;
 
+/// What the table of a container's workers is called.
+const TABLE: &str = "share";
 /// Of the files' content.
 const VERSION: u32 = 1;
 
@@ -58,13 +61,30 @@ pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
     fs::rename(new, path)
 }
 
-/// Removes a container's file.
+/// The table of what the container's workers use, each opened anew.
+pub(super) fn table(dir: &Path, container: &Container) -> io::Result<File> {
+    let path = path(dir, container).with_extension(TABLE);
+    File::options().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+/// Empties a worker's row of the table, if there is one.
+pub(super) fn release(dir: &Path, container: &Container, worker: i32) -> io::Result<()> {
+    match File::options().read(true).write(true).open(path(dir, container).with_extension(TABLE)) {
+        Ok(table) => share::release(&table, worker),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a container's files.
 pub(super) fn forget(dir: &Path, container: &Container) {
     let path = path(dir, container);
-    if let Err(error) = fs::remove_file(&path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        warn!("cannot remove {}: {error}", path.display());
+    for path in [path.with_extension(TABLE), path] {
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warn!("cannot remove {}: {error}", path.display());
+        }
     }
 }
 
@@ -82,9 +102,16 @@ pub(super) fn load(dir: &Path) -> Vec<Container> {
     let mut found = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
+        if path.extension().is_some_and(|it| it == TABLE) {
+            if !path.with_extension("json").exists() {
+                let _ = fs::remove_file(&path);
+            }
+            continue;
+        }
         match read(&path, &boot) {
             Some(container) => found.push(container),
             None => {
+                let _ = fs::remove_file(path.with_extension(TABLE));
                 if let Err(error) = fs::remove_file(&path) {
                     warn!("cannot remove {}: {error}", path.display());
                 }

@@ -17,11 +17,14 @@ mod select;
 mod serve;
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rekindle_images::Grant as Recorded;
-use rekindle_wire::control::ContainerLimits;
+use rekindle_wire::attach::Device;
+use rekindle_wire::control::{ContainerLimits, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -31,7 +34,9 @@ pub(crate) use self::select::SelectError;
 pub(crate) use self::serve::{grant, revoke};
 use super::pidns::{self, Identity};
 use super::process::Process;
+use super::worker::{Worker, WorkerError};
 use super::{lock, sys};
+use crate::share;
 
 /// Why a process may use nothing, or a container be given nothing.
 #[derive(Debug, Error)]
@@ -57,6 +62,20 @@ pub(crate) enum GrantError {
     #[error("cannot keep what container {id} was given in {}: {source}", .path.display())]
     Keep { id: String, path: PathBuf, source: io::Error },
 }
+
+/// Why what a client has cannot be counted.
+#[derive(Debug, Error)]
+pub(crate) enum ShareError {
+    #[error("no more than {} processes of a container with limits can use GPUs", share::ROWS)]
+    Full,
+    #[error("cannot keep account of what its container uses: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+}
+
+/// How long a worker may take to hear of its container.
+const SHARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a process may use.
 #[derive(Clone, Debug, Default)]
@@ -200,6 +219,38 @@ impl Grants {
             None => containers.push(Arc::clone(&container)),
         }
         Ok(container)
+    }
+
+    /// Has a worker count what its client has with what others of the client's container have, if that has limits.
+    /// `devices` are all there are.
+    pub(crate) fn share(&self, allowed: &Allowed, worker: &Worker, devices: &[Device]) -> Result<(), ShareError> {
+        let Some(container) = &allowed.container else { return Ok(()) };
+        let limits = container.limits;
+        if limits.device_memory.is_none() && limits.pinned_memory.is_none() {
+            return Ok(());
+        }
+        let owner = Process::with_pid(worker.pid())?;
+        let table = {
+            // One at a time.
+            let _containers = lock(&self.containers);
+            let table = files::table(&self.dir, container)?;
+            let lives = |pid, start| Process { pid, start }.is_alive();
+            let row = share::claim(&table, owner.pid, owner.start, lives)?;
+            row.and_then(|row| u32::try_from(row).ok()).map(|row| (row, table))
+        };
+        let (row, table) = table.ok_or(ShareError::Full)?;
+        let gpus = container.gpus.clone().unwrap_or_else(|| devices.iter().map(|it| it.uuid).collect());
+        let request = WorkerRequest::Belong { row, gpus, limits };
+        Ok(worker.ask(&request, &[table.as_raw_fd()], Some(SHARE_TIMEOUT))?)
+    }
+
+    /// A worker has died: what its client had is free for others of the container.
+    pub(crate) fn release(&self, allowed: &Allowed, worker: i32) {
+        let Some(container) = &allowed.container else { return };
+        let _containers = lock(&self.containers);
+        if let Err(error) = files::release(&self.dir, container, worker) {
+            warn!(container = container.id, worker, "cannot account for what a container uses: {error}");
+        }
     }
 
     /// Forgets what containers that are gone were given.

@@ -41,7 +41,7 @@ use self::state::Restore;
 pub(super) use self::state::Restores;
 use super::clients::Seats;
 use super::connection::{self, MAX_REQUEST};
-use super::grants::GrantError;
+use super::grants::{GrantError, ShareError};
 use super::pidns::{PidError, PidView};
 use super::pool::PoolError;
 use super::process::Process;
@@ -74,6 +74,8 @@ pub(super) enum RestoreError {
     Ambiguous(String),
     #[error(transparent)]
     Grant(#[from] GrantError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error(
         "{0}: its container was given other GPUs than the image's are here: give it those, or have the image's where the container's are"
     )]

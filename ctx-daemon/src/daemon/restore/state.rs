@@ -309,8 +309,9 @@ impl Restore {
             ClientState::Restoring,
         );
         lock(&self.state).connected.insert(place, Arc::clone(&client));
-        self.seats.fill(client);
+        self.seats.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &restored.worker);
+        daemon.share(&client)?;
         send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
     }
 
