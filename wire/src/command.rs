@@ -219,6 +219,9 @@ commands! {
     359 PIECE_ACCESS;
     /// `cuMemGetAllocationGranularity`. `option device handle_types flags` -> `granularity`. Waits.
     360 PIECE_GRANULARITY;
+    /// Encodes a tensor map, see [`crate::tensor_map::Kind`]: `kind type rank address dims.. strides..`, then the call's
+    /// further parameters in their order, arrays by their elements; or `kind address map_blob` -> `map_blob`. Waits.
+    361 TENSOR_MAP;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.

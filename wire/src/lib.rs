@@ -35,6 +35,7 @@ pub mod layout;
 pub mod nvml;
 pub mod reply;
 pub mod ring;
+pub mod tensor_map;
 pub mod window;
 
 use rekindle_cuda_abi::{generate, table};

@@ -46,6 +46,7 @@ mod save;
 mod serve;
 mod silence;
 mod start;
+mod tensor_maps;
 mod textures;
 mod times;
 mod uses;

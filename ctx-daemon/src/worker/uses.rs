@@ -200,6 +200,8 @@ impl Executor {
             command::POOL_CREATE..=command::POOL_SET_CURRENT => {}
             // What is mapped anew was not used before; what loses access or its addresses is not used any more.
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {}
+            // It is of no stream.
+            command::TENSOR_MAP => {}
             // What is held in the meantime was enqueued with the access that there was.
             command::PEER_ENABLE => {}
             // They make objects, or ask for what does not change.

@@ -4,13 +4,13 @@
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{Node, Result};
 
-const ENDLESS: [&str; 4] = ["--iterations", "400", "--sleep-us", "2000"];
+const ROUNDS: [&str; 4] = ["--iterations", "90", "--sleep-us", "2000"];
 
 #[test]
 fn nvml_agrees_with_cuda_before_and_after_a_restore_and_a_restart_of_the_daemon() -> Result {
     let mut node = Node::start()?;
-    let app = node.run_held("nvml", &ENDLESS, Some(300))?;
-    app.reaches(20)?;
+    let app = node.run_held("nvml", &ROUNDS, Some(70))?;
+    app.reaches(10)?;
     // Twice at whatever it is doing: asking, too.
     for _ in 0..2 {
         node.dump(&app)?;
@@ -27,14 +27,14 @@ fn nvml_agrees_with_cuda_before_and_after_a_restore_and_a_restart_of_the_daemon(
 #[test]
 fn a_process_that_asks_nvml_alone_is_no_client_and_outlives_its_daemon() -> Result {
     let mut node = Node::start()?;
-    let arguments = [&ENDLESS[..], &["--cuda", "0"]].concat();
-    let app = node.run_held("nvml", &arguments, Some(200))?;
-    app.reaches(20)?;
+    let arguments = [&ROUNDS[..], &["--cuda", "0"]].concat();
+    let app = node.run_held("nvml", &arguments, Some(50))?;
+    app.reaches(10)?;
     assert!(node.clients()?.is_empty(), "{:?}", node.clients()?);
     node.stop_daemon()?;
     node.start_daemon(&[])?;
     // Not in the middle of a question, which would make it ours.
-    app.reaches(200)?;
+    app.reaches(50)?;
     let image = node.dump_and_kill(app)?;
     assert!(!image.files()?.iter().any(|file| file == "rekindle.img"), "there is no GPU state in it");
     assert!(node.restore(&image)?.finish()?.ends_with("ok\n"));

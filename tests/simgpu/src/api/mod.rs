@@ -35,6 +35,7 @@ mod start;
 mod stream;
 mod stream_attribute;
 mod stream_memory;
+mod tensor_map;
 mod texture;
 mod vmm;
 
@@ -62,6 +63,7 @@ pub use start::*;
 pub use stream::*;
 pub use stream_attribute::*;
 pub use stream_memory::*;
+pub use tensor_map::*;
 pub use texture::*;
 pub use vmm::*;
 
