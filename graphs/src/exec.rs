@@ -198,19 +198,31 @@ impl Store {
         Ok(old.take_over(own, &shape, &mut flat).map(|()| old.with_changes(flat)))
     }
 
-    /// What becomes of an executable graph when one of its nodes has another task, or is enabled or not.
-    pub(crate) fn changed(
-        &self,
+    /// Gives one node of an executable graph another task, or enables it or not. `tell` hands the change on: the driver's
+    /// name of the graph, its steps, and which it is. Where it fails, nothing has changed.
+    pub(crate) fn change(
+        &mut self,
         exec: CUgraphExec,
         node: CUgraphNode,
         change: impl FnOnce(&mut Step) -> Result<()>,
-    ) -> Result<(Flat, Vec<usize>)> {
-        let old = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let place = *old.places.get(&node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let mut flat = (*old.flat).clone();
-        let step = flat.steps.get_mut(place).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        change(step)?;
-        Ok(old.with_changes(flat))
+        tell: impl FnOnce(u64, &Flat, usize) -> Result<()>,
+    ) -> Result<()> {
+        let exec = self.exec_mut(exec)?;
+        let place = *exec.places.get(&node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Nobody else has the steps, unless a launch is under way in another thread.
+        let steps = &mut Arc::make_mut(&mut exec.flat).steps;
+        let step = steps.get_mut(place).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let before = step.clone();
+        let mut told = change(step);
+        if told.is_ok() && *step != before {
+            told = tell(exec.made, &exec.flat, place);
+        }
+        if told.is_err()
+            && let Some(step) = Arc::make_mut(&mut exec.flat).steps.get_mut(place)
+        {
+            *step = before;
+        }
+        told
     }
 
     /// The step of a node.
@@ -362,8 +374,17 @@ mod tests {
             step.task = host(5);
             Ok(())
         };
-        assert_eq!(store.changed(exec, nodes[1], set).unwrap().1, [1]);
-        assert_eq!(store.changed(exec, 77, |_| Ok(())).err(), Some(CUDA_ERROR_INVALID_VALUE));
+        let mut told = Vec::new();
+        let tell = |_, flat: &Flat, place: usize| {
+            told.push((place, flat.steps[place].task.clone()));
+            Ok(())
+        };
+        store.change(exec, nodes[1], set, tell).unwrap();
+        assert_eq!(told, [(1, host(5))]);
+        assert_eq!(store.change(exec, 77, |_| Ok(()), |_, _, _| Ok(())), Err(CUDA_ERROR_INVALID_VALUE));
+        // What is not taken does not happen.
+        let refused = store.change(exec, nodes[0], set, |_, _, _| Err(CUDA_ERROR_NOT_SUPPORTED));
+        assert_eq!((refused, &store.step(exec, nodes[0]).unwrap().task), (Err(CUDA_ERROR_NOT_SUPPORTED), &host(0)));
         store.drop_exec(exec).unwrap();
         assert_eq!(store.drop_exec(exec), Err(CUDA_ERROR_INVALID_VALUE));
         assert_eq!(store.after.destroyed, [0]);

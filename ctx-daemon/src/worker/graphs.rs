@@ -54,11 +54,15 @@ impl Graph {
     }
 }
 
-fn functions(program: &Program) -> BTreeSet<u64> {
-    let function = |step: &Step| match &step.task {
+/// The function that a step launches.
+fn function(step: &Step) -> Option<u64> {
+    match &step.task {
         Task::Kernel(launch) => Launch::read(&mut Reader::new(launch)).ok().map(|l| l.function),
         _ => None,
-    };
+    }
+}
+
+fn functions(program: &Program) -> BTreeSet<u64> {
     program.steps.iter().filter_map(function).collect()
 }
 
@@ -270,22 +274,21 @@ impl Executor {
         blob.end()?;
         args.end()?;
         let graph = self.graphs.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-        let made = graph.made.clone();
+        let made = graph.made.as_ref().map(|made| (made.exec, made.nodes.get(place).copied().unwrap_or(0)));
         let old = graph.program.steps.get_mut(place).ok_or(Malformed("a step that a graph does not have"))?;
         let change = old.clone();
         *old = step.clone();
-        graph.functions = functions(&graph.program);
-        let Some(made) = made else { return Ok(()) };
-        let node = made.nodes.get(place).copied().unwrap_or(0);
-        if self.set_step(made.exec, node, &change, &step).is_err() {
+        if function(&change) != function(&step) {
+            graph.functions = functions(&graph.program);
+        }
+        let Some((exec, node)) = made else { return Ok(()) };
+        if self.set_step(exec, node, &change, &step).is_err() {
             // The driver does not change a node into everything that another could have been.
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let (program, flags) = (graph.program.clone(), graph.flags);
             let remade = self.make_graph(&program, flags)?;
-            if let Some(graph) = self.graphs.get_mut(&handle) {
-                graph.made = Some(remade);
-            }
-            self.end_made(Some(made))?;
+            let former = self.graphs.get_mut(&handle).and_then(|graph| graph.made.replace(remade));
+            self.end_made(former)?;
         }
         self.enter_context(self.header.context)
     }

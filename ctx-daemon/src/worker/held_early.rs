@@ -78,7 +78,7 @@ impl Executor {
             return self.perform(header, parameters);
         }
         for offset in (0..bytes).step_by(INLINE) {
-            let copied = self.from_staging(chunk, offset, INLINE.min(bytes - offset));
+            let copied = self.staged_bytes(chunk, offset, INLINE.min(bytes - offset));
             let mut args = Writer::new();
             args.word(target.wrapping_add(offset as u64));
             args.word(stream);
@@ -111,7 +111,7 @@ impl Executor {
             let Some(end) = copy.end.part(part.at) else {
                 return self.perform(header, parameters);
             };
-            let copied = self.from_staging(chunk, offset, part.bytes() as usize);
+            let copied = self.staged_bytes(chunk, offset, part.bytes() as usize);
             offset += copied.len();
             let mut args = Writer::new();
             BoxCopy { chunk: 0, end, source: None, size: part.size, stream: copy.stream }.write(&mut args);
@@ -124,7 +124,7 @@ impl Executor {
     }
 
     /// Bytes of a chunk, all of which are inside.
-    fn from_staging(&self, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
+    fn staged_bytes(&self, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
         let mut copied = vec![0; length];
         // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
         // meanwhile harms its own copy.

@@ -140,20 +140,24 @@ fn apply(exec: CUgraphExec, change: impl FnOnce(&mut crate::store::Store) -> Res
     })
 }
 
+/// Changes the step of one node.
+fn change(exec: CUgraphExec, node: CUgraphNode, change: impl FnOnce(&mut Step) -> Result<()>) -> Result<()> {
+    let driver = driver()?;
+    with(|store| store.change(exec, node, change, |made, flat, place| driver.update(made, flat, &[place])))
+}
+
 /// Gives a node of an executable graph another task of its kind.
 fn set(exec: CUgraphExec, node: CUgraphNode, task: impl FnOnce() -> Result<Task>) -> CUresult {
     call(|| {
         with(|store| store.step(exec, node).map(drop))?;
         let mut task = task()?;
-        apply(exec, |store| {
-            store.changed(exec, node, |step: &mut Step| {
-                ensure(allowed(&step.task, &task), CUDA_ERROR_INVALID_VALUE)?;
-                if let (Task::Kernel(old), Task::Kernel(new)) = (&step.task, &mut task) {
-                    new.attributes.clone_from(&old.attributes);
-                }
-                step.task = task;
-                Ok(())
-            })
+        change(exec, node, |step| {
+            ensure(allowed(&step.task, &task), CUDA_ERROR_INVALID_VALUE)?;
+            if let (Task::Kernel(old), Task::Kernel(new)) = (&step.task, &mut task) {
+                new.attributes.clone_from(&old.attributes);
+            }
+            step.task = task;
+            Ok(())
         })
     })
 }
@@ -250,12 +254,10 @@ fn can_be_disabled(task: &Task) -> bool {
 
 pub unsafe fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32) -> CUresult {
     call(|| {
-        apply(exec, |store| {
-            store.changed(exec, node, |step| {
-                ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
-                step.enabled = enabled != 0;
-                Ok(())
-            })
+        change(exec, node, |step| {
+            ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
+            step.enabled = enabled != 0;
+            Ok(())
         })
     })
 }

@@ -46,9 +46,12 @@ struct Job {
     size: [u64; 3],
 }
 
-static SEQUENCES: Mutex<Option<HashMap<u64, Arc<Mutex<Sequence>>>>> = Mutex::new(None);
+/// All of them.
+type Sequences = HashMap<u64, Arc<Mutex<Sequence>>>;
 
-fn all() -> Result<MutexGuard<'static, Option<HashMap<u64, Arc<Mutex<Sequence>>>>>> {
+static SEQUENCES: Mutex<Option<Sequences>> = Mutex::new(None);
+
+fn all() -> Result<MutexGuard<'static, Option<Sequences>>> {
     SEQUENCES.lock().map_err(|_| CUDA_ERROR_UNKNOWN)
 }
 
