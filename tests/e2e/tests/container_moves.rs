@@ -7,6 +7,7 @@ use rekindle_e2e::podman::Podman;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result};
 
+const FIRST: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707500";
 const SECOND: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707501";
 
 #[test]
@@ -87,6 +88,42 @@ fn processes_of_a_container_have_its_limits_together_and_again_when_restored() -
     assert!(said.contains("it was given 3 workers"), "{said}");
     fs::write(shared.join("go"), "")?;
     assert_eq!(podman.output("both")?.matches("the same").count(), 2);
+    drop(podman);
+    node.finish()
+}
+
+#[test]
+fn containers_of_a_pod_have_a_gpu_each_and_are_restored_into_it() -> Result {
+    let node = Node::at_default_socket()?;
+    let podman = Podman::new(&node)?;
+    podman.generate_cdi()?;
+    podman.call(&["pod", "create", "--name", "pod", "--network", "none"])?;
+    let apps = format!("{}:/apps:ro", rekindle_e2e::stage::apps()?.display());
+    let export = node.path("export.tar");
+    let export = export.to_string_lossy();
+    for (name, gpu) in [("pod-0", "0"), ("pod-1", "1")] {
+        podman.will_restore(name);
+        let device = format!("rekindle.dev/gpu={gpu}");
+        let options = ["run", "--detach", "--pod", "pod", "--pids-limit", "0", "--name", name, "--device", &device];
+        let program = ["--volume", &apps, "rekindle-e2e", "/apps/visible", "--until", "/tmp/go"];
+        podman.call(&[&options[..], &program].concat())?;
+        podman.says(name, "ready")?;
+    }
+    // Without a kernel that tracks what is written, podman says so, and the container goes on.
+    if podman.call(&["container", "checkpoint", "--pre-checkpoint", "pod-0"]).is_err() {
+        assert!(podman.pid("pod-0")? != 0);
+    }
+    podman.call(&["container", "checkpoint", "--compress", "none", "--export", &export, "pod-1"])?;
+    podman.call(&["rm", "pod-1"])?;
+    podman.call(&["container", "restore", "--import", &export, "--pod", "pod"])?;
+    podman.call(&["container", "checkpoint", "pod-0"])?;
+    podman.call(&["container", "restore", "pod-0"])?;
+    for (name, gpu) in [("pod-0", FIRST), ("pod-1", SECOND)] {
+        assert_eq!(podman.call(&["exec", name, "/apps/visible"])?, format!("count 1\n0 {gpu} ok\n"), "{name}");
+        podman.call(&["exec", name, "touch", "/tmp/go"])?;
+        assert!(podman.output(name)?.ends_with("the same\n"), "{name}");
+    }
+    podman.call(&["pod", "rm", "--force", "--time", "0", "pod"])?;
     drop(podman);
     node.finish()
 }
