@@ -19,7 +19,14 @@ fn rekindle() -> Command {
 }
 
 fn ran(command: &mut Command) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = command.output().unwrap();
+    // A program that was just written is busy as long as a process that another test forks meanwhile has it open.
+    let output = loop {
+        match command.output() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            output => break output.unwrap(),
+        }
+    };
+    let Output { status, stdout, stderr } = output;
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 

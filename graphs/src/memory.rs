@@ -95,7 +95,7 @@ impl Store {
         }
     }
 
-    fn drop_memory(&mut self, address: CUdeviceptr) {
+    pub(crate) fn drop_memory(&mut self, address: CUdeviceptr) {
         if self.memory.get(&address).is_some_and(|m| m.users == 0 && !m.live) {
             self.memory.remove(&address);
             self.after.released.push(address);
@@ -113,7 +113,8 @@ impl Store {
         Some(Ok(()))
     }
 
-    /// An executable graph that allocates and frees these is launched.
+    /// An executable graph that allocates and frees these is about to be launched. What it frees goes when it has been:
+    /// see [`Store::drop_memory`].
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` where memory is there that must not be, or is not that must. Nothing changes then.
@@ -134,7 +135,6 @@ impl Store {
         allocates.iter().for_each(|address| self.set_live(address, true));
         self.note_high();
         frees.iter().for_each(|address| self.set_live(address, false));
-        frees.iter().for_each(|address| self.drop_memory(*address));
         Ok(())
     }
 }

@@ -109,10 +109,10 @@ impl Step {
     /// Where it is no step, or one that comes after itself or a later one.
     pub fn read(r: &mut Reader<'_>, place: usize) -> Result<Self, Malformed> {
         let (enabled, context, count) = (r.word()? != 0, r.word()?, r.word()?);
-        if count > place as u64 {
+        if place >= MAX_STEPS || count > place as u64 {
             return Err(Malformed("a step of a graph that comes after more than there is"));
         }
-        let mut after = Vec::with_capacity(count as usize);
+        let mut after = Vec::new();
         for _ in 0..count {
             let before = r.word32()?;
             if before as usize >= place {

@@ -25,7 +25,7 @@ use super::grants::{GrantError, ShareError};
 use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
-use super::worker::{Worker, WorkerError};
+use super::worker::WorkerError;
 use super::{Daemon, sys};
 
 /// How long a worker may take to map the client's memory and answer it.
@@ -118,7 +118,7 @@ fn hand_over(
             return Err(AttachError::Gone);
         }
     }
-    forget_when_dead(daemon, &worker);
+    forget_when_dead(daemon, &client);
     if let Err(error) = daemon.share(&client) {
         worker.kill();
         return Err(error.into());
@@ -138,14 +138,18 @@ fn hand_over(
 }
 
 /// The client of a worker goes when the worker does.
-pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, worker: &Arc<Worker>) {
+///
+/// What it counted in its container's limits goes with it, also where the client has another worker by then.
+pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
+    let (worker, allowed) = (&client.worker, client.allowed.clone());
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
     let grants = Arc::downgrade(&daemon.grants);
     worker.on_death(move || {
-        if let Some(client) = registry.upgrade().and_then(|it| it.remove(pid)) {
-            if let Some(grants) = grants.upgrade() {
-                grants.release(&client.allowed, pid);
-            }
+        let client = registry.upgrade().and_then(|it| it.remove(pid));
+        if let Some(grants) = grants.upgrade() {
+            grants.release(&allowed, pid);
+        }
+        if let Some(client) = client {
             // The worker's own lines say more, and say so first, when it is the worker that failed.
             let reason = client.worker.death().to_string();
             let alive = lost.upgrade().is_some_and(|it| it.note(&client, reason));

@@ -230,6 +230,10 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
                 "only root, and the user that rekindled runs as, may dump and restore, and not from within a container";
             fail(&stream, reason.to_owned());
         }
+        // CRIU of a restore may be in the container's cgroup already, where runc puts it; that of a dump is not.
+        Request::Pause { .. } if grants::contained(daemon, peer) => {
+            fail(&stream, "a container may not dump".to_owned());
+        }
         Request::Pause { root, leave_running } => {
             drop(pending);
             dump::serve(daemon, &stream, peer, root, leave_running, fds);

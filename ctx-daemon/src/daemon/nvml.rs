@@ -155,9 +155,10 @@ impl Helper {
         Ok(frame::receive::<Answer>(&self.channel)?.body)
     }
 
+    /// Kills it. One that the kernel does not let die, in a driver that hangs, holds nobody up.
     fn end(mut self) {
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        std::thread::spawn(move || self.child.wait());
     }
 }
 

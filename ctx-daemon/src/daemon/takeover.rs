@@ -18,6 +18,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use super::clients::{Client, ClientState};
+use super::grants::{Allowed, GrantError};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::worker::{Worker, WorkerError};
@@ -35,6 +36,8 @@ enum TakeoverError {
     ClientGone,
     #[error("its client has another worker")]
     HasAnother,
+    #[error("what its client may use: {0}")]
+    Grant(#[from] GrantError),
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -85,13 +88,16 @@ fn take_over(
         return Err(TakeoverError::HasAnother);
     }
     // It has its worker already. What its container may still have is what it was given, or nothing.
-    let allowed = daemon.grants.of(process).unwrap_or_default();
+    let allowed = match daemon.grants.of(process) {
+        Err(GrantError::None) => Allowed::default(),
+        found => found?,
+    };
     frame::send(&stream, &Reply::Rejoined, &[], &[])?;
     let worker = Worker::new(peer.pid, None, attached, stream)?;
     let state = ClientState::Running;
     let client = Client::new(process, attach, allowed, Arc::clone(&worker), state);
-    daemon.registry.add(client);
-    attach::forget_when_dead(daemon, &worker);
+    daemon.registry.add(Arc::clone(&client));
+    attach::forget_when_dead(daemon, &client);
     // It has opened its ring when its daemon went; if it has not, its client would hang.
     worker.ask(&WorkerRequest::Open, &[], Some(OPEN_TIMEOUT))?;
     Ok(process.pid)

@@ -62,6 +62,14 @@ fn function(step: &Step) -> Option<u64> {
     }
 }
 
+/// What a kernel's step has that an executable graph of the driver's cannot be given anew.
+fn attributes_of(task: &Task) -> Option<(u32, Vec<u8>)> {
+    match task {
+        Task::Kernel(launch) => Launch::read(&mut Reader::new(launch)).ok().map(|l| (l.flags, l.attributes.to_vec())),
+        _ => None,
+    }
+}
+
 fn functions(program: &Program) -> BTreeSet<u64> {
     program.steps.iter().filter_map(function).collect()
 }
@@ -286,9 +294,17 @@ impl Executor {
             // The driver does not change a node into everything that another could have been.
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let (program, flags) = (graph.program.clone(), graph.flags);
-            let remade = self.make_graph(&program, flags)?;
-            let former = self.graphs.get_mut(&handle).and_then(|graph| graph.made.replace(remade));
+            let remade = self.make_graph(&program, flags);
+            // Where that fails there is none: better no launch than one of what the program has changed.
+            let (made, failed) = match remade {
+                Ok(made) => (Some(made), None),
+                Err(refused) => (None, Some(refused)),
+            };
+            let former = self.graphs.get_mut(&handle).and_then(|graph| std::mem::replace(&mut graph.made, made));
             self.end_made(former)?;
+            if let Some(refused) = failed {
+                return Err(refused);
+            }
         }
         self.enter_context(self.header.context)
     }
@@ -306,6 +322,10 @@ impl Executor {
                     }
                     Params::Fill(fill, context) => {
                         (driver.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const fill, context)
+                    }
+                    // Attributes belong to the node of a graph, not of an executable one.
+                    Params::Kernel { .. } if attributes_of(&old.task) != attributes_of(&step.task) => {
+                        CUDA_ERROR_INVALID_VALUE
                     }
                     Params::Kernel { mut params, mut bytes, .. } => {
                         let mut size = 0;

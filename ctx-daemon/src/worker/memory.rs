@@ -146,14 +146,14 @@ impl DeviceMemory {
         mapped.saturating_add(self.beside).saturating_add(self.pieces)
     }
 
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         if let Some((share, what)) = &self.share {
             share.set(*what, self.own());
         }
     }
 
     /// Whether so much more may be mapped; then it counts.
-    fn take_share(&self, length: u64) -> bool {
+    pub(super) fn take_share(&self, length: u64) -> bool {
         let own = self.own();
         let more = own.saturating_add(length);
         more <= self.limit && self.share.as_ref().is_none_or(|(share, what)| share.take(*what, own, more))

@@ -293,12 +293,17 @@ impl Executor {
         let (driver, device) = (self.driver(), self.device(ordinal)?);
         let ordinal = ordinal as usize;
         let properties = properties(device, handle_types, flags);
-        let room = self.devices.get(ordinal).map_or(0, |d| d.memory.room());
-        let fits = |executor: &Self| executor.devices.get(ordinal).is_some_and(|d| d.memory.room() >= size);
-        let mut made = if size <= room { create(driver, size, &properties) } else { Err(CUDA_ERROR_OUT_OF_MEMORY) };
+        // Counted before it is made: of processes that share a limit, all might find room for the same bytes.
+        let make = |executor: &Self| match executor.devices.get(ordinal) {
+            Some(device) if device.memory.take_share(size) => {
+                create(driver, size, &properties).inspect_err(|_| device.memory.publish())
+            }
+            _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        };
+        let mut made = make(self);
         // What pools hold and do not use is there to be had.
-        if made == Err(CUDA_ERROR_OUT_OF_MEMORY) && self.shrink_pools(ordinal) && fits(self) {
-            made = create(driver, size, &properties);
+        if made == Err(CUDA_ERROR_OUT_OF_MEMORY) && self.shrink_pools(ordinal) {
+            made = make(self);
         }
         let real = made.map_err(Refused::Code)?;
         self.vmm.pieces.insert(handle, Piece { real, size, device: ordinal, handle_types, flags, held: true });

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::types::CUDA_ERROR_INVALID_HANDLE;
+use crate::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED};
 
 struct Fake;
 
@@ -74,7 +74,7 @@ fn unknown_tables_and_bad_pointers_are_refused() {
         assert_eq!(export_table(&Fake, &[0; 16], &mut out), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(export_table(&Fake, std::ptr::null(), &mut out), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(export_table(&Fake, &CUDART.to_be_bytes(), std::ptr::null_mut()), CUDA_ERROR_INVALID_VALUE);
-        assert_eq!(unknown(), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(unknown(), CUDA_ERROR_NOT_SUPPORTED);
     }
 }
 

@@ -114,16 +114,22 @@ pub unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult {
         hook::not_capturable(stream)?;
         let driver = driver()?;
         driver.stream(stream)?;
-        let (made, flat) = with(|store| {
+        let (made, flat, frees) = with(|store| {
             let exec = store.exec_mut(exec)?;
             let (made, flat, automatic) = (exec.made, exec.flat.clone(), exec.flags & AUTO_FREE != 0);
-            if !exec.allocates.is_empty() || !exec.frees.is_empty() {
-                let (allocates, frees) = (exec.allocates.clone(), exec.frees.clone());
-                store.launch_memory(&allocates, &frees, automatic)?;
-            }
-            Ok((made, flat))
+            let (allocates, frees) = (exec.allocates.clone(), exec.frees.clone());
+            store.launch_memory(&allocates, &frees, automatic)?;
+            Ok((made, flat, frees))
         })?;
-        driver.launch(made, &flat, stream)
+        let launched = driver.launch(made, &flat, stream);
+        if !frees.is_empty() {
+            // Behind the launch, which still uses it: the driver frees in the order of what it was asked for.
+            with(|store| {
+                frees.iter().for_each(|address| store.drop_memory(*address));
+                Ok(())
+            })?;
+        }
+        launched
     })
 }
 

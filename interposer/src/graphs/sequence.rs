@@ -22,7 +22,11 @@ struct Sequence {
     /// Recorded behind each launch: launches of one do not overlap.
     event: CUevent,
     launched: bool,
+    /// Something was enqueued that the event is not behind: what the callback thread was given stays for ever.
+    lost: bool,
     bounces: HashMap<usize, Bounce>,
+    /// Those of copies that are others by now, which a launch may still be using.
+    former: Vec<Bounce>,
 }
 
 /// A copy of memory that only this process reaches, and the pinned memory that it goes through.
@@ -66,7 +70,7 @@ pub(super) fn create(flat: &Flat) -> Result<u64> {
     let mut event = 0;
     // SAFETY: the out parameter is a local.
     check(unsafe { remote::cuEventCreate(&raw mut event, DISABLE_TIMING) })?;
-    let mut sequence = Sequence { event, launched: false, bounces: HashMap::new() };
+    let mut sequence = Sequence { event, launched: false, lost: false, bounces: HashMap::new(), former: Vec::new() };
     if let Err(error) = sequence.prepare(flat) {
         sequence.end();
         return Err(error);
@@ -99,12 +103,14 @@ pub(super) fn launch(exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
         // SAFETY: no pointers.
         check(unsafe { remote::cuStreamWaitEvent(stream, sequence.event, 0) })?;
     }
-    for (place, step) in flat.steps.iter().enumerate().filter(|(_, step)| step.enabled) {
-        sequence.perform(place, step, stream)?;
-    }
+    let mut steps = flat.steps.iter().enumerate().filter(|(_, step)| step.enabled);
+    let performed = steps.try_for_each(|(place, step)| sequence.perform(place, step, stream));
     sequence.launched = true;
+    // Behind what was enqueued, all of it or not.
     // SAFETY: no pointers.
-    check(unsafe { remote::cuEventRecord(sequence.event, stream) })
+    let recorded = check(unsafe { remote::cuEventRecord(sequence.event, stream) });
+    sequence.lost |= recorded.is_err();
+    performed.and(recorded)
 }
 
 impl Sequence {
@@ -120,7 +126,6 @@ impl Sequence {
                 .iter()
                 .try_fold(1_usize, |product, n| product.checked_mul(*n));
             let bytes = bytes.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            // What is not used any more a launch may still be using: it stays until the end.
             let pinned = api::pinned(bytes)?;
             let c = &copy.copy;
             let packed = HostBox { address: pinned as usize, pitch: c.width, rows: c.height };
@@ -129,9 +134,18 @@ impl Sequence {
             let job = Job { to: to.unwrap_or(packed), from: from.unwrap_or(packed), size };
             let (before, after) = (from.is_some(), to.is_some());
             let job = Box::into_raw(Box::new(job));
-            self.bounces.insert(place, Bounce { copy: *copy, pinned, job, before, after });
+            self.former.extend(self.bounces.insert(place, Bounce { copy: *copy, pinned, job, before, after }));
+        }
+        if !self.former.is_empty() && self.is_idle() {
+            self.former.drain(..).for_each(Bounce::free);
         }
         Ok(())
+    }
+
+    /// Whether no launch is under way.
+    fn is_idle(&self) -> bool {
+        // SAFETY: no pointers.
+        !self.lost && (!self.launched || unsafe { remote::cuEventQuery(self.event) } == CUDA_SUCCESS)
     }
 
     fn perform(&mut self, place: usize, step: &Step, stream: CUstream) -> Result<()> {
@@ -150,7 +164,11 @@ impl Sequence {
                 within(kernel.context, || api::launch(what))
             }
             Task::Copy(copy) => match self.bounces.get(&place) {
-                Some(bounce) if api::ends(&copy.copy)?.is_none() => bounce.enqueue(stream),
+                Some(bounce) if api::ends(&copy.copy)?.is_none() => match bounce.copy == *copy {
+                    true => bounce.enqueue(stream),
+                    // Of a change that failed.
+                    false => Err(CUDA_ERROR_INVALID_VALUE),
+                },
                 // SAFETY: no memory that only this process reaches.
                 _ => within(copy.context, || unsafe { api::copy(&copy.copy, stream, false) }),
             },
@@ -170,12 +188,9 @@ impl Sequence {
     /// Gives everything back. Where the last launch is still under way, the callback thread may yet use what it has
     /// been given: that is left.
     fn end(&mut self) {
-        // SAFETY: no pointers of the application's.
-        let idle = !self.launched || unsafe { remote::cuEventQuery(self.event) } == CUDA_SUCCESS;
-        for (_, bounce) in self.bounces.drain().filter(|_| idle) {
-            // SAFETY: nothing uses the job any more, and it was made by a box.
-            drop(unsafe { Box::from_raw(bounce.job) });
-            api::unpin(bounce.pinned);
+        if self.is_idle() {
+            let bounces = self.bounces.drain().map(|(_, bounce)| bounce);
+            bounces.chain(self.former.drain(..)).for_each(Bounce::free);
         }
         // SAFETY: no pointers.
         unsafe { remote::cuEventDestroy_v2(self.event) };
@@ -204,6 +219,13 @@ unsafe extern "C" fn run(job: *mut c_void) {
 }
 
 impl Bounce {
+    /// Gives back what no launch uses any more.
+    fn free(self) {
+        // SAFETY: made by a box, which nobody else has.
+        drop(unsafe { Box::from_raw(self.job) });
+        api::unpin(self.pinned);
+    }
+
     fn enqueue(&self, stream: CUstream) -> Result<()> {
         let c = &self.copy.copy;
         let pinned = CudaMemcpy3dSide {

@@ -252,7 +252,11 @@ pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u6
     let base = match take() {
         Err(CUDA_ERROR_OUT_OF_MEMORY) => {
             stream.synchronize()?;
-            take()?
+            match take() {
+                // What it lacks is on its way to be freed in another stream.
+                Err(CUDA_ERROR_OUT_OF_MEMORY) => context.synchronize().and_then(|()| take())?,
+                other => other?,
+            }
         }
         other => other?,
     };

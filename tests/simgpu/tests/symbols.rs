@@ -38,7 +38,7 @@ fn what_is_not_implemented_refuses_and_nothing_works_before_initialisation() {
         // SAFETY: functions that take no arguments, or look at none before they refuse.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> i32>(symbol(handle, name))() }
     };
-    assert_eq!(call("cuGraphCreate"), 801);
+    assert_eq!(call("cuTexRefCreate"), 801);
     assert_eq!(call("cuCtxSynchronize"), 3);
 }
 

@@ -31,7 +31,7 @@ use tracing::{debug, info, warn};
 use self::container::Place;
 pub(crate) use self::container::{Container, Uuid};
 pub(crate) use self::select::SelectError;
-pub(crate) use self::serve::{grant, revoke};
+pub(crate) use self::serve::{contained, grant, revoke};
 use super::pidns::{self, Identity};
 use super::process::Process;
 use super::worker::{Worker, WorkerError};

@@ -40,7 +40,7 @@ fn try_grant(
     limits: ContainerLimits,
 ) -> Result<Reply, String> {
     let text = |error: GrantError| error.to_string();
-    allowed(peer).map_err(text)?;
+    allowed(daemon, peer).map_err(text)?;
     let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
     let devices = daemon.pool.devices().map_err(|error| error.to_string())?;
     let gpus = select(names, &devices).map_err(|error| error.to_string())?;
@@ -51,7 +51,7 @@ fn try_grant(
 
 /// Forgets a container that is gone.
 pub(crate) fn revoke(daemon: &Daemon, peer: Credentials, container: &str) -> Reply {
-    if let Err(error) = allowed(peer) {
+    if let Err(error) = allowed(daemon, peer) {
         return Reply::Failed { reason: error.to_string() };
     }
     // One of that name that is there keeps what it has: it may have been restored meanwhile.
@@ -60,10 +60,17 @@ pub(crate) fn revoke(daemon: &Daemon, peer: Credentials, container: &str) -> Rep
     Reply::Revoked
 }
 
-/// The root of a container is root as well: who gives must be on the host.
-fn allowed(peer: Credentials) -> Result<(), GrantError> {
-    let allowed = connection::is_operator(peer) && takeover::is_neighbour(peer.pid);
+/// The root of a container is root as well: who gives must be on the host, and in no container that was given something
+/// (one may share the host's namespaces).
+fn allowed(daemon: &Daemon, peer: Credentials) -> Result<(), GrantError> {
+    let allowed = connection::is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer);
     allowed.then_some(()).ok_or(GrantError::NotAllowed)
+}
+
+/// Whether a peer is of a container that was given something.
+pub(crate) fn contained(daemon: &Daemon, peer: Credentials) -> bool {
+    let found = Process::with_pid(peer.pid).map(|process| daemon.grants.of(process));
+    found.is_ok_and(|found| found.is_ok_and(|allowed| allowed.container.is_some()))
 }
 
 /// What is asked for, where the configuration lets a container have so much; what it says where nothing is asked for.

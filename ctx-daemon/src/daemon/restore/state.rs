@@ -310,7 +310,7 @@ impl Restore {
         );
         lock(&self.state).connected.insert(place, Arc::clone(&client));
         self.seats.fill(Arc::clone(&client));
-        attach::forget_when_dead(daemon, &restored.worker);
+        attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
         send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
     }
