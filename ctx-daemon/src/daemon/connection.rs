@@ -222,7 +222,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {
             // As above.
             drop(pending);
-            reply(&stream, &gpus::answer(daemon, peer, process, request));
+            let answer = gpus::answer(daemon, peer, process, request);
+            // What a daemon that stops cannot say the next one will: who finds the connection closed asks again.
+            if !(daemon.is_stopping() && matches!(answer, Reply::Failed { .. })) {
+                reply(&stream, &answer);
+            }
         }
         Request::Pause { .. } | Request::Restore if !may_checkpoint(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
