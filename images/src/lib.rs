@@ -41,6 +41,7 @@
 #![deny(unsafe_code)]
 
 mod commit;
+pub mod content;
 mod data_reader;
 mod data_writer;
 mod decode;
