@@ -15,11 +15,13 @@ podman_() {
     podman --cgroup-manager cgroupfs --runtime "${REKINDLE_RUNTIME:-runc}" --storage-driver overlay --log-level error "$@"
 }
 
-# Options of `podman run`. Network none: no bridge can be made everywhere, and CRIU need not lock one; a container has
-# its own loopback all the same.
-podman_run=(--network none)
-# With the hybrid layout cgroup v2 lacks the pids controller, and podman's default limit makes runc fail.
-grep -qw pids /sys/fs/cgroup/cgroup.controllers || podman_run+=(--pids-limit 0)
+# Options of `podman run` that this machine needs. With the hybrid layout cgroup v2 lacks the pids controller, and podman's
+# default limit makes runc fail.
+podman_limits=()
+grep -qw pids /sys/fs/cgroup/cgroup.controllers || podman_limits=(--pids-limit 0)
+# And those of most containers. Network none: no bridge can be made everywhere, and CRIU need not lock one; a container
+# has its own loopback all the same.
+podman_run=(--network none "${podman_limits[@]}")
 
 # A small image (4 MB): busybox, its shell, and the C library of the tree, so that built programs run in it from bind
 # mounts. Nothing is fetched. $1 is its name.

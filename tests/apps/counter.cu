@@ -1,10 +1,11 @@
-// Counts on the device and answers over UDP what it has counted, with N MiB of device data that it can verify.
+// Counts on the device and answers over the network what it has counted, with N MiB of device data that it can verify.
 //
-//   counter [--port N] [--mib N] [--interval-ms N]        0 (chosen and printed), 64, 10
+//   counter [--port N] [--tcp 1] [--mib N] [--interval-ms N]        0 (chosen and printed), 0 (UDP), 64, 10
 //
 // Prints "port N" when it is ready. Each step a kernel increments a counter in a device global and writes one page of
 // the data anew, from the page's number and the counter; so the data is a function of the counter, and a checkpoint
-// that took one of them at another moment is found out. Answers a datagram, on the loopback address only:
+// that took one of them at another moment is found out. Answers a datagram, on the loopback address only, or what
+// arrives at a time on one of up to eight TCP connections, on every address:
 //   count    "count D S": D read from the device, S this process's own number of steps
 //   check    "ok D" if all data is what it must be at counter D, else "bad D PAGES"
 //   quit     "bye", and exit 0
@@ -86,9 +87,84 @@ static uint64_t page_hash(uint64_t seed) {
     return hash;
 }
 
+// Where requests come from: a UDP socket, or a TCP one and its connections.
+struct Requests {
+    static const int MOST = 9;
+    bool tcp;
+    uint16_t port;
+    pollfd sockets[MOST]; // the first is bound; descriptors of -1 are no connection
+    int from = 0;         // who has asked last
+    sockaddr_in peer = {};
+
+    Requests(bool over_tcp, uint16_t wanted) : tcp(over_tcp) {
+        for (pollfd &each : sockets) {
+            each = {-1, POLLIN, 0};
+        }
+        int sock = sockets[0].fd = socket(AF_INET, tcp ? SOCK_STREAM : SOCK_DGRAM, 0);
+        int yes = 1;
+        sockaddr_in address = {};
+        address.sin_family = AF_INET;
+        address.sin_port = htons(wanted);
+        address.sin_addr.s_addr = htonl(tcp ? INADDR_ANY : INADDR_LOOPBACK);
+        socklen_t length = sizeof address;
+        if (sock < 0 || (tcp && setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) ||
+            bind(sock, (sockaddr *)&address, sizeof address) != 0 || (tcp && listen(sock, MOST) != 0) ||
+            getsockname(sock, (sockaddr *)&address, &length) != 0) {
+            fprintf(stderr, "cannot bind port %u: %s\n", wanted, strerror(errno));
+            exit(4);
+        }
+        port = ntohs(address.sin_port);
+    }
+    // Whether something has come within this time.
+    bool wait(int milliseconds) { return poll(sockets, MOST, milliseconds) > 0; }
+    // A request that is there, if any. New connections are taken in, those that have ended closed.
+    bool take(char *request, size_t size) {
+        if (!tcp) {
+            socklen_t length = sizeof peer;
+            return recvfrom(sockets[0].fd, request, size, MSG_DONTWAIT, (sockaddr *)&peer, &length) > 0;
+        }
+        if (poll(sockets, MOST, 0) <= 0) {
+            return false;
+        }
+        if (sockets[0].revents) {
+            int taken = accept(sockets[0].fd, nullptr, nullptr);
+            for (int i = 1; taken >= 0 && i < MOST; i++) {
+                if (sockets[i].fd < 0) {
+                    sockets[i].fd = taken;
+                    sockets[i].revents = 0;
+                    taken = -1;
+                }
+            }
+            if (taken >= 0) {
+                close(taken);
+            }
+        }
+        for (int i = 1; i < MOST; i++) {
+            if (sockets[i].fd >= 0 && sockets[i].revents) {
+                if (recv(sockets[i].fd, request, size, MSG_DONTWAIT) > 0) {
+                    from = i;
+                    return true;
+                }
+                close(sockets[i].fd);
+                sockets[i].fd = -1;
+            }
+        }
+        return false;
+    }
+    void answer(const char *reply) {
+        // One who is gone by now misses nothing.
+        if (tcp) {
+            (void)!send(sockets[from].fd, reply, strlen(reply), MSG_NOSIGNAL);
+        } else {
+            (void)!sendto(sockets[0].fd, reply, strlen(reply), 0, (sockaddr *)&peer, sizeof peer);
+        }
+    }
+};
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     uint16_t port = (uint16_t)options.number("--port", 0);
+    bool tcp = options.number("--tcp", 0) != 0;
     uint64_t pages = options.number("--mib", 64) << 8, interval = options.number("--interval-ms", 10);
     options.done();
     REQUIRE(pages > 0);
@@ -108,25 +184,14 @@ int main(int argc, char **argv) {
     CHECK(cudaDeviceSynchronize());
     uint64_t base = page_hash(0), scale = page_hash(1) - base;
 
-    int sock = socket(AF_INET, SOCK_DGRAM, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    if (sock < 0 || bind(sock, (sockaddr *)&address, sizeof address) != 0 ||
-        getsockname(sock, (sockaddr *)&address, &length) != 0) {
-        fprintf(stderr, "cannot bind UDP port %u: %s\n", port, strerror(errno));
-        return 4;
-    }
-    printf("port %u\n", ntohs(address.sin_port));
+    Requests requests(tcp, port);
+    printf("port %u\n", requests.port);
     fflush(stdout);
 
     uint64_t steps = 0;
     for (double next = now_ns();;) {
         double left = next - now_ns();
-        pollfd ready = {sock, POLLIN, 0};
-        if (left > 0 && poll(&ready, 1, (int)(left / 1e6) + 1) == 0) {
+        if (left > 0 && !requests.wait((int)(left / 1e6) + 1)) {
             continue;
         }
         if (left <= 0) {
@@ -137,9 +202,7 @@ int main(int argc, char **argv) {
             next = now_ns() + (double)interval * 1e6; // from now: a process that was stopped does not hurry after
         }
         char request[16] = {}, reply[80];
-        sockaddr_in from;
-        length = sizeof from;
-        if (recvfrom(sock, request, sizeof request - 1, MSG_DONTWAIT, (sockaddr *)&from, &length) < 0) {
+        if (!requests.take(request, sizeof request - 1)) {
             continue;
         }
         unsigned long long count = 0;
@@ -160,7 +223,7 @@ int main(int argc, char **argv) {
         } else {
             snprintf(reply, sizeof reply, "unknown request\n");
         }
-        sendto(sock, reply, strlen(reply), 0, (sockaddr *)&from, length);
+        requests.answer(reply);
         if (reply[0] == 'b' && reply[1] == 'y') {
             return 0;
         }

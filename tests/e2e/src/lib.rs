@@ -10,9 +10,9 @@
 //! ```
 //!
 //! - [`stage`]: what is tested: the built tree, the programs
-//! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP
+//! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP, [`service`]: and over TCP
 //! - [`criu`]: dumps and restores; [`image`]: what they leave, and damage to it
-//! - [`podman`][]: containers; [`fake`][]: a daemon of another version
+//! - [`podman`][]: containers; [`network`][]: one of a test's own; [`fake`][]: a daemon of another version
 //! - [`gate`]: stopping a dump or a restore at a known moment; [`footprint`]: what is held, to find what leaks;
 //!   [`faults`]: killing somebody then, and what must hold; [`disk`]: one that becomes full
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
@@ -30,10 +30,12 @@ pub mod footprint;
 pub mod gate;
 pub mod image;
 pub mod kill;
+pub mod network;
 pub mod node;
 pub mod podman;
 pub mod process;
 pub mod random;
+pub mod service;
 pub mod stage;
 pub mod wait;
 

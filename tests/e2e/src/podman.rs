@@ -84,8 +84,9 @@ impl Podman {
         all.extend(options);
         all.extend([image, &program]);
         all.extend(arguments);
-        // `podman_run` are options that depend on the machine.
-        self.shell(r#"podman_ --hooks-dir "$HOOKS" run "${podman_run[@]}" "${@:2}""#, &all)
+        // These are options that depend on the machine.
+        let given = if options.contains(&"--network") { "podman_limits" } else { "podman_run" };
+        self.shell(&format!(r#"podman_ --hooks-dir "$HOOKS" run "${{{given}[@]}}" "${{@:2}}""#), &all)
     }
 
     /// Makes an image of a root directory.
@@ -171,7 +172,9 @@ impl Podman {
         if !output.status.success() {
             // runc says where CRIU's is.
             let log = errors.lines().find_map(|line| line.split_once("log file: "));
-            let log = log.and_then(|(_, path)| fs::read_to_string(path.trim()).ok()).unwrap_or_default();
+            let log = log
+                .and_then(|(_, path)| fs::read_to_string(path.trim().trim_end_matches('"')).ok())
+                .unwrap_or_default();
             bail!("podman {} ended with {}: {errors}{}", arguments.join(" "), output.status, tail(&log));
         }
         Ok(String::from_utf8(output.stdout)?)

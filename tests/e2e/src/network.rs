@@ -1,0 +1,69 @@
+//! A network of a test's own, in which podman's bridges and rules are made and go again: nothing of the machine's network
+//! changes.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use anyhow::{bail, ensure};
+
+use crate::Result;
+
+/// The network's own address towards the other machine.
+pub const HERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+const THERE: &str = "198.51.100.2/24";
+
+/// The network that the thread which has made it is in, and all that it starts.
+#[derive(Debug)]
+pub struct Network {
+    /// Of the other machine.
+    name: String,
+}
+
+impl Network {
+    /// This thread gets a network with a loopback, and a cable to another machine.
+    pub fn new() -> Result<Self> {
+        // SAFETY: changes this thread's namespace; no pointers.
+        ensure!(unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0, "unshare: {}", std::io::Error::last_os_error());
+        // SAFETY: no pointers.
+        let name = format!("machine-{}", unsafe { libc::gettid() });
+        ip("link set lo up")?;
+        ip(&format!("netns add {name}"))?;
+        let network = Self { name };
+        let name = &network.name;
+        ip(&format!("link add cable type veth peer name cable netns {name}"))?;
+        ip(&format!("address add {HERE}/24 dev cable"))?;
+        ip("link set cable up")?;
+        ip(&format!("-netns {name} address add {THERE} dev cable"))?;
+        ip(&format!("-netns {name} link set cable up"))?;
+        Ok(network)
+    }
+
+    /// Does something on the other machine, as far as networks go.
+    pub fn elsewhere<T: Send>(&self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let namespace = File::open(format!("/run/netns/{}", self.name))?;
+        // A namespace is a thread's: one that nobody else uses.
+        std::thread::scope(|scope| {
+            let acting = scope.spawn(|| {
+                // SAFETY: changes this thread's namespace; no pointers.
+                let entered = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+                ensure!(entered == 0, "setns: {}", std::io::Error::last_os_error());
+                act()
+            });
+            acting.join().unwrap_or_else(|_| bail!("what was done elsewhere panicked"))
+        })
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let _ = ip(&format!("netns delete {}", self.name));
+    }
+}
+
+fn ip(arguments: &str) -> Result {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output()?;
+    ensure!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}

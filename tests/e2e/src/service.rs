@@ -1,0 +1,88 @@
+//! The program `counter` as a service over TCP: a connection that stays open, or a new one for each question.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+
+use crate::Result;
+use crate::wait::until;
+
+/// How long an answer may take over a connection that stands: only a failing test waits this long.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How long one attempt to connect may take.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// An open connection to a counter.
+#[derive(Debug)]
+pub struct Service {
+    stream: TcpStream,
+}
+
+impl Service {
+    /// Connects, once somebody listens there.
+    pub fn connect(address: Ipv4Addr, port: u16) -> Result<Self> {
+        let address = SocketAddrV4::new(address, port);
+        until(&format!("something answers at {address}"), || {
+            let stream = match TcpStream::connect_timeout(&address.into(), CONNECT) {
+                Ok(stream) => stream,
+                Err(error) if is_temporary(error.kind()) => return Ok(None),
+                Err(error) => return Err(error).context("cannot connect"),
+            };
+            stream.set_read_timeout(Some(ANSWER))?;
+            let mut service = Self { stream };
+            // Whoever publishes the port may have taken the connection while the program does not listen yet.
+            Ok(service.count().is_ok().then_some(service))
+        })
+    }
+
+    /// What it has counted, the same on the GPU as in the process.
+    pub fn count(&mut self) -> Result<u64> {
+        let answer = self.ask("count\n")?;
+        let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [device, own] = numbers[..] else { bail!("count was answered by {answer:?}") };
+        ensure!(device == own, "the GPU has counted {device} steps, and the process {own}");
+        Ok(device)
+    }
+
+    /// Waits until it has counted this far.
+    pub fn reaches(&mut self, count: u64) -> Result<u64> {
+        until(&format!("the counter reaches {count}"), || {
+            let now = self.count()?;
+            Ok((now >= count).then_some(now))
+        })
+    }
+
+    /// That all data on the GPU is what it must be.
+    pub fn check(&mut self) -> Result {
+        let answer = self.ask("check\n")?;
+        ensure!(answer.starts_with("ok "), "the data is {answer:?}");
+        Ok(())
+    }
+
+    /// Lets it end by itself, successfully.
+    pub fn quit(mut self) -> Result {
+        let answer = self.ask("quit\n")?;
+        ensure!(answer.trim() == "bye", "quit was answered by {answer:?}");
+        Ok(())
+    }
+
+    fn ask(&mut self, request: &str) -> Result<String> {
+        self.stream.write_all(request.as_bytes())?;
+        let mut answer = Vec::new();
+        while answer.last() != Some(&b'\n') {
+            let mut some = [0; 100];
+            match self.stream.read(&mut some).context("no answer")? {
+                0 => bail!("the connection was closed instead of an answer to {request:?}"),
+                length => answer.extend(some.iter().take(length)),
+            }
+        }
+        Ok(String::from_utf8(answer)?)
+    }
+}
+
+fn is_temporary(kind: ErrorKind) -> bool {
+    use ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut, WouldBlock};
+    matches!(kind, ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut | WouldBlock)
+}
