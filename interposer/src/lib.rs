@@ -68,8 +68,11 @@ fn entry(function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
         Err(forbidden) => forbidden,
     };
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(CUDA_ERROR_UNKNOWN);
-    if result == CUDA_ERROR_NOT_SUPPORTED {
-        counts::refused(function);
+    if result != CUDA_SUCCESS {
+        if result == CUDA_ERROR_NOT_SUPPORTED {
+            counts::refused(function);
+        }
+        log::failed(exports::SYMBOLS[function as usize].0, result);
     }
     result
 }

@@ -1,8 +1,11 @@
 //! What the interposer says on stderr, which belongs to the application: one line when CUDA cannot start or the worker
-//! dies, and with `REKINDLE_LOG` set also which calls were refused, once each.
+//! dies; with `REKINDLE_LOG` set also which calls were refused, once each; and with `REKINDLE_LOG=errors` every call that
+//! does not succeed, with its code.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, OnceLock};
+
+use rekindle_cuda_abi::types::*;
 
 /// A line that the user must see.
 pub(crate) fn error(line: &str) {
@@ -13,6 +16,17 @@ pub(crate) fn error(line: &str) {
 fn wanted() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some())
+}
+
+/// Notes that a call has not succeeded. What is no error is not noted: that something is not done yet.
+#[cold]
+pub(crate) fn failed(symbol: &'static str, code: CUresult) {
+    static ERRORS: OnceLock<bool> = OnceLock::new();
+    if *ERRORS.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some_and(|v| v == "errors"))
+        && code != CUDA_ERROR_NOT_READY
+    {
+        eprintln!("rekindle: {symbol} answers {code}");
+    }
 }
 
 /// A line for who has asked for more.

@@ -110,11 +110,11 @@ impl Executor {
         let owner = self.pools.get(handle).map_err(Refused::Code)?.device;
         let open = access == CU_MEM_ACCESS_READWRITE;
         // A device keeps its own memory, and there is no reading without writing here.
-        if !open && (access != 0 || owner as u64 == ordinal) {
+        if !open && access != 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         if owner as u64 == ordinal {
-            return Ok(());
+            return if open { Ok(()) } else { Err(Refused::Code(CUDA_ERROR_INVALID_DEVICE)) };
         }
         let mut can = 0;
         // SAFETY: the out parameter is a local.

@@ -1,6 +1,9 @@
 //! The client's own virtual memory management: addresses it has reserved, pieces of physical memory it has made, and
 //! mappings of one at the other.
 //!
+//! The driver keeps only large reservations where they are asked for (measured on 580: 64 MiB and more, not 8), so one that
+//! holds both windows is made when the first of them is needed, and stays; the client's are parts of it.
+//!
 //! ```text
 //!   reservations   ├──────────── addresses ────────────┤      at the client's places in `window::reserved`
 //!   mappings          ├─ piece 1 ─┤├─ piece 2 ─┤             each with what devices may do there
@@ -53,6 +56,8 @@ pub(crate) struct Vmm {
     reservations: BTreeMap<u64, u64>,
     pieces: BTreeMap<u64, Piece>,
     mappings: BTreeMap<u64, Mapping>,
+    /// Whether the driver keeps the windows free.
+    kept: bool,
 }
 
 /// A piece where it is mapped to be saved or loaded.
@@ -87,6 +92,27 @@ impl Vmm {
         let reservation = self.reservations.range(..=address).next_back();
         let end = address.checked_add(size);
         reservation.zip(end).is_some_and(|((base, length), end)| end <= base + length)
+    }
+
+    /// Has the driver keep both windows free.
+    fn keep_windows(&mut self, driver: &Driver) -> Result<(), CUresult> {
+        if !self.kept {
+            reserve_at(driver, window::RESERVED_BASE, window::RESERVED_SIZE + window::ALIAS_SIZE)?;
+            self.kept = true;
+        }
+        Ok(())
+    }
+
+    /// Whether a range touches no reservation.
+    fn is_free(&self, address: u64, size: u64) -> bool {
+        let before = self.reservations.range(..address.saturating_add(size)).next_back();
+        before.is_none_or(|(base, length)| base + length <= address)
+    }
+
+    /// Whether anything is mapped in a range.
+    fn is_used(&self, address: u64, size: u64) -> bool {
+        let before = self.mappings.range(..address.saturating_add(size)).next_back();
+        before.is_some_and(|(base, mapping)| base + mapping.size > address)
     }
 
     /// Lets go of a piece that nobody has any more.
@@ -239,16 +265,18 @@ impl Executor {
                 if !is_in(&window::reserved(), address, size) {
                     return Err(Malformed("a reservation outside its window").into());
                 }
-                reserve_at(driver, address, size).map_err(Refused::Code)?;
+                if !self.vmm.is_free(address, size) {
+                    return Err(Malformed("a reservation where one is").into());
+                }
+                let driver = self.driver();
+                self.vmm.keep_windows(driver).map_err(Refused::Code)?;
                 self.vmm.reservations.insert(address, size);
             }
             command::ADDRESS_FREE => {
                 let (address, size) = (args.word()?, args.word()?);
-                if self.vmm.reservations.get(&address) != Some(&size) {
+                if self.vmm.reservations.get(&address) != Some(&size) || self.vmm.is_used(address, size) {
                     return Err(INVALID_VALUE);
                 }
-                // SAFETY: a reservation of the client's; the driver refuses what is mapped.
-                check(unsafe { (driver.cuMemAddressFree)(address, size as usize) })?;
                 self.vmm.reservations.remove(&address);
             }
             command::PIECE_CREATE => self.piece_create(args)?,
@@ -395,8 +423,9 @@ impl Executor {
     pub(crate) fn restore_vmm(&mut self) -> Result<(), String> {
         let driver = self.driver();
         let failed = |what: &str, at: u64, code| format!("{what} {at:#x} is not to be had: {}", result_name(code));
-        for (&address, &size) in &self.vmm.reservations {
-            reserve_at(driver, address, size).map_err(|code| failed("the reservation at", address, code))?;
+        if !self.vmm.reservations.is_empty() {
+            let kept = self.vmm.keep_windows(driver);
+            kept.map_err(|code| failed("the window at", window::RESERVED_BASE, code))?;
         }
         for (&handle, piece) in &mut self.vmm.pieces {
             let device = self.devices.get(piece.device).ok_or("the image uses a device that is not here")?.device;
@@ -430,6 +459,11 @@ impl Executor {
     /// Maps every piece where it can be read and written. [`Executor::unmap_aliases`] ends that.
     pub(crate) fn map_aliases(&mut self) -> Result<Vec<Alias>, String> {
         let places = self.vmm.places().ok_or("it has more memory of its own mapping than can be saved")?;
+        if !places.is_empty() {
+            let driver = self.driver();
+            let kept = self.vmm.keep_windows(driver);
+            kept.map_err(|code| format!("cuMemAddressReserve failed: {}", result_name(code)))?;
+        }
         let mut mapped = Vec::new();
         for alias in &places {
             let device = self.devices.get(alias.piece.device).map_or(0, |d| d.device);
@@ -448,13 +482,10 @@ impl Executor {
     pub(crate) fn unmap_aliases(&self, aliases: &[Alias]) {
         for alias in aliases {
             let size = alias.piece.size as usize;
-            // SAFETY: mapped and reserved in `map_alias`, and nobody else's.
-            let gone = unsafe {
-                expect("cuMemUnmap", (self.driver().cuMemUnmap)(alias.address, size))
-                    .and(expect("cuMemAddressFree", (self.driver().cuMemAddressFree)(alias.address, size)))
-            };
+            // SAFETY: mapped in `map_alias`, and nobody else's.
+            let gone = unsafe { expect("cuMemUnmap", (self.driver().cuMemUnmap)(alias.address, size)) };
             if let Err(failed) = gone {
-                tracing::warn!("addresses at {:#x} were not given back: {failed}", alias.address);
+                tracing::warn!("what was mapped at {:#x} to be saved stays there: {failed}", alias.address);
             }
         }
     }
@@ -462,9 +493,6 @@ impl Executor {
 
 fn map_alias(driver: &Driver, alias: &Alias, device: CUdevice) -> Result<(), CallFailed> {
     let Alias { address, piece, .. } = *alias;
-    if let Err(code) = reserve_at(driver, address, piece.size) {
-        return expect("cuMemAddressReserve", code);
-    }
     // SAFETY: a piece of the client's, at addresses of our own.
     let mapped = unsafe { expect("cuMemMap", (driver.cuMemMap)(address, piece.size as usize, 0, piece.real, 0)) };
     let access = CUmemAccessDesc {
@@ -472,15 +500,11 @@ fn map_alias(driver: &Driver, alias: &Alias, device: CUdevice) -> Result<(), Cal
         location_id: device,
         flags: CU_MEM_ACCESS_READWRITE,
     };
-    let result = mapped.and_then(|()| {
+    mapped.and_then(|()| {
         expect("cuMemSetAccess", set_access(driver, address, piece.size, &[access])).inspect_err(|_| {
             // SAFETY: mapped above.
             unsafe { (driver.cuMemUnmap)(address, piece.size as usize) };
         })
-    });
-    result.inspect_err(|_| {
-        // SAFETY: reserved above, and nothing is mapped there.
-        unsafe { (driver.cuMemAddressFree)(address, piece.size as usize) };
     })
 }
 
@@ -505,6 +529,7 @@ mod tests {
             reservations: BTreeMap::from([(BASE, 64 * MIB)]),
             pieces: BTreeMap::from([(1, piece(7)), (2, piece(8))]),
             mappings: BTreeMap::from([(BASE, mapping(1)), (BASE + 2 * MIB, mapping(2)), (BASE + 8 * MIB, mapping(1))]),
+            kept: false,
         }
     }
 
@@ -514,6 +539,16 @@ mod tests {
         assert!(vmm.covers(BASE, 4 * MIB) && vmm.covers(BASE + 3 * MIB, MIB));
         assert!(!vmm.covers(BASE, 4 * MIB + 1) && !vmm.covers(BASE + 6 * MIB, MIB) && !vmm.covers(BASE, 0));
         assert!(!vmm.covers(u64::MAX, 2));
+    }
+
+    #[test]
+    fn ranges_are_free_or_used_to_the_byte() {
+        let vmm = sample();
+        assert!(vmm.is_free(BASE + 64 * MIB, MIB) && vmm.is_free(BASE - MIB, MIB));
+        assert!(!vmm.is_free(BASE + 64 * MIB - 1, MIB) && !vmm.is_free(BASE - MIB, MIB + 1));
+        assert!(!vmm.is_free(BASE - MIB, 66 * MIB) && !vmm.is_free(BASE, u64::MAX));
+        assert!(vmm.is_used(BASE, MIB) && vmm.is_used(BASE + 4 * MIB, 5 * MIB) && vmm.is_used(BASE - 1, 2));
+        assert!(!vmm.is_used(BASE + 4 * MIB, 4 * MIB) && !vmm.is_used(BASE - MIB, MIB));
     }
 
     #[test]

@@ -70,6 +70,9 @@ static TOOLS_CONTEXT: Table<93> = Table::new()
     .with(4, context_id as *const c_void)
     .with(39, stream_id as *const c_void)
     .with(51, stream_handle as *const c_void);
+/// cuBLASLt reads a text of the driver's through it (slot 4, and slot 13 to give it back) when it looks for an algorithm, and
+/// takes the table itself for granted; it does without the text.
+static TEXTS: Table<32> = Table::new();
 static TOOLS_MODULE: Table<99> = Table::new().with(7, enumerate_functions as *const c_void);
 
 /// The table with that UUID, its bytes read as one big-endian number.
@@ -82,6 +85,7 @@ pub(super) fn find(uuid: u128) -> Option<*const c_void> {
         0x263E8860_7CD2_6143_92F6_BBD5006DFA7E => CHK.address(),
         0xD4082055_BDE6_704B_8D34_BA123C66E1F2 => INT.address(),
         0x21318C60_9714_3248_8CA6_41FF7324C8F2 => TOOLS_CONTEXT.address(),
+        0x1734DC26_800D_4745_8726_C0F1E7DD8BCA => TEXTS.address(),
         0x6E163FBE_B958_444D_835C_E182AFF1991E => TOOLS_MODULE.address(),
         _ => return None,
     })
@@ -165,18 +169,23 @@ unsafe extern "C" fn stream_id(_context: CUcontext, handle: u64, id: *mut u64) -
 
 type EachFunction = unsafe extern "C" fn(*mut c_void, CUfunction, *const c_void, *const c_void);
 
+/// Calls `each` with every function of a module, and returns how many there were: cuFFT, whose images have one kernel each
+/// under a name that it does not know, takes any other answer than 1 for a failure.
 unsafe extern "C" fn enumerate_functions(
     context: CUcontext,
     module: CUmodule,
     each: Option<EachFunction>,
     user: *mut c_void,
-) -> CUresult {
+) -> c_int {
+    let mut count = 0;
     answer(|host| {
         let each = each.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         for function in host.module_functions(context, module)? {
             // SAFETY: the caller's own function, called as it expects: with its data first.
             unsafe { each(user, function, std::ptr::null(), std::ptr::null()) };
+            count += 1;
         }
         Ok(())
-    })
+    });
+    count
 }

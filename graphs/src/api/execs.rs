@@ -8,7 +8,7 @@ use super::params::{self, copy_task, fill_task, host_task, kernel_task, kernel_t
 use super::{call, ensure, put, put_if, read};
 use crate::Result;
 use crate::driver::driver;
-use crate::exec::{AUTO_FREE, Flat, Refusal, Step, allowed};
+use crate::exec::{AUTO_FREE, Flat, Refusal, Step, TOPOLOGY_CHANGED, TYPE_CHANGED, allowed};
 use crate::hook;
 use crate::store::with;
 use crate::task::Task;
@@ -297,6 +297,7 @@ pub unsafe fn cuGraphExecUpdate_v2(
     })
 }
 
+/// The first form knows no other reason than the graph's shape (driver 580 answers so).
 pub unsafe fn cuGraphExecUpdate(
     exec: CUgraphExec,
     graph: CUgraph,
@@ -308,7 +309,7 @@ pub unsafe fn cuGraphExecUpdate(
         let Refusal { result: code, node, .. } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
         unsafe {
             put_if(error_node, node);
-            put_if(result, code);
+            put_if(result, if code == TYPE_CHANGED { TOPOLOGY_CHANGED } else { code });
         }
         ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
     })

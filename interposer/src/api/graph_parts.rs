@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::Kernel;
 use rekindle_wire::boxes::End;
-use rekindle_wire::command::{Launch, MemOp};
+use rekindle_wire::command::{Kind, Launch, MemOp};
 
 pub(crate) use super::boxes::{copy, host_box};
 pub(crate) use super::callback::enqueue;
@@ -15,7 +15,7 @@ pub(crate) use super::library::send_parts;
 pub(crate) use super::memory::reserve_window;
 pub(crate) use super::stream::named as stream;
 use super::{boxes, check, launch as launches, memset, pinned as pages, stream_memory};
-use crate::client;
+use crate::client::{self, Client};
 use crate::remote;
 
 /// What the driver says at once of a launch: sizes against the device's limits and the function's own.
@@ -42,17 +42,27 @@ pub(crate) fn check_kernel(kernel: &Kernel) -> Result<(), CUresult> {
     if known.checked.load(Relaxed) == digest {
         return Ok(());
     }
-    let attribute = |which: u32| {
-        let mut value = 0;
-        // SAFETY: the out parameter is a local.
-        check(unsafe { remote::cuFuncGetAttribute(&raw mut value, which, kernel.function) })?;
-        Ok::<u64, CUresult>(value.max(0) as u64)
-    };
+    let attribute = |which| function_attribute(client, kernel.function, device, which).map(|v| v.max(0) as u64);
     if threads > attribute(MAX_THREADS)? || u64::from(kernel.shared_bytes) > attribute(MAX_DYNAMIC_SHARED)? {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     known.checked.store(digest, Relaxed);
     Ok(())
+}
+
+/// An attribute of a function, or of a kernel on one of the worker's devices: of that the driver does not say it by
+/// `cuFuncGetAttribute`.
+pub(crate) fn function_attribute(client: &Client, function: u64, device: usize, which: u32) -> Result<i32, CUresult> {
+    let mut value = 0;
+    // SAFETY: the out parameter is a local.
+    check(unsafe {
+        if Kind::Kernel.owns(function) {
+            remote::cuKernelGetAttribute(&raw mut value, which, function, client.ordinal(device))
+        } else {
+            remote::cuFuncGetAttribute(&raw mut value, which, function)
+        }
+    })?;
+    Ok(value)
 }
 
 /// Both ends of a copy as the worker reaches them, `None` where it does not.

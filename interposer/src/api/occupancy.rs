@@ -30,9 +30,7 @@ fn potential_block_size(
     let client = client::get()?;
     let device = client.contexts.current()?.1.device;
     let attribute = |number: usize| client.attached.devices[device].attributes.get(number).map_or(0, |a| a.1);
-    let mut largest = 0;
-    // SAFETY: a local.
-    check(unsafe { super::cuFuncGetAttribute(&raw mut largest, MAX_THREADS, function) })?;
+    let largest = super::graph_parts::function_attribute(client, function, device, MAX_THREADS)?;
     let limit = if limit <= 0 { largest } else { limit.min(largest) };
     let full = attribute(THREADS_OF_MULTIPROCESSOR);
     let (mut best, mut most) = ((0, 0), 0);

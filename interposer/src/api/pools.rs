@@ -207,10 +207,10 @@ pub(crate) unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
 
 pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc, count: usize) -> CUresult {
     code(client::get().and_then(|_| {
+        if list.is_null() || count == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         for i in 0..count {
-            if list.is_null() {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
             // SAFETY: cuda.h has the list hold `count` elements.
             let wanted = unsafe { list.add(i).read_unaligned() };
             let location = Location { kind: wanted.location_type, id: wanted.location_id };
@@ -230,7 +230,8 @@ pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location:
     code(unsafe { read::<Location, _>(location) }.and_then(|location| {
         let mut call = Call::new(POOL_GET_ACCESS)?;
         call.word(pool);
-        call.device(device_of(location, "cuMemPoolGetAccess of the host")?)?;
+        let device = device_of(location, "cuMemPoolGetAccess of the host")?;
+        call.device(device).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let (result, mut reply) = call.wait();
         check(result)?;
         // SAFETY: the caller's promise by cuda.h.

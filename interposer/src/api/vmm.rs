@@ -71,8 +71,16 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
     option: u32,
 ) -> CUresult {
     code(client::get().and_then(|client| {
-        // SAFETY: the caller's promise by cuda.h.
-        let (wanted, device) = unsafe { wanted(client, prop)? };
+        if prop.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so readable by cuda.h's contract.
+        let wanted = unsafe { prop.read_unaligned() };
+        // The driver looks neither at the device nor at the kind of memory.
+        let device = match wanted.location_type {
+            0 | CU_MEM_LOCATION_TYPE_DEVICE => client.device(wanted.location_id).unwrap_or(0),
+            kind => device_of(client, kind, wanted.location_id, "cuMemGetAllocationGranularity of host memory")?,
+        };
         let mut call = Call::new(PIECE_GRANULARITY)?;
         call.word(u64::from(option));
         put_properties(&mut call, &wanted, device);
@@ -229,7 +237,9 @@ pub(crate) unsafe fn cuMemSetAccess(
             // SAFETY: cuda.h has the array hold `count` elements.
             let access = unsafe { desc.add(i).read_unaligned() };
             let (kind, id) = (access.location_type, access.location_id);
-            let device = device_of(client, kind, id, "cuMemSetAccess for the host")?;
+            let device = device_of(client, kind, id, "cuMemSetAccess for the host");
+            let device =
+                device.map_err(|e| if e == CUDA_ERROR_INVALID_DEVICE { CUDA_ERROR_INVALID_VALUE } else { e })?;
             if !matches!(access.flags, 0 | READ | CU_MEM_ACCESS_READWRITE) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }

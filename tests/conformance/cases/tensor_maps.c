@@ -57,7 +57,6 @@ GROUP(replaced) {
     TRY("the first again", cuTensorMapReplaceAddress, &map, (void *)memory);
     YES(cuTensorMapReplaceAddress, "the first again, gives what was encoded", memcmp(&map, &before, sizeof map) == 0);
     TRY("an odd one", cuTensorMapReplaceAddress, &map, (void *)(memory + 8));
-    TRY("of null", cuTensorMapReplaceAddress, NULL, (void *)memory);
 }
 
 static void im2col(const char *what, cuuint32_t rank, cuuint32_t channels, cuuint32_t pixels) {

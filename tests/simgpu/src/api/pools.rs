@@ -111,7 +111,7 @@ pub unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
 /// all memory of the device, as with `cuCtxEnablePeerAccess`.
 pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc, count: usize) -> CUresult {
     status(|| {
-        ensure(!descriptors.is_null() || count == 0, CUDA_ERROR_INVALID_VALUE)?;
+        ensure(!descriptors.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
         let (owner, found) = pool::find(pool)?;
         for i in 0..count {
             let access = unsafe { descriptors.add(i).read_unaligned() };
@@ -119,7 +119,7 @@ pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc,
             let other = device(access.location_id)?.ordinal;
             let open = access.flags == CU_MEM_ACCESS_READWRITE;
             ensure(open || access.flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-            ensure(open || other != owner.ordinal, CUDA_ERROR_INVALID_VALUE)?;
+            ensure(open || other != owner.ordinal, CUDA_ERROR_INVALID_DEVICE)?;
             if other == owner.ordinal {
                 continue;
             }
@@ -146,7 +146,7 @@ pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c
         ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let [_, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
         let (owner, found) = pool::find(pool)?;
-        let other = device(id)?.ordinal;
+        let other = device(id).map_err(|_| CUDA_ERROR_INVALID_VALUE)?.ordinal;
         let open = other == owner.ordinal || found.access.load(Ordering::SeqCst) & (1 << other) != 0;
         unsafe { put(flags.cast(), if open { CU_MEM_ACCESS_READWRITE } else { 0 }) }
     })

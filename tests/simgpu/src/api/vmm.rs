@@ -37,7 +37,7 @@ pub unsafe fn cuMemGetAllocationGranularity(
     _option: u32,
 ) -> CUresult {
     status(|| {
-        device_of(&unsafe { read(property) }?)?;
+        unsafe { read(property) }?;
         unsafe { put(granularity, BLOCK as usize) }
     })
 }
@@ -116,7 +116,7 @@ pub unsafe fn cuMemSetAccess(
                 CU_MEM_ACCESS_READWRITE => (true, true),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             };
-            let other = device(access.location_id)?;
+            let other = device(access.location_id).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
             let apart = space::find(pointer).is_some_and(|region| region.device != other.ordinal);
             ensure(config().peers || !apart || !read, CUDA_ERROR_INVALID_DEVICE)?;
             vmm::set_access(pointer, size as u64, other, read, write)?;
