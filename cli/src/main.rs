@@ -10,6 +10,7 @@
 //!
 //! `run` becomes the command, whose exit code is then its own.
 
+mod access;
 mod calls;
 mod check;
 mod daemon;

@@ -6,7 +6,7 @@ use clap::Args;
 use rekindle_wire::control::{ClientInfo, Reply, Request};
 
 use crate::failure::Failure;
-use crate::{calls, daemon, output};
+use crate::{access, calls, daemon, output};
 
 /// Which processes run under Rekindle.
 #[derive(Debug, Args)]
@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// What this process has asked of the driver and was refused
     #[arg(long, value_name = "PID")]
     calls: Option<i32>,
+    /// What this process's commands were expected to write, and what they wrote; see `access.report` of the daemon
+    #[arg(long, value_name = "PID", conflicts_with = "calls")]
+    access: Option<i32>,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -27,6 +30,9 @@ pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
     let socket = daemon::socket(options.socket.clone())?;
     if let Some(pid) = options.calls {
         return calls::calls(&socket, pid, options.json);
+    }
+    if let Some(pid) = options.access {
+        return access::access(&socket, pid, options.json);
     }
     let Reply::Clients(clients) = daemon::ask(&socket, &Request::List)? else {
         return Err(daemon::nonsense().into());

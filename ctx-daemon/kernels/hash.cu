@@ -46,12 +46,15 @@ __device__ __forceinline__ u64 chunks_of(u64 length) { return (length + CHUNK - 
 // Each byte is read once, so that what is hashed is what is copied: hence volatile.
 __device__ __forceinline__ uint4 load_unit(u64 at) {
     uint4 v;
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at));
     return v;
 }
 
 __device__ __forceinline__ void store_unit(u64 at, uint4 v) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 __device__ __forceinline__ void absorb(u64 sum[LANES], uint4 v, const u32 *key) {
@@ -78,7 +81,7 @@ extern "C" __device__ __noinline__ uint4 rekindle_part_of_unit(u64 from, u64 to,
 
 template <bool copies>
 __device__ __forceinline__ void hash(const ColumnKey &key, const Schedule *schedule, const Piece *pieces, u32 count,
-                                            u64 chunks, u64 *digests) {
+                                     u64 chunks, u64 *digests) {
     __shared__ u64 gathered[2][WARPS][LANES];
     const u32 thread = threadIdx.x;
     // Each block has a run of chunks, and looks for its first piece once.

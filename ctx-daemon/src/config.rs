@@ -31,6 +31,10 @@
 //! pinned_memory_mib = 8192
 //! workers = 8                 # processes that use a GPU
 //! need_grant = true           # a process in another pid namespace that was given no GPU is refused
+//!
+//! [access]                    # for counting on small sizes: every command waits for the GPU, twice
+//! report = false              # compare what each command writes with what it is expected to; `rekindle ps --access`
+//! limit_mib = 1024            # of more GPU memory than this nothing is compared
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -56,6 +60,8 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 /// A machine with eight GPUs needs many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
+const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
+const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
 /// A path in a socket's address, with its final zero, and with what the workers' door is called more.
 const SOCKET_PATH_MAX: usize = 108 - crate::rejoin::DOOR.len();
 /// Where distributions and systemd put nobody.
@@ -108,6 +114,8 @@ pub(crate) struct Config {
     pub(crate) stall_timeout: Duration,
     pub(crate) worker_program: PathBuf,
     pub(crate) sandbox: SandboxConfig,
+    /// How many bytes are hashed around commands, in the reporting mode.
+    pub(crate) report_access: Option<u64>,
 }
 
 /// What workers give up.
@@ -200,6 +208,30 @@ struct File {
     pool: PoolTable,
     #[serde(default)]
     sandbox: SandboxTable,
+    #[serde(default)]
+    access: AccessTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AccessTable {
+    report: Option<bool>,
+    limit_mib: Option<u64>,
+}
+
+impl AccessTable {
+    /// The limit in bytes, where the mode is on.
+    fn limit(&self) -> Result<Option<u64>, ConfigError> {
+        let mib = self.limit_mib.unwrap_or(DEFAULT_ACCESS_LIMIT_MIB);
+        if mib == 0 || mib > MOST_ACCESS_LIMIT_MIB {
+            return Err(ConfigError::Value {
+                what: "access.limit_mib",
+                value: mib.to_string(),
+                problem: "is not between 1 and 1048576",
+            });
+        }
+        Ok(self.report.unwrap_or(false).then_some(mib << 20))
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -299,6 +331,7 @@ impl Config {
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
+            report_access: file.access.limit()?,
             limits: file.limits.bytes(),
             containers: file.containers.limits(),
             grants_required: file.containers.need_grant.unwrap_or(true),
@@ -391,6 +424,14 @@ mod tests {
     fn limits_are_in_mib() {
         let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
+    }
+
+    #[test]
+    fn accesses_are_reported_only_where_that_is_asked_for() {
+        assert_eq!(parse("").unwrap().report_access, None);
+        assert_eq!(parse("[access]\nreport = true").unwrap().report_access, Some(1 << 30));
+        assert_eq!(parse("[access]\nreport = true\nlimit_mib = 2").unwrap().report_access, Some(2 << 20));
+        assert!(parse("[access]\nlimit_mib = 0").unwrap_err().contains("access.limit_mib"));
     }
 
     #[test]

@@ -55,6 +55,9 @@ enum Command {
         /// What it gives up, as JSON; nothing unless said
         #[arg(long)]
         confined: Option<Confinement>,
+        /// Compare what commands write with what they are expected to, with so many bytes of GPU memory at most
+        #[arg(long)]
+        report_access: Option<u64>,
     },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]
@@ -72,8 +75,8 @@ fn main() -> ExitCode {
     let options = Options::parse();
     log_to_stderr();
     match options.command {
-        Some(Command::Worker { channel_fd, cuda_driver, confined }) => {
-            with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined))
+        Some(Command::Worker { channel_fd, cuda_driver, confined, report_access }) => {
+            with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined, report_access))
         }
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))

@@ -50,6 +50,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::access::AccessReport;
 use crate::attach::Attach;
 use crate::nvml;
 
@@ -137,6 +138,11 @@ pub enum Request {
     Status,
     /// What has this client asked for?
     Calls {
+        /// The client's process, as the asker numbers it.
+        pid: i32,
+    },
+    /// What has been counted of this client's accesses to memory?
+    Access {
         /// The client's process, as the asker numbers it.
         pid: i32,
     },
@@ -240,6 +246,8 @@ pub enum Reply {
     Status(StatusInfo),
     /// To `Calls`: what was called at all, in the order of the driver table.
     Calls(Vec<CallInfo>),
+    /// To `Access`.
+    Access(Box<AccessReport>),
     /// To `Check`: the processes of the tree that use a GPU.
     Checked(Vec<CheckInfo>),
     /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
@@ -448,6 +456,8 @@ pub enum WorkerRequest {
     Describe,
     /// What the client has asked for.
     Calls,
+    /// What has been counted of the client's accesses. `Failed` where the reporting mode is off.
+    Access,
     /// Whether the client has been at rest ever since it was quiesced. `Failed` if it has gone on by itself, since the
     /// daemon was silent.
     Hold,
@@ -517,6 +527,11 @@ pub enum WorkerReply {
     Calls {
         /// By the places of functions in the driver table.
         counts: Vec<crate::calls::Count>,
+    },
+    /// To `Access`.
+    Access {
+        /// The counts.
+        report: Box<AccessReport>,
     },
     /// To `Check`.
     Checked {

@@ -21,6 +21,7 @@
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
+pub mod access;
 pub mod attach;
 pub mod boxes;
 pub mod calls;

@@ -209,6 +209,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         Request::List => reply(&stream, &list::clients(daemon, peer)),
         Request::Status => reply(&stream, &list::status(daemon)),
         Request::Calls { pid } => reply(&stream, &list::calls(daemon, peer, pid)),
+        Request::Access { pid } => reply(&stream, &list::access(daemon, peer, pid)),
         Request::Check { pid } => {
             // The asker is not about to attach, be it in the tree or not.
             drop(pending);

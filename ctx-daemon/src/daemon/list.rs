@@ -1,5 +1,7 @@
 //! What `rekindle ps` and others ask of the daemon itself.
 
+use std::sync::Arc;
+
 use rekindle_cuda_abi::table;
 use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Device;
@@ -60,11 +62,25 @@ pub(crate) fn calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     }
 }
 
-fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInfo>, String> {
+/// What has been counted of one client's accesses to memory.
+pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
+    let report = client(daemon, peer, pid).and_then(|client| client.worker.access().map_err(|e| e.to_string()));
+    match report {
+        Ok(report) => Reply::Access(Box::new(report)),
+        Err(reason) => Reply::Failed { reason },
+    }
+}
+
+/// A client that the peer may ask about.
+fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, String> {
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid)).map_err(|e| e.to_string())?;
     let allowed = connection::is_operator(peer) || super::process::user(ours) == Some(peer.uid);
     let clients = daemon.registry.clients_among(&[ours]);
-    let client = clients.first().filter(|_| allowed).ok_or(format!("process {pid} is no client of yours"))?;
+    clients.into_iter().next().filter(|_| allowed).ok_or(format!("process {pid} is no client of yours"))
+}
+
+fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInfo>, String> {
+    let client = client(daemon, peer, pid)?;
     let counts = client.worker.calls().map_err(|e| e.to_string())?;
     let table = table::parse(table::TEXT).map_err(|e| e.to_string())?;
     let info = |count: Count| {

@@ -65,6 +65,7 @@ pub(crate) struct Spawner {
     timeout: Duration,
     silence: Duration,
     sandbox: Sandbox,
+    report_access: Option<u64>,
 }
 
 impl Spawner {
@@ -78,6 +79,7 @@ impl Spawner {
             timeout: config.start_timeout,
             silence: config.silence_timeout,
             sandbox: sandbox.clone(),
+            report_access: config.report_access,
         }
     }
 
@@ -164,6 +166,9 @@ impl Spawner {
             // The driver's cache of compiled code would be one for all clients.
             command.arg("--confined").arg(confined.to_string()).env("CUDA_CACHE_DISABLE", "1");
         }
+        if let Some(limit) = self.report_access {
+            command.arg("--report-access").arg(limit.to_string());
+        }
         for name in SETTINGS {
             command.env_remove(name);
         }
@@ -236,6 +241,7 @@ mod tests {
             timeout: if script.starts_with("sleep") { timeout } else { Duration::from_secs(120) },
             silence: Duration::from_secs(30),
             sandbox: Sandbox::probe(&SandboxConfig::default()).unwrap(),
+            report_access: None,
         };
         spawner.spawn(&Vec::new(), || SLOW.set(SLOW.get() + 1))
     }

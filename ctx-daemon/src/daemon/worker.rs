@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
@@ -245,6 +246,14 @@ impl Worker {
         }
     }
 
+    /// What it has counted of its client's accesses.
+    pub(crate) fn access(&self) -> Result<AccessReport, WorkerError> {
+        match self.call(&WorkerRequest::Access, &[], &[], Some(ASK_TIMEOUT))?.reply {
+            WorkerReply::Access { report } => Ok(*report),
+            _ => Err(WorkerError::Protocol("Access")),
+        }
+    }
+
     /// Why its client could not be saved now; nothing if it could.
     pub(crate) fn check(&self) -> Result<Vec<String>, WorkerError> {
         match self.call(&WorkerRequest::Check, &[], &[], Some(ASK_TIMEOUT))?.reply {
@@ -410,6 +419,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Hold => "Hold",
         WorkerRequest::Alive => "Alive",
         WorkerRequest::Calls => "Calls",
+        WorkerRequest::Access => "Access",
         WorkerRequest::Check => "Check",
         WorkerRequest::Memory => "Memory",
     }

@@ -200,7 +200,10 @@ fn read_connection(connection: &UnixStream, arrived: &Arrived) {
                 }
                 warn!("the client announced pinned memory without a file, or too much of it");
             }
-            Err(frame::FrameError::Closed) => info!("the client is gone"),
+            Err(frame::FrameError::Closed) => {
+                info!("the client is gone");
+                super::access::observe::log_at_end();
+            }
             Err(error) => warn!("the client's connection failed: {error}"),
         }
         // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The

@@ -9,6 +9,7 @@ use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::REPLY_BYTES;
 
+use super::access::Versioned;
 use super::code_store::Image;
 use super::executor::{Executor, Outcome, Refused};
 use super::jit::JitOptions;
@@ -23,7 +24,7 @@ pub(crate) struct Placed {
 }
 
 /// Where the globals of each module, or library in a context, lie: (module or library, context).
-pub(crate) type Globals = HashMap<(u64, u64), Vec<Placed>>;
+pub(crate) type Globals = Versioned<HashMap<(u64, u64), Vec<Placed>>>;
 
 fn check(code: CUresult) -> Result<(), Refused> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(Refused::Code(code)) }

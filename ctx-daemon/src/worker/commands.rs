@@ -445,6 +445,7 @@ impl Executor {
         // Copies of other devices go through the same staging.
         self.finish_streams(0)?;
         self.engine.release(self.driver(), ordinal);
+        self.release_hasher(ordinal);
         self.unregister_staging(ordinal);
         let device = self.devices[ordinal].device;
         let mut real = 0;

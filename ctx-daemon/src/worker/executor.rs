@@ -28,6 +28,7 @@ use rekindle_wire::ring::CommandHeader;
 use thiserror::Error;
 use tracing::{error, warn};
 
+use super::access::observe::Observation;
 use super::arrays::Arrays;
 use super::code::Globals;
 use super::code_store::{CodeStore, Image};
@@ -132,6 +133,8 @@ pub(crate) struct Executor {
     pub(crate) shapes: Shapes,
     /// Commands that wait in software.
     pub(crate) held: Held,
+    /// What looks at the client's accesses, where the daemon's configuration asks for that.
+    pub(crate) observed: Option<Box<Observation>>,
 }
 
 impl Executor {
@@ -153,7 +156,7 @@ impl Executor {
             waiting: Waiting::default(),
             code: CodeStore::default(),
             loaded: HashMap::new(),
-            globals: Globals::new(),
+            globals: Globals::default(),
             pinned: PinnedMemory::default(),
             arrays: Arrays::default(),
             limits: Limits::default(),
@@ -176,6 +179,7 @@ impl Executor {
             finished: Vec::new(),
             shapes,
             held: Held::default(),
+            observed: None,
         }
     }
 
@@ -186,6 +190,7 @@ impl Executor {
     /// Hands one command to the driver. An error means that the client does not speak our language, and is given up.
     pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.header = header;
+        let watch = if self.observed.is_some() { self.watch(&header, parameters) } else { None };
         let mut payload = Writer::new();
         let outcome = self.enter_context(header.context).and_then(|()| {
             let mut args = Reader::new(parameters);
@@ -216,6 +221,9 @@ impl Executor {
                 }
             }
             Err(refused) => return Err(refused),
+        }
+        if let Some(watch) = watch {
+            self.watched(watch);
         }
         Ok(())
     }

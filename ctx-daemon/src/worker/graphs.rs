@@ -48,6 +48,11 @@ struct Made {
 pub(crate) type Graphs = BTreeMap<u64, Graph>;
 
 impl Graph {
+    /// What it does.
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
+    }
+
     fn new(context: u64, flags: u64, program: Program) -> Self {
         let functions = functions(&program);
         Self { context, flags, program, functions, made: None }

@@ -10,6 +10,7 @@
 //! [`waiting`] answers it later if it waits. The life of a checkpoint: `Quiesce`
 //! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
 
+mod access;
 mod arrays;
 mod boxes;
 mod callbacks;
@@ -69,11 +70,17 @@ fn cores() -> usize {
 }
 
 /// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load;
-/// `confined` what is given up before there is a client.
-pub(crate) fn main(channel: UnixStream, cuda_driver: PathBuf, confined: Option<Confinement>) -> ExitCode {
+/// `confined` what is given up before there is a client; `report_access` how much memory is compared around commands, in
+/// the reporting mode.
+pub(crate) fn main(
+    channel: UnixStream,
+    cuda_driver: PathBuf,
+    confined: Option<Confinement>,
+    report_access: Option<u64>,
+) -> ExitCode {
     // Stderr may come to be the application's.
     std::panic::set_hook(Box::new(|panic| error!("{panic}")));
-    let executor = match start::start(&cuda_driver, confined.as_ref()) {
+    let executor = match start::start(&cuda_driver, confined.as_ref(), report_access) {
         Ok(executor) => executor,
         Err(why) => {
             error!("no worker can start: {why}");

@@ -16,6 +16,7 @@ use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
 use tracing::{error, info, warn};
 
+use super::access::observe;
 use super::channel::{self, Channel, Event};
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
@@ -250,6 +251,11 @@ impl Server {
             }
             (WorkerRequest::Calls, _) => {
                 return Ok((WorkerReply::Calls { counts: self.executor.counts() }, Vec::new()));
+            }
+            (WorkerRequest::Access, _) => {
+                let report =
+                    observe::counted().ok_or("accesses are not reported: see `access.report` of the daemon")?;
+                return Ok((WorkerReply::Access { report: Box::new(report) }, Vec::new()));
             }
             (WorkerRequest::Memory, _) => {
                 let devices = self.executor.memory_of_devices().map_err(|e| e.to_string())?;

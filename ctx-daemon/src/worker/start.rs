@@ -26,7 +26,11 @@ const CAPABILITY_MAJOR: usize = 75;
 const CAPABILITY_MINOR: usize = 76;
 
 /// Makes everything ready for a client, or says why not.
-pub(super) fn start(cuda_driver: &Path, confined: Option<&Confinement>) -> Result<Executor, String> {
+pub(super) fn start(
+    cuda_driver: &Path,
+    confined: Option<&Confinement>,
+    report_access: Option<u64>,
+) -> Result<Executor, String> {
     // SAFETY: only sets parameters of the allocator, before there are threads.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
@@ -38,7 +42,10 @@ pub(super) fn start(cuda_driver: &Path, confined: Option<&Confinement>) -> Resul
     if let Some(confinement) = confined {
         sandbox::enter(confinement, &driver::place(driver))?;
     }
-    let executor = try_start(driver).map_err(|e| e.to_string())?;
+    let mut executor = try_start(driver).map_err(|e| e.to_string())?;
+    if let Some(limit) = report_access {
+        executor.start_observing(limit)?;
+    }
     if let Some(confinement) = confined {
         sandbox::close(confinement)?;
     }

@@ -39,6 +39,7 @@ impl Executor {
             args.end()?;
             // SAFETY: the map is a local; the address is a number to the driver.
             check(unsafe { (driver.cuTensorMapReplaceAddress)(at, address as *mut _) })?;
+            self.remember_map(map.0, address);
             reply.blob(&map.0);
             return Ok(Outcome::Done(CUDA_SUCCESS));
         }
@@ -135,8 +136,16 @@ impl Executor {
             }
         };
         check(result)?;
+        self.remember_map(map.0, address as u64);
         reply.blob(&map.0);
         Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// Where accesses are tracked, a map names what it was encoded for.
+    fn remember_map(&mut self, map: [u8; BYTES], address: u64) {
+        if let Some(tracker) = self.tracker() {
+            tracker.encoded(map, address);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, PieceFlags};
 use rekindle_wire::window;
 
+use super::access::{self, Unit, Versioned};
 use super::commands::check;
 use super::driver::{CallFailed, Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
@@ -55,7 +56,7 @@ struct Mapping {
 pub(crate) struct Vmm {
     reservations: BTreeMap<u64, u64>,
     pieces: BTreeMap<u64, Piece>,
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: Versioned<BTreeMap<u64, Mapping>>,
     /// Whether the driver keeps the windows free.
     kept: bool,
 }
@@ -85,6 +86,46 @@ impl Vmm {
             }
         }
         bytes > 0
+    }
+
+    /// Changes whenever mappings may have.
+    pub(crate) fn version(&self) -> u64 {
+        self.mappings.version()
+    }
+
+    /// Runs of mappings without a gap.
+    pub(crate) fn runs(&self) -> Vec<Unit> {
+        access::join(self.mappings.iter().map(|(base, mapping)| (*base, mapping.size)))
+    }
+
+    /// Runs that have a piece in common, each with each.
+    pub(crate) fn shared_runs(&self) -> Vec<(Unit, Unit)> {
+        let mut places: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for (base, mapping) in self.mappings.iter() {
+            places.entry(mapping.piece).or_default().push(*base);
+        }
+        places.retain(|_, bases| bases.len() > 1);
+        let runs = if places.is_empty() { Vec::new() } else { self.runs() };
+        let run = |base: u64| runs.iter().find(|run| (run.start..run.end).contains(&base)).copied();
+        let pairs = places.values().flat_map(|bases| bases.iter().flat_map(|a| bases.iter().map(move |b| (*a, *b))));
+        let mut shared: Vec<_> = pairs.filter_map(|(a, b)| Some((run(a)?, run(b)?))).filter(|(a, b)| a != b).collect();
+        shared.sort();
+        shared.dedup();
+        shared
+    }
+
+    /// The device whose memory a run is, where that device may read all of it.
+    pub(crate) fn readable(&self, run: &Unit) -> Option<usize> {
+        let mut device = None;
+        for (_, mapping) in self.mappings.range(run.start..run.end) {
+            let owner = self.pieces.get(&mapping.piece)?.device;
+            let may = mapping.access.get(&owner).is_some_and(|flags| *flags != 0);
+            if !may || device.is_some_and(|device| device != owner) {
+                return None;
+            }
+            device = Some(owner);
+        }
+        device
     }
 
     /// Whether a range lies in one reservation.
@@ -160,7 +201,7 @@ impl Vmm {
             words.into_iter().for_each(|word| out.word(word));
         }
         out.word(self.mappings.len() as u64);
-        for (&address, mapping) in &self.mappings {
+        for (&address, mapping) in self.mappings.iter() {
             let words = [address, mapping.size, mapping.piece, mapping.access.len() as u64];
             words.into_iter().for_each(|word| out.word(word));
             for (&device, &flags) in &mapping.access {
@@ -432,7 +473,7 @@ impl Executor {
             let properties = properties(device, piece.handle_types, piece.flags);
             piece.real = create(driver, piece.size, &properties).map_err(|code| failed("memory", handle, code))?;
         }
-        for (&address, mapping) in &self.vmm.mappings {
+        for (&address, mapping) in self.vmm.mappings.iter() {
             let failed = |code| failed("the mapping at", address, code);
             let piece = self.vmm.pieces.get(&mapping.piece).ok_or("a mapping of nothing")?;
             // SAFETY: a piece and a reservation that were just made.
@@ -528,7 +569,8 @@ mod tests {
         Vmm {
             reservations: BTreeMap::from([(BASE, 64 * MIB)]),
             pieces: BTreeMap::from([(1, piece(7)), (2, piece(8))]),
-            mappings: BTreeMap::from([(BASE, mapping(1)), (BASE + 2 * MIB, mapping(2)), (BASE + 8 * MIB, mapping(1))]),
+            mappings: BTreeMap::from([(BASE, mapping(1)), (BASE + 2 * MIB, mapping(2)), (BASE + 8 * MIB, mapping(1))])
+                .into(),
             kept: false,
         }
     }
@@ -558,7 +600,7 @@ mod tests {
         vmm.write(&mut out);
         let mut again = Vmm::default();
         again.read(&mut Reader::new(out.bytes()), 2).unwrap();
-        assert_eq!((&again.reservations, &again.mappings), (&vmm.reservations, &vmm.mappings));
+        assert_eq!((&again.reservations, &*again.mappings), (&vmm.reservations, &*vmm.mappings));
         assert!(again.pieces.values().all(|p| p.real == 0 && p.size == 2 * MIB));
         assert_eq!(again.pieces[&2].flags.rdma, 1);
         // Of a device that there is not; and cut short anywhere.
@@ -566,6 +608,15 @@ mod tests {
         for cut in (0..out.bytes().len()).step_by(8) {
             assert!(Vmm::default().read(&mut Reader::new(&out.bytes()[..cut]), 2).is_err(), "{cut}");
         }
+    }
+
+    #[test]
+    fn what_has_no_gap_is_one_run_and_pieces_tie_runs_together() {
+        let vmm = sample();
+        let (low, high) = (Unit::new(BASE, 4 * MIB), Unit::new(BASE + 8 * MIB, 2 * MIB));
+        assert_eq!(vmm.runs(), [low, high]);
+        assert_eq!(vmm.shared_runs(), [(low, high), (high, low)]);
+        assert_eq!(vmm.readable(&low), Some(1));
     }
 
     #[test]

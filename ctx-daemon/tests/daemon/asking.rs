@@ -60,3 +60,15 @@ fn a_client_whose_worker_died_is_named_as_long_as_it_has_a_ring() {
     client.kill();
     daemon.wait_for_state(&client, None);
 }
+
+#[test]
+fn accesses_are_told_of_ones_own_clients() {
+    let daemon = Daemon::start();
+    let client = Client::attached(&daemon, "app");
+    let Reply::Access(report) = ask(&daemon.socket(), &Request::Access { pid: client.pid }, &[]) else {
+        panic!("no report");
+    };
+    assert_eq!(report.watched, 7);
+    let own = std::process::id() as i32;
+    assert!(reason(ask(&daemon.socket(), &Request::Access { pid: own }, &[])).contains("no client"));
+}

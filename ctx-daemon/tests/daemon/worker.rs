@@ -215,6 +215,10 @@ impl Worker {
                     Count { function: 999, asked: 1, refused: 0 },
                 ],
             }),
+            WorkerRequest::Access => {
+                let report = rekindle_wire::access::AccessReport { watched: 7, ..Default::default() };
+                self.reply(&WorkerReply::Access { report: Box::new(report) });
+            }
             WorkerRequest::Memory => {
                 let memory = rekindle_wire::nvml::Memory { total: 1 << 30, free: 1 << 29, reserved: 0 };
                 self.reply(&WorkerReply::Memory { devices: vec![memory] });

@@ -15,24 +15,26 @@
 //!
 //! # Why this
 //!
-//! A GPU reads 16 bytes in about the time in which it multiplies 50 pairs of 32-bit numbers. NH is the hash that needs the fewest:
-//! half a multiply-add and one addition per 32-bit word and hash of 32 bits, no carries between 64-bit halves and no
-//! reduction. Four of them at once, with the key shifted by two words for each (Toeplitz), make 128 bits: 8 multiply-adds
-//! and 16 additions for 16 bytes. All threads use the same words of the column key at the same time, so that those are constants of
-//! the instructions. Sums modulo 2^64 and values of polynomials do not depend on an order, so a grid of any size gives the same hash.
+//! A GPU reads 16 bytes in about the time in which it multiplies 50 pairs of 32-bit numbers. NH is the hash that needs
+//! the fewest: half a multiply-add and one addition for a 32-bit word and 32 bits of hash, no carries between 64-bit
+//! halves, no reduction. Four of them at once, with the key shifted by two words for each (Toeplitz), make 128 bits: 8
+//! multiply-adds and 16 additions for 16 bytes. All threads use the same words of the column key at the same time, so
+//! that those are constants of the instructions. Sums modulo 2^64 and values of polynomials do not depend on an order,
+//! so a grid of any size gives the same hash.
 //!
 //! # How likely two contents have one hash
 //!
 //! For two contents that were chosen without knowing the key, of a length of N chunks at most: less than
-//! 2^-128 + 2^-128 + 4N / (2^127 - 1), so 2^-114 for 64 MiB. One changed byte is no more and no less
-//! than any other change.
+//! 2^-128 + 2^-128 + 4N / (2^127 - 1), so 2^-114 for 64 MiB. One changed byte is no more and no less than any other
+//! change.
 //!
-//! * NH: `NH(K, M) = sum of (k_2i + m_2i mod 2^32) (k_2i+1 + m_2i+1 mod 2^32) mod 2^64` has the same value for two different
-//!   messages of one length with probability 2^-32 at most, and t such values under keys shifted by two words each are all
-//!   the same with probability 2^-32t at most: J. Black, S. Halevi, H. Krawczyk, T. Krovetz, P. Rogaway, "UMAC: Fast and
-//!   Secure Message Authentication", CRYPTO 1999, theorems 1 and 2. Different contents of one length differ in a column, and
-//!   unless the four values of that column are the same, the chunks' NH has different messages. What is not there (units
-//!   and columns beyond the end) has no term in the sum; that is the same for two contents of one length.
+//! * NH: `NH(K, M) = sum of (k_2i + m_2i mod 2^32) (k_2i+1 + m_2i+1 mod 2^32) mod 2^64` has the same value for two
+//!   different messages of one length with probability 2^-32 at most, and t such values under keys shifted by two words
+//!   each are all the same with probability 2^-32t at most: J. Black, S. Halevi, H. Krawczyk, T. Krovetz, P. Rogaway,
+//!   "UMAC: Fast and Secure Message Authentication", CRYPTO 1999, theorems 1 and 2. Different contents of one length
+//!   differ in a column, and unless the four values of that column are the same, the chunks' NH has different messages.
+//!   What is not there (units and columns beyond the end) has no term in the sum; that is the same for two contents of
+//!   one length.
 //! * Two contents whose chunks' values differ, or whose lengths do, are two different polynomials of degree 4N at most,
 //!   which agree in at most 4N points.
 //!

@@ -1,0 +1,154 @@
+//! Which memory a command may read and write, known before it is executed.
+//!
+//! ```text
+//!   copy, memset, memory operation   exact: the units that their ranges lie in                       command
+//!   kernel launch                    speculation from its parameters, at every launch                function, params
+//!     (a) no signature                 every unit that an aligned 8-byte value lies in, written
+//!     (b) mangled name                 so too, but what pointers to constants name is only read      signature
+//!     (c) no layout, or was wrong      everything
+//!   graph launch                     the union over its steps, found when it was made or changed      graph
+//! ```
+//!
+//! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit** is an
+//! allocation; of the client's own mappings, a run of them without a gap ([`units`]). A guess can be wrong: a kernel may find
+//! a pointer in memory. So nothing relies on it alone; who does compares the content ([`observe`]), and a kernel that was
+//! wrong once names everything from then on.
+//!
+//! Besides what its parameters name, a kernel may write the variables of its own code, which it reaches by their names.
+//! What it writes through surfaces, and through tensor maps that were encoded before tracking began, it is not known to.
+//!
+//! There is a [`Tracker`] only where the daemon's configuration asks for one. Without it nothing here costs anything.
+
+mod command;
+mod function;
+mod graph;
+mod hash;
+pub(crate) mod observe;
+mod params;
+mod signature;
+mod units;
+
+use std::collections::{HashMap, HashSet};
+
+pub(crate) use params::Class;
+pub(crate) use units::{Unit, Versioned, join};
+
+use rekindle_cuda_abi::table::Function as Line;
+
+use self::command::Fills;
+use self::function::Function;
+use self::graph::GraphNames;
+use self::params::TensorMaps;
+use self::units::Gathered;
+
+/// Units that a command may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Set {
+    /// These, sorted.
+    Units(Vec<Unit>),
+    /// Any.
+    Everything,
+}
+
+impl Default for Set {
+    fn default() -> Self {
+        Self::Units(Vec::new())
+    }
+}
+
+impl Set {
+    /// Whether a unit is one of them.
+    pub(crate) fn contains(&self, unit: &Unit) -> bool {
+        match self {
+            Self::Units(units) => units.binary_search(unit).is_ok(),
+            Self::Everything => true,
+        }
+    }
+
+    fn add(&mut self, unit: Unit) {
+        if let Self::Units(units) = self
+            && let Err(place) = units.binary_search(&unit)
+        {
+            units.insert(place, unit);
+        }
+    }
+}
+
+/// What a command may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Access {
+    /// Units that it may read. What it writes it may read too, and is here.
+    pub(crate) reads: Set,
+    /// Units that it may write.
+    pub(crate) writes: Set,
+    /// The functions that it launches, each as often as it does.
+    pub(crate) functions: Vec<u64>,
+    /// How many units parameters name, of a launch.
+    pub(crate) named: usize,
+}
+
+impl Access {
+    fn add(&mut self, unit: Unit, written: bool) {
+        self.reads.add(unit);
+        if written {
+            self.writes.add(unit);
+        }
+    }
+
+    fn everything(&mut self) {
+        (self.reads, self.writes) = (Set::Everything, Set::Everything);
+    }
+
+    /// Whether it does nothing to any memory that is tracked.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.functions.is_empty() && self.reads == Set::default()
+    }
+}
+
+/// What is known of the client's functions, graphs and tensor maps.
+pub(crate) struct Tracker {
+    gathered: Gathered,
+    fills: Fills,
+    functions: HashMap<u64, Function>,
+    /// Names of kernels that wrote what they did not name.
+    wrong: HashSet<String>,
+    maps: TensorMaps,
+    graphs: HashMap<u64, GraphNames>,
+}
+
+impl Tracker {
+    /// For a client that has done nothing yet.
+    pub(crate) fn new(table: &[Line]) -> Self {
+        Self {
+            gathered: Gathered::default(),
+            fills: Fills::new(table),
+            functions: HashMap::new(),
+            wrong: HashSet::new(),
+            maps: TensorMaps::default(),
+            graphs: HashMap::new(),
+        }
+    }
+
+    /// A tensor map was encoded, of a tensor at this address.
+    pub(crate) fn encoded(&mut self, map: [u8; rekindle_wire::tensor_map::BYTES], address: u64) {
+        self.maps.add(map, address);
+    }
+
+    /// A graph was changed, or is gone.
+    pub(crate) fn graph_changed(&mut self, handle: u64) {
+        self.graphs.remove(&handle);
+    }
+
+    /// A kernel wrote what it did not name: it names everything from now on.
+    pub(crate) fn was_wrong(&mut self, name: &str) {
+        self.wrong.insert(name.to_owned());
+        for function in self.functions.values_mut().filter(|f| f.name == name) {
+            function.class = Class::Everything;
+        }
+    }
+
+    /// The class and name of a function that was launched.
+    pub(crate) fn function(&self, handle: u64) -> Option<(Class, &str)> {
+        self.functions.get(&handle).map(|f| (f.class, f.name.as_str()))
+    }
+}

@@ -1,0 +1,113 @@
+//! Which addresses the parameters of a kernel name.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use rekindle_wire::tensor_map::BYTES;
+
+/// How addresses are found in the parameters of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// (a) The name has no signature: every value may be an address, and is written.
+    Values,
+    /// (b) The signature is known: what a pointer to constants names is only read.
+    Signature,
+    /// (c) The layout is not known, or the kernel was caught writing what its parameters do not name: everything.
+    Everything,
+}
+
+/// `CUtensorMap` is aligned to this many bytes.
+const MAP_ALIGN: usize = 64;
+/// Further maps are not remembered; a kernel that writes through one is then caught.
+const MOST_MAPS: usize = 1 << 16;
+
+/// The tensor maps that were encoded: the address that each is of cannot be read from it.
+#[derive(Debug, Default)]
+pub(crate) struct TensorMaps(HashMap<[u8; BYTES], u64>);
+
+impl TensorMaps {
+    /// A map was encoded, of a tensor at this address.
+    pub(crate) fn add(&mut self, map: [u8; BYTES], address: u64) {
+        if self.0.len() < MOST_MAPS || self.0.contains_key(&map) {
+            self.0.insert(map, address);
+        }
+    }
+
+    fn find(&self, bytes: &[u8]) -> Option<u64> {
+        self.0.get(bytes).copied()
+    }
+}
+
+/// Calls `named` with every value in the parameters that may be an address, and whether what is there may be written:
+/// each word that is aligned to its 8 bytes, and of tensor maps the address that they are of. `constant` is where pointers
+/// to constants lie.
+pub(crate) fn scan(parameters: &[u8], constant: &[Range<usize>], maps: &TensorMaps, mut named: impl FnMut(u64, bool)) {
+    let words = parameters.as_chunks::<8>().0;
+    for (i, word) in words.iter().enumerate() {
+        let at = i * 8;
+        let read_only = constant.iter().any(|range| range.contains(&at));
+        named(u64::from_le_bytes(*word), !read_only);
+    }
+    if maps.0.is_empty() {
+        return;
+    }
+    for at in (0..parameters.len()).step_by(MAP_ALIGN) {
+        if let Some(address) = parameters.get(at..at + BYTES).and_then(|bytes| maps.find(bytes)) {
+            named(address, true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn found(parameters: &[u8], constant: &[Range<usize>], maps: &TensorMaps) -> Vec<(u64, bool)> {
+        let mut found = Vec::new();
+        scan(parameters, constant, maps, |value, written| found.push((value, written)));
+        found
+    }
+
+    #[test]
+    fn structures_are_looked_through_and_pointers_to_constants_are_read() {
+        let words = [0x2000_0000_0000_u64, 7, 0x2000_0000_0200];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.extend([1, 2, 3]);
+        let expected = [(words[0], false), (7, true), (words[2], true)];
+        assert_eq!(found(&bytes, std::slice::from_ref(&(0..8)), &TensorMaps::default()), expected);
+    }
+
+    #[test]
+    fn a_tensor_map_names_what_it_was_encoded_for() {
+        let mut maps = TensorMaps::default();
+        maps.add([9; BYTES], 0x2000_0000_0000);
+        let mut bytes = vec![0; 64];
+        bytes.extend([9; BYTES]);
+        assert!(found(&bytes, &[], &maps).contains(&(0x2000_0000_0000, true)));
+        // Nowhere but where one may lie, and not a part of one.
+        bytes.insert(0, 0);
+        assert!(!found(&bytes, &[], &maps).contains(&(0x2000_0000_0000, true)));
+        assert!(!found(&[9; BYTES - 1], &[], &maps).contains(&(0x2000_0000_0000, true)));
+    }
+
+    proptest! {
+        #[test]
+        fn every_aligned_word_of_any_bytes_is_named_once(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+            constant in proptest::collection::vec((0_usize..40).prop_map(|i| i * 8..i * 8 + 8), 0..4),
+        ) {
+            let expected: Vec<_> = (0..bytes.len() / 8).map(|i| {
+                let word = u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().unwrap());
+                (word, !constant.iter().any(|range| range.start == i * 8))
+            }).collect();
+            prop_assert_eq!(found(&bytes, &constant, &TensorMaps::default()), expected.clone());
+            // Maps add to that, wherever one lies.
+            let mut maps = TensorMaps::default();
+            if let Some(map) = bytes.get(..BYTES) {
+                maps.add(map.try_into().unwrap(), 5);
+                prop_assert!(found(&bytes, &constant, &maps).len() > expected.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The reporting mode: what commands are expected to write, and what they write. Each way in which a kernel may reach
+//! memory is a case of the program `accesses`.
+
+use std::ffi::OsStr;
+
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::{App, Node, Result, until};
+use rekindle_wire::access::AccessReport;
+
+const REPORT: &str = "[access]\nreport = true\n";
+
+/// Runs `rekindle ps --access PID --json`.
+fn report(node: &Node, app: &App) -> Result<AccessReport> {
+    let pid = app.pid().to_string();
+    let arguments = ["ps", "--access", pid.as_str(), "--json"].map(OsStr::new);
+    let output = node.rekindle(&arguments)?;
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Runs one case to its end, and checks what it prints.
+fn case(node: &Node, name: &str) -> Result<AccessReport> {
+    let until = node.fresh("until");
+    let arguments = ["--case", name, "--until", &until.display().to_string()];
+    let app = node.run("accesses", &arguments)?;
+    app.reaches(1)?;
+    let report = report(node, &app)?;
+    std::fs::write(&until, "")?;
+    assert_eq!(app.finish()?, undisturbed("accesses", &["--case", name])?, "{name}");
+    assert_eq!((report.unwatched, &report.stopped), (0, &None), "{name}: {report:?}");
+    Ok(report)
+}
+
+/// What wrote outside, without how its name is mangled.
+fn outside(report: &AccessReport) -> Vec<(&str, u64)> {
+    let kernels = ["through_global", "through_table", "beyond", "against_its_word"];
+    let short = |by: &str| kernels.into_iter().find(|kernel| by.contains(kernel)).unwrap_or("?");
+    report.outside.iter().map(|it| (short(&it.by), it.size)).collect()
+}
+
+#[test]
+fn every_way_to_reach_memory_is_named_or_caught() -> Result {
+    let node = Node::configured(REPORT, &[])?;
+    // (a), (b) and (c), and what wrote outside of what was named.
+    let cases: [(&str, [u64; 3], &[(&str, u64)]); 11] = [
+        ("const", [0, 1, 0], &[]),
+        ("struct", [0, 1, 0], &[]),
+        ("extern", [1, 0, 0], &[]),
+        ("atomic", [0, 1, 0], &[]),
+        ("late", [0, 2, 0], &[]),
+        // A kernel that was wrong names everything from then on.
+        ("global", [0, 3, 1], &[("through_global", 4096)]),
+        ("hidden", [0, 2, 0], &[("through_table", 4096)]),
+        ("neighbour", [0, 1, 0], &[("beyond", 4096)]),
+        ("const_cast", [0, 1, 0], &[("against_its_word", 4096)]),
+        ("graph", [3, 3, 0], &[]),
+        ("graph_hidden", [0, 2, 1], &[("through_table", 4096)]),
+    ];
+    for (name, [values, signature, everything], wrong) in cases {
+        let report = case(&node, name)?;
+        let launches = report.launches;
+        let found = [launches.values, launches.signature, launches.everything];
+        assert_eq!(found, [values, signature, everything], "{name}: {report:?}");
+        assert_eq!(outside(&report), wrong, "{name}: {report:?}");
+        let named = match name {
+            "const" => Some(&[0, 0, 0, 1]),
+            "struct" | "extern" | "atomic" => Some(&[0, 0, 1, 0]),
+            "late" => Some(&[1, 1, 0, 0]),
+            _ => None,
+        };
+        assert!(named.is_none_or(|named| report.named[..4] == named[..]), "{name}: {report:?}");
+    }
+    node.finish()
+}
+
+#[test]
+fn programs_print_the_same_and_write_what_they_name() -> Result {
+    let node = Node::configured(REPORT, &[])?;
+    let programs = [
+        ("structs", ["--iterations", "6"]),
+        ("graphnodes", ["--iterations", "9"]),
+        ("segments", ["--iterations", "3"]),
+        ("pools", ["--iterations", "4"]),
+    ];
+    for (name, arguments) in programs {
+        let before = lines(&node)?.len();
+        assert_eq!(node.run(name, &arguments)?.finish()?, undisturbed(name, &arguments)?, "{name}");
+        // The counts are in the log when a client is gone.
+        let line = until("the counts of a client that is gone", || Ok(lines(&node)?.get(before).cloned()))?;
+        let report: AccessReport = serde_json::from_str(&line)?;
+        assert!(report.launches.all() > 0 && report.watched > 0, "{name}: {report:?}");
+        assert_eq!((&report.outside, &report.stopped), (&Vec::new(), &None), "{name}: {report:?}");
+    }
+    node.finish()
+}
+
+/// The counts of all clients that are gone.
+fn lines(node: &Node) -> Result<Vec<String>> {
+    let log = std::fs::read_to_string(node.path("daemon.log"))?;
+    Ok(log.lines().filter_map(|line| Some(line.split_once("accesses: ")?.1.to_owned())).collect())
+}
+
+#[test]
+fn without_the_switch_nothing_is_counted() -> Result {
+    let node = Node::start()?;
+    let until = node.fresh("until");
+    let app = node.run("accesses", &["--case", "const", "--until", &until.display().to_string()])?;
+    app.reaches(1)?;
+    let output = node.rekindle(&["ps", "--access", &app.pid().to_string()].map(OsStr::new))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() != Some(0) && said.contains("access.report"), "{said}");
+    app.kill()?;
+    node.finish()
+}
