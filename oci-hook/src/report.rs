@@ -1,20 +1,55 @@
 //! Telling a person what went wrong. podman shows that the hook failed, but gives it /dev/null as its stderr (5.4, 5.8);
-//! so the line goes where podman writes its own.
+//! so the line goes where podman writes its own. crun does the same to hooks at its stages (1.21); of what crun says itself
+//! podman shows its log where that is one JSON object, and its stderr otherwise, so that a line goes into each.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::parent_id;
+use std::path::Path;
+
+use serde_json::json;
 
 const STDERR: RawFd = 2;
 
-/// Writes one line to stderr or, where nobody would read that, to the stderr of the process that has started this one.
+/// Writes one line to stderr or, where nobody would read that, to the stderr of the process that has started this one, and
+/// to its log if it is an OCI runtime.
 pub(crate) fn error(line: &str) {
     if stderr_is_null() && parents_stderr().is_some_and(|mut file| writeln!(file, "{line}").is_ok()) {
+        if let Some(mut log) = parents_log() {
+            // Without it podman says less.
+            let _ = writeln!(log, "{}", json!({ "msg": line, "level": "error" }));
+        }
         return;
     }
     eprintln!("{line}");
+}
+
+/// The log that an OCI runtime was told to keep.
+fn parents_log() -> Option<File> {
+    let command = fs::read(format!("/proc/{}/cmdline", parent_id())).ok()?;
+    let path = log_in(&command)?;
+    File::options().append(true).open(path).ok()
+}
+
+/// `--log PATH --log-format=json`, as conmon and containerd call runtimes.
+fn log_in(command: &[u8]) -> Option<&Path> {
+    let mut path = None;
+    let mut is_json = false;
+    let mut words = command.split(|byte| *byte == 0);
+    while let Some(word) = words.next() {
+        match word {
+            b"--log" => path = words.next(),
+            b"--log-format" => is_json = words.next() == Some(b"json"),
+            b"--log-format=json" => is_json = true,
+            _ => path = word.strip_prefix(b"--log=").or(path),
+        }
+    }
+    let path = Path::new(OsStr::from_bytes(path?));
+    (is_json && path.is_absolute()).then_some(path)
 }
 
 fn stderr_is_null() -> bool {
@@ -35,4 +70,22 @@ fn parents_stderr() -> Option<File> {
     // SAFETY: descriptors and flags.
     let file = own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, parent.as_raw_fd(), STDERR, no_flags) })?;
     Some(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtimes_log_is_found_in_its_command_line() {
+        let log = |text: &str| log_in(text.replace(' ', "\0").as_bytes()).map(|path| path.display().to_string());
+        let podmans = "/usr/bin/crun --log-format=json --log /run/c/oci-log create --bundle /b id ";
+        assert_eq!(log(podmans).as_deref(), Some("/run/c/oci-log"));
+        assert_eq!(log("crun --log=/l --log-format json create id ").as_deref(), Some("/l"));
+        for other in
+            ["podman --log-level error run ", "crun --log /l create id ", "crun --log-format=json --log l ", ""]
+        {
+            assert_eq!(log(other), None, "{other}");
+        }
+    }
 }

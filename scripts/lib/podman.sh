@@ -7,8 +7,8 @@
 #   podman_ container restore C
 #   podman_ container restore --import FILE --name OTHER              only from an image: `--rootfs` has none to name
 
-# REKINDLE_RUNTIME=crun takes crun 1.21 instead of runc. All of this works with it too where cgroups are v2 only; with the
-# hybrid layout its restore fails ("Restoring cpuset.cpus special property failed").
+# REKINDLE_RUNTIME=crun takes crun 1.21 instead of runc. All of this works with it too. With the hybrid layout its restore
+# fails ("Restoring cpuset.cpus special property failed") for who is in the root of a v1 hierarchy, which `enter` is not.
 #
 # cgroupfs: there is no systemd inside. overlay: podman's storage is a tmpfs, on which its default is vfs.
 podman_() {

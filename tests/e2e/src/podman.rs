@@ -23,12 +23,18 @@ const APPS: &str = "/apps";
 #[derive(Debug)]
 pub struct Podman {
     hooks: PathBuf,
+    runtime: &'static str,
     containers: RefCell<Vec<String>>,
 }
 
 impl Podman {
     /// For containers whose daemon is this host's, which must listen where podman's CRIU looks for one.
     pub fn new(node: &Node) -> Result<Self> {
+        Self::with_runtime(node, "runc")
+    }
+
+    /// As [`Podman::new`], with this OCI runtime.
+    pub fn with_runtime(node: &Node, runtime: &'static str) -> Result<Self> {
         let hooks = node.path("hooks.d");
         fs::create_dir(&hooks)?;
         let program = stage::program("rekindle-oci-hook")?;
@@ -37,7 +43,7 @@ impl Podman {
         let output = command.arg("--lib-dir").arg(stage::interposer()?).arg("hooks-json").output()?;
         ensure!(output.status.success(), "hooks-json: {}", String::from_utf8_lossy(&output.stderr));
         fs::write(hooks.join("rekindle.json"), output.stdout)?;
-        let podman = Self { hooks, containers: RefCell::default() };
+        let podman = Self { hooks, runtime, containers: RefCell::default() };
         podman.make_image()?;
         Ok(podman)
     }
@@ -191,6 +197,7 @@ impl Podman {
             .arg(scripts)
             .args(arguments)
             .env("HOOKS", &self.hooks)
+            .env("REKINDLE_RUNTIME", self.runtime)
             .current_dir("/")
             .stdin(Stdio::null());
         command.output().context("cannot start bash")

@@ -43,7 +43,7 @@ impl Container {
     /// How far down the cgroups of it are that hold those; none if no cgroups of it do.
     pub(super) fn holds(&self, those: &Cgroups) -> Option<usize> {
         let own = std::iter::once(&self.place.cgroups).chain(&self.more);
-        own.filter(|it| it.hold(those)).map(Cgroups::depth).max()
+        own.filter(|it| it.hold(those) || it.hold_named(those, &self.id)).map(Cgroups::depth).max()
     }
 
     /// Adds what it had been given before.
@@ -105,6 +105,9 @@ pub(super) fn first_in(place: &Place, process: Process) -> io::Result<Process> {
     Process::with_pid(first.unwrap_or(process.pid))
 }
 
+/// What `/proc/PID/cgroup` calls the hierarchy of version 2.
+const UNIFIED: &str = "";
+
 /// Its cgroup in each hierarchy, as the daemon sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cgroups(BTreeMap<String, String>);
@@ -127,6 +130,20 @@ impl Cgroups {
             };
             rest.is_empty() || rest.starts_with('/')
         })
+    }
+
+    /// Whether a process with those cgroups is in this of version 2, where that bears the container's name: then it is the
+    /// engine's. Where both versions are mounted CRIU, restoring for crun, makes cgroups of version 1 too, of which the
+    /// engine knows nothing: what it starts later is not in them.
+    fn hold_named(&self, those: &Self, name: &str) -> bool {
+        let unified = |it: &Self| it.0.get(UNIFIED).map(|path| Self([(UNIFIED.to_owned(), path.clone())].into()));
+        let (Some(own), Some(those)) = (unified(self), unified(those)) else { return false };
+        // libpod-ID, docker-ID.scope, ID.
+        let is_name = |part: &str| {
+            let before = part.strip_suffix(".scope").unwrap_or(part).strip_suffix(name);
+            !name.is_empty() && before.is_some_and(|before| before.is_empty() || before.ends_with('-'))
+        };
+        own.0.values().all(|path| path.split('/').any(is_name)) && own.hold(&those)
     }
 
     /// What engines name after their container.
@@ -161,6 +178,17 @@ mod tests {
         assert!(!both.hold(&of("4:memory:/other\n0::/x\n")));
         assert_eq!((both.depth(), of("0::/\n").depth()), (1, 0));
         assert!(of("0::/\n").hold(&container));
+    }
+
+    #[test]
+    fn the_engines_own_cgroup_is_enough() {
+        let restored = Cgroups::parse("3:cpuset:/libpod-c1\n0::/libpod-c1\n");
+        let started_later = Cgroups::parse("3:cpuset:/\n0::/libpod-c1/inner\n");
+        assert!(!restored.hold(&started_later) && restored.hold_named(&started_later, "c1"));
+        assert!(!restored.hold_named(&Cgroups::parse("3:cpuset:/\n0::/libpod-c2\n"), "c1"));
+        // One that many containers share, which only others tell apart.
+        let shared = Cgroups::parse("3:cpuset:/docker/c1\n0::/containerd.service\n");
+        assert!(!shared.hold_named(&Cgroups::parse("3:cpuset:/docker/c2\n0::/containerd.service\n"), "c1"));
     }
 
     #[test]
