@@ -3,9 +3,10 @@
 //   budget [--until FILE] [--progress FILE]      none, none
 //
 // Prints, in MiB, what the driver says there is and is free; then how much can be allocated in steps of 2 MiB as plain
-// memory, from a pool, as arrays and as pinned memory, each freed before the next, and at most 256; then, with 16 MiB
-// allocated, how much more when FILE is there.
-#include "app.h"
+// memory, from a pool, as arrays, as mipmapped arrays, as pieces to be mapped by the program itself and as pinned memory,
+// each freed before the next, and at most 256; then, with 8 MiB allocated and a piece of 8 MiB, how much more when FILE
+// is there.
+#include "driver.h"
 
 #include <unistd.h>
 
@@ -34,6 +35,13 @@ template <typename Take> static void take(const char *what, Taken &taken, Take m
 }
 
 static cudaError_t plain(void **at) { return cudaMalloc(at, STEP); }
+
+static CUresult piece(CUmemGenericAllocationHandle *handle, size_t size) {
+    CUmemAllocationProp wanted = {};
+    wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    return ASK(cuMemCreate, handle, size, &wanted, 0);
+}
 
 static void information() {
     size_t available, total;
@@ -66,12 +74,29 @@ int main(int argc, char **argv) {
     for (int i = 0; i < taken.count; i++) {
         CHECK(cudaFreeArray((cudaArray_t)taken.at[i]));
     }
+    take("mipmaps", taken, [](void **at) {
+        cudaChannelFormatDesc words = cudaCreateChannelDesc<uint32_t>();
+        // With its other levels a third more.
+        return cudaMallocMipmappedArray((cudaMipmappedArray_t *)at, &words, make_cudaExtent(1024, STEP / 4096, 0), 10);
+    });
+    for (int i = 0; i < taken.count; i++) {
+        CHECK(cudaFreeMipmappedArray((cudaMipmappedArray_t)taken.at[i]));
+    }
+    take("pieces", taken, [](void **at) {
+        CUresult result = piece((CUmemGenericAllocationHandle *)at, STEP);
+        return result == CUDA_ERROR_OUT_OF_MEMORY ? cudaErrorMemoryAllocation : (cudaError_t)result;
+    });
+    for (int i = 0; i < taken.count; i++) {
+        CU(cuMemRelease, (CUmemGenericAllocationHandle)taken.at[i]);
+    }
     take("pinned", taken, [](void **at) { return cudaMallocHost(at, STEP); });
     for (int i = 0; i < taken.count; i++) {
         CHECK(cudaFreeHost(taken.at[i]));
     }
     void *kept;
-    CHECK(cudaMalloc(&kept, 16 << 20));
+    CHECK(cudaMalloc(&kept, 8 << 20));
+    CUmemGenericAllocationHandle piece_kept;
+    REQUIRE(piece(&piece_kept, 8 << 20) == CUDA_SUCCESS);
     progress(file, 1);
     while (until && access(until, F_OK) != 0) {
         usleep(1000);

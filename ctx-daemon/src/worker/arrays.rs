@@ -76,17 +76,22 @@ impl Executor {
         let desc = descriptor(args)?;
         args.end()?;
         ensure_savable(&desc)?;
-        self.array_fits(self.device_of_context(self.header.context)?, desc.bytes().unwrap_or(0) as u64)?;
-        let mut real = 0;
-        // SAFETY: the out parameter is a local, the descriptor lives through the call.
-        check(unsafe { (self.driver().cuArray3DCreate_v2)(&raw mut real, &raw const desc) })?;
-        let context = self.header.context;
+        let (driver, context) = (self.driver(), self.header.context);
+        let real = self.make_counted(self.device_of_context(context)?, bytes(&desc), || {
+            let mut real = 0;
+            // SAFETY: the out parameter is a local, the descriptor lives through the call.
+            match unsafe { (driver.cuArray3DCreate_v2)(&raw mut real, &raw const desc) } {
+                CUDA_SUCCESS => Ok(real),
+                code => Err(code),
+            }
+        })?;
         self.keep_array(handle, real, 0, desc)?;
+        self.count_arrays();
         self.objects.record(command::ARRAY_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// Adds an array's object and shape.
+    /// Adds an array's object and shape. [`Executor::count_arrays`] is the caller's.
     pub(crate) fn keep_array(
         &mut self,
         handle: u64,
@@ -99,7 +104,6 @@ impl Executor {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         self.arrays.shapes.insert(handle, desc);
-        self.count_arrays();
         Ok(())
     }
 
@@ -113,9 +117,15 @@ impl Executor {
         args.end()?;
         ensure_savable(&desc)?;
         let (driver, context) = (self.driver(), self.header.context);
-        let mut real = 0;
-        // SAFETY: the out parameter is a local, the descriptor lives through the call.
-        check(unsafe { (driver.cuMipmappedArrayCreate)(&raw mut real, &raw const desc, count) })?;
+        let all = (0..count).map(|level| bytes(&desc.level(level))).fold(0, u64::saturating_add);
+        let real = self.make_counted(self.device_of_context(context)?, all, || {
+            let mut real = 0;
+            // SAFETY: the out parameter is a local, the descriptor lives through the call.
+            match unsafe { (driver.cuMipmappedArrayCreate)(&raw mut real, &raw const desc, count) } {
+                CUDA_SUCCESS => Ok(real),
+                code => Err(code),
+            }
+        })?;
         let object = Object { kind: Kind::MipmappedArray, real, context, parent: 0, allocates: false };
         if !self.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
@@ -126,6 +136,8 @@ impl Executor {
             check(unsafe { (driver.cuMipmappedArrayGetLevel)(&raw mut real, object.real, level) })?;
             self.keep_array(array, real, handle, desc.level(level))?;
         }
+        // All levels at once: they are counted already.
+        self.count_arrays();
         self.objects.record(command::MIPMAP_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -240,6 +252,11 @@ impl Executor {
         };
         Ok(cut(extent, PIECE_LENGTH).map(job).collect())
     }
+}
+
+/// What an array takes of memory.
+fn bytes(desc: &CudaArray3dDescriptor) -> u64 {
+    desc.bytes().unwrap_or(0) as u64
 }
 
 /// Whether an object is an array, mipmapped or not.

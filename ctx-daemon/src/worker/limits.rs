@@ -42,10 +42,24 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether an array of this size may be made on a device. Other memory is checked where it is mapped.
-    pub(crate) fn array_fits(&self, device: usize, bytes: u64) -> Result<(), Refused> {
-        let memory = self.devices.get(device).map(|d| &d.memory);
-        if memory.is_some_and(|m| m.room() >= bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }
+    /// Makes what takes memory on a device and is not mapped there, where the client may have so much more. It is counted
+    /// before it is made: of processes that share a limit, all might find room for the same bytes.
+    pub(crate) fn make_counted<T>(
+        &mut self,
+        device: usize,
+        bytes: u64,
+        make: impl Fn() -> Result<T, CUresult>,
+    ) -> Result<T, Refused> {
+        let counted = |executor: &Self| match executor.devices.get(device) {
+            Some(d) if d.memory.take_share(bytes) => make().inspect_err(|_| d.memory.publish()),
+            _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        };
+        let mut made = counted(self);
+        // What pools hold and do not use is there to be had.
+        if matches!(made, Err(CUDA_ERROR_OUT_OF_MEMORY)) && self.shrink_pools(device) {
+            made = counted(self);
+        }
+        made.map_err(Refused::Code)
     }
 
     /// Whether so much more may be pinned.

@@ -362,19 +362,7 @@ impl Executor {
         let (driver, device) = (self.driver(), self.device(ordinal)?);
         let ordinal = ordinal as usize;
         let properties = properties(device, handle_types, flags);
-        // Counted before it is made: of processes that share a limit, all might find room for the same bytes.
-        let make = |executor: &Self| match executor.devices.get(ordinal) {
-            Some(device) if device.memory.take_share(size) => {
-                create(driver, size, &properties).inspect_err(|_| device.memory.publish())
-            }
-            _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
-        };
-        let mut made = make(self);
-        // What pools hold and do not use is there to be had.
-        if made == Err(CUDA_ERROR_OUT_OF_MEMORY) && self.shrink_pools(ordinal) {
-            made = make(self);
-        }
-        let real = made.map_err(Refused::Code)?;
+        let real = self.make_counted(ordinal, size, || create(driver, size, &properties))?;
         self.vmm.pieces.insert(handle, Piece { real, size, device: ordinal, handle_types, flags, held: true });
         self.count_pieces();
         Ok(())

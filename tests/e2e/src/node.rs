@@ -75,6 +75,11 @@ impl Node {
         Ok(node)
     }
 
+    /// What its next daemons are configured with.
+    pub fn configure(&mut self, configuration: &str) {
+        self.configuration = configuration.to_owned();
+    }
+
     /// Whose daemon is yet to be started.
     pub fn without_daemon() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;

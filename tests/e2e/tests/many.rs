@@ -57,15 +57,22 @@ fn a_client_too_many_is_told_so_and_finds_room_later() -> Result {
 
 #[test]
 fn a_client_gets_no_more_memory_of_any_kind_than_the_configuration_lets_it_have() -> Result {
-    let node = Node::configured("[limits]\ngpu_memory_mib = 64\npinned_memory_mib = 10\n", &[])?;
+    let mut node = Node::configured("[limits]\ngpu_memory_mib = 64\npinned_memory_mib = 10\n", &[])?;
     let until = node.path("until").display().to_string();
     let app = node.run("budget", &["--until", &until])?;
     app.reaches(1)?;
     // Restored, it has what it had, and may have what is left.
-    let app = node.restore(&node.dump_and_kill(app)?)?;
+    let image = node.dump_and_kill(app)?;
+    let app = node.restore(&image)?;
     fs::write(&until, "")?;
-    let expected = "free 64 of 64\nplain 64\nfree 0 of 64\npool 64\narrays 64\npinned 10\nmore 48\nfree 0 of 64\n";
-    assert_eq!(app.finish()?, expected);
+    let kinds = "plain 64\nfree 0 of 64\npool 64\narrays 64\nmipmaps 48\npieces 64\npinned 10\n";
+    assert_eq!(app.finish()?, format!("free 64 of 64\n{kinds}more 48\nfree 0 of 64\n"));
+
+    // Where it may have less by now it keeps what it had, of each kind, and gets no more.
+    node.stop_daemon()?;
+    node.configure("[limits]\ngpu_memory_mib = 15\n");
+    node.start_daemon(&[])?;
+    assert_eq!(node.restore(&image)?.finish()?, format!("free 64 of 64\n{kinds}more 0\nfree 0 of 15\n"));
     node.finish()
 }
 
