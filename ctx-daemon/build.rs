@@ -66,6 +66,8 @@ const ALSO: &[&str] = &[
     "cuMemSetAccess",
     "cuMemUnmap",
     "cuMemRelease",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemHostRegister_v2",

@@ -33,6 +33,8 @@ const STRUCTURES: &[(&str, &str)] = &[
     ("CUDA_RESOURCE_VIEW_DESC", "CudaResourceViewDesc"),
     ("CUmemAllocationProp", "CUmemAllocationProp"),
     ("CUmemAccessDesc", "CUmemAccessDesc"),
+    ("CUipcMemHandle", "CUipcMemHandle"),
+    ("CUipcEventHandle", "CUipcEventHandle"),
     ("CUgraph", "u64"),
     ("CUgraphNode", "u64"),
     ("CUgraphExec", "u64"),
@@ -78,6 +80,8 @@ pub fn rust_type(c: &str) -> String {
         // A function pointer, or a handle type that nothing here gives a name to: opaque.
         None if c.ends_with("Callback") || c.ends_with("Fn") || c == "CUoccupancyB2DSize" => "*mut c_void".into(),
         None if known_enum(c) => "u32".into(),
+        // Structures that are passed as they are.
+        None if c.starts_with("CUipc") => c.into(),
         None => "u64".into(),
     }
 }

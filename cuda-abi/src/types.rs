@@ -96,6 +96,25 @@ pub struct CUmemAllocationProp {
     pub reserved: [u8; 4],
 }
 
+/// `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUipcMemHandle {
+    pub bytes: [u8; 64],
+}
+
+/// `CUipcEventHandle`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUipcEventHandle {
+    pub bytes: [u8; 64],
+}
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+pub const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
+
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

@@ -23,6 +23,7 @@ use crate::state::arrays::Arrays;
 use crate::state::contexts::Contexts;
 use crate::state::events::Events;
 use crate::state::functions::Functions;
+use crate::state::ipc::Opened;
 use crate::state::memory::Memory;
 use crate::state::streams::Streams;
 use crate::state::vmm::Vmm;
@@ -37,6 +38,7 @@ pub(crate) struct Client {
     pub(crate) contexts: Contexts,
     pub(crate) memory: Memory,
     pub(crate) vmm: Vmm,
+    pub(crate) opened: Opened,
     pub(crate) functions: Functions,
     pub(crate) streams: Streams,
     pub(crate) arrays: Arrays,
@@ -105,6 +107,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
         contexts: Contexts::new(connection.attached.devices.len()),
         memory: Memory::new(),
         vmm: Vmm::default(),
+        opened: Opened::default(),
         functions: Functions::default(),
         streams: Streams::default(),
         arrays: Arrays::default(),

@@ -20,6 +20,7 @@
 #![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
 
 mod api;
+mod ask;
 mod attach;
 mod client;
 mod copy;

@@ -222,6 +222,14 @@ commands! {
     /// Encodes a tensor map, see [`crate::tensor_map::Kind`]: `kind type rank address dims.. strides..`, then the call's
     /// further parameters in their order, arrays by their elements; or `kind address map_blob` -> `map_blob`. Waits.
     361 TENSOR_MAP;
+    /// `cuIpcGetMemHandle`. `address` -> the token's two words, see [`crate::ipc`]. Waits.
+    368 MEMORY_EXPORT;
+    /// `cuMemExportToShareableHandle`. `piece` -> as [`MEMORY_EXPORT`]. Waits.
+    369 PIECE_EXPORT;
+    /// Pieces that came for this ticket become the client's. `ticket count`, then a handle for each -> `device offset
+    /// size flags`, then the size of each. Waits. [`NO_TICKET`] where nothing came, or a restore
+    /// was in between: then the daemon is asked again.
+    370 PIECE_IMPORT;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.
@@ -277,6 +285,9 @@ pub const STREAM_CALLBACK: u64 = 1;
 
 /// The result of [`MEM_ALLOC`] that asks for more of the window; no driver error has this number.
 pub const WINDOW_FULL: i32 = 1_000_001;
+
+/// The result of [`PIECE_IMPORT`] for a ticket that the worker does not know; no driver error has this number.
+pub const NO_TICKET: i32 = 1_000_002;
 
 /// Launch attributes that travel as they are: ignore 0, access policy window 1 (a range of device memory), cooperative
 /// 2, synchronisation policy 3, cluster dimension 4, cluster scheduling 5, programmatic stream serialisation 6, priority

@@ -38,7 +38,8 @@
 //!                Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
 //!                Alive again and again, Hold -> Done | Failed
 //!                Open    -> Done
-//!   restore      Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
+//!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
+//!   restore      MakeShared+, TakeShared*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
 //!
 //! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
@@ -52,6 +53,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::access::AccessReport;
 use crate::attach::Attach;
+use crate::ipc::{PieceId, Shared, Token};
 use crate::nvml;
 
 /// Where the daemon listens unless its configuration says otherwise, and where everybody looks for it unless
@@ -170,6 +172,12 @@ pub enum Request {
         container: String,
     },
 
+    /// Have the asker's worker get the memory that this names.
+    Import {
+        /// As the exporter's worker has given it.
+        token: Token,
+    },
+
     /// Which GPUs may the asker see?
     Gpus,
     /// How much memory of this GPU is free?
@@ -259,6 +267,17 @@ pub enum Reply {
     },
     /// To `Revoke`.
     Revoked,
+    /// To `Import`: the worker has it under this number.
+    Imported {
+        /// For [`crate::command::PIECE_IMPORT`].
+        ticket: u64,
+        /// Pieces.
+        count: usize,
+        /// Whether it is the asker's own.
+        own: bool,
+    },
+    /// To `Import`: nobody whom the asker may share with has memory of this name.
+    NotShared,
     /// To `Gpus`.
     Gpus(nvml::Gpus),
     /// To `GpuMemory`.
@@ -416,6 +435,8 @@ pub enum WorkerRequest {
         hash_key: u64,
         /// The number of the data file.
         file: u32,
+        /// Memory that is saved with other clients of the image.
+        elsewhere: Vec<PieceId>,
     },
     /// Write a code image into the file that comes with this.
     SaveCode {
@@ -467,6 +488,34 @@ pub enum WorkerRequest {
     Check,
     /// How much memory the devices have, as the driver counts it.
     Memory,
+    /// Descriptors of the memory that this names, from a certain piece on.
+    Export {
+        /// The name.
+        token: Token,
+        /// The first piece that is wanted.
+        first: usize,
+    },
+    /// Keep this memory for the client, which will ask for it. Comes with the descriptors of its pieces, which may take
+    /// several of these.
+    Import {
+        /// By this number.
+        ticket: u64,
+        /// What it is.
+        shared: Shared,
+    },
+    /// Which memory does the client share, or may it have shared?
+    Shares,
+    /// Of the client that the blob describes, to be loaded: make the memory whose content it has and others may share. `Load`
+    /// follows, when those that come have all been sent.
+    MakeShared {
+        /// The first whose descriptor is wanted.
+        first: usize,
+    },
+    /// Memory that others have made for the `Load` that follows. Comes with the descriptors, in this order.
+    TakeShared {
+        /// Its names.
+        ids: Vec<PieceId>,
+    },
 }
 
 /// The most that one client may have, where there is a limit.
@@ -537,6 +586,27 @@ pub enum WorkerReply {
     Checked {
         /// Why it could not; none if it could.
         reasons: Vec<String>,
+    },
+    /// To `Export`, with the descriptors.
+    Exported {
+        /// What it is.
+        shared: Shared,
+    },
+    /// To `MakeShared`, with the descriptors of `ids`.
+    MadeShared {
+        /// How many there are.
+        count: usize,
+        /// Those that come with this.
+        ids: Vec<PieceId>,
+        /// What it needs of others.
+        needed: Vec<PieceId>,
+    },
+    /// To `Shares`.
+    Shares {
+        /// Memory of its own that it has given names.
+        own: Vec<PieceId>,
+        /// Memory of others that it has.
+        others: Vec<PieceId>,
     },
     /// To `Memory`.
     Memory {

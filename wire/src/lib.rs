@@ -17,6 +17,7 @@
 //! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
 //! - [`gpus`]: how GPUs are named
+//! - [`ipc`]: memory that processes share
 //! - [`nvml`]: what NVML is asked, on the same socket
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
@@ -32,6 +33,7 @@ pub mod frame;
 pub mod futex;
 pub mod gpus;
 pub mod graph;
+pub mod ipc;
 pub mod layout;
 pub mod nvml;
 pub mod reply;
@@ -42,7 +44,7 @@ pub mod window;
 use rekindle_cuda_abi::{generate, table};
 
 /// The version of everything in this crate. Parts of different versions refuse each other, naming both.
-pub const WIRE_VERSION: u32 = 4;
+pub const WIRE_VERSION: u32 = 5;
 
 /// Changes with the table of driver calls, whose line numbers are call numbers on the ring.
 pub const TABLE_FINGERPRINT: u64 = generate::fingerprint(table::TEXT);

@@ -8,7 +8,7 @@ use super::clients::{Client, ClientState};
 use super::pidns::PidView;
 use super::process;
 use super::sys::Credentials;
-use super::{Daemon, connection, mappings};
+use super::{Daemon, connection, ipc, mappings};
 
 /// What stands against a dump of each process of the tree that uses a GPU.
 pub(crate) fn check(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
@@ -29,6 +29,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckIn
     let clients = daemon.registry.clients_among(&tree);
     let pending = daemon.registry.pending_among(&tree);
     let outside = mapped_outside(daemon, &tree);
+    let shared = ipc::shared_outside(daemon, &clients);
     let mut found = Vec::new();
     for pid in tree {
         let client = clients.iter().find(|it| it.process.pid == pid);
@@ -39,6 +40,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckIn
             Some(client) => {
                 memory = client.worker.describe().device_memory.iter().sum();
                 reasons.extend(of_client(client));
+                reasons.extend(shared.iter().filter(|it| it.pid == pid).map(ToString::to_string));
                 let strangers = outside.iter().filter(|(_, shared)| !shared.is_disjoint(&mapped.shared));
                 reasons.extend(strangers.map(|(stranger, _)| {
                     format!("its pinned memory is also mapped by process {stranger}, which is not in the tree: a restored process would no longer share it")

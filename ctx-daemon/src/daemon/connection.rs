@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, check, dump, gpus, grants, list, lock, restore, takeover, thread, wait_timeout};
+use super::{Daemon, attach, check, dump, gpus, grants, ipc, list, lock, restore, takeover, thread, wait_timeout};
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
 const MAX_CONNECTIONS: usize = 1024;
@@ -220,6 +220,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             reply(&stream, &grants::grant(daemon, peer, &container, pid, &gpus, limits));
         }
         Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, peer, &container)),
+        Request::Import { token } => {
+            // It is a client, and not about to become one.
+            drop(pending);
+            reply(&stream, &ipc::import(daemon, process, &token));
+        }
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {
             // As above.
             drop(pending);

@@ -5,6 +5,7 @@
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
 //!                each)       ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker whose daemon is gone
+//!                            ├─ import ─────── workers                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    what containers may use
 //!                            ├─ gpus ───────── nvml ── helper               what NVML is asked
 //!                            └─ list, status, calls, check
@@ -20,6 +21,7 @@ mod connection;
 mod dump;
 mod gpus;
 mod grants;
+mod ipc;
 mod list;
 mod listener;
 mod lost;
@@ -71,6 +73,8 @@ pub(crate) struct Daemon {
     grants: Arc<Grants>,
     nvml: Nvml,
     connections: Connections,
+    /// See [`ipc::one_at_a_time`].
+    sharing: Mutex<()>,
     stopping: AtomicBool,
 }
 
@@ -114,6 +118,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),
         connections: Connections::default(),
+        sharing: Mutex::default(),
         stopping: AtomicBool::new(false),
         config,
     });

@@ -109,6 +109,13 @@ pub(crate) fn user(pid: i32) -> Option<u32> {
     std::fs::metadata(format!("/proc/{pid}")).ok().map(|it| it.uid())
 }
 
+/// The user that a process acts as; None if it is not there.
+pub(crate) fn effective_user(pid: i32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// The pids of one process in every pid namespace that it is in, from the daemon's inwards.
 pub(crate) fn namespace_pids(pid: i32) -> io::Result<Vec<i32>> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;

@@ -23,6 +23,7 @@ use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
 use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -62,6 +63,7 @@ pub(crate) enum WorkerError {
 pub(crate) struct Answered {
     pub(crate) reply: WorkerReply,
     pub(crate) blob: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
 /// What `ps` shows of a worker.
@@ -262,6 +264,66 @@ impl Worker {
         }
     }
 
+    /// Memory that its client shares, or may be sharing: its own, and others'.
+    pub(crate) fn shares(&self) -> Result<(Vec<PieceId>, Vec<PieceId>), WorkerError> {
+        match self.call(&WorkerRequest::Shares, &[], &[], Some(ASK_TIMEOUT))?.reply {
+            WorkerReply::Shares { own, others } => Ok((own, others)),
+            _ => Err(WorkerError::Protocol("Shares")),
+        }
+    }
+
+    /// What a name of its client's stands for, and descriptors of all of that. `Failed` where it stands for nothing.
+    pub(crate) fn export(&self, token: &Token) -> Result<(Shared, Vec<OwnedFd>), WorkerError> {
+        let mut all: Option<(Shared, Vec<OwnedFd>)> = None;
+        loop {
+            let first = all.as_ref().map_or(0, |(shared, _)| shared.pieces.len());
+            let request = WorkerRequest::Export { token: *token, first };
+            let answered = self.call(&request, &[], &[], Some(ASK_TIMEOUT))?;
+            let WorkerReply::Exported { shared } = answered.reply else {
+                return Err(WorkerError::Protocol("Export"));
+            };
+            // It is its client's, who may have a hand in what it says.
+            let sound = shared.pieces.len() == answered.fds.len() && shared.count <= MAX_PIECES;
+            if !sound || (shared.pieces.is_empty() && first < shared.count) {
+                return Err(WorkerError::Protocol("Export"));
+            }
+            let (known, fds) = all.get_or_insert_with(|| (Shared { pieces: Vec::new(), ..shared.clone() }, Vec::new()));
+            known.pieces.extend(shared.pieces);
+            fds.extend(answered.fds);
+            if known.pieces.len() >= known.count {
+                return all.ok_or(WorkerError::Protocol("Export"));
+            }
+        }
+    }
+
+    /// Has it make what it shares with others before it loads this client: with descriptors; and what it needs of others.
+    pub(crate) fn make_shared(&self, blob: &[u8]) -> Result<(Vec<(PieceId, OwnedFd)>, Vec<PieceId>), WorkerError> {
+        let mut all = Vec::new();
+        loop {
+            let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], None)?;
+            let WorkerReply::MadeShared { count, ids, needed } = answered.reply else {
+                return Err(WorkerError::Protocol("MakeShared"));
+            };
+            if ids.len() != answered.fds.len() || (ids.is_empty() && all.len() < count) {
+                return Err(WorkerError::Protocol("MakeShared"));
+            }
+            all.extend(ids.into_iter().zip(answered.fds));
+            if all.len() >= count {
+                return Ok((all, needed));
+            }
+        }
+    }
+
+    /// Gives its client memory, which the client asks for by this number.
+    pub(crate) fn import(&self, ticket: u64, shared: &Shared, fds: &[OwnedFd]) -> Result<(), WorkerError> {
+        for (pieces, fds) in shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME)) {
+            let part = Shared { pieces: pieces.to_vec(), ..shared.clone() };
+            let request = WorkerRequest::Import { ticket, shared: part };
+            self.ask(&request, &sys::raw(fds), Some(ASK_TIMEOUT))?;
+        }
+        Ok(())
+    }
+
     /// How much memory its devices have.
     pub(crate) fn memory(&self) -> Result<Vec<Memory>, WorkerError> {
         match self.call(&WorkerRequest::Memory, &[], &[], Some(DESCRIBE_TIMEOUT))?.reply {
@@ -345,7 +407,7 @@ impl Worker {
             match std::mem::replace(&mut *state, State::Idle) {
                 State::Waiting(sender) => {
                     // The receiver may have given up this moment.
-                    let _ = sender.try_send(Answered { reply: message.body, blob: message.blob });
+                    let _ = sender.try_send(Answered { reply: message.body, blob: message.blob, fds: message.fds });
                 }
                 State::Abandoned => {
                     info!(worker = self.pid, "a worker answered after its time was up");
@@ -422,5 +484,10 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Access => "Access",
         WorkerRequest::Check => "Check",
         WorkerRequest::Memory => "Memory",
+        WorkerRequest::Export { .. } => "Export",
+        WorkerRequest::Import { .. } => "Import",
+        WorkerRequest::Shares => "Shares",
+        WorkerRequest::MakeShared { .. } => "MakeShared",
+        WorkerRequest::TakeShared { .. } => "TakeShared",
     }
 }

@@ -2,7 +2,7 @@
 //! it, and the channel one that writes, so that the executor never waits for either: a daemon may be stopped.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -31,6 +31,7 @@ struct Answer {
     socket: UnixStream,
     reply: WorkerReply,
     blob: Vec<u8>,
+    files: Vec<OwnedFd>,
 }
 
 /// What the threads share with the executor.
@@ -157,8 +158,13 @@ impl Channel {
 
     /// Answers a request.
     pub(super) fn answer(&self, reply: WorkerReply, blob: Vec<u8>) {
+        self.answer_with(reply, blob, Vec::new());
+    }
+
+    /// Answers a request with descriptors.
+    pub(super) fn answer_with(&self, reply: WorkerReply, blob: Vec<u8>, files: Vec<OwnedFd>) {
         let socket = self.socket.lock().ok().and_then(|it| it.try_clone().ok());
-        let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob }));
+        let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob, files }));
         if !matches!(sent, Some(Ok(()))) {
             warn!("an answer to the daemon is lost");
         }
@@ -182,8 +188,9 @@ impl Channel {
 
 /// Writes answers, each to the daemon that has asked.
 fn write_answers(answers: &Receiver<Answer>) {
-    for Answer { socket, reply, blob } in answers {
-        if let Err(error) = frame::send(&socket, &reply, &blob, &[]) {
+    for Answer { socket, reply, blob, files } in answers {
+        let fds: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        if let Err(error) = frame::send(&socket, &reply, &blob, &fds) {
             warn!("the daemon did not take an answer: {error}");
         }
     }

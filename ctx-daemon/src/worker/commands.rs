@@ -55,6 +55,7 @@ impl Executor {
             command::PEER_DISABLE => self.peer_disable(args),
             command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => self.vmm_command(call, args, reply),
+            command::MEMORY_EXPORT..=command::PIECE_IMPORT => self.ipc_command(call, args, reply),
             command::TENSOR_MAP => self.tensor_map(args, reply),
             _ => self.code_command(call, args, reply),
         }

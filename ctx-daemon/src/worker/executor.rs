@@ -36,6 +36,7 @@ use super::driver::Driver;
 use super::engine::Engine;
 use super::graphs::Graphs;
 use super::held::Held;
+use super::ipc::Arrived;
 use super::linker::Link;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
@@ -108,6 +109,7 @@ pub(crate) struct Executor {
     pub(crate) code_logs: HashMap<u32, [Vec<u8>; 2]>,
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,
+    pub(crate) arrived: Arrived,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -149,6 +151,7 @@ impl Executor {
             attached,
             pools: Pools::new(devices.len()),
             vmm: Vmm::default(),
+            arrived: Arrived::default(),
             devices,
             engine,
             table,

@@ -14,6 +14,7 @@ use rekindle_wire::ring::CommandHeader;
 use super::arrays::ARRAY_CONTENT;
 use super::engine::{self, Job};
 use super::executor::{Executor, Outcome};
+use super::ipc::skip_shared;
 use super::memory;
 use super::pinned;
 use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, PIECE, POOLED, PRINTED, STATE_VERSION};
@@ -57,6 +58,7 @@ impl Executor {
         }
         self.restore_allocations(client)?;
         self.restore_vmm()?;
+        self.all_shared_is_mapped();
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
             if !self.is_of_freed_memory(call(object), &object.args) {
@@ -119,6 +121,7 @@ impl Executor {
     fn restore_state(&mut self, client: &Client) -> Result<(), String> {
         let malformed = |e: rekindle_wire::codec::Malformed| format!("the image's worker state: {e}");
         let mut state = Reader::new(&client.worker_state);
+        skip_shared(&mut state).map_err(malformed)?;
         for when in 0..state.word().map_err(malformed)? {
             let event = state.word().map_err(malformed)?;
             self.recorded.insert(event, when);
@@ -133,11 +136,11 @@ impl Executor {
         }
         for i in 0..state.word().map_err(malformed)? {
             let (end, reset) = (state.word().map_err(malformed)?, state.word().map_err(malformed)?);
-            if let Some(device) = self.devices.get_mut(i as usize) {
-                device.memory.client_reserves(end);
-                if reset != 0 {
-                    self.reset_primary(i as usize).map_err(|e| format!("device {i} cannot be reset: {e}"))?;
-                }
+            let device = self.devices.get_mut(i as usize).ok_or("the image uses a device that is not here")?;
+            device.memory.client_reserves(end);
+            device.memory.read_names(&mut state).map_err(malformed)?;
+            if reset != 0 {
+                self.reset_primary(i as usize).map_err(|e| format!("device {i} cannot be reset: {e}"))?;
             }
         }
         self.pools.read(&mut state, self.devices.len()).map_err(malformed)?;
@@ -157,6 +160,7 @@ impl Executor {
     fn restore_allocations(&mut self, client: &Client) -> Result<(), String> {
         let driver = self.driver();
         self.restore_pools()?;
+        self.map_made()?;
         for allocation in &client.allocations {
             if allocation.flags & PIECE != 0 {
                 continue;

@@ -13,10 +13,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 use thiserror::Error;
 
 use super::driver::{CallFailed, Driver, expect};
+use super::ipc::{POSIX_FILE, read_name, write_name};
 use crate::share::{Share, What};
 
 /// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
@@ -62,6 +65,14 @@ pub(crate) struct Allocation {
     pub(crate) pool: u64,
 }
 
+/// One of the pieces behind an allocation that has a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exported {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) real: u64,
+}
+
 /// What stands behind a range of addresses.
 enum Backing {
     Large(Vec<u64>),
@@ -87,6 +98,11 @@ pub(crate) struct DeviceMemory {
     beside: u64,
     /// And what it maps itself.
     pieces: u64,
+    /// Names that other processes may know allocations by, and pieces, each by its address.
+    exported: BTreeMap<Token, u64>,
+    ids: BTreeMap<u64, PieceId>,
+    /// Pieces to be mapped at an address instead of new ones, by the driver's handles.
+    made: BTreeMap<u64, u64>,
     /// What others of its container have counts too; as which device.
     share: Option<(Arc<Share>, What)>,
 }
@@ -107,6 +123,9 @@ impl DeviceMemory {
             limit: u64::MAX,
             beside: 0,
             pieces: 0,
+            exported: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            made: BTreeMap::new(),
             share: None,
         }
     }
@@ -294,6 +313,7 @@ impl DeviceMemory {
     /// Frees an allocation; `None` if there is none at this address. The device must no longer use it.
     pub(crate) fn free(&mut self, driver: &Driver, address: u64) -> Option<Result<(), CallFailed>> {
         let allocation = self.allocations.remove(&address)?;
+        self.exported.retain(|_, named| *named != address);
         if allocation.pool != 0 {
             return Some(Ok(()));
         }
@@ -308,6 +328,90 @@ impl DeviceMemory {
             return Some(self.unmap(driver, base));
         }
         Some(self.unmap(driver, address))
+    }
+
+    /// The name by which other processes may get the allocation that holds an address; `new` becomes it where there is none
+    /// yet. None where there is no allocation, or only a pool's.
+    pub(crate) fn export(&mut self, address: u64, new: impl FnOnce() -> Option<Token>) -> Option<Token> {
+        let (&base, allocation) = self.allocations.range(..=address).next_back()?;
+        if address - base >= allocation.size || allocation.pool != 0 {
+            return None;
+        }
+        if let Some((token, _)) = self.exported.iter().find(|(_, named)| **named == base) {
+            return Some(*token);
+        }
+        let token = new()?;
+        self.exported.insert(token, base);
+        Some(token)
+    }
+
+    /// What a name stands for: its place in the pieces behind it and its size, and these.
+    pub(crate) fn exported(&self, token: &Token) -> Option<(u64, u64, Vec<Exported>)> {
+        let address = *self.exported.get(token)?;
+        let size = self.allocations.get(&address)?.size;
+        let (&base, (length, backing)) = self.backings.range(..=address).next_back()?;
+        let pieces: &[u64] = match backing {
+            Backing::Large(pieces) => pieces,
+            Backing::Slab { piece, .. } => std::slice::from_ref(piece),
+        };
+        let piece = |((offset, size), &real)| Exported { address: base + offset, size, real };
+        Some((address - base, size, cut(*length).zip(pieces).map(piece).collect()))
+    }
+
+    /// The name of the piece at an address; `new` becomes it where there is none yet.
+    pub(crate) fn id(&mut self, address: u64, new: impl FnOnce() -> Option<PieceId>) -> Option<PieceId> {
+        if let Some(id) = self.ids.get(&address) {
+            return Some(*id);
+        }
+        let id = new()?;
+        self.ids.insert(address, id);
+        Some(id)
+    }
+
+    /// The names of all pieces that have one, with their addresses and sizes.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = (PieceId, u64, u64)> {
+        self.ids.iter().filter_map(|(&address, &id)| {
+            let (&base, (length, _)) = self.backings.range(..=address).next_back()?;
+            Some((id, address, PIECE.min(length.checked_sub(address - base)?)))
+        })
+    }
+
+    /// Names, for the image.
+    pub(crate) fn write_names(&self, out: &mut Writer) {
+        for names in [&self.exported.iter().map(|(t, a)| (*a, *t)).collect(), &self.ids] {
+            let names: &BTreeMap<u64, [u8; 16]> = names;
+            out.word(names.len() as u64);
+            for (&address, name) in names {
+                out.word(address);
+                write_name(out, name);
+            }
+        }
+    }
+
+    /// What [`DeviceMemory::write_names`] wrote. `made` gives the pieces, which are then mapped at their addresses.
+    pub(crate) fn read_names(&mut self, state: &mut Reader<'_>) -> Result<(), Malformed> {
+        for _ in 0..state.word()? {
+            let address = state.word()?;
+            self.exported.insert(read_name(state)?, address);
+        }
+        for _ in 0..state.word()? {
+            let address = state.word()?;
+            self.ids.insert(address, read_name(state)?);
+        }
+        Ok(())
+    }
+
+    /// Has the pieces that have names be these.
+    pub(crate) fn use_made(&mut self, mut take: impl FnMut(&PieceId) -> Result<u64, String>) -> Result<(), String> {
+        for (&address, id) in &self.ids {
+            self.made.insert(address, take(id)?);
+        }
+        Ok(())
+    }
+
+    /// After that all pieces are new ones again.
+    pub(crate) fn all_made_are_used(&mut self) {
+        self.made.clear();
     }
 
     fn small(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
@@ -371,14 +475,18 @@ impl DeviceMemory {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
             location_id: self.device,
+            // Any of it may be asked for by another process.
+            handle_types: POSIX_FILE,
             ..Default::default()
         };
         for (offset, size) in cut(length) {
-            let mut piece = 0_u64;
+            let mut piece = self.made.get(&(address + offset)).copied().unwrap_or(0);
             // SAFETY: out parameters are locals, the properties live through the call.
             unsafe {
-                let handle = (&raw mut piece).cast();
-                expect("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
+                if piece == 0 {
+                    let handle = (&raw mut piece).cast();
+                    expect("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
+                }
                 let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
                 if mapped != CUDA_SUCCESS {
                     (driver.cuMemRelease)(piece);
@@ -406,9 +514,10 @@ impl DeviceMemory {
         result
     }
 
-    fn unmap_pieces(&self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
+    fn unmap_pieces(&mut self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
         let mut result = Ok(());
         for ((offset, size), &piece) in cut(length).zip(pieces) {
+            self.ids.remove(&(address + offset));
             // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
             unsafe {
                 result = result.and(expect("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));

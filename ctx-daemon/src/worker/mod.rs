@@ -27,6 +27,7 @@ mod graphs;
 mod held;
 mod held_early;
 mod held_state;
+mod ipc;
 mod jit;
 mod launch;
 mod limits;

@@ -10,6 +10,7 @@ use rekindle_images::{
 };
 use rekindle_wire::codec::Writer;
 use rekindle_wire::control::SavedCode;
+use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
 
 use super::engine::{Job, jobs};
@@ -18,7 +19,7 @@ use super::times::Ages;
 use super::vmm::Alias;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 7;
+pub(crate) const STATE_VERSION: u32 = 8;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -48,15 +49,17 @@ pub(crate) struct Saved {
 }
 
 impl Executor {
-    /// Saves the client. Nothing runs on the device, and nothing is written to memory that the client shares.
+    /// Saves the client but for memory that is elsewhere in the image. Nothing runs on the device, and nothing is written to memory that the client shares.
     pub(crate) fn save(
         &mut self,
         head: u64,
         key: HashKey,
         number: u32,
         file: File,
+        elsewhere: &BTreeSet<PieceId>,
         cancel: &AtomicBool,
     ) -> Result<Saved, String> {
+        self.leave_out(elsewhere);
         if let Some(why) = &self.unsavable {
             return Err(format!("it cannot be checkpointed: {why}"));
         }
@@ -279,10 +282,11 @@ impl Executor {
             .collect()
     }
 
-    /// What has no place of its own in the manifest: the events that were recorded, in that order, with their ages, the contexts of pinned memory, and
+    /// What has no place of its own in the manifest: memory that others share, which must come first; the events that were recorded, in that order, with their ages, the contexts of pinned memory, and
     /// how far the client has reserved each window, which devices' contexts were reset, pools, and what the client maps itself.
     fn state_bytes(&self, ages: &Ages) -> Vec<u8> {
         let mut state = Writer::new();
+        self.write_shared(&mut state);
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();
         state.word(recorded.len() as u64);
@@ -299,6 +303,7 @@ impl Executor {
         for device in &self.devices {
             state.word(device.memory.client_reserved());
             state.word(u64::from(device.reset));
+            device.memory.write_names(&mut state);
         }
         self.pools.write(&mut state);
         self.vmm.write(&mut state);

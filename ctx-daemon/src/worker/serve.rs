@@ -1,5 +1,6 @@
 //! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use rekindle_images::{Client, HashKey};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
+use rekindle_wire::ipc::PieceId;
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
 use tracing::{error, info, warn};
@@ -189,11 +191,30 @@ impl Server {
                 return;
             }
         };
+        if let Some((reply, files)) = self.sharing(&message) {
+            return self.channel.answer_with(reply, Vec::new(), files);
+        }
         let (reply, blob) = match self.request(message) {
             Ok(done) => done,
             Err(reason) => (WorkerReply::Failed { reason }, Vec::new()),
         };
         self.channel.answer(reply, blob);
+    }
+
+    /// Answers what is answered with descriptors.
+    fn sharing(&mut self, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
+        let answered = match (&message.body, self.state) {
+            (WorkerRequest::Export { token, first }, State::Open | State::Closing | State::Quiesced) => {
+                let exported = self.executor.export_named(token, *first);
+                exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
+            }
+            (WorkerRequest::MakeShared { first }, State::Spare) => {
+                let made = self.executor.make_shared(&message.blob, *first);
+                made.map(|it| (WorkerReply::MadeShared { count: it.count, ids: it.ids, needed: it.needed }, it.files))
+            }
+            _ => return None,
+        };
+        Some(answered.unwrap_or_else(|reason| (WorkerReply::Failed { reason }, Vec::new())))
     }
 
     fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), String> {
@@ -219,9 +240,10 @@ impl Server {
             (WorkerRequest::Hold, _) => {
                 return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
             }
-            (WorkerRequest::Save { hash_key, file }, State::Quiesced) => {
+            (WorkerRequest::Save { hash_key, file, elsewhere }, State::Quiesced) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
-                return self.save(HashKey::new(hash_key), file, data);
+                let elsewhere = elsewhere.into_iter().collect();
+                return self.save(HashKey::new(hash_key), file, data, &elsewhere);
             }
             (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
                 self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
@@ -241,6 +263,14 @@ impl Server {
                 self.pinned_ahead.extend(pinned.into_iter().zip(fds))
             }
             (WorkerRequest::Connect { pinned }, State::Restoring) => self.connect(pinned, fds)?,
+            (WorkerRequest::Import { ticket, shared }, State::Open | State::Closing | State::Quiesced) => {
+                self.executor.arrive(ticket, shared, fds.collect())?;
+            }
+            (WorkerRequest::TakeShared { ids }, State::Spare) => self.executor.take_shared(ids, fds.collect()),
+            (WorkerRequest::Shares, _) => {
+                let (own, others) = self.executor.shares();
+                return Ok((WorkerReply::Shares { own, others }, Vec::new()));
+            }
             (WorkerRequest::Describe, _) => {
                 let description = WorkerReply::Description {
                     device_memory: self.executor.device_bytes(),
@@ -381,9 +411,15 @@ impl Server {
         self.state = State::Open;
     }
 
-    fn save(&mut self, key: HashKey, number: u32, data: OwnedFd) -> Result<(WorkerReply, Vec<u8>), String> {
+    fn save(
+        &mut self,
+        key: HashKey,
+        number: u32,
+        data: OwnedFd,
+        elsewhere: &BTreeSet<PieceId>,
+    ) -> Result<(WorkerReply, Vec<u8>), String> {
         let head = self.consumer.as_ref().map_or(0, Consumer::head);
-        let saved = self.executor.save(head, key, number, channel::file(data), &self.channel.cancel)?;
+        let saved = self.executor.save(head, key, number, channel::file(data), elsewhere, &self.channel.cancel)?;
         let blob = saved.client.to_bytes().map_err(|e| e.to_string())?;
         Ok((WorkerReply::Saved { code: saved.code, bytes: saved.bytes }, blob))
     }

@@ -19,12 +19,14 @@ use std::ops::Range;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, PieceFlags};
+use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 
 use super::access::{self, Unit, Versioned};
 use super::commands::check;
 use super::driver::{CallFailed, Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
+use super::ipc::{read_name, write_name};
 use super::waiting::Then;
 
 const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
@@ -33,13 +35,24 @@ const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// The driver's handle; 0 in an image, until it is made again.
-    real: u64,
+    pub(crate) real: u64,
     pub(crate) size: u64,
     pub(crate) device: usize,
-    handle_types: u32,
-    flags: PieceFlags,
+    pub(crate) handle_types: u32,
+    pub(crate) flags: PieceFlags,
     /// Whether the client has its handle.
-    held: bool,
+    pub(crate) held: bool,
+    pub(crate) sharing: Option<Sharing>,
+}
+
+/// What a piece has that other processes may have too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sharing {
+    pub(crate) id: PieceId,
+    /// Whether it came from another process.
+    pub(crate) came: bool,
+    /// Whether somebody else's part of the image has its content.
+    pub(crate) elsewhere: bool,
 }
 
 /// A piece at an address.
@@ -55,8 +68,10 @@ struct Mapping {
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
     reservations: BTreeMap<u64, u64>,
-    pieces: BTreeMap<u64, Piece>,
+    pub(crate) pieces: BTreeMap<u64, Piece>,
     mappings: Versioned<BTreeMap<u64, Mapping>>,
+    /// Pieces that the client has given names.
+    pub(crate) exported: BTreeMap<Token, u64>,
     /// Whether the driver keeps the windows free.
     kept: bool,
 }
@@ -72,7 +87,9 @@ pub(crate) struct Alias {
 impl Vmm {
     /// Bytes of pieces on a device.
     pub(crate) fn bytes(&self, device: usize) -> u64 {
-        self.pieces.values().filter(|p| p.device == device).map(|p| p.size).sum()
+        // What came from others counts with them.
+        let own = |p: &&Piece| p.device == device && !p.sharing.is_some_and(|it| it.came);
+        self.pieces.values().filter(own).map(|p| p.size).sum()
     }
 
     /// Whether every byte of a range is mapped.
@@ -163,6 +180,7 @@ impl Vmm {
             Some(piece) if !piece.held && !used => {
                 let real = piece.real;
                 self.pieces.remove(&handle);
+                self.exported.retain(|_, piece| *piece != handle);
                 // SAFETY: the driver's own handle, of which nothing is mapped.
                 unsafe { (driver.cuMemRelease)(real) }
             }
@@ -170,11 +188,12 @@ impl Vmm {
         }
     }
 
-    /// Where each piece is mapped to be saved and loaded: side by side, in the order of their handles. None where there
-    /// is too much.
+    /// Where each piece whose content is this client's to save is mapped for that, and to be loaded: side by side, in the
+    /// order of their handles. None where there is too much.
     fn places(&self) -> Option<Vec<Alias>> {
         let mut at = window::aliases().start;
-        let places = self.pieces.iter().map(|(&handle, &piece)| {
+        let here = |(_, piece): &(&u64, &Piece)| !piece.sharing.is_some_and(|it| it.elsewhere);
+        let places = self.pieces.iter().filter(here).map(|(&handle, &piece)| {
             let alias = Alias { address: at, handle, piece };
             at = at.checked_add(piece.size).filter(|end| *end <= window::aliases().end)?;
             Some(alias)
@@ -199,6 +218,17 @@ impl Vmm {
                 u64::from(piece.held),
             ];
             words.into_iter().for_each(|word| out.word(word));
+            out.word(u64::from(piece.sharing.is_some()));
+            if let Some(Sharing { id, came, elsewhere }) = &piece.sharing {
+                write_name(out, id);
+                out.word(u64::from(*came));
+                out.word(u64::from(*elsewhere));
+            }
+        }
+        out.word(self.exported.len() as u64);
+        for (token, &piece) in &self.exported {
+            write_name(out, token);
+            out.word(piece);
         }
         out.word(self.mappings.len() as u64);
         for (&address, mapping) in self.mappings.iter() {
@@ -229,7 +259,21 @@ impl Vmm {
             let device = ordinal(state.word()?)?;
             let (handle_types, flags) = (state.word32()?, PieceFlags::of(state.word()?));
             let held = state.word()? != 0;
-            self.pieces.insert(handle, Piece { real: 0, size, device, handle_types, flags, held });
+            let sharing = match state.word()? {
+                0 => None,
+                _ => {
+                    let id = read_name(state)?;
+                    Some(Sharing { id, came: state.word()? != 0, elsewhere: state.word()? != 0 })
+                }
+            };
+            self.pieces.insert(handle, Piece { real: 0, size, device, handle_types, flags, held, sharing });
+        }
+        for _ in 0..state.word()? {
+            let (token, piece) = (read_name(state)?, state.word()?);
+            if !self.pieces.contains_key(&piece) {
+                return Err(Malformed("a name of nothing"));
+            }
+            self.exported.insert(token, piece);
         }
         for _ in 0..state.word()? {
             let (address, size, piece) = (state.word()?, state.word()?, state.word()?);
@@ -249,7 +293,7 @@ fn is_in(window: &Range<u64>, address: u64, size: u64) -> bool {
     size > 0 && window.contains(&address) && address.checked_add(size).is_some_and(|end| end <= window.end)
 }
 
-fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags) -> CUmemAllocationProp {
+pub(super) fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
         handle_types,
@@ -262,7 +306,7 @@ fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags) -> CUmemAl
     }
 }
 
-fn create(driver: &Driver, size: u64, properties: &CUmemAllocationProp) -> Result<u64, CUresult> {
+pub(super) fn create(driver: &Driver, size: u64, properties: &CUmemAllocationProp) -> Result<u64, CUresult> {
     let mut real = 0_u64;
     // SAFETY: the out parameter is a local, the properties live through the call.
     match unsafe { (driver.cuMemCreate)((&raw mut real).cast(), size as usize, properties, 0) } {
@@ -363,13 +407,14 @@ impl Executor {
         let ordinal = ordinal as usize;
         let properties = properties(device, handle_types, flags);
         let real = self.make_counted(ordinal, size, || create(driver, size, &properties))?;
-        self.vmm.pieces.insert(handle, Piece { real, size, device: ordinal, handle_types, flags, held: true });
+        let piece = Piece { real, size, device: ordinal, handle_types, flags, held: true, sharing: None };
+        self.vmm.pieces.insert(handle, piece);
         self.count_pieces();
         Ok(())
     }
 
     /// What counts towards the client's limits.
-    fn count_pieces(&mut self) {
+    pub(super) fn count_pieces(&mut self) {
         for (ordinal, device) in self.devices.iter_mut().enumerate() {
             device.memory.set_pieces(self.vmm.bytes(ordinal));
         }
@@ -457,6 +502,10 @@ impl Executor {
             kept.map_err(|code| failed("the window at", window::RESERVED_BASE, code))?;
         }
         for (&handle, piece) in &mut self.vmm.pieces {
+            if let Some(sharing) = &piece.sharing {
+                piece.real = self.arrived.take(driver, &sharing.id)?;
+                continue;
+            }
             let device = self.devices.get(piece.device).ok_or("the image uses a device that is not here")?.device;
             let properties = properties(device, piece.handle_types, piece.flags);
             piece.real = create(driver, piece.size, &properties).map_err(|code| failed("memory", handle, code))?;
@@ -552,6 +601,7 @@ mod tests {
             handle_types: 1,
             flags: PieceFlags { compression: 0, rdma: 1, usage: 2 },
             held: real == 7,
+            sharing: (real == 8).then_some(Sharing { id: [3; 16], came: true, elsewhere: false }),
         };
         let mapping = |piece| Mapping { size: 2 * MIB, piece, access: BTreeMap::from([(0, 1), (1, 3)]) };
         Vmm {
@@ -559,6 +609,7 @@ mod tests {
             pieces: BTreeMap::from([(1, piece(7)), (2, piece(8))]),
             mappings: BTreeMap::from([(BASE, mapping(1)), (BASE + 2 * MIB, mapping(2)), (BASE + 8 * MIB, mapping(1))])
                 .into(),
+            exported: BTreeMap::from([([5; 16], 1)]),
             kept: false,
         }
     }
@@ -591,6 +642,8 @@ mod tests {
         assert_eq!((&again.reservations, &*again.mappings), (&vmm.reservations, &*vmm.mappings));
         assert!(again.pieces.values().all(|p| p.real == 0 && p.size == 2 * MIB));
         assert_eq!(again.pieces[&2].flags.rdma, 1);
+        assert_eq!(again.pieces[&2].sharing, vmm.pieces[&2].sharing);
+        assert_eq!(again.exported, vmm.exported);
         // Of a device that there is not; and cut short anywhere.
         assert!(Vmm::default().read(&mut Reader::new(out.bytes()), 1).is_err());
         for cut in (0..out.bytes().len()).step_by(8) {
@@ -608,8 +661,13 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_saved_side_by_side() {
+    fn pieces_are_saved_side_by_side_unless_somebody_else_saves_them() {
         let places: Vec<_> = sample().places().unwrap().iter().map(|a| (a.address, a.handle)).collect();
         assert_eq!(places, [(window::ALIAS_BASE, 1), (window::ALIAS_BASE + 2 * MIB, 2)]);
+        let mut vmm = sample();
+        vmm.pieces.insert(0, vmm.pieces[&2]);
+        vmm.pieces.get_mut(&2).unwrap().sharing.as_mut().unwrap().elsewhere = true;
+        let places: Vec<_> = vmm.places().unwrap().iter().map(|a| a.handle).collect();
+        assert_eq!(places, [0, 1]);
     }
 }

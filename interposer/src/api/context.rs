@@ -18,6 +18,7 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     client.events.forget_context(context);
     client.functions.forget_context(context);
     client.arrays.forget_context(context);
+    super::ipc::close_all(client, context);
     for gone in client.memory.forget_context(context) {
         match gone {
             Allocation::Pinned { base, size, .. } => super::pinned::unmap(client, base, size),

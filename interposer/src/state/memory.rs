@@ -17,6 +17,8 @@ pub(crate) enum Allocation {
     Pooled { base: u64, size: u64, device: usize, pool: u64 },
     /// Device memory that the program has mapped itself, which belongs to no context.
     Mapping { base: u64, size: u64, device: usize, handle_types: u32 },
+    /// Device memory of another process's, which this one has opened.
+    Opened { base: u64, size: u64, device: usize, context: CUcontext },
     /// A device global, at an address of the driver's choice.
     Global { base: u64, size: u64, device: usize, context: CUcontext },
     /// Pinned host memory of ours, mapped in both processes.
@@ -37,6 +39,7 @@ impl Allocation {
         let (Self::Device { base, size, .. }
         | Self::Pooled { base, size, .. }
         | Self::Mapping { base, size, .. }
+        | Self::Opened { base, size, .. }
         | Self::Global { base, size, .. }
         | Self::Pinned { base, size, .. }
         | Self::Mapped { base, size, .. }
@@ -47,6 +50,7 @@ impl Allocation {
     pub(crate) fn context(&self) -> CUcontext {
         match *self {
             Self::Device { context, .. }
+            | Self::Opened { context, .. }
             | Self::Global { context, .. }
             | Self::Pinned { context, .. }
             | Self::Mapped { context, .. }
@@ -61,6 +65,7 @@ impl Allocation {
             Self::Device { device, .. }
             | Self::Pooled { device, .. }
             | Self::Mapping { device, .. }
+            | Self::Opened { device, .. }
             | Self::Global { device, .. } => Some(device),
             Self::Pinned { .. } | Self::Registered { .. } | Self::Mapped { .. } => None,
         }

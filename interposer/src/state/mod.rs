@@ -4,6 +4,7 @@ pub(crate) mod arrays;
 pub(crate) mod contexts;
 pub(crate) mod events;
 pub(crate) mod functions;
+pub(crate) mod ipc;
 pub(crate) mod memory;
 pub(crate) mod streams;
 pub(crate) mod vmm;

@@ -39,6 +39,7 @@ use self::save::{SaveError, SaveJob};
 use super::Daemon;
 use super::clients::{Client, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
+use super::ipc::{self, SharingError};
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::sys::Credentials;
@@ -65,6 +66,8 @@ pub(super) enum DumpError {
     /// In whole words.
     #[error("{0}")]
     WithoutWorker(String),
+    #[error(transparent)]
+    Sharing(#[from] SharingError),
     #[error(transparent)]
     Save(#[from] SaveError),
     #[error("CRIU has not dumped the connection of {0} to its worker: is the plugin of this version?")]
@@ -198,6 +201,7 @@ impl<'a> Dump<'a> {
         check_space(&dir, &clients)?;
         let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout)?;
         let idle_at = Instant::now();
+        ipc::within(daemon, &clients)?;
         let ms = began.elapsed().as_millis() as u64;
         info!(root, clients = clients.len(), ms, "quiesced");
         let processes = clients.iter().map(|it| it.process);
@@ -272,8 +276,16 @@ impl<'a> Dump<'a> {
             ..CreateOptions::new()?
         };
         let writer = ImageWriter::create(dir, options)?;
-        let times = save::Times { began: self.began, idle_at };
-        let job = SaveJob::start(writer, rings, times, self.leave_running, self.daemon.config.stall_timeout);
+        let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
+        let sharing = ipc::within(self.daemon, &clients)?;
+        let how = save::How {
+            began: self.began,
+            idle_at,
+            leave_running: self.leave_running,
+            stall: self.daemon.config.stall_timeout,
+            sharing,
+        };
+        let job = SaveJob::start(writer, rings, how);
         self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);
         Ok(())
     }

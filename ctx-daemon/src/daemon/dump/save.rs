@@ -23,10 +23,12 @@ use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
+use rekindle_wire::ipc::PieceId;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use super::super::clients::{Client, ClientState};
+use super::super::ipc::Sharing;
 use super::super::worker::WorkerError;
 use super::super::{lock, process, sys, thread, wait};
 use super::DumpError;
@@ -55,13 +57,19 @@ impl From<ImageError> for SaveError {
     }
 }
 
-/// When it began.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+/// When it began, and how it is done.
+#[derive(Debug)]
+pub(super) struct How {
     /// `Pause` came.
     pub(super) began: Instant,
     /// All clients were at rest.
     pub(super) idle_at: Instant,
+    /// The tasks go on.
+    pub(super) leave_running: bool,
+    /// How long the image may not come further.
+    pub(super) stall: Duration,
+    /// What the clients share.
+    pub(super) sharing: Sharing,
 }
 
 /// An image being written in the background. Dropping it gives the image up, unless it is durable by then, and lets the
@@ -79,8 +87,7 @@ pub(super) struct SaveJob {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    leave_running: bool,
-    times: Times,
+    how: How,
     began: Instant,
 }
 
@@ -118,13 +125,8 @@ impl State {
 
 impl SaveJob {
     /// Begins.
-    pub(super) fn start(
-        writer: ImageWriter,
-        rings: Vec<ClosedRing>,
-        times: Times,
-        leave_running: bool,
-        stall: Duration,
-    ) -> io::Result<Self> {
+    pub(super) fn start(writer: ImageWriter, rings: Vec<ClosedRing>, how: How) -> io::Result<Self> {
+        let stall = how.stall;
         let (over, theirs) = UnixStream::pair()?;
         let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
         let of_job = clients.clone();
@@ -132,13 +134,7 @@ impl SaveJob {
             ring.client().set_state(ClientState::Saving);
         }
         let state = State { rings, ..State::default() };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            leave_running,
-            times,
-            began: Instant::now(),
-        });
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), how, began: Instant::now() });
         let of_thread = Arc::clone(&shared);
         let thread = thread("save", move || {
             let outcome = of_thread.run(writer, &clients);
@@ -267,8 +263,8 @@ impl Shared {
             return Err(SaveError("the dump ended before it was whole".to_owned()));
         };
         let timeline = Timeline {
-            began: self.times.began,
-            idle_at: self.times.idle_at,
+            began: self.how.began,
+            idle_at: self.how.idle_at,
             frozen_at: self.began,
             copied_at,
             synced_at,
@@ -298,6 +294,7 @@ impl Shared {
         }
         if state.failed.is_none() {
             state.copied_at = Some(Instant::now());
+            self.changed.notify_all();
             return Ok(());
         }
         drop(state);
@@ -309,7 +306,8 @@ impl Shared {
 
     /// Saves one client, and lets it go on when CRIU is through with it.
     fn save_client(&self, writer: &ImageWriter, index: u32, client: &Arc<Client>) -> Option<Saved> {
-        let record = match self.save(writer, index, client) {
+        let elsewhere = self.how.sharing.elsewhere.get(index as usize).cloned().unwrap_or_default();
+        let record = match self.save(writer, index, client, elsewhere) {
             Ok(record) => record,
             Err(error) => {
                 self.fail(error);
@@ -330,7 +328,8 @@ impl Shared {
             return None;
         }
         self.step();
-        if self.leave_running {
+        if self.how.leave_running {
+            self.wait_for_those_it_shares_with();
             // Not there any more if the image has been given up.
             let ring = self.take_ring(client)?;
             if let Err(error) = ring.open() {
@@ -342,12 +341,18 @@ impl Shared {
         Some(saved)
     }
 
-    fn save(&self, writer: &ImageWriter, index: u32, client: &Client) -> Result<Record, SaveError> {
+    fn save(
+        &self,
+        writer: &ImageWriter,
+        index: u32,
+        client: &Client,
+        elsewhere: Vec<PieceId>,
+    ) -> Result<Record, SaveError> {
         let file = writer.data_file(index)?;
         self.check()?;
         lock(&self.state).files.extend(file.try_clone().ok());
         let failed = |error: WorkerError| SaveError::of(client, &error);
-        let request = WorkerRequest::Save { hash_key: writer.key().seed(), file: index };
+        let request = WorkerRequest::Save { hash_key: writer.key().seed(), file: index, elsewhere };
         let answered = client.worker.call(&request, &[], &[file.as_raw_fd()], None).map_err(failed)?;
         let WorkerReply::Saved { code, bytes } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
@@ -365,6 +370,15 @@ impl Shared {
         drop(state);
         self.changed.notify_all();
         Ok(record)
+    }
+
+    /// What is not copied yet may be memory that this client has too.
+    fn wait_for_those_it_shares_with(&self) {
+        let shared = self.how.sharing.elsewhere.iter().any(|it| !it.is_empty());
+        let mut state = lock(&self.state);
+        while shared && state.failed.is_none() && state.copied_at.is_none() {
+            state = wait(&self.changed, state);
+        }
     }
 
     fn wait_for_finish(&self) -> Option<()> {

@@ -1,12 +1,13 @@
 //! Workers for a restore, and their loading in the background.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rekindle_images::{Client as Record, CodeHash, Image, ImageError};
 use rekindle_wire::control::{Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
+use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
 
 use super::super::grants::Allowed;
@@ -46,6 +47,28 @@ pub(super) fn take_workers(
         return Err(error.into());
     }
     Ok(taken.into_iter().flatten().collect())
+}
+
+/// What clients of the image have in common is made by one of them, and given to the others.
+pub(super) fn share(image: &Image, restore: &Restore) -> Result<(), RestoreError> {
+    let mut made: HashMap<PieceId, OwnedFd> = HashMap::new();
+    let mut needed = Vec::new();
+    for (record, worker) in check::attached(image).zip(restore.workers()) {
+        let failed = |error| RestoreError::Worker(check::name(record), error);
+        let blob = record.to_bytes()?;
+        let (all, others) = worker.make_shared(&blob).map_err(failed)?;
+        made.extend(all);
+        needed.push((record, worker, others));
+    }
+    for (record, worker, ids) in needed {
+        let failed = |error| RestoreError::Worker(check::name(record), error);
+        for ids in ids.chunks(PIECES_AT_A_TIME) {
+            let fds = ids.iter().map(|id| made.get(id)).collect::<Option<Vec<_>>>();
+            let fds = fds.ok_or_else(|| RestoreError::NotShared(check::name(record)))?;
+            worker.ask(&WorkerRequest::TakeShared { ids: ids.to_vec() }, &sys::raw(fds), None).map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 /// Has every worker begin. Files are opened here, so that what is missing fails the restore now.

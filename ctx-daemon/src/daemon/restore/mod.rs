@@ -70,6 +70,8 @@ pub(super) enum RestoreError {
     NoConnection(String),
     #[error("{0} has come back without the memory that it shares with its worker")]
     NoMemory(String),
+    #[error("{0} shares GPU memory that is nowhere in the image")]
+    NotShared(String),
     #[error("{0} and another process of the image cannot be told apart")]
     Ambiguous(String),
     #[error(transparent)]
@@ -260,6 +262,7 @@ fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>())?;
+    load::share(&image, &prepared.restore)?;
     load::start(&image, &prepared.restore, daemon.config.limits)?;
     daemon.restores.add(&prepared.restore);
     info!(

@@ -142,7 +142,7 @@ pub unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, pointer: 
 
 pub unsafe fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: u32, flags: u64) -> CUresult {
     status(|| {
-        ensure(flags == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(flags == 0 && !out.is_null() && kind != 0, CUDA_ERROR_INVALID_VALUE)?;
         ensure(kind == DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
         let descriptor = vmm::export(handle)?;
         unsafe { put(out.cast::<i32>(), descriptor.into_raw_fd()) }
@@ -151,7 +151,7 @@ pub unsafe fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: 
 
 pub unsafe fn cuMemImportFromShareableHandle(handle: *mut c_void, descriptor: *mut c_void, kind: u32) -> CUresult {
     status(|| {
-        ensure(!handle.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        ensure(!handle.is_null() && kind != 0, CUDA_ERROR_INVALID_VALUE)?;
         ensure(kind == DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
         unsafe { put(handle.cast(), vmm::import(descriptor as usize as i32)?) }
     })

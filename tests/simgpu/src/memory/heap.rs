@@ -4,7 +4,8 @@
 //! the same calls in the same order give the same addresses in every process, as long as they are free there.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 
@@ -27,7 +28,18 @@ const LARGE: u64 = BLOCK / 2;
 #[derive(Debug)]
 pub(crate) struct Heap {
     window: u64,
+    /// What backs it, so that other processes can have it too: each address at its offset in the window.
+    file: OnceLock<Option<OwnedFd>>,
     state: Mutex<State>,
+}
+
+/// Where the block of an allocation is.
+pub(crate) struct Place {
+    pub(crate) base: u64,
+    pub(crate) len: u64,
+    /// In this descriptor of this process.
+    pub(crate) file: i32,
+    pub(crate) offset: u64,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +62,7 @@ pub(crate) const WINDOW: u64 = 1 << 40;
 impl Heap {
     /// A heap whose addresses begin at `window`.
     pub(crate) fn new(window: u64) -> Self {
-        Self { window, state: Mutex::default() }
+        Self { window, file: OnceLock::new(), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -99,6 +111,18 @@ impl Heap {
         self.give_back(&mut self.state(), device, base);
     }
 
+    /// The block that holds an address.
+    pub(crate) fn block(&self, address: u64) -> Option<Place> {
+        let offset = address.checked_sub(self.window)?;
+        let state = self.state();
+        let (&start, block) = state.blocks.range(..=offset).next_back().filter(|(start, b)| offset - *start < b.len)?;
+        Some(Place { base: self.window + start, len: block.len, file: self.file()?.as_raw_fd(), offset: start })
+    }
+
+    fn file(&self) -> Option<&OwnedFd> {
+        self.file.get_or_init(|| pages::memfd(c"simgpu-heap", WINDOW).ok()).as_ref()
+    }
+
     fn give_back(&self, state: &mut State, device: &Device, base: u64) {
         let offset = base.wrapping_sub(self.window);
         let Some((&start, block)) = state.blocks.range_mut(..=offset).next_back() else { return };
@@ -107,6 +131,9 @@ impl Heap {
             let len = block.len;
             state.blocks.remove(&start);
             pages::unmap(self.window + start, len);
+            if let Some(file) = self.file() {
+                pages::punch(file, start, len);
+            }
             device.release(len);
         }
     }
@@ -121,7 +148,11 @@ impl Heap {
                 device.release(len);
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
-            match pages::map(self.window + offset, len) {
+            let mapped = match self.file() {
+                Some(file) => pages::map_part(self.window + offset, len, file, offset),
+                None => Err(std::io::ErrorKind::OutOfMemory.into()),
+            };
+            match mapped {
                 Ok(_) => {
                     state.blocks.insert(offset, Block { len, used: BTreeMap::new(), shared });
                     return Ok(offset);

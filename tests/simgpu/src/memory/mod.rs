@@ -3,6 +3,7 @@
 //! ```text
 //!   api ──► heap      cuMemAlloc, module globals: slabs and large blocks
 //!       ──► pinned    page-locked and registered host memory
+//!       ──► ipc       memory of other processes
 //!       ──► vmm       reservations, physical pieces, mappings
 //!                │
 //!                ▼ regions
@@ -13,6 +14,7 @@
 //! makes is checked against [`space`] before it is made.
 
 pub(crate) mod heap;
+pub(crate) mod ipc;
 pub(crate) mod pages;
 pub(crate) mod pinned;
 pub(crate) mod space;

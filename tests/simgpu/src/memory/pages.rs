@@ -11,19 +11,26 @@ const BOTH: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Maps fresh zeroed memory; at exactly `at`, which must be free, unless that is 0.
 pub(crate) fn map(at: u64, len: u64) -> io::Result<u64> {
-    new_mapping(at, len, BOTH)
+    new_mapping(at, len, BOTH, None)
+}
+
+/// Maps a part of a file at exactly `at`, which must be free.
+pub(crate) fn map_part(at: u64, len: u64, file: &OwnedFd, offset: u64) -> io::Result<u64> {
+    new_mapping(at, len, BOTH, Some((file, offset)))
 }
 
 /// Takes addresses without memory behind them; exactly those at `at`, which must be free, unless that is 0.
 pub(crate) fn reserve(at: u64, len: u64) -> io::Result<u64> {
-    new_mapping(at, len, NONE)
+    new_mapping(at, len, NONE, None)
 }
 
-fn new_mapping(at: u64, len: u64, protection: libc::c_int) -> io::Result<u64> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+fn new_mapping(at: u64, len: u64, protection: libc::c_int, part: Option<(&OwnedFd, u64)>) -> io::Result<u64> {
+    let (file, offset) = part.map_or((-1, 0), |(file, offset)| (file.as_raw_fd(), offset as i64));
+    let kind = if part.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
+    let flags = kind | libc::MAP_NORESERVE;
     let flags = if at == 0 { flags } else { flags | libc::MAP_FIXED_NOREPLACE };
     // SAFETY: a new mapping, which replaces none.
-    let got = unsafe { libc::mmap(at as *mut _, len as usize, protection, flags, -1, 0) };
+    let got = unsafe { libc::mmap(at as *mut _, len as usize, protection, flags, file, offset) };
     if got == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -44,10 +51,22 @@ pub(crate) fn unmap(at: u64, len: u64) {
 
 /// Puts a file's first bytes in place of reserved addresses.
 pub(crate) fn place_file(at: u64, len: u64, file: &OwnedFd) -> io::Result<()> {
+    place_part(at, len, file, 0)
+}
+
+/// Puts a part of a file in place of reserved addresses.
+pub(crate) fn place_part(at: u64, len: u64, file: &OwnedFd, offset: u64) -> io::Result<()> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: replaces pages of a reservation that the caller owns.
-    let got = unsafe { libc::mmap(at as *mut _, len as usize, BOTH, flags, file.as_raw_fd(), 0) };
+    let got = unsafe { libc::mmap(at as *mut _, len as usize, BOTH, flags, file.as_raw_fd(), offset as i64) };
     if got == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Gives the memory behind a part of a file back: it is zero from then on.
+pub(crate) fn punch(file: &OwnedFd, offset: u64, len: u64) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: changes a file of ours.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) };
 }
 
 /// Turns pages back into reserved addresses.

@@ -19,6 +19,8 @@ pub(crate) enum Kind {
     Device,
     /// Memory of a device, mapped with `cuMemMap`.
     Mapped,
+    /// Memory of a device that another process has allocated.
+    Opened,
     /// Host memory from `cuMemHostAlloc`, with its flags.
     Pinned(u32),
     /// Host memory that was registered, with the flags it was registered with.

@@ -213,7 +213,7 @@ const FILE_NAME: &str = "simgpu-device-";
 /// A descriptor by which another process can map the piece.
 pub(crate) fn export(handle: u64) -> Result<OwnedFd> {
     let piece = piece(handle)?;
-    ensure(piece.charged, CUDA_ERROR_INVALID_VALUE)?;
+    ensure(piece.charged && piece.properties.handle_types & 1 != 0, CUDA_ERROR_INVALID_VALUE)?;
     piece.file.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
 }
 

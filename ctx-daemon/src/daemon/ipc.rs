@@ -1,0 +1,208 @@
+//! Memory that processes share: who may share with whom, taking it from worker to worker, and what that means for a dump.
+//!
+//! ```text
+//!   Import{token} ─► who is it? ─► the workers of those it may share with: Export ─► its own worker: Import ─► Imported
+//!                        │
+//!                        └ while its tree, or that of whose memory it is, is being dumped: wait
+//! ```
+//!
+//! Nothing is kept here: workers know the names and what their clients have, so a daemon that starts anew knows all again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use rekindle_wire::control::Reply;
+use rekindle_wire::ipc::{PieceId, Token};
+use tracing::{debug, warn};
+
+use super::clients::Client;
+use super::process::{self, Process};
+use super::worker::WorkerError;
+use super::{Daemon, lock, sys};
+
+/// How often it is looked whether a dump is over.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Why memory is not shared.
+#[derive(Debug, thiserror::Error)]
+enum ImportError {
+    #[error("this process has no worker")]
+    NoClient,
+    #[error("the daemon stops")]
+    Stopping,
+    #[error("its worker: {0}")]
+    Worker(#[from] WorkerError),
+    #[error("no number for it: {0}")]
+    Ticket(std::io::Error),
+}
+
+/// Has a process's worker get memory of another's.
+pub(crate) fn import(daemon: &Daemon, process: Process, token: &Token) -> Reply {
+    match try_import(daemon, process, token) {
+        Ok(reply) => reply,
+        Err(error) => {
+            warn!(pid = process.pid, "memory was not shared: {error}");
+            Reply::Failed { reason: error.to_string() }
+        }
+    }
+}
+
+fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply, ImportError> {
+    loop {
+        let clients = daemon.registry.clients();
+        let importer = clients.iter().find(|it| it.process == process).ok_or(ImportError::NoClient)?;
+        match once(daemon, importer, &clients, token)? {
+            Some(reply) => return Ok(reply),
+            None if daemon.is_stopping() => return Err(ImportError::Stopping),
+            None => daemon.registry.wait(LOOK),
+        }
+    }
+}
+
+/// None while a dump is in the way.
+fn once(
+    daemon: &Daemon,
+    importer: &Client,
+    clients: &[Arc<Client>],
+    token: &Token,
+) -> Result<Option<Reply>, ImportError> {
+    let _one = one_at_a_time(daemon);
+    let is_held = |client: &Client| daemon.registry.is_held(&process::ancestry(client.process.pid));
+    if is_held(importer) {
+        return Ok(None);
+    }
+    let mut some_held = false;
+    for exporter in clients.iter().filter(|it| may_share(importer, it)) {
+        if is_held(exporter) {
+            some_held = true;
+            continue;
+        }
+        let (shared, fds) = match exporter.worker.export(token) {
+            Ok(exported) => exported,
+            Err(WorkerError::Failed(_)) => continue,
+            Err(error) => {
+                debug!(%exporter, %error, "cannot ask for memory");
+                continue;
+            }
+        };
+        let ticket = sys::random().map_err(ImportError::Ticket)?;
+        importer.worker.import(ticket, &shared, &fds)?;
+        debug!(%exporter, %importer, pieces = fds.len(), "memory is shared");
+        let own = exporter.process == importer.process;
+        return Ok(Some(Reply::Imported { ticket, count: fds.len(), own }));
+    }
+    Ok((!some_held).then_some(Reply::NotShared))
+}
+
+/// Memory is taken from worker to worker under this. A dump that has put its hold on a tree takes it once: what began before is
+/// over then, and what begins later finds the hold.
+pub(crate) fn one_at_a_time(daemon: &Daemon) -> MutexGuard<'_, ()> {
+    lock(&daemon.sharing)
+}
+
+/// Whether one process may have memory of the other: both of one user, and in one container or both on the host. So may
+/// processes by the driver itself.
+fn may_share(importer: &Client, exporter: &Client) -> bool {
+    let together = match (&importer.allowed.container, &exporter.allowed.container) {
+        (None, None) => true,
+        _ => importer.allowed.is_with(&exporter.allowed),
+    };
+    let user = |client: &Client| process::effective_user(client.process.pid);
+    together
+        && importer.process.is_alive()
+        && exporter.process.is_alive()
+        && user(importer).is_some_and(|it| Some(it) == user(exporter))
+}
+
+/// What the clients of a tree share.
+#[derive(Debug, Default)]
+pub(crate) struct Sharing {
+    /// For each client, in their order, what others of the tree save.
+    pub(crate) elsewhere: Vec<Vec<PieceId>>,
+}
+
+/// Memory of the tree that a process outside has too, or that one outside has lent it: why it cannot be dumped by itself.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "{inside} shares GPU memory with process {outside} ({command}), which is not in the tree: dump both in one tree, or end the other"
+)]
+pub(crate) struct SharedOutside {
+    /// Of the client in the tree.
+    pub(crate) pid: i32,
+    inside: String,
+    outside: i32,
+    command: String,
+}
+
+/// Why it is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SharingError {
+    #[error(transparent)]
+    Outside(#[from] SharedOutside),
+    #[error("{0} does not say what it shares: {1}")]
+    Unknown(String, WorkerError),
+}
+
+/// What these clients, which are held, share with each other, and that they share nothing with others.
+pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
+    drop(one_at_a_time(daemon));
+    let unknown = |client: &Client, error| SharingError::Unknown(client.to_string(), error);
+    let all = tree.iter().map(|it| it.worker.shares().map_err(|error| unknown(it, error)));
+    let all = all.collect::<Result<Vec<_>, _>>()?;
+    if let Some(found) = outside(daemon, tree, &all).map_err(|(who, error)| SharingError::Unknown(who, error))?.pop() {
+        return Err(found.into());
+    }
+    // Whose it is saves it; where that one is gone, or has freed it, the first that has it.
+    let mut savers = BTreeMap::new();
+    let of = |place: usize, ids: &[PieceId]| ids.iter().map(|id| (*id, place)).collect::<Vec<_>>();
+    let own = all.iter().enumerate().flat_map(|(place, (own, _))| of(place, own));
+    let others = all.iter().enumerate().flat_map(|(place, (_, others))| of(place, others));
+    for (id, place) in own.chain(others) {
+        savers.entry(id).or_insert(place);
+    }
+    let elsewhere = all.iter().enumerate().map(|(place, (_, others))| {
+        let of_others: BTreeSet<PieceId> =
+            others.iter().filter(|id| savers.get(*id) != Some(&place)).copied().collect();
+        of_others.into_iter().collect()
+    });
+    Ok(Sharing { elsewhere: elsewhere.collect() })
+}
+
+/// One line for each client of a tree that shares with a process outside.
+pub(crate) fn shared_outside(daemon: &Daemon, tree: &[Arc<Client>]) -> Vec<SharedOutside> {
+    let all: Vec<_> = tree.iter().map(|it| it.worker.shares().unwrap_or_default()).collect();
+    outside(daemon, tree, &all).unwrap_or_default()
+}
+
+type Shares = (Vec<PieceId>, Vec<PieceId>);
+
+fn outside(daemon: &Daemon, tree: &[Arc<Client>], all: &[Shares]) -> Result<Vec<SharedOutside>, (String, WorkerError)> {
+    let mut found = Vec::new();
+    if all.iter().all(|(own, others)| own.is_empty() && others.is_empty()) {
+        return Ok(found);
+    }
+    for other in daemon.registry.clients() {
+        if tree.iter().any(|it| Arc::ptr_eq(it, &other)) {
+            continue;
+        }
+        let (own, others) = match other.worker.shares() {
+            Ok(shares) => shares,
+            // With it went what it had.
+            Err(WorkerError::Dead(_)) => continue,
+            Err(error) => return Err((other.to_string(), error)),
+        };
+        let its: BTreeSet<PieceId> = own.into_iter().chain(others).collect();
+        for (client, (own, others)) in tree.iter().zip(all) {
+            if own.iter().chain(others).any(|id| its.contains(id)) {
+                found.push(SharedOutside {
+                    pid: client.process.pid,
+                    inside: client.to_string(),
+                    outside: other.process.pid,
+                    command: other.attach.command.escape_debug().to_string(),
+                });
+            }
+        }
+    }
+    Ok(found)
+}

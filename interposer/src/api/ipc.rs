@@ -1,0 +1,304 @@
+//! Memory that processes share. What the application passes on is a name that its worker keeps; who opens it has the daemon
+//! bring the memory to its own worker, and maps it as pieces of its own.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{
+    ADDRESS_FREE, ADDRESS_RESERVE, Kind, MEMORY_EXPORT, NO_TICKET, PIECE_ACCESS, PIECE_EXPORT, PIECE_IMPORT, PIECE_MAP,
+    PIECE_RELEASE, PIECE_UNMAP, PieceFlags,
+};
+use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::ipc::{self, HANDLE_BYTES, Named, Token};
+
+use super::{check, code, put};
+use crate::ask;
+use crate::client::{self, Call, Client};
+use crate::log;
+use crate::state::ipc::Open;
+use crate::state::memory::Allocation;
+use crate::state::vmm::GRANULE;
+
+/// All that `CU_MEM_HANDLE_TYPE_*` names: a file, two of Windows, a fabric's.
+const KNOWN_HANDLE_TYPES: [u32; 4] = [CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 2, 4, 8];
+
+fn name(number: u16, of: u64) -> Result<Token, CUresult> {
+    let mut call = Call::new(number)?;
+    call.word(of);
+    let (result, mut reply) = call.wait();
+    check(result)?;
+    let words = reply.word().zip(reply.word()).ok_or(CUDA_ERROR_UNKNOWN)?;
+    Ok(ipc::of_words(words.into()))
+}
+
+pub(crate) unsafe fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.current()?;
+        if pHandle.is_null() || !matches!(client.memory.at(dptr), Some(Allocation::Device { .. })) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let bytes = ipc::handle(Named::Allocation, &name(MEMORY_EXPORT, dptr)?);
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(pHandle, CUipcMemHandle { bytes }) }
+    }))
+}
+
+pub(crate) unsafe fn cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: u32) -> CUresult {
+    // SAFETY: the same contract.
+    unsafe { cuIpcOpenMemHandle_v2(pdptr, handle, flags) }
+}
+
+pub(crate) unsafe fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: u32) -> CUresult {
+    code(client::get().and_then(|client| {
+        let (context, known) = client.contexts.current()?;
+        if pdptr.is_null() || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let token = ipc::token(Named::Allocation, &handle.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut opened = client.opened.lock();
+        if let Some(open) = opened.get_mut(&token) {
+            // Of each process one context may have it open.
+            if open.context != context {
+                return Err(CUDA_ERROR_INVALID_CONTEXT);
+            }
+            open.times += 1;
+            // SAFETY: not null, so writable by cuda.h's contract.
+            return unsafe { put(pdptr, open.base) };
+        }
+        let came = take(client, &token, false)?;
+        let open = map(client, context, known.device, &came).inspect_err(|_| came.release())?;
+        let (base, size) = (open.base, came.size);
+        client.memory.insert(Allocation::Opened { base, size, device: came.device, context });
+        opened.insert(token, open);
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(pdptr, base) }
+    }))
+}
+
+pub(crate) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.current()?;
+        let mut opened = client.opened.lock();
+        let token = opened.iter().find(|(_, open)| open.base == dptr).map(|(token, _)| *token);
+        let token = token.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        match opened.get_mut(&token) {
+            Some(open) if open.times > 1 => open.times -= 1,
+            _ => {
+                if let Some(open) = opened.remove(&token) {
+                    client.memory.remove(open.base);
+                    unmap(client, &open)?;
+                }
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// Closes what a context has open, which is going.
+pub(super) fn close_all(client: &Client, context: CUcontext) {
+    let gone: Vec<Open> = client.opened.lock().extract_if(|_, open| open.context == context).map(|it| it.1).collect();
+    for open in gone {
+        client.memory.remove(open.base);
+        // What fails here goes with the process.
+        let _ = unmap(client, &open);
+    }
+}
+
+pub(crate) unsafe fn cuMemExportToShareableHandle(
+    shareableHandle: *mut c_void,
+    handle: u64,
+    handleType: u32,
+    flags: u64,
+) -> CUresult {
+    code(client::get().and_then(|client| {
+        if shareableHandle.is_null() || flags != 0 || !KNOWN_HANDLE_TYPES.contains(&handleType) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            log::refused("cuMemExportToShareableHandle of other handles than files");
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let piece = client.vmm.piece(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if piece.properties.handle_types & handleType == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let token = name(PIECE_EXPORT, handle)?;
+        let file = file_of(&ipc::handle(Named::Piece, &token)).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+        // SAFETY: not null, and a place for a descriptor by cuda.h's contract.
+        unsafe { put(shareableHandle.cast::<i32>(), file.into_raw_fd()) }
+    }))
+}
+
+pub(crate) unsafe fn cuMemImportFromShareableHandle(
+    handle: *mut c_void,
+    osHandle: *mut c_void,
+    shHandleType: u32,
+) -> CUresult {
+    code(client::get().and_then(|client| {
+        if handle.is_null() || !KNOWN_HANDLE_TYPES.contains(&shHandleType) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            log::refused("cuMemImportFromShareableHandle of other handles than files");
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let token = token_in(osHandle as usize as i32).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let came = take(client, &token, true)?;
+        let &[(piece, _)] = came.pieces.as_slice() else {
+            came.release();
+            return Err(CUDA_ERROR_UNKNOWN);
+        };
+        let flags = PieceFlags::of(came.flags);
+        let properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: client.ordinal(came.device),
+            compression: flags.compression,
+            rdma: flags.rdma,
+            usage: flags.usage,
+            ..Default::default()
+        };
+        client.vmm.add(piece, came.device, properties);
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(handle.cast(), piece) }
+    }))
+}
+
+/// A file that holds a handle, which nobody can change: it can be passed on, and CRIU keeps it.
+fn file_of(bytes: &[u8; HANDLE_BYTES]) -> std::io::Result<OwnedFd> {
+    // SAFETY: the name is a C string; a descriptor that comes back is new and owned here.
+    let file = unsafe {
+        let fd = libc::memfd_create(ipc::FILE_NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        File::from(OwnedFd::from_raw_fd(fd))
+    };
+    file.write_all_at(bytes, 0)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
+    // SAFETY: a plain system call on the descriptor made above.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
+        0 => Ok(file.into()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// What such a file names; None for any other.
+fn token_in(fd: i32) -> Option<Token> {
+    let mut bytes = [0_u8; HANDLE_BYTES + 1];
+    // SAFETY: the kernel writes at most so many bytes into the local, and looks whether the descriptor is one.
+    let got = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    let (bytes, _) = bytes.split_first_chunk::<HANDLE_BYTES>()?;
+    (got == HANDLE_BYTES as isize).then(|| ipc::token(Named::Piece, bytes)).flatten()
+}
+
+/// Pieces that have come.
+struct Came {
+    device: usize,
+    offset: u64,
+    size: u64,
+    flags: u64,
+    /// Handles and sizes.
+    pieces: Vec<(u64, u64)>,
+}
+
+impl Came {
+    /// Gives them back.
+    fn release(&self) {
+        for (piece, _) in &self.pieces {
+            // What fails here goes with the process.
+            let _ = about(PIECE_RELEASE, &[*piece]);
+        }
+    }
+}
+
+/// Has the worker get what a name stands for. `own` is whether it may be this process's.
+fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
+    loop {
+        let (ticket, count) = match ask::ask(&Request::Import { token: *token }) {
+            Some(Reply::Imported { own: true, .. }) if !own => return Err(CUDA_ERROR_INVALID_CONTEXT),
+            Some(Reply::Imported { ticket, count, .. }) => (ticket, count),
+            Some(Reply::NotShared) => return Err(CUDA_ERROR_INVALID_VALUE),
+            _ => return Err(CUDA_ERROR_OPERATING_SYSTEM),
+        };
+        let mut call = Call::new(PIECE_IMPORT)?;
+        call.word(ticket);
+        call.word(count as u64);
+        let handles: Vec<u64> = (0..count).map(|_| client.fresh(Kind::Piece)).collect();
+        handles.iter().for_each(|handle| call.word(*handle));
+        let (result, mut reply) = call.wait();
+        if result == NO_TICKET {
+            // This process was dumped in between, and has another worker.
+            continue;
+        }
+        check(result)?;
+        let mut word = || reply.word().ok_or(CUDA_ERROR_UNKNOWN);
+        let (device, offset, size, flags) = (word()? as usize, word()?, word()?, word()?);
+        let pieces = handles.into_iter().map(|handle| Ok((handle, word()?))).collect::<Result<_, CUresult>>()?;
+        return Ok(Came { device, offset, size, flags, pieces });
+    }
+}
+
+fn about(number: u16, words: &[u64]) -> Result<(), CUresult> {
+    let mut call = Call::new(number)?;
+    words.iter().for_each(|word| call.word(*word));
+    check(call.wait().0)
+}
+
+/// Maps pieces side by side, for the device of the current context and their own.
+fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Result<Open, CUresult> {
+    let bytes: u64 = came.pieces.iter().map(|(_, size)| size).sum();
+    let reserved = client.vmm.take(bytes, GRANULE, 0).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let pieces = came.pieces.iter().map(|(handle, _)| *handle).collect();
+    let open = Open { base: reserved + came.offset, context, times: 1, reserved, bytes, pieces };
+    about(ADDRESS_RESERVE, &[reserved, bytes]).inspect_err(|_| client.vmm.give(reserved, bytes))?;
+    let mut at = reserved;
+    let mapped = came.pieces.iter().try_for_each(|(piece, size)| {
+        about(PIECE_MAP, &[at, *size, 0, *piece, 0])?;
+        at += size;
+        Ok(())
+    });
+    let mut access = vec![reserved, bytes, 1, came.device as u64, u64::from(CU_MEM_ACCESS_READWRITE)];
+    if device != came.device {
+        access[2] = 2;
+        access.extend([device as u64, u64::from(CU_MEM_ACCESS_READWRITE)]);
+    }
+    mapped.and_then(|()| about(PIECE_ACCESS, &access)).inspect_err(|_| {
+        if at > reserved {
+            let _ = about(PIECE_UNMAP, &[reserved, at - reserved]);
+        }
+        let _ = about(ADDRESS_FREE, &[reserved, bytes]);
+        client.vmm.give(reserved, bytes);
+    })?;
+    Ok(open)
+}
+
+fn unmap(client: &Client, open: &Open) -> Result<(), CUresult> {
+    about(PIECE_UNMAP, &[open.reserved, open.bytes])?;
+    for piece in &open.pieces {
+        about(PIECE_RELEASE, &[*piece])?;
+    }
+    about(ADDRESS_FREE, &[open.reserved, open.bytes])?;
+    client.vmm.give(open.reserved, open.bytes);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_what_it_was_made_for_and_others_name_nothing() {
+        let name = [7; 16];
+        let file = file_of(&ipc::handle(Named::Piece, &name)).unwrap();
+        assert_eq!(token_in(file.as_raw_fd()), Some(name));
+        let other = file_of(&ipc::handle(Named::Allocation, &name)).unwrap();
+        assert_eq!(token_in(other.as_raw_fd()), None);
+        assert_eq!(token_in(-1), None);
+        assert!(File::from(file).write_all_at(b"x", 0).is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! Memory that processes share: what an application passes on to another names it and is no right by itself. The daemon
+//! asks the workers of those that the importer may share with whose the name is, and has the memory's own descriptors taken
+//! from worker to worker.
+//!
+//! ```text
+//!   exporter ── MEMORY_EXPORT ──► its worker keeps a token ──► 64 bytes, or a file of 64 bytes ──► importer
+//!   importer ── Import{token} ──► daemon ── Export{token} ──► exporter's worker ── descriptors ──► importer's worker
+//!   importer ── PIECE_IMPORT{ticket} ──► its worker
+//! ```
+
+use std::ffi::CStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Names something that is shared. Nobody guesses it.
+pub type Token = [u8; 16];
+
+/// Names a piece of memory in all processes that have it.
+pub type PieceId = [u8; 16];
+
+/// Bytes of a handle: as many as `CUipcMemHandle` and `CUipcEventHandle` have.
+pub const HANDLE_BYTES: usize = 64;
+
+/// The name of the file whose content is a handle of memory: what a program gets as a POSIX file descriptor.
+pub const FILE_NAME: &CStr = c"rekindle-shared-memory";
+
+const MAGIC: [u8; 8] = *b"rekindle";
+
+/// What a handle names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Named {
+    /// An allocation (`cuIpcGetMemHandle`).
+    Allocation = 1,
+    /// A piece of memory (`cuMemExportToShareableHandle`).
+    Piece = 2,
+}
+
+/// What the application passes on.
+pub fn handle(named: Named, token: &Token) -> [u8; HANDLE_BYTES] {
+    let mut bytes = [0; HANDLE_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8] = named as u8;
+    bytes[16..32].copy_from_slice(token);
+    bytes
+}
+
+/// The token in what [`handle`] gave for this; None for anything else.
+pub fn token(named: Named, bytes: &[u8; HANDLE_BYTES]) -> Option<Token> {
+    let mut token = Token::default();
+    token.copy_from_slice(&bytes[16..32]);
+    (*bytes == handle(named, &token)).then_some(token)
+}
+
+/// A token as two words of the ring.
+pub fn words(token: &Token) -> [u64; 2] {
+    let word = |at: usize| (0..8).fold(0, |word, i| word | u64::from(token[at + i]) << (8 * i));
+    [word(0), word(8)]
+}
+
+/// And back.
+pub fn of_words(words: [u64; 2]) -> Token {
+    let mut token = Token::default();
+    token[..8].copy_from_slice(&words[0].to_le_bytes());
+    token[8..].copy_from_slice(&words[1].to_le_bytes());
+    token
+}
+
+/// One piece of what is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedPiece {
+    /// Its name.
+    pub id: PieceId,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Memory on its way from worker to worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// The UUID of the GPU that it is of.
+    pub device: [u8; 16],
+    /// What is named begins so far into the pieces, side by side,
+    pub offset: u64,
+    /// and has so many bytes.
+    pub size: u64,
+    /// [`crate::command::PieceFlags`].
+    pub flags: u64,
+    /// How many pieces there are in all.
+    pub count: usize,
+    /// Those whose descriptors come with this message, in their order.
+    pub pieces: Vec<SharedPiece>,
+}
+
+/// The most pieces in a message.
+pub const PIECES_AT_A_TIME: usize = 200;
+/// The most pieces of what is shared: 256 GiB of allocations.
+pub const MAX_PIECES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_read_as_they_were_written_and_nothing_else_is() {
+        let name: Token = std::array::from_fn(|i| i as u8 * 17);
+        let bytes = handle(Named::Piece, &name);
+        assert_eq!(token(Named::Piece, &bytes), Some(name));
+        assert_eq!(token(Named::Allocation, &bytes), None);
+        for place in (0..HANDLE_BYTES).filter(|place| !(16..32).contains(place)) {
+            let mut other = bytes;
+            other[place] ^= 1;
+            assert_eq!(token(Named::Piece, &other), None, "{place}");
+        }
+        assert_eq!(of_words(words(&name)), name);
+    }
+}
