@@ -219,7 +219,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             reply(&stream, &grants::grant(daemon, peer, &container, pid, &gpus, limits));
         }
-        Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, peer, &container)),
+        Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, &container)),
         Request::Import { token } => {
             // It is a client, and not about to become one.
             drop(pending);

@@ -102,6 +102,11 @@ pub(crate) fn chain(pid: i32) -> io::Result<Vec<Identity>> {
     }
 }
 
+/// Whose a process's pid namespace is: who has made the user namespace that it is of.
+pub(crate) fn owner(pid: i32) -> io::Result<u32> {
+    sys::namespace_owner(namespace(pid)?.as_fd())
+}
+
 /// The innermost pid namespace of a process.
 fn namespace(pid: i32) -> io::Result<OwnedFd> {
     File::open(format!("/proc/{pid}/ns/pid")).map(OwnedFd::from)
@@ -116,6 +121,33 @@ fn identity(namespace: OwnedFd) -> io::Result<Identity> {
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn a_namespace_is_of_who_has_made_its_user_namespace() {
+        // This machine's own user namespace is root's.
+        let own = std::process::id() as i32;
+        if std::fs::read_to_string("/proc/self/uid_map").unwrap().split_whitespace().eq(["0", "0", "4294967295"]) {
+            assert_eq!(owner(own).unwrap(), 0);
+        }
+        let mut child = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sleep", "60"])
+            .spawn()
+            .unwrap();
+        let inside = loop {
+            let children = format!("/proc/{0}/task/{0}/children", child.id());
+            let pid = std::fs::read_to_string(children).unwrap().trim().parse();
+            match pid {
+                Ok(pid) => break pid,
+                Err(_) if child.try_wait().unwrap().is_some() => {
+                    return eprintln!("skipped: no user namespaces here");
+                }
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(owner(inside).unwrap(), sys::own_uid());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     #[test]
     fn on_the_same_host_pids_are_the_same() {

@@ -147,6 +147,22 @@ pub(crate) fn parent_pid_namespace(namespace: BorrowedFd<'_>) -> io::Result<Owne
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The user, as seen here, who has made the user namespace that the namespace behind the descriptor is of.
+pub(crate) fn namespace_owner(namespace: BorrowedFd<'_>) -> io::Result<u32> {
+    /// `_IO(0xb7, 0x1)`.
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    /// `_IO(0xb7, 0x4)`.
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
+    // SAFETY: the request takes no argument.
+    let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as _) })?;
+    // SAFETY: new, and owned here.
+    let users = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: the request writes one user id to the place, which is a live local.
+    check(unsafe { libc::ioctl(users.as_raw_fd(), NS_GET_OWNER_UID as _, &raw mut uid) })?;
+    Ok(uid)
+}
+
 /// The effective user id.
 pub(crate) fn own_uid() -> u32 {
     // SAFETY: always succeeds.

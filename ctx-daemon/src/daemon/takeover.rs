@@ -103,13 +103,18 @@ fn take_over(
     Ok(process.pid)
 }
 
-/// Whether a process is in the daemon's pid and user namespaces. Not the mount namespace: an init system gives each start
-/// of a service a new one.
-pub(crate) fn is_neighbour(pid: i32) -> bool {
+/// Whether a process is in the daemon's pid namespace.
+pub(crate) fn is_at_our_depth(pid: i32) -> bool {
     // By the number of its pids, which can be seen of workers although they are not dumpable.
     let depth = |pid| process::namespace_pids(pid).ok().map(|pids| pids.len());
     let own = i32::try_from(std::process::id()).ok().and_then(depth);
-    if own.is_none() || own != depth(pid) {
+    own.is_some() && own == depth(pid)
+}
+
+/// Whether a process is in the daemon's pid and user namespaces. Not the mount namespace: an init system gives each start
+/// of a service a new one.
+pub(crate) fn is_neighbour(pid: i32) -> bool {
+    if !is_at_our_depth(pid) {
         return false;
     }
     match (fs::read_link("/proc/self/ns/user"), fs::read_link(format!("/proc/{pid}/ns/user"))) {

@@ -45,7 +45,9 @@ pub(crate) enum GrantError {
         "this process is in a container that was given no GPU: start the container with --device rekindle.dev/gpu=all or --annotation dev.rekindle/enable=true (rekindle-oci-hook install sets both up)"
     )]
     None,
-    #[error("only root, and the user that rekindled runs as, on the host itself, may give GPUs to containers")]
+    #[error(
+        "only root, the user that rekindled runs as, and the user whose container it is may give GPUs to one, on the host itself"
+    )]
     NotAllowed,
     #[error("process {0} has ended")]
     Gone(i32),

@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use super::super::process::Process;
 use super::super::sys::Credentials;
-use super::super::{Daemon, connection, takeover};
+use super::super::{Daemon, connection, pidns, takeover};
 use super::select::select;
 use super::{Container, GrantError};
 
@@ -40,8 +40,10 @@ fn try_grant(
     limits: ContainerLimits,
 ) -> Result<Reply, String> {
     let text = |error: GrantError| error.to_string();
-    allowed(daemon, peer).map_err(text)?;
     let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
+    if !(is_operator_here(daemon, peer) || is_users_own(daemon, peer, first)) {
+        return Err(text(GrantError::NotAllowed));
+    }
     let devices = daemon.pool.devices().map_err(|error| error.to_string())?;
     let gpus = select(names, &devices).map_err(|error| error.to_string())?;
     let limits = within(limits, daemon.config.containers).map_err(text)?;
@@ -49,12 +51,9 @@ fn try_grant(
     Ok(Reply::Granted { gpus: names_of(&container, &devices) })
 }
 
-/// Forgets a container that is gone.
-pub(crate) fn revoke(daemon: &Daemon, peer: Credentials, container: &str) -> Reply {
-    if let Err(error) = allowed(daemon, peer) {
-        return Reply::Failed { reason: error.to_string() };
-    }
-    // One of that name that is there keeps what it has: it may have been restored meanwhile.
+/// Forgets a container that is gone. Whoever says so: it is looked at, and one that is there keeps what it has.
+pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
+    // One of that name that is there may have been restored meanwhile.
     info!(container, "a container is said to be gone");
     daemon.grants.collect();
     Reply::Revoked
@@ -62,9 +61,16 @@ pub(crate) fn revoke(daemon: &Daemon, peer: Credentials, container: &str) -> Rep
 
 /// The root of a container is root as well: who gives must be on the host, and in no container that was given something
 /// (one may share the host's namespaces).
-fn allowed(daemon: &Daemon, peer: Credentials) -> Result<(), GrantError> {
-    let allowed = connection::is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer);
-    allowed.then_some(()).ok_or(GrantError::NotAllowed)
+fn is_operator_here(daemon: &Daemon, peer: Credentials) -> bool {
+    connection::is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer)
+}
+
+/// A user who may connect may use GPUs on the host, and so may let containers that are nobody else's: those in a pid
+/// namespace that was made in a user namespace of the user's, as rootless engines do. Of the user's processes in other
+/// users' containers, and in root's, this is not true, whatever user namespaces they make.
+fn is_users_own(daemon: &Daemon, peer: Credentials, first: Process) -> bool {
+    let on_host = takeover::is_at_our_depth(peer.pid) && !contained(daemon, peer);
+    on_host && pidns::owner(first.pid).is_ok_and(|owner| owner == peer.uid) && first.is_alive()
 }
 
 /// Whether a peer is of a container that was given something.

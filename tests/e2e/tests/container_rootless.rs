@@ -1,0 +1,121 @@
+//! Containers of a user who is not root: they run with the GPUs that they ask for. podman checkpoints them for root only.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, ensure};
+use rekindle_e2e::podman::Podman;
+use rekindle_e2e::{Node, Result, stage};
+use serde_json::json;
+
+/// The software GPU's second.
+const SECOND: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707501";
+const UID: u32 = 1947;
+/// Who may connect may use GPUs: this user is to.
+const CONFIGURATION: &str = "socket_mode = \"0660\"\nsocket_group = \"1947\"\n";
+
+/// A user of this test's, who is in no list of subordinate ids: podman then has one user only in its containers.
+struct User {
+    home: PathBuf,
+}
+
+impl User {
+    fn new(node: &Node) -> Result<Self> {
+        let home = node.path("home");
+        let known = fs::read_to_string("/etc/passwd")?;
+        if !known.contains(":1947:") {
+            let mut users = File::options().append(true).open("/etc/passwd")?;
+            writeln!(users, "rootless:x:{UID}:{UID}::{}:/bin/sh", home.display())?;
+            writeln!(File::options().append(true).open("/etc/group")?, "rootless:x:{UID}:")?;
+        }
+        for dir in [&home, &home.join("run")] {
+            fs::DirBuilder::new().mode(0o700).create(dir)?;
+            chown(dir, Some(UID), Some(UID))?;
+        }
+        Ok(Self { home })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        stage::clean_environment(&mut command);
+        let uid = UID.to_string();
+        command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups", program]);
+        command.env("HOME", &self.home).env("XDG_RUNTIME_DIR", self.home.join("run")).current_dir("/");
+        // podman's storage: no kernel lets every user mount overlays, nor has every image one user only.
+        command.env("STORAGE_OPTS", "vfs.ignore_chown_errors=true");
+        command
+    }
+
+    /// crun, which can do without cgroups: nobody has made any for this user.
+    fn podman(&self, arguments: &[&str]) -> Result<Output> {
+        let options = ["--cgroup-manager", "cgroupfs", "--storage-driver", "vfs", "--runtime", "crun"];
+        let mut command = self.command("podman");
+        let output = command.args(options).args(["--log-level", "error"]).args(arguments).stdin(Stdio::null()).output();
+        output.context("cannot start podman")
+    }
+
+    fn runs(&self, options: &[&str], program: &[&str]) -> Result<Output> {
+        let apps = format!("{}:/apps:ro", stage::apps()?.display());
+        let basic = ["--cgroups", "disabled", "--network", "none", "--volume", &apps];
+        self.podman(&[&["run"], &basic[..], options, &["rekindle-e2e"], program].concat())
+    }
+}
+
+#[test]
+fn a_users_containers_have_gpus_and_others_get_none_from_the_user() -> Result {
+    let node = Node::at_default_socket_with(CONFIGURATION)?;
+    let podman = Podman::new(&node)?;
+    podman.generate_cdi()?;
+    let user = User::new(&node)?;
+    let hook = stage::program("rekindle-oci-hook")?;
+    let reachable =
+        user.command("test").arg("-x").arg(&hook).arg("-a").arg("-r").arg(stage::app("visible")?).status()?;
+    if !reachable.success() {
+        eprintln!("SKIPPED: other users cannot read {}", hook.display());
+        return node.finish();
+    }
+    let image = user.home.join("image.tar");
+    podman.call(&["save", "--quiet", "--output", &image.to_string_lossy(), "rekindle-e2e"])?;
+    chown(&image, Some(UID), Some(UID))?;
+    let output = user.podman(&["load", "--quiet", "--input", &image.to_string_lossy()])?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let output = user.runs(&["--rm", "--device", "rekindle.dev/gpu=1"], &["/apps/visible", "--use", "1"])?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let expected = format!("count 1\n0 {SECOND} ok\nuse 1: cudaErrorInvalidDevice\n");
+    assert_eq!(said, expected, "{}", String::from_utf8_lossy(&output.stderr));
+
+    // Root's container is not the user's to give to, whatever the user says of it.
+    podman.run("roots", &[], &["/bin/sleep", "1000"])?;
+    let pid = podman.pid("roots")?;
+    let bundle = user.home.join("bundle");
+    fs::create_dir(&bundle)?;
+    fs::write(bundle.join("config.json"), "{}")?;
+    let mut child = user
+        .command(&hook.to_string_lossy())
+        .arg("--lib-dir")
+        .arg(stage::interposer()?)
+        .args(["create-runtime", "--gpu", "all"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let state = json!({ "id": "roots", "pid": pid, "bundle": bundle });
+    child.stdin.take().context("no stdin")?.write_all(state.to_string().as_bytes())?;
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("the user whose container it is may give"), "{said}");
+
+    let output = user.runs(&["--detach", "--name", "mine"], &["/bin/sleep", "1000"])?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = user.podman(&["container", "checkpoint", "mine"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("requires root"), "{said}");
+    user.podman(&["rm", "--force", "--time", "0", "mine"])?;
+    // What podman holds for the user as long as the user is there.
+    user.podman(&["system", "migrate"])?;
+    drop(podman);
+    node.finish()
+}
