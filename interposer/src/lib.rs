@@ -35,6 +35,7 @@ mod private;
 mod state;
 mod stop;
 mod thread_end;
+mod times;
 
 use std::cell::Cell;
 
@@ -64,6 +65,7 @@ thread_local! {
 #[inline]
 fn entry(function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
     counts::asked(function);
+    let begun = times::begin();
     let body = || match rekindle_graphs::hook::before(exports::SYMBOLS[function as usize].0) {
         Ok(()) => body(),
         Err(forbidden) => forbidden,
@@ -75,6 +77,7 @@ fn entry(function: u16, body: impl FnOnce() -> CUresult) -> CUresult {
         }
         log::failed(exports::SYMBOLS[function as usize].0, result);
     }
+    times::end(function, begun);
     result
 }
 

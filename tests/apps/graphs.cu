@@ -71,6 +71,8 @@ int main(int argc, char **argv) {
     CHECK(cudaMallocHost(&pinned, bytes));
     CHECK(cudaMallocHost(&out, bytes));
     CHECK(cudaMemset(round, 0, sizeof *round));
+    CHECK(cudaMemset(d, 0, bytes));
+    memset(out, 0, bytes);
     for (uint32_t i = 0; i < n; i++) pinned[i] = (uint32_t)mix(i);
     CHECK(cudaMemcpy(a, pinned, bytes, cudaMemcpyHostToDevice));
 
@@ -90,7 +92,7 @@ int main(int argc, char **argv) {
     CHECK(cudaEventRecord(forked, main));
     CHECK(cudaStreamWaitEvent(side, forked, 0));
     CHECK(cudaMemcpyAsync(c, pinned, bytes, cudaMemcpyHostToDevice, side));
-    add<<<blocks, 128, 0, side>>>(c, c, b, n, 3);
+    add<<<blocks, 128, 0, side>>>(c, c, a, n, 3);
     CHECK(cudaMemsetAsync(d, 7, bytes / 2, main));
     add<<<blocks, 128, 0, main>>>(b, b, d, n, 5);
     CHECK(cudaEventRecord(joined, side));

@@ -17,4 +17,4 @@ for step in steps(12):
     q = torch._scaled_mm(a, b.T.contiguous().T, one, one, out_dtype=torch.bfloat16).float()
     x = torch.tanh(p / 16 + z + q / 32 + e / 128) + torch.randn_like(x)
     if step % 3 == 0:
-        say(step, digest(x))
+        say(step, *map(digest, (f, u, e, z, p, q, x)))

@@ -194,6 +194,8 @@ impl Executor {
                 }
                 placed
             }
+            // Code for other devices: the driver has loaded nothing.
+            Err(_) if self.has_no_binary(parent) => Vec::new(),
             Err(why) => {
                 self.cannot_save(format!("it has loaded code whose variables cannot be saved: {why}"));
                 Vec::new()
@@ -204,6 +206,15 @@ impl Executor {
         }
         self.globals.insert((parent, context), placed);
         Ok(())
+    }
+
+    /// Whether a library has nothing for the current context's device.
+    fn has_no_binary(&self, parent: u64) -> bool {
+        let Some(library) = self.objects.get(parent).filter(|o| o.kind == Kind::Library) else { return false };
+        let mut module = 0;
+        // SAFETY: the handle is the driver's own, the out parameter a local.
+        let answer = unsafe { (self.driver().cuLibraryGetModule)(&raw mut module, library.real) };
+        answer == CUDA_ERROR_NO_BINARY_FOR_GPU
     }
 
     fn cannot_save(&mut self, why: String) {
