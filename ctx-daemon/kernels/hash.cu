@@ -19,6 +19,7 @@ enum {
     CHUNK_WORDS = 2 * LANES * THREADS + 2 * (LANES - 1),
     BATCH = 8,                        // units that a thread has under way
     WARPS = THREADS / 32,
+    RESIDENT = 8,                     // blocks of a multiprocessor: workers start as many, so all run at once
 };
 
 // The key, spread out; `Schedule::bytes` makes it.
@@ -97,9 +98,13 @@ __device__ __forceinline__ void hash(const ColumnKey &key, const Schedule *sched
 #pragma unroll
     for (int i = 0; i < 2 * LANES + 2 * (LANES - 1); i++) own[i] = schedule->chunk[2 * LANES * thread + i];
 
+    Piece piece = pieces[low];
+    u64 behind = piece.first + chunks_of(piece.length);
     for (u32 turn = 0; chunk < end; chunk++, turn ^= 1) {
-        while (chunk - pieces[low].first >= chunks_of(pieces[low].length)) low++;
-        const Piece piece = pieces[low];
+        while (chunk >= behind) {
+            piece = pieces[++low];
+            behind = piece.first + chunks_of(piece.length);
+        }
         const u64 offset = (chunk - piece.first) * CHUNK;
         const u64 rest = piece.length - offset;
         const u64 from = piece.source + offset;
@@ -123,7 +128,8 @@ __device__ __forceinline__ void hash(const ColumnKey &key, const Schedule *sched
                 const u64 at = (u64)round * ROW + thread * UNIT;
                 if (at >= rest) break;
                 const u32 bytes = rest - at < UNIT ? (u32)(rest - at) : UNIT;
-                absorb(sum, rekindle_part_of_unit(from + at, copies ? to + at : 0, bytes), schedule->column + 4 * round);
+                const uint4 v = rekindle_part_of_unit(from + at, copies ? to + at : 0, bytes);
+                absorb(sum, v, schedule->column + 4 * round);
             }
         }
         // The same again over the columns' sums; a column of which nothing is there has no part in it.
@@ -162,14 +168,14 @@ __device__ __forceinline__ void hash(const ColumnKey &key, const Schedule *sched
 }
 
 // Writes the digests of all chunks of all pieces: four words each, pieces in order. Any number of blocks of THREADS.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     rekindle_hash(const __grid_constant__ ColumnKey key, const Schedule *schedule, const Piece *pieces, u32 count,
                   u64 chunks, u64 *digests) {
     hash<false>(key, schedule, pieces, count, chunks, digests);
 }
 
 // The same, and copies each piece to its target. What is hashed is what was written there.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     rekindle_copy_hash(const __grid_constant__ ColumnKey key, const Schedule *schedule, const Piece *pieces, u32 count,
                        u64 chunks, u64 *digests) {
     hash<true>(key, schedule, pieces, count, chunks, digests);
@@ -197,7 +203,7 @@ __device__ __forceinline__ u128 power(const Schedule *schedule, u32 i) {
 }
 
 // Writes the hash of each piece: a block of THREADS for each.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     rekindle_finish(const Schedule *schedule, const Piece *pieces, const u64 *digests, u64 *hashes) {
     __shared__ u64 sums[THREADS][2];
     const u32 thread = threadIdx.x;

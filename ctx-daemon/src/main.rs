@@ -19,7 +19,7 @@ mod worker;
 use std::io::IsTerminal;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -59,6 +59,22 @@ enum Command {
         #[arg(long)]
         report_access: Option<u64>,
     },
+    /// Measure the hashing kernels, as JSON; see scripts/bench hash
+    #[command(hide = true)]
+    BenchHash {
+        /// The driver library to load
+        #[arg(long)]
+        cuda_driver: PathBuf,
+        /// A size to hash, in KiB
+        #[arg(long = "kib", required = true)]
+        sizes: Vec<u64>,
+        /// The largest piece with a hash of its own, in KiB
+        #[arg(long, default_value_t = 65536)]
+        piece_kib: u64,
+        /// How often each is measured
+        #[arg(long, default_value_t = 9)]
+        repeats: usize,
+    },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]
     Nvml {
@@ -78,11 +94,26 @@ fn main() -> ExitCode {
         Some(Command::Worker { channel_fd, cuda_driver, confined, report_access }) => {
             with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined, report_access))
         }
+        Some(Command::BenchHash { cuda_driver, sizes, piece_kib, repeats }) => {
+            bench_hash(&cuda_driver, &sizes, piece_kib, repeats)
+        }
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))
         }
         Some(Command::Serve(serve)) => serve_with(serve),
         None => serve_with(options.serve),
+    }
+}
+
+fn bench_hash(driver: &Path, kib: &[u64], piece_kib: u64, repeats: usize) -> ExitCode {
+    let bytes = |kib: u64| kib.saturating_mul(1024);
+    let sizes: Vec<u64> = kib.iter().copied().map(bytes).collect();
+    match worker::access::bench::bench(driver, &sizes, bytes(piece_kib), repeats) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            error!("{reason}");
+            ExitCode::from(1)
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! [`waiting`] answers it later if it waits. The life of a checkpoint: `Quiesce`
 //! in [`serve`], [`save`], [`engine`]; of a restore: [`load`], then `Connect` in [`serve`].
 
-mod access;
+pub(crate) mod access;
 mod arrays;
 mod boxes;
 mod callbacks;

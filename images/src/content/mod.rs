@@ -134,6 +134,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Bytes of [`Schedule::bytes`].
+    pub const BYTES: usize = 4 * (COLUMN_WORDS + CHUNK_WORDS) + 16 * (COLUMNS + 4);
+
     fn new(key: &ContentKey) -> Self {
         let mut words = chacha::Words::new(&key.0);
         let column = std::array::from_fn(|_| words.next());
@@ -226,6 +229,11 @@ mod tests {
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), lengths.len());
+    }
+
+    #[test]
+    fn the_kernels_get_as_many_bytes_as_is_said() {
+        assert_eq!(ContentKey::from_bytes([1; 16]).schedule().bytes().len(), Schedule::BYTES);
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //!
 //! There is a [`Tracker`] only where the daemon's configuration asks for one. Without it nothing here costs anything.
 
+pub(crate) mod bench;
 mod command;
 mod function;
 mod graph;

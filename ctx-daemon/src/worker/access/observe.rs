@@ -21,7 +21,7 @@ use rekindle_wire::command;
 use rekindle_wire::ring::CommandHeader;
 use tracing::{info, warn};
 
-use super::hash::{Hasher, MOST_UNITS};
+use super::hash::{Hasher, MOST_PIECES};
 use super::{Access, Class, Tracker, Unit};
 use crate::worker::executor::Executor;
 
@@ -87,7 +87,7 @@ impl Executor {
         let key = ContentKey::random().map_err(|e| e.to_string())?;
         let mut hasher = Hasher::new(&key, self.devices.len(), limit);
         for (ordinal, device) in self.devices.iter().enumerate() {
-            hasher.prepare(self.driver(), ordinal, device.primary).map_err(|e| e.to_string())?;
+            hasher.prepare(self.driver(), (ordinal, device.device), device.primary).map_err(|e| e.to_string())?;
         }
         self.context_changed();
         let tracker = Tracker::new(&self.table);
@@ -276,7 +276,7 @@ impl Observation {
     fn hash(&mut self, worker: &Executor, before: bool) -> Result<Option<HashMap<Unit, ContentHash>>, String> {
         self.tracker.gathered.update(worker);
         let units = readable(worker, &self.tracker.gathered.all(worker));
-        if units.len() > MOST_UNITS || units.iter().map(|(_, unit)| unit.size()).sum::<u64>() > self.limit {
+        if units.len() > MOST_PIECES || units.iter().map(|(_, unit)| unit.size()).sum::<u64>() > self.limit {
             self.last = None;
             return Ok(None);
         }
@@ -286,8 +286,9 @@ impl Observation {
             let own = units.iter().filter(|(of, _)| *of == ordinal).map(|(_, unit)| *unit);
             let (old, new): (Vec<Unit>, Vec<Unit>) = own.partition(|unit| known.contains_key(unit));
             content.extend(old.into_iter().filter_map(|unit| Some((unit, *known.get(&unit)?))));
-            let place = (ordinal, device.primary, worker.processors(ordinal));
-            let hashes = self.hasher.hash(worker.driver(), place, &new).map_err(|e| e.to_string())?;
+            let place = (ordinal, device.device, device.primary, worker.processors(ordinal));
+            // SAFETY: the client has them mapped, and so that this device may read them.
+            let hashes = unsafe { self.hasher.hash(worker.driver(), place, &new) }.map_err(|e| e.to_string())?;
             content.extend(new.into_iter().zip(hashes));
         }
         Ok(Some(content))
