@@ -368,6 +368,11 @@ impl DeviceMemory {
         Some(id)
     }
 
+    /// Whether other processes may have some of the memory from an address on.
+    pub(crate) fn is_given_away(&self, address: u64, size: u64) -> bool {
+        self.ids.range(address & !(GRANULE - 1)..address.saturating_add(size)).next().is_some()
+    }
+
     /// The names of all pieces that have one, with their addresses and sizes.
     pub(crate) fn ids(&self) -> impl Iterator<Item = (PieceId, u64, u64)> {
         self.ids.iter().filter_map(|(&address, &id)| {

@@ -131,13 +131,14 @@ impl Vmm {
         shared
     }
 
-    /// The device whose memory a run is, where that device may read all of it.
+    /// The device whose memory a run is, where that device may read all of it and no other process has any of it.
     pub(crate) fn readable(&self, run: &Unit) -> Option<usize> {
         let mut device = None;
         for (_, mapping) in self.mappings.range(run.start..run.end) {
-            let owner = self.pieces.get(&mapping.piece)?.device;
+            let piece = self.pieces.get(&mapping.piece)?;
+            let owner = piece.device;
             let may = mapping.access.get(&owner).is_some_and(|flags| *flags != 0);
-            if !may || device.is_some_and(|device| device != owner) {
+            if !may || piece.sharing.is_some() || device.is_some_and(|device| device != owner) {
                 return None;
             }
             device = Some(owner);
@@ -657,7 +658,9 @@ mod tests {
         let (low, high) = (Unit::new(BASE, 4 * MIB), Unit::new(BASE + 8 * MIB, 2 * MIB));
         assert_eq!(vmm.runs(), [low, high]);
         assert_eq!(vmm.shared_runs(), [(low, high), (high, low)]);
-        assert_eq!(vmm.readable(&low), Some(1));
+        assert_eq!(vmm.readable(&high), Some(1));
+        // One of its pieces came from another process.
+        assert_eq!(vmm.readable(&low), None);
     }
 
     #[test]

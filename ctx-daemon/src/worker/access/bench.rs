@@ -1,5 +1,5 @@
-//! How fast the hashing kernels are, beside what the device's memory does: `rekindled bench-hash`, which `scripts/bench hash`
-//! calls. No worker and no daemon are involved.
+//! How fast the hashing kernels are, beside what the device's memory does: `rekindled bench-hash`, which `scripts/bench
+//! hash` calls. No worker and no daemon are involved.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! What a launch of a graph may use: the values that its steps name, put together when it is launched first after it was
-//! made or changed, and looked up at each launch, since memory may have come and gone.
+//! What a launch of a graph may use: the values that its steps name, put together when it is launched first after it
+//! was made or changed, and looked up at each launch, since memory may have come and gone.
 
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::Launch;
@@ -12,8 +12,8 @@ use crate::worker::executor::Executor;
 /// What the steps of a graph name.
 #[derive(Default)]
 pub(crate) struct GraphNames {
-    /// Addresses or handles that lie in some unit or may come to, with how many bytes from there and whether they may be
-    /// written: sorted, each once.
+    /// Addresses or handles that lie in some unit or may come to, with how many bytes from there and whether they may
+    /// be written: sorted, each once.
     ranges: Vec<(u64, u64, bool)>,
     functions: Vec<u64>,
 }

@@ -1,4 +1,5 @@
-//! Hashes of device memory by the kernels of `ctx-daemon/kernels/hash.cu` (what they compute: `rekindle_images::content`).
+//! Hashes of device memory by the kernels of `ctx-daemon/kernels/hash.cu` (what they compute:
+//! `rekindle_images::content`).
 
 use std::ffi::c_void;
 
@@ -51,8 +52,8 @@ pub(crate) struct Hasher {
     schedule: Schedule,
     devices: Vec<Option<Loaded>>,
     /// Memory of each device for schedule, table, hashes, digests; 0 before it is made. Made once for the most that can
-    /// come, since what the driver maps later moves where it places the client's code, and mapped, so that it outlives a
-    /// reset of the context.
+    /// come, since what the driver maps later moves where it places the client's code, and mapped, so that it outlives
+    /// a reset of the context.
     areas: Vec<CUdeviceptr>,
     most_bytes: u64,
 }
@@ -127,8 +128,8 @@ impl Hasher {
         self.devices.get(ordinal)?.as_ref().map(|loaded| loaded.stream)
     }
 
-    /// Puts the pieces where the kernels find them. The device's primary context is current from here on. `None` where they
-    /// are too many or too large, or there are none.
+    /// Puts the pieces where the kernels find them. The device's primary context is current from here on. `None` where
+    /// they are too many or too large, or there are none.
     pub(crate) fn table(
         &mut self,
         driver: &Driver,
@@ -160,8 +161,8 @@ impl Hasher {
     /// Enqueues the kernels for a table: `copies` says whether pieces are copied too.
     ///
     /// # Safety
-    /// The sources of the table's pieces are mapped and readable until the kernels end, and the targets writable, if they
-    /// are copied.
+    /// The sources of the table's pieces are mapped and readable until the kernels end, and the targets writable, if
+    /// they are copied.
     pub(crate) unsafe fn enqueue(
         &self,
         driver: &Driver,

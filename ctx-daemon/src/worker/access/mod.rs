@@ -1,21 +1,22 @@
 //! Which memory a command may read and write, known before it is executed.
 //!
 //! ```text
-//!   copy, memset, memory operation   exact: the units that their ranges lie in                       command
-//!   kernel launch                    speculation from its parameters, at every launch                function, params
+//!   copy, memset, memory operation   exact: the units that their ranges lie in                   command
+//!   kernel launch                    speculation from its parameters, at every launch            function, params
 //!     (a) no signature                 every unit that an aligned 8-byte value lies in, written
-//!     (b) mangled name                 so too, but what pointers to constants name is only read      signature
+//!     (b) mangled name                 so too, but what pointers to constants name is only read  signature
 //!     (c) no layout, or was wrong      everything
-//!   graph launch                     the union over its steps, found when it was made or changed      graph
+//!   graph launch                     the union over its steps, found when made or changed        graph
 //! ```
 //!
-//! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit** is an
-//! allocation; of the client's own mappings, a run of them without a gap ([`units`]). A guess can be wrong: a kernel may find
-//! a pointer in memory. So nothing relies on it alone; who does compares the content ([`observe`]), and a kernel that was
-//! wrong once names everything from then on.
+//! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit**
+//! is an allocation; of the client's own mappings, a run of them without a gap ([`units`]). A guess can be wrong: a
+//! kernel may find a pointer in memory. So nothing relies on it alone; who does compares the content ([`observe`]), and
+//! a kernel that was wrong once names everything from then on.
 //!
 //! Besides what its parameters name, a kernel may write the variables of its own code, which it reaches by their names.
-//! What it writes through surfaces, and through tensor maps that were encoded before tracking began, it is not known to.
+//! What it writes through surfaces, and through tensor maps that were encoded before tracking began, it is not known
+//! to.
 //!
 //! There is a [`Tracker`] only where the daemon's configuration asks for one. Without it nothing here costs anything.
 

@@ -5,10 +5,10 @@
 //!                                   (as after the last one)                                        and was not named?
 //! ```
 //!
-//! Everything is synchronous, so this is for counting on small sizes. A command that does not come to an end by itself (it
-//! waits for a later one) is let go after [`PATIENCE`] and not watched, nor are those after it until the device is idle.
-//! Memory that the client has mapped without access, arrays, and variables in contexts other than a device's primary one
-//! are not looked at.
+//! Everything is synchronous, so this is for counting on small sizes. A command that does not come to an end by itself
+//! (it waits for a later one) is let go after [`PATIENCE`] and not watched, nor are those after it until the device is
+//! idle. Not looked at are memory that the client has mapped without access or shares with other processes, arrays, and
+//! variables in contexts other than a device's primary one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -306,7 +306,8 @@ fn readable(worker: &Executor, units: &[Unit]) -> Vec<(usize, Unit)> {
     }
     let device = |unit: &Unit| {
         if let Some(ordinal) = rekindle_wire::window::device_of(unit.start) {
-            return Some(ordinal);
+            let memory = &worker.devices.get(ordinal)?.memory;
+            return (!memory.is_given_away(unit.start, unit.size())).then_some(ordinal);
         }
         match globals.get(&unit.start) {
             Some(primary) => *primary,

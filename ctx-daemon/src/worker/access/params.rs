@@ -39,8 +39,8 @@ impl TensorMaps {
 }
 
 /// Calls `named` with every value in the parameters that may be an address, and whether what is there may be written:
-/// each word that is aligned to its 8 bytes, and of tensor maps the address that they are of. `constant` is where pointers
-/// to constants lie.
+/// each word that is aligned to its 8 bytes, and of tensor maps the address that they are of. `constant` is where
+/// pointers to constants lie.
 pub(crate) fn scan(parameters: &[u8], constant: &[Range<usize>], maps: &TensorMaps, mut named: impl FnMut(u64, bool)) {
     let words = parameters.as_chunks::<8>().0;
     for (i, word) in words.iter().enumerate() {

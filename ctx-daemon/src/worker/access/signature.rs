@@ -11,8 +11,8 @@ const MOST_TEXT: usize = 64 << 10;
 /// The demangler's frames on the stack of the worker's main thread.
 const DEPTH: u32 = 128;
 
-/// For each parameter, whether it is a pointer to what is constant. `None` where the name has no signature (`extern "C"`)
-/// or one that is not understood.
+/// For each parameter, whether it is a pointer to what is constant. `None` where the name has no signature (`extern
+/// "C"`) or one that is not understood.
 pub(crate) fn constant_pointers(name: &str) -> Option<Vec<bool>> {
     let parameters = parameters(name)?;
     Some(split(&parameters)?.into_iter().map(is_constant_pointer).collect())

@@ -92,7 +92,8 @@ impl Gathered {
         self.versions = versions;
     }
 
-    /// The unit in which an address lies, or that a handle names. [`Gathered::update`] was called since anything changed.
+    /// The unit in which an address lies, or that a handle names. [`Gathered::update`] was called since anything
+    /// changed.
     ///
     /// Costs one search in a sorted map of the allocations of one device; for what is no address of any window, one in
     /// the list of variables.
