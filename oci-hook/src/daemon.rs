@@ -9,13 +9,15 @@ use rekindle_wire::control::{GpuInfo, Opening, Reply, Request};
 use rekindle_wire::frame;
 use thiserror::Error;
 
+use crate::host;
+
 /// The daemon answers when its first worker is up, and says after its own time when none comes up.
 const ANSWER: Duration = Duration::from_secs(180);
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub(crate) enum DaemonError {
-    #[error("no daemon at {}: {source} (start rekindled; --socket says where it listens)", path.display())]
+    #[error("{}", host::away(path, source))]
     Away { path: PathBuf, source: io::Error },
     #[error("the daemon at {} does not answer as this version understands it: {source}", path.display())]
     Talk { path: PathBuf, source: frame::FrameError },

@@ -41,10 +41,20 @@ pub(crate) enum HostError {
     Program(io::Error),
     #[error("no interposer at {}: {source} (--lib-dir says where it is)", path.display())]
     Interposer { path: PathBuf, source: io::Error },
-    #[error("no daemon at {}: {source} (start rekindled; --socket says where it listens)", path.display())]
+    #[error("{}", away(path, source))]
     Daemon { path: PathBuf, source: io::Error },
     #[error("the daemon's socket {} has a name that no environment variable can hold", .0.display())]
     Name(PathBuf),
+}
+
+/// That a daemon cannot be connected to, and what to do.
+pub(crate) fn away(path: &Path, error: &io::Error) -> String {
+    let path = path.display();
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        let advice = "be root, or have socket_group or socket_mode in its configuration let this user in";
+        return format!("this user may not connect to the daemon at {path}: {error} ({advice})");
+    }
+    format!("no daemon at {path}: {error} (start rekindled; --socket says where it listens)")
 }
 
 /// This program's own file, links resolved.

@@ -76,8 +76,9 @@ impl Podman {
     pub fn refuses_to_run_in(&self, image: &str, name: &str, options: &[&str], program: &[&str]) -> Result<String> {
         let output = self.try_run_in(image, name, options, program)?;
         ensure!(!output.status.success(), "podman runs {name}");
-        let running = self.call(&["ps", "--quiet", "--filter", &format!("name={name}")])?;
-        ensure!(running.trim().is_empty(), "podman says no, and runs {name}");
+        let filter = format!("name=^{name}$");
+        let left = self.call(&["ps", "--all", "--filter", &filter, "--format", "{{.State}} {{.Pid}}"])?;
+        ensure!(["", "created 0"].contains(&left.trim()), "podman says no, and {name} is {left}");
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 

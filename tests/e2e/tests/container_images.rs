@@ -96,11 +96,14 @@ fn an_images_own_driver_library_is_covered() -> Result {
 fn images_in_which_the_interposer_cannot_run_are_refused_in_podmans_output() -> Result {
     let node = Node::at_default_socket()?;
     let podman = Podman::new(&node)?;
-    let refused = |name: &str, root: &Path, words: &[&str]| -> Result {
-        podman.image(name, root)?;
-        let said = podman.refuses_to_run_in(name, name, &ANNOTATION, &["/bin/true"])?;
-        for word in words {
-            assert!(said.contains(word), "{name}: {said}");
+    podman.generate_cdi()?;
+    let refused = |image: &str, root: &Path, words: &[&str]| -> Result {
+        podman.image(image, root)?;
+        for (how, options) in [("annotated", ANNOTATION), ("device", ["--device", "rekindle.dev/gpu=0"])] {
+            let said = podman.refuses_to_run_in(image, &format!("{image}-{how}"), &options, &["/bin/true"])?;
+            for word in words {
+                assert!(said.contains(word), "{image}, {how}: {said}");
+            }
         }
         Ok(())
     };

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -87,6 +87,14 @@ fn a_users_containers_have_gpus_and_others_get_none_from_the_user() -> Result {
     let said = String::from_utf8_lossy(&output.stdout);
     let expected = format!("count 1\n0 {SECOND} ok\nuse 1: cudaErrorInvalidDevice\n");
     assert_eq!(said, expected, "{}", String::from_utf8_lossy(&output.stderr));
+
+    // Who may not connect is told so.
+    let mode = |mode| fs::set_permissions(node.socket(), fs::Permissions::from_mode(mode));
+    mode(0o600)?;
+    let output = user.runs(&["--rm", "--device", "rekindle.dev/gpu=1"], &["/apps/visible"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("this user may not connect to the daemon"), "{said}");
+    mode(0o660)?;
 
     // Root's container is not the user's to give to, whatever the user says of it.
     podman.run("roots", &[], &["/bin/sleep", "1000"])?;

@@ -3,8 +3,9 @@
 
 use std::ffi::OsStr;
 
+use rekindle_e2e::fake::FakeDaemon;
 use rekindle_e2e::{App, Fate, Node, Result, process, until};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Runs `rekindle VERB... PID --json`: its exit code and what it says.
 fn ask(node: &Node, verb: &[&str], app: &App) -> Result<(Option<i32>, Value)> {
@@ -117,5 +118,11 @@ fn doctor_finds_what_is_there_and_says_what_is_not() -> Result {
     let (verdict, findings) = doctor(&node, "daemon")?;
     assert_eq!(verdict, "bad", "{findings:#}");
     assert!(findings.to_string().contains("start `rekindled`"), "{findings:#}");
+    let other = FakeDaemon::start(node.socket(), json!({ "Failed": { "reason": "this rekindled 9.9 speaks 99" } }))?;
+    let (verdict, findings) = doctor(&node, "daemon")?;
+    assert_eq!(verdict, "bad", "{findings:#}");
+    let said = findings.to_string();
+    assert!(said.contains("9.9 speaks 99") && said.contains("install one version"), "{findings:#}");
+    drop(other);
     node.finish()
 }
