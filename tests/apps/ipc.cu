@@ -1,6 +1,7 @@
 // Memory that two processes share, in each of the driver's ways: the first has a small and a large allocation, of which it
 // passes handles, and a piece of its own virtual memory, of which it passes a file; the second opens them. They change the
-// memory in turns. From time to time the second closes everything and opens it again by what it was given at first.
+// memory in turns, for which their streams wait for each other's events: the processors say that they have enqueued theirs,
+// not that it is done. From time to time the second closes everything and opens it again by what it was given at first.
 //
 //   ipc [--rounds N] [--sleep-us N] [--progress FILE]      80, 0, none
 //
@@ -24,9 +25,17 @@ __global__ void turn(uint64_t *at, int words, uint64_t token) {
     }
 }
 
+static cudaStream_t stream;
+
 static void change(uint64_t *at, int words, uint64_t token) {
-    turn<<<words / STRIDE / 128 + 1, 128>>>(at, words, token);
+    turn<<<words / STRIDE / 128 + 1, 128, 0, stream>>>(at, words, token);
     CHECK(cudaGetLastError());
+}
+
+static cudaEvent_t shared_event() {
+    cudaEvent_t event;
+    CHECK(cudaEventCreateWithFlags(&event, cudaEventInterprocess | cudaEventDisableTiming));
+    return event;
 }
 
 static uint64_t sum(const uint64_t *at, int words) {
@@ -41,6 +50,7 @@ static uint64_t sum(const uint64_t *at, int words) {
 // What the second gets.
 struct Handles {
     cudaIpcMemHandle_t small, large;
+    cudaIpcEventHandle_t turned;
 };
 
 static void send(int to, const void *data, size_t bytes) { REQUIRE(write(to, data, bytes) == (ssize_t)bytes); }
@@ -100,9 +110,11 @@ struct Other {
     uint64_t *small = nullptr, *large = nullptr;
     Mapped mapped;
     CUmemGenericAllocationHandle piece = 0;
+    cudaEvent_t turned;
 
     void open() {
         void *at, *again;
+        CHECK(cudaIpcOpenEventHandle(&turned, handles.turned));
         CHECK(cudaIpcOpenMemHandle(&at, handles.small, cudaIpcMemLazyEnablePeerAccess));
         small = (uint64_t *)at;
         CHECK(cudaIpcOpenMemHandle(&at, handles.large, cudaIpcMemLazyEnablePeerAccess));
@@ -117,6 +129,8 @@ struct Other {
         CU(cuMemRelease, piece);
     }
     void close() {
+        CHECK(cudaStreamSynchronize(stream));
+        CHECK(cudaEventDestroy(turned));
         CHECK(cudaIpcCloseMemHandle(small));
         CHECK(cudaIpcCloseMemHandle(large));
         FAILS(CUDA_ERROR_INVALID_VALUE, cuIpcCloseMemHandle, (CUdeviceptr)large);
@@ -128,8 +142,12 @@ static int other() {
     const int link = 3;
     Other it;
     it.file = take(link, &it.handles);
-    CHECK(cudaFree(nullptr));
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     it.open();
+    cudaEvent_t done = shared_event();
+    cudaIpcEventHandle_t handle;
+    CHECK(cudaIpcGetEventHandle(&handle, done));
+    send(link, &handle, sizeof handle);
     FAILS(CUDA_ERROR_INVALID_VALUE, cuMemFree, (CUdeviceptr)it.large);
     uint64_t token = 0, turns = 0;
     while (receive(link, &token, sizeof token)) {
@@ -137,11 +155,12 @@ static int other() {
             it.close();
             it.open();
         }
+        CHECK(cudaStreamWaitEvent(stream, it.turned, 0));
         change(it.small, SMALL, token);
         change(it.large, LARGE, token);
         change((uint64_t *)it.mapped.at, PIECE, token);
-        uint64_t answer = 0;
-        CHECK(cudaMemcpy(&answer, it.large + token % LARGE / STRIDE * STRIDE, 8, cudaMemcpyDeviceToHost));
+        CHECK(cudaEventRecord(done, stream));
+        uint64_t answer = mix(token + turns);
         send(link, &answer, sizeof answer);
     }
     it.close();
@@ -182,6 +201,12 @@ int main(int argc, char **argv) {
     CHECK(cudaMemset(beside, 7, 4096));
     CHECK(cudaMemset(small, 1, SMALL * 8));
     CHECK(cudaMemset(large, 2, (size_t)LARGE * 8));
+    cudaEvent_t turned = shared_event(), plain;
+    CHECK(cudaEventCreate(&plain));
+    REQUIRE(cudaIpcGetEventHandle(&handles.turned, plain) == cudaErrorInvalidResourceHandle);
+    cudaGetLastError();
+    CHECK(cudaIpcGetEventHandle(&handles.turned, turned));
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CHECK(cudaIpcGetMemHandle(&handles.small, small));
     CHECK(cudaIpcGetMemHandle(&handles.large, large));
     CUdeviceptr own = 0;
@@ -203,20 +228,33 @@ int main(int argc, char **argv) {
     CHECK(cudaDeviceSynchronize());
     pass(link, &handles, file);
     close(file);
+    cudaIpcEventHandle_t handle;
+    cudaEvent_t done;
+    REQUIRE(receive(link, &handle, sizeof handle));
+    CHECK(cudaIpcOpenEventHandle(&done, handle));
 
     uint64_t token = 1;
     for (uint64_t round = 1; round <= rounds; round++) {
         change(small, SMALL, token);
         change(large, LARGE, token);
         change((uint64_t *)mapped.at, PIECE, token);
-        CHECK(cudaDeviceSynchronize());
+        CHECK(cudaEventRecord(turned, stream));
         send(link, &token, sizeof token);
         uint64_t answer = 0;
         REQUIRE(receive(link, &answer, sizeof answer));
+        CHECK(cudaStreamWaitEvent(stream, done, 0));
+        if (round % 8 == 0) {
+            CHECK(cudaEventSynchronize(done));
+            CHECK(cudaEventQuery(done));
+            uint64_t word = 0;
+            CHECK(cudaMemcpy(&word, large + token % LARGE / STRIDE * STRIDE, 8, cudaMemcpyDeviceToHost));
+            answer ^= word;
+        }
         token = mix(token ^ answer);
         progress(progress_file, round);
         sleep_us(pause_us);
     }
+    CHECK(cudaStreamSynchronize(stream));
     close(link);
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);

@@ -230,6 +230,15 @@ commands! {
     /// size flags`, then the size of each. Waits. [`NO_TICKET`] where nothing came, or a restore
     /// was in between: then the daemon is asked again.
     370 PIECE_IMPORT;
+    /// An event that has been created may be shared from now on. `event`. Waits.
+    371 EVENT_SHARE;
+    /// `cuIpcGetEventHandle`. `event` -> as [`MEMORY_EXPORT`]. Waits.
+    372 EVENT_EXPORT;
+    /// An event that has been created becomes the one that came for this ticket. `ticket event`. Waits, and may answer
+    /// [`NO_TICKET`] as [`PIECE_IMPORT`].
+    373 EVENT_OPEN;
+    /// Answers when what came before it is known to all processes that share an event. Waits.
+    374 EVENT_FENCE;
 }
 
 /// The commands of copies of boxes, arrays, textures and surfaces.

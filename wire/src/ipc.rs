@@ -1,4 +1,4 @@
-//! Memory that processes share: what an application passes on to another names it and is no right by itself. The daemon
+//! Memory and events that processes share: what an application passes on to another names it and is no right by itself. The daemon
 //! asks the workers of those that the importer may share with whose the name is, and has the memory's own descriptors taken
 //! from worker to worker.
 //!
@@ -27,13 +27,15 @@ pub const FILE_NAME: &CStr = c"rekindle-shared-memory";
 const MAGIC: [u8; 8] = *b"rekindle";
 
 /// What a handle names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Named {
     /// An allocation (`cuIpcGetMemHandle`).
     Allocation = 1,
     /// A piece of memory (`cuMemExportToShareableHandle`).
     Piece = 2,
+    /// An event (`cuIpcGetEventHandle`).
+    Event = 3,
 }
 
 /// What the application passes on.
@@ -75,12 +77,14 @@ pub struct SharedPiece {
     pub size: u64,
 }
 
-/// Memory on its way from worker to worker.
+/// Memory, or an event, on its way from worker to worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
-    /// The UUID of the GPU that it is of.
+    /// What it is.
+    pub named: Named,
+    /// The UUID of the GPU that it is of; of events, nothing.
     pub device: [u8; 16],
-    /// What is named begins so far into the pieces, side by side,
+    /// What is named begins so far into the pieces, side by side (an event is the so-manieth of its page),
     pub offset: u64,
     /// and has so many bytes.
     pub size: u64,

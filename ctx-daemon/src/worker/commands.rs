@@ -56,6 +56,7 @@ impl Executor {
             command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => self.vmm_command(call, args, reply),
             command::MEMORY_EXPORT..=command::PIECE_IMPORT => self.ipc_command(call, args, reply),
+            command::EVENT_SHARE..=command::EVENT_FENCE => self.ipc_event_command(call, args, reply),
             command::TENSOR_MAP => self.tensor_map(args, reply),
             _ => self.code_command(call, args, reply),
         }
@@ -196,6 +197,8 @@ impl Executor {
         track.enqueued += 1;
         // SAFETY: both handles are the driver's own.
         check(unsafe { (driver.cuStreamWaitEvent)(track.real, real, 0) })?;
+        let own = track.real;
+        check(self.wait_for_shared(event, own))?;
         self.when_done(vec![key], Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)
     }
@@ -448,6 +451,7 @@ impl Executor {
         self.engine.release(self.driver(), ordinal);
         self.release_hasher(ordinal);
         self.unregister_staging(ordinal);
+        self.unregister_events(ordinal);
         let device = self.devices[ordinal].device;
         let mut real = 0;
         // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
@@ -460,7 +464,8 @@ impl Executor {
         self.devices[ordinal].primary = real;
         self.devices[ordinal].used = false;
         self.devices[ordinal].reset = true;
-        self.register_staging(ordinal)
+        self.register_staging(ordinal)?;
+        self.register_events(ordinal)
     }
 
     /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered

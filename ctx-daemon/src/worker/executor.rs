@@ -37,6 +37,7 @@ use super::engine::Engine;
 use super::graphs::Graphs;
 use super::held::Held;
 use super::ipc::Arrived;
+use super::ipc_events::IpcEvents;
 use super::linker::Link;
 use super::memory::DeviceMemory;
 use super::objects::{Object, Objects};
@@ -110,6 +111,7 @@ pub(crate) struct Executor {
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,
     pub(crate) arrived: Arrived,
+    pub(crate) ipc_events: IpcEvents,
     pub(crate) engine: Engine,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
@@ -152,6 +154,7 @@ impl Executor {
             pools: Pools::new(devices.len()),
             vmm: Vmm::default(),
             arrived: Arrived::default(),
+            ipc_events: IpcEvents::new(&table),
             devices,
             engine,
             table,
@@ -198,7 +201,10 @@ impl Executor {
         let outcome = self.enter_context(header.context).and_then(|()| {
             let mut args = Reader::new(parameters);
             if header.call < command::FIRST {
-                let result = dispatch(self, header.call, &mut args, &mut payload)?;
+                let mut result = dispatch(self, header.call, &mut args, &mut payload)?;
+                if result == CUDA_SUCCESS {
+                    result = self.ipc_event_call(header.call, parameters)?;
+                }
                 if header.call == self.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
                     self.recorded.insert(event, self.commands);

@@ -286,6 +286,7 @@ impl Executor {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
+        self.ipc_events.hold(header.call, parameters);
         let mut header = header;
         if !self.held.blocked.holds(&uses) {
             match uses.lane {

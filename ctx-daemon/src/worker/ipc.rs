@@ -16,10 +16,11 @@ use rekindle_cuda_abi::types::*;
 use rekindle_images::Client;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, NO_TICKET, PieceFlags};
-use rekindle_wire::ipc::{self, MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
+use rekindle_wire::ipc::{self, MAX_PIECES, Named, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
 
 use super::driver::{Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
+use super::ipc_events::SavedEvents;
 use super::save::STATE_VERSION;
 use super::vmm::{self, Piece, Sharing};
 
@@ -57,7 +58,7 @@ pub(super) fn read_name(state: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
 }
 
 /// A name that nobody guesses.
-fn new_name() -> Option<[u8; 16]> {
+pub(super) fn new_name() -> Option<[u8; 16]> {
     let mut name = [0_u8; 16];
     // SAFETY: writes at most sixteen bytes into the local.
     let got = unsafe { libc::getrandom(name.as_mut_ptr().cast(), name.len(), 0) };
@@ -86,6 +87,16 @@ fn import(driver: &Driver, file: &OwnedFd) -> Result<u64, CUresult> {
 }
 
 impl Arrived {
+    /// What came for a ticket.
+    pub(super) fn ticket(&mut self, ticket: u64) -> Option<(Shared, Vec<OwnedFd>)> {
+        self.tickets.remove(&ticket)
+    }
+
+    /// The descriptor of a page of events, of a restore.
+    pub(super) fn file(&self, id: &PieceId) -> Option<OwnedFd> {
+        self.files.get(id)?.try_clone().ok()
+    }
+
     /// A piece of a restore, by the driver's handle, which is the caller's.
     pub(crate) fn take(&mut self, driver: &Driver, id: &PieceId) -> Result<u64, String> {
         if let Some(real) = self.made.remove(id) {
@@ -154,7 +165,7 @@ impl Executor {
         let Some((shared, files)) = self.arrived.tickets.remove(&ticket) else {
             return Ok(Outcome::Done(NO_TICKET));
         };
-        if files.len() != handles.len() || shared.count != files.len() {
+        if shared.named == Named::Event || files.len() != handles.len() || shared.count != files.len() {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let device = self.attached.devices.iter().position(|d| d.uuid == shared.device);
@@ -187,6 +198,9 @@ impl Executor {
 
     /// What a name stands for, for another worker: descriptors of the pieces from `first` on.
     pub(crate) fn export_named(&mut self, token: &Token, first: usize) -> Result<(Shared, Vec<OwnedFd>), String> {
+        if let Some((shared, file)) = self.named_event(token) {
+            return Ok((shared, vec![file]));
+        }
         let (device, mut shared, pieces) = self.named(token).ok_or("it has nothing of this name")?;
         shared.device = self.attached.devices.get(device).ok_or("it has no such device")?.uuid;
         shared.count = pieces.len();
@@ -200,12 +214,23 @@ impl Executor {
     }
 
     fn named(&mut self, token: &Token) -> Option<(usize, Shared, Vec<(SharedPiece, u64)>)> {
-        let shared =
-            |offset, size, flags| Shared { device: [0; 16], offset, size, flags, count: 0, pieces: Vec::new() };
+        let shared = |named, offset, size, flags| Shared {
+            named,
+            device: [0; 16],
+            offset,
+            size,
+            flags,
+            count: 0,
+            pieces: Vec::new(),
+        };
         if let Some(handle) = self.vmm.exported.get(token) {
             let piece = self.vmm.pieces.get(handle)?;
             let named = SharedPiece { id: piece.sharing?.id, size: piece.size };
-            return Some((piece.device, shared(0, piece.size, piece.flags.word()), vec![(named, piece.real)]));
+            return Some((
+                piece.device,
+                shared(Named::Piece, 0, piece.size, piece.flags.word()),
+                vec![(named, piece.real)],
+            ));
         }
         for (ordinal, device) in self.devices.iter_mut().enumerate() {
             let Some((offset, size, pieces)) = device.memory.exported(token) else { continue };
@@ -214,7 +239,7 @@ impl Executor {
                 let id = device.memory.id(piece.address, new_name)?;
                 named.push((SharedPiece { id, size: piece.size }, piece.real));
             }
-            return Some((ordinal, shared(offset, size, 0), named));
+            return Some((ordinal, shared(Named::Allocation, offset, size, 0), named));
         }
         None
     }
@@ -239,17 +264,22 @@ impl Executor {
     }
 
     /// The ids of pieces that it has given away or may have, and of those that came from others.
-    pub(crate) fn shares(&self) -> (Vec<PieceId>, Vec<PieceId>) {
+    pub(crate) fn shares(&mut self) -> (Vec<PieceId>, Vec<PieceId>) {
+        self.forget_events();
         let of_devices = self.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id));
         let of_vmm = self.vmm.pieces.values().filter_map(|p| p.sharing);
         let (came, own): (Vec<Sharing>, Vec<Sharing>) = of_vmm.partition(|it| it.came);
         let arrived = self.arrived.tickets.values().flat_map(|(shared, _)| shared.pieces.iter().map(|p| p.id));
         let ids = |list: Vec<Sharing>| list.into_iter().map(|it| it.id);
-        (ids(own).chain(of_devices).collect(), ids(came).chain(arrived).collect())
+        let (own_events, events) = self.ipc_events.shares();
+        let own = ids(own).chain(of_devices).chain(own_events);
+        (own.collect(), ids(came).chain(arrived).chain(events).collect())
     }
 
     /// Who saves what: nothing twice, and not what others save.
     pub(crate) fn leave_out(&mut self, elsewhere: &BTreeSet<PieceId>) {
+        self.forget_events();
+        self.ipc_events.leave_out(elsewhere);
         let mut saved: BTreeSet<PieceId> =
             self.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id)).collect();
         for sharing in self.vmm.pieces.values_mut().filter_map(|p| p.sharing.as_mut()) {
@@ -281,6 +311,7 @@ impl Executor {
             let words = [it.device as u64, it.size, it.handle_types.into(), it.flags.word(), it.elsewhere.into()];
             words.into_iter().for_each(|word| out.word(word));
         }
+        self.ipc_events.write(out);
     }
 
     /// Makes the pieces anew whose content an image's client has, and says which there are, with descriptors from `first`
@@ -292,7 +323,8 @@ impl Executor {
             return Ok(Made::default());
         }
         let malformed = |e: Malformed| format!("the image's worker state: {e}");
-        let wanted = read_shared(&mut Reader::new(&client.worker_state)).map_err(malformed)?;
+        let mut state = Reader::new(&client.worker_state);
+        let (wanted, events) = read_shared(&mut state).map_err(malformed)?;
         let driver = self.driver();
         if first == 0 {
             for it in wanted.iter().filter(|it| !it.elsewhere) {
@@ -307,8 +339,15 @@ impl Executor {
                 }
             }
         }
+        if first == 0 {
+            for page in events.pages.iter().filter(|it| !it.elsewhere) {
+                let file = page.make(&events).ok_or("shared events cannot be made")?;
+                self.arrived.files.insert(page.id, file);
+            }
+        }
         let here: BTreeSet<PieceId> = self.arrived.files.keys().copied().collect();
-        let needed = wanted.iter().map(|it| it.id).filter(|id| !here.contains(id)).collect::<BTreeSet<_>>();
+        let all = wanted.iter().map(|it| it.id).chain(events.pages.iter().map(|it| it.id));
+        let needed = all.filter(|id| !here.contains(id)).collect::<BTreeSet<_>>();
         let mut made = Made { count: here.len(), needed: needed.into_iter().collect(), ..Made::default() };
         for (id, file) in self.arrived.files.iter().skip(first).take(PIECES_AT_A_TIME) {
             made.ids.push(*id);
@@ -331,10 +370,13 @@ impl Executor {
         Ok(())
     }
 
-    /// From now on pieces are new ones.
-    pub(super) fn all_shared_is_mapped(&mut self) {
+    /// Maps what else is shared. From now on pieces are new ones.
+    pub(super) fn all_shared_is_mapped(&mut self, client: &Client) -> Result<(), String> {
+        let (_, events) = read_shared(&mut Reader::new(&client.worker_state)).map_err(|e| e.to_string())?;
+        self.restore_events(events)?;
         self.arrived.all_taken();
         self.devices.iter_mut().for_each(|device| device.memory.all_made_are_used());
+        Ok(())
     }
 }
 
@@ -348,16 +390,17 @@ pub(crate) struct Made {
 }
 
 /// What [`Executor::write_shared`] wrote.
-fn read_shared(state: &mut Reader<'_>) -> Result<Vec<Wanted>, Malformed> {
+fn read_shared(state: &mut Reader<'_>) -> Result<(Vec<Wanted>, SavedEvents), Malformed> {
     let count = state.word()?;
-    (0..count)
+    let pieces = (0..count)
         .map(|_| {
             let (id, device, size) = (read_name(state)?, state.word()?, state.word()?);
             let (handle_types, flags) = (state.word32()?, PieceFlags::of(state.word()?));
             let device = usize::try_from(device).map_err(|_| Malformed("no device"))?;
             Ok(Wanted { id, device, size, handle_types, flags, elsewhere: state.word()? != 0 })
         })
-        .collect()
+        .collect::<Result<_, _>>()?;
+    Ok((pieces, SavedEvents::read(state)?))
 }
 
 /// Reads past it.

@@ -58,7 +58,6 @@ impl Executor {
         }
         self.restore_allocations(client)?;
         self.restore_vmm()?;
-        self.all_shared_is_mapped();
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
             if !self.is_of_freed_memory(call(object), &object.args) {
@@ -71,6 +70,7 @@ impl Executor {
         self.check_pieces(client, &aliases)?;
         self.restore_content(client, key, data)?;
         self.unmap_aliases(&aliases);
+        self.all_shared_is_mapped(client)?;
         self.record_events()
     }
 

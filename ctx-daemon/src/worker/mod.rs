@@ -28,6 +28,7 @@ mod held;
 mod held_early;
 mod held_state;
 mod ipc;
+mod ipc_events;
 mod jit;
 mod launch;
 mod limits;

@@ -201,7 +201,7 @@ impl Executor {
             // What is mapped anew was not used before; what loses access or its addresses is not used any more.
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {}
             // It is of no stream.
-            command::MEMORY_EXPORT..=command::PIECE_IMPORT => {}
+            command::MEMORY_EXPORT..=command::EVENT_FENCE => {}
             command::TENSOR_MAP => {}
             // What is held in the meantime was enqueued with the access that there was.
             command::PEER_ENABLE => {}

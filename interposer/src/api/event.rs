@@ -2,31 +2,53 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::{EVENT_SYNC, Kind};
+use rekindle_wire::command::{EVENT_FENCE, EVENT_SHARE, EVENT_SYNC, Kind};
 
 use super::{check, code};
 use crate::client::{self, Call};
 use crate::remote;
 
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`; interprocess events are not offered yet.
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
 const FLAGS: u32 = 3;
+const NO_TIMES: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`.
+const SHARED: u32 = 4;
 
 pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
         let (context, _) = client.contexts.current()?;
-        match flags {
-            f if f & !FLAGS == 0 => {}
-            // Those for other processes have no times.
-            f if f & !(FLAGS | 4) == 0 && f & 2 != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        let shared = flags & SHARED != 0;
+        // Those for other processes have no times.
+        if flags & !(FLAGS | SHARED) != 0 || (shared && flags & NO_TIMES == 0) || event.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
         // SAFETY: the caller's promise by cuda.h; on success the encoder has written the handle.
-        unsafe {
-            check(remote::cuEventCreate(event, flags))?;
-            client.events.insert(*event, context);
+        let handle = unsafe {
+            check(remote::cuEventCreate(event, flags & FLAGS))?;
+            *event
+        };
+        client.events.insert(handle, context, shared);
+        if shared {
+            super::ipc::about(EVENT_SHARE, &[handle]).inspect_err(|_| destroy(client, handle))?;
         }
         Ok(())
     }))
+}
+
+/// Makes an event that other processes may have, of which the caller has something more to say.
+pub(super) fn made_for_others(client: &client::Client, context: CUcontext) -> Result<CUevent, CUresult> {
+    let mut event = 0;
+    // SAFETY: the out parameter is a local.
+    check(unsafe { remote::cuEventCreate(&raw mut event, NO_TIMES) })?;
+    client.events.insert(event, context, true);
+    Ok(event)
+}
+
+/// Ends an event that the application has not got.
+pub(super) fn destroy(client: &client::Client, event: CUevent) {
+    client.events.remove(event);
+    // SAFETY: no pointers. What fails here goes with the process.
+    unsafe { remote::cuEventDestroy_v2(event) };
 }
 
 /// Whether a handle is an event's.
@@ -67,7 +89,9 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
         }
         client.events.record(event);
         // SAFETY: no pointers.
-        check(unsafe { remote::cuEventRecord(event, stream) })
+        check(unsafe { remote::cuEventRecord(event, stream) })?;
+        // Whoever is told of it afterwards finds it recorded.
+        if client.events.is_shared(event) { super::ipc::about(EVENT_FENCE, &[]) } else { Ok(()) }
     }))
 }
 

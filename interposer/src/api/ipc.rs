@@ -1,4 +1,4 @@
-//! Memory that processes share. What the application passes on is a name that its worker keeps; who opens it has the daemon
+//! Memory and events that processes share. What the application passes on is a name that its worker keeps; who opens it has the daemon
 //! bring the memory to its own worker, and maps it as pieces of its own.
 
 use std::ffi::c_void;
@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    ADDRESS_FREE, ADDRESS_RESERVE, Kind, MEMORY_EXPORT, NO_TICKET, PIECE_ACCESS, PIECE_EXPORT, PIECE_IMPORT, PIECE_MAP,
-    PIECE_RELEASE, PIECE_UNMAP, PieceFlags,
+    ADDRESS_FREE, ADDRESS_RESERVE, EVENT_EXPORT, EVENT_OPEN, Kind, MEMORY_EXPORT, NO_TICKET, PIECE_ACCESS,
+    PIECE_EXPORT, PIECE_IMPORT, PIECE_MAP, PIECE_RELEASE, PIECE_UNMAP, PieceFlags,
 };
 use rekindle_wire::control::{Reply, Request};
 use rekindle_wire::ipc::{self, HANDLE_BYTES, Named, Token};
@@ -105,6 +105,46 @@ pub(super) fn close_all(client: &Client, context: CUcontext) {
         // What fails here goes with the process.
         let _ = unmap(client, &open);
     }
+}
+
+pub(crate) unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> CUresult {
+    code(client::get().and_then(|client| {
+        client.contexts.current()?;
+        if pHandle.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        super::event::ours(event)?;
+        if !client.events.is_shared(event) {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let bytes = ipc::handle(Named::Event, &name(EVENT_EXPORT, event)?);
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(pHandle, CUipcEventHandle { bytes }) }
+    }))
+}
+
+pub(crate) unsafe fn cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEventHandle) -> CUresult {
+    code(client::get().and_then(|client| {
+        let (context, _) = client.contexts.current()?;
+        let token = ipc::token(Named::Event, &handle.bytes);
+        let (false, Some(token)) = (phEvent.is_null(), token) else {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        };
+        let event = super::event::made_for_others(client, context)?;
+        let opened = loop {
+            let ticket = match ticket(&token, false) {
+                Ok((ticket, _)) => ticket,
+                Err(code) => break Err(code),
+            };
+            let opened = about(EVENT_OPEN, &[ticket, event]);
+            if opened != Err(NO_TICKET) {
+                break opened;
+            }
+        };
+        opened.inspect_err(|_| super::event::destroy(client, event))?;
+        // SAFETY: not null, so writable by cuda.h's contract.
+        unsafe { put(phEvent, event) }
+    }))
 }
 
 pub(crate) unsafe fn cuMemExportToShareableHandle(
@@ -216,15 +256,21 @@ impl Came {
     }
 }
 
+/// Has the worker get what a name stands for, under a number; and of how many parts it is.
+fn ticket(token: &Token, own: bool) -> Result<(u64, usize), CUresult> {
+    match ask::ask(&Request::Import { token: *token }) {
+        Some(Reply::Imported { own: true, .. }) if !own => Err(CUDA_ERROR_INVALID_CONTEXT),
+        Some(Reply::Imported { ticket, count, .. }) => Ok((ticket, count)),
+        // It is there no more.
+        Some(Reply::NotShared) => Err(CUDA_ERROR_INVALID_HANDLE),
+        _ => Err(CUDA_ERROR_OPERATING_SYSTEM),
+    }
+}
+
 /// Has the worker get what a name stands for. `own` is whether it may be this process's.
 fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
     loop {
-        let (ticket, count) = match ask::ask(&Request::Import { token: *token }) {
-            Some(Reply::Imported { own: true, .. }) if !own => return Err(CUDA_ERROR_INVALID_CONTEXT),
-            Some(Reply::Imported { ticket, count, .. }) => (ticket, count),
-            Some(Reply::NotShared) => return Err(CUDA_ERROR_INVALID_VALUE),
-            _ => return Err(CUDA_ERROR_OPERATING_SYSTEM),
-        };
+        let (ticket, count) = ticket(token, own)?;
         let mut call = Call::new(PIECE_IMPORT)?;
         call.word(ticket);
         call.word(count as u64);
@@ -243,7 +289,7 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
     }
 }
 
-fn about(number: u16, words: &[u64]) -> Result<(), CUresult> {
+pub(super) fn about(number: u16, words: &[u64]) -> Result<(), CUresult> {
     let mut call = Call::new(number)?;
     words.iter().for_each(|word| call.word(*word));
     check(call.wait().0)

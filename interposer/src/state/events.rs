@@ -11,6 +11,8 @@ struct Event {
     context: CUcontext,
     /// It has been recorded, outside of captures.
     recorded: AtomicBool,
+    /// Other processes may have it.
+    shared: bool,
 }
 
 /// All of them.
@@ -37,9 +39,14 @@ impl Events {
         self.by_handle.read().is_ok_and(|map| map.get(&event).is_some_and(|e| e.recorded.load(Relaxed)))
     }
 
-    pub(crate) fn insert(&self, event: CUevent, context: CUcontext) {
+    /// Whether other processes may have it.
+    pub(crate) fn is_shared(&self, event: CUevent) -> bool {
+        self.by_handle.read().is_ok_and(|map| map.get(&event).is_some_and(|e| e.shared))
+    }
+
+    pub(crate) fn insert(&self, event: CUevent, context: CUcontext, shared: bool) {
         if let Ok(mut map) = self.by_handle.write() {
-            map.insert(event, Event { context, recorded: AtomicBool::new(false) });
+            map.insert(event, Event { context, recorded: AtomicBool::new(false), shared });
         }
     }
 

@@ -1,4 +1,4 @@
-// Memory that processes share. The other process is a child that was forked before there was CUDA in either.
+// Memory and events that processes share. The other process is a child that was forked before there was CUDA in either.
 #include "case.h"
 
 static const size_t GRANULE = 2 << 20, BYTES = 3 << 20;
@@ -53,7 +53,31 @@ static void give_memory(int from, int to) {
     wait_for_end(from);
 }
 
+static void give_event(int from, int to) {
+    with_module();
+    CUevent event;
+    CUipcEventHandle handle;
+    SET(cuEventCreate, &event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    SET(cuIpcGetEventHandle, &handle, event);
+    if (write(to, &handle, sizeof handle) != sizeof handle) _exit(4);
+    // Recorded when the other says so, behind what its stream is held up by, and again.
+    char byte;
+    if (read(from, &byte, 1) != 1) _exit(4);
+    struct busy busy = hold(0);
+    SET(cuEventRecord, event, 0);
+    if (write(to, &byte, 1) != 1 || read(from, &byte, 1) != 1) _exit(4);
+    release(&busy);
+    SET(cuEventSynchronize, event);
+    if (write(to, &byte, 1) != 1) _exit(4);
+    wait_for_end(from);
+}
+
 GROUP(uninitialised) {
+    CUipcEventHandle event;
+    memset(&event, 0, sizeof event);
+    CUevent opened;
+    TRY("before cuInit", cuIpcGetEventHandle, &event, NULL);
+    TRY("before cuInit", cuIpcOpenEventHandle, &opened, event);
     CUipcMemHandle handle;
     CUdeviceptr at = 0;
     memset(&handle, 0, sizeof handle);
@@ -176,4 +200,37 @@ GROUP(files) {
     YES(cuMemImportFromShareableHandle, "from a file, stays without the one that it is of", filled_with(two, GRANULE, 77));
     SET(cuMemUnmap, two, GRANULE);
     TRY("what came from a file", cuMemRelease, other);
+}
+
+GROUP(events) {
+    pid_t pid = other(give_event);
+    CUipcEventHandle theirs, handle;
+    if (read(from_other, &theirs, sizeof theirs) != sizeof theirs) exit(4);
+    with_context();
+    CUevent own = NULL, plain = NULL, opened = NULL;
+    TRY("for other processes", cuEventCreate, &own, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    SET(cuEventCreate, &plain, CU_EVENT_DISABLE_TIMING);
+    TRY("of an event for other processes", cuIpcGetEventHandle, &handle, own);
+    TRY("of an event for none", cuIpcGetEventHandle, &handle, plain);
+    TRY("to null", cuIpcGetEventHandle, NULL, own);
+    TRY("to null", cuIpcOpenEventHandle, NULL, theirs);
+    TRY("of another process", cuIpcOpenEventHandle, &opened, theirs);
+    TRY("of another process, not recorded", cuEventQuery, opened);
+    TRY("of another process, not recorded", cuStreamWaitEvent, 0, opened, 0);
+    char byte = 0;
+    if (write(to_other, &byte, 1) != 1 || read(from_other, &byte, 1) != 1) exit(4);
+    TRY("of another process, recorded there", cuEventQuery, opened);
+    TRY("of another process, recorded there", cuStreamWaitEvent, 0, opened, 0);
+    TRY("that waits for another process", cuStreamQuery, 0);
+    if (write(to_other, &byte, 1) != 1 || read(from_other, &byte, 1) != 1) exit(4);
+    TRY("of another process, done there", cuEventQuery, opened);
+    TRY("of another process, done there", cuEventSynchronize, opened);
+    TRY("that waited for another process", cuStreamSynchronize, 0);
+    TRY("of another process, recorded here", cuEventRecord, opened, 0);
+    TRY("of another process, recorded here", cuEventSynchronize, opened);
+    TRY("of another process", cuEventDestroy_v2, opened);
+    no_context();
+    TRY("without a context", cuIpcGetEventHandle, &handle, own);
+    TRY("without a context", cuIpcOpenEventHandle, &opened, theirs);
+    ended(pid);
 }

@@ -7,11 +7,14 @@ use std::time::Instant;
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY};
 
 use crate::context::Context;
+use crate::ipc_event::SharedEvent;
 use crate::status::{Result, ensure};
 use crate::stream::{Mark, Stream};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`.
+const INTERPROCESS: u32 = 4;
 
 /// An event.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub(crate) struct Event {
     pub(crate) context: Weak<Context>,
     flags: u32,
     last: Mutex<Option<Record>>,
+    /// Of one that other processes may have.
+    shared: Option<SharedEvent>,
 }
 
 /// The last time an event was recorded.
@@ -31,8 +36,19 @@ struct Record {
 
 impl Event {
     /// An event that has not been recorded.
-    pub(crate) fn new(context: Weak<Context>, flags: u32) -> Self {
-        Self { context, flags, last: Mutex::default() }
+    pub(crate) fn new(context: Weak<Context>, flags: u32) -> Result<Self> {
+        let shared = if flags & INTERPROCESS == 0 { None } else { Some(SharedEvent::new()?) };
+        Ok(Self { context, flags, last: Mutex::default(), shared })
+    }
+
+    /// An event of another process.
+    pub(crate) fn open(context: Weak<Context>, shared: SharedEvent) -> Self {
+        Self { context, flags: INTERPROCESS | DISABLE_TIMING, last: Mutex::default(), shared: Some(shared) }
+    }
+
+    /// What other processes know of it.
+    pub(crate) fn shared(&self) -> Option<&SharedEvent> {
+        self.shared.as_ref()
     }
 
     fn last(&self) -> Option<Record> {
@@ -43,8 +59,12 @@ impl Event {
     pub(crate) fn record(&self, stream: &Arc<Stream>) -> Result<()> {
         let time = Arc::new(AtomicU64::new(0));
         let clock = time.clone();
+        let shared = self.shared.as_ref().map(|shared| (shared.words(), shared.count()));
         let mark = stream.submit_always(move |_, state| {
             clock.store(now(), Ordering::SeqCst);
+            if let Some((words, count)) = shared {
+                words[1].fetch_max(count, Ordering::SeqCst);
+            }
             state
         })?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Record { mark, time });
@@ -53,7 +73,8 @@ impl Event {
 
     /// Whether what it recorded is done; one that has recorded nothing is.
     pub(crate) fn is_done(&self) -> bool {
-        self.last().is_none_or(|record| record.mark.reached())
+        let shared = self.shared.as_ref().is_none_or(|shared| shared.last().is_none_or(|last| last.is_done()));
+        shared && self.last().is_none_or(|record| record.mark.reached())
     }
 
     /// The moment it recorded, if any.

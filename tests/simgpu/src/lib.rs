@@ -29,6 +29,7 @@ mod graphs;
 mod handles;
 mod host;
 mod image;
+mod ipc_event;
 mod library;
 mod memory;
 mod merge;

@@ -20,7 +20,7 @@ pub unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> CUresult {
         let context = current::healthy()?;
         let handle = handles::next();
         unsafe { put(out, handle) }?;
-        handles::insert(handle, Object::Event(Arc::new(Event::new(Arc::downgrade(&context), flags))));
+        handles::insert(handle, Object::Event(Arc::new(Event::new(Arc::downgrade(&context), flags)?)));
         Ok(())
     })
 }
@@ -72,6 +72,9 @@ pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
         hook::event_asked(named)?;
         if let Some(mark) = event.mark() {
             mark.wait();
+        }
+        if let Some(last) = event.shared().and_then(|shared| shared.last()) {
+            last.wait();
         }
         let context = event.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         context.flush_prints();

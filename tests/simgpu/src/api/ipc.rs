@@ -1,10 +1,16 @@
-//! Memory that processes share.
+//! Memory and events that processes share.
+
+use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
-    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUipcMemHandle, CUresult,
+    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUevent,
+    CUipcEventHandle, CUipcMemHandle, CUresult,
 };
 
 use crate::current;
+use crate::event::Event;
+use crate::handles::{self, Object};
+use crate::ipc_event::SharedEvent;
 use crate::memory::ipc;
 use crate::status::{ensure, put, status};
 
@@ -33,5 +39,26 @@ pub unsafe fn cuIpcCloseMemHandle(pointer: CUdeviceptr) -> CUresult {
         let context = current::healthy()?;
         context.synchronize()?;
         ipc::close(pointer)
+    })
+}
+
+pub unsafe fn cuIpcGetEventHandle(out: *mut CUipcEventHandle, event: CUevent) -> CUresult {
+    status(|| {
+        current::healthy()?;
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let event = handles::event(event)?;
+        let shared = event.shared().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        unsafe { put(out, CUipcEventHandle { bytes: shared.handle() }) }
+    })
+}
+
+pub unsafe fn cuIpcOpenEventHandle(out: *mut CUevent, handle: CUipcEventHandle) -> CUresult {
+    status(|| {
+        let context = current::healthy()?;
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let event = Event::open(Arc::downgrade(&context), SharedEvent::open(&handle.bytes)?);
+        let handle = handles::next();
+        handles::insert(handle, Object::Event(Arc::new(event)));
+        unsafe { put(out, handle) }
     })
 }

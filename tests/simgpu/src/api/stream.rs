@@ -68,6 +68,9 @@ pub unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
             return ensure(code == CUDA_SUCCESS, code);
         }
         let stream = on;
+        if let Some(last) = known.shared().and_then(|shared| shared.last()).filter(|last| !last.is_done()) {
+            return stream.submit(move |_| Ok(last.wait())).map(drop);
+        }
         match known.mark() {
             Some(mark) if !mark.reached() => stream.hold(mark),
             _ => Ok(()),
