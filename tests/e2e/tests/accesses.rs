@@ -2,9 +2,10 @@
 //! memory is a case of the program `accesses`.
 
 use std::ffi::OsStr;
+use std::process::Command;
 
 use rekindle_e2e::app::undisturbed;
-use rekindle_e2e::{App, Node, Result, until};
+use rekindle_e2e::{App, Node, Result, stage, until};
 use rekindle_wire::access::AccessReport;
 
 const REPORT: &str = "[access]\nreport = true\n";
@@ -95,6 +96,37 @@ fn programs_print_the_same_and_write_what_they_name() -> Result {
         assert_eq!((&report.outside, &report.stopped), (&Vec::new(), &None), "{name}: {report:?}");
     }
     node.finish()
+}
+
+#[test]
+fn a_restored_program_is_watched_too() -> Result {
+    let node = Node::configured(REPORT, &[])?;
+    let arguments = ["--iterations", "10", "--sleep-us", "1000"];
+    let expected = undisturbed("graphnodes", &arguments)?;
+    let app = node.run_held("graphnodes", &arguments, Some(5))?;
+    app.reaches(5)?;
+    let image = node.dump_and_kill(app)?;
+    let before = lines(&node)?.len();
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    let line = until("the counts of the restored one", || Ok(lines(&node)?.get(before).cloned()))?;
+    let report: AccessReport = serde_json::from_str(&line)?;
+    assert!(report.graphs > 0 && report.watched > 0, "{report:?}");
+    assert_eq!((&report.outside, &report.stopped), (&Vec::new(), &None), "{report:?}");
+    node.finish()
+}
+
+/// At a size that says nothing of speed. It compares the device's hashes with the host's first.
+#[test]
+fn the_benchmark_of_the_hashing_kernels_runs() -> Result {
+    let mut command = Command::new(stage::program("rekindled")?);
+    stage::clean_environment(&mut command);
+    command.args(["bench-hash", "--kib", "64", "--kib", "300", "--piece-kib", "128", "--repeats", "2"]);
+    let output = command.arg("--cuda-driver").arg(stage::software_gpu()?.join("libcuda.so.1")).output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let pieces: Vec<_> = report["figures"].as_array().into_iter().flatten().map(|it| it["pieces"].as_u64()).collect();
+    assert_eq!(pieces, [Some(1), Some(3)], "{report}");
+    Ok(())
 }
 
 /// The counts of all clients that are gone.
