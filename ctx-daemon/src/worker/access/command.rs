@@ -147,7 +147,7 @@ impl Tracker {
             | command::POOL_CREATE..=command::POOL_SET_CURRENT
             | command::PEER_ENABLE..=command::PEER_DISABLE
             | command::ADDRESS_RESERVE..=command::TENSOR_MAP
-            | command::MEMORY_EXPORT..=command::PIECE_IMPORT
+            | command::MEMORY_EXPORT..=command::EVENT_FENCE
             | command::HOST_FUNC..=command::THREAD_END
             | command::OCCUPANCY_BLOCK_SIZE..=command::PRINTS
             | command::LINK_CREATE..=command::CODE_LOG
