@@ -102,9 +102,21 @@ pub(crate) fn chain(pid: i32) -> io::Result<Vec<Identity>> {
     }
 }
 
-/// Whose a process's pid namespace is: who has made the user namespace that it is of.
-pub(crate) fn owner(pid: i32) -> io::Result<u32> {
-    sys::namespace_owner(namespace(pid)?.as_fd())
+/// Whether a process is in a pid namespace that is this user's, as are all between it and the daemon's: each was made in a
+/// user namespace that the user has made. Of processes of the same user in other users' namespaces it is not true, whatever
+/// namespaces they make there.
+pub(crate) fn is_owned_by(pid: i32, uid: u32) -> io::Result<bool> {
+    let own = own()?;
+    let mut at = namespace(pid)?;
+    let mut below = false;
+    while identity(at.try_clone()?)? != own {
+        if sys::namespace_owner(at.as_fd())? != uid {
+            return Ok(false);
+        }
+        below = true;
+        at = sys::parent_pid_namespace(at.as_fd())?;
+    }
+    Ok(below)
 }
 
 /// The innermost pid namespace of a process.
@@ -124,29 +136,40 @@ mod tests {
 
     #[test]
     fn a_namespace_is_of_who_has_made_its_user_namespace() {
-        // This machine's own user namespace is root's.
         let own = std::process::id() as i32;
-        if std::fs::read_to_string("/proc/self/uid_map").unwrap().split_whitespace().eq(["0", "0", "4294967295"]) {
-            assert_eq!(owner(own).unwrap(), 0);
-        }
-        let mut child = Command::new("unshare")
-            .args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sleep", "60"])
-            .spawn()
-            .unwrap();
-        let inside = loop {
-            let children = format!("/proc/{0}/task/{0}/children", child.id());
-            let pid = std::fs::read_to_string(children).unwrap().trim().parse();
-            match pid {
-                Ok(pid) => break pid,
-                Err(_) if child.try_wait().unwrap().is_some() => {
-                    return eprintln!("skipped: no user namespaces here");
-                }
-                Err(_) => std::thread::yield_now(),
-            }
+        assert!(!is_owned_by(own, sys::own_uid()).unwrap(), "the daemon's own is nobody's to give to");
+        // A namespace in a user namespace of user 1's, and one in that of root's around a namespace of user 1's.
+        let run = |around: &[&str]| {
+            let one = ["setpriv", "--reuid", "1", "--regid", "1", "--clear-groups", "--inh-caps=-all"];
+            let inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "sleep", "60"];
+            let words: Vec<_> = around.iter().chain(&one).chain(&inside).collect();
+            Command::new(words[0]).args(&words[1..]).spawn().unwrap()
         };
-        assert_eq!(owner(inside).unwrap(), sys::own_uid());
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let innermost = |child: &mut std::process::Child| loop {
+            let mut pid = child.id();
+            while let Ok(children) = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+                && let Some(first) = children.split_whitespace().next()
+            {
+                pid = first.parse().unwrap();
+            }
+            if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|it| it == "sleep\n") {
+                break Some(pid as i32);
+            }
+            if child.try_wait().unwrap().is_some() {
+                break None;
+            }
+            std::thread::yield_now();
+        };
+        for (around, expected) in [(&[][..], true), (&["unshare", "--pid", "--fork", "--kill-child"][..], false)] {
+            let mut child = run(around);
+            let Some(inside) = innermost(&mut child) else {
+                return eprintln!("skipped: no user namespaces here, or not root");
+            };
+            assert_eq!(is_owned_by(inside, 1).unwrap(), expected);
+            assert!(!is_owned_by(inside, 2).unwrap());
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     #[test]

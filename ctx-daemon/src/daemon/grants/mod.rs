@@ -192,7 +192,8 @@ impl Grants {
         files::keep(&self.dir, container).map_err(failed)
     }
 
-    /// Gives to the container of a process, which is its first. What it has been given before it keeps.
+    /// Gives to the container of a process, which is its first: by that it is known, so that nobody can have more of them
+    /// than processes. What it has been given before it keeps.
     fn give(
         &self,
         id: &str,
@@ -210,7 +211,7 @@ impl Grants {
             return Err(GrantError::Gone(first.pid));
         }
         let mut containers = lock(&self.containers);
-        let before = containers.iter().position(|it| it.id == id && it.first == first);
+        let before = containers.iter().position(|it| it.first == first);
         if let Some(before) = before.and_then(|at| containers.get(at)) {
             container.add(before);
         }

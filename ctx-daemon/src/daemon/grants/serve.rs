@@ -10,6 +10,9 @@ use super::super::{Daemon, connection, pidns, takeover};
 use super::select::select;
 use super::{Container, GrantError};
 
+/// Engines' have 64.
+const LONGEST_ID: usize = 1024;
+
 /// Gives GPUs to a container.
 pub(crate) fn grant(
     daemon: &Daemon,
@@ -41,6 +44,9 @@ fn try_grant(
 ) -> Result<Reply, String> {
     let text = |error: GrantError| error.to_string();
     let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
+    if container.len() > LONGEST_ID {
+        return Err(format!("a container's name has no more than {LONGEST_ID} bytes"));
+    }
     if !(is_operator_here(daemon, peer) || is_users_own(daemon, peer, first)) {
         return Err(text(GrantError::NotAllowed));
     }
@@ -65,12 +71,11 @@ fn is_operator_here(daemon: &Daemon, peer: Credentials) -> bool {
     connection::is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer)
 }
 
-/// A user who may connect may use GPUs on the host, and so may let containers that are nobody else's: those in a pid
-/// namespace that was made in a user namespace of the user's, as rootless engines do. Of the user's processes in other
-/// users' containers, and in root's, this is not true, whatever user namespaces they make.
+/// A user who may connect may use GPUs on the host, and so may let containers that are nobody else's, as rootless engines
+/// make them.
 fn is_users_own(daemon: &Daemon, peer: Credentials, first: Process) -> bool {
     let on_host = takeover::is_at_our_depth(peer.pid) && !contained(daemon, peer);
-    on_host && pidns::owner(first.pid).is_ok_and(|owner| owner == peer.uid) && first.is_alive()
+    on_host && pidns::is_owned_by(first.pid, peer.uid).unwrap_or(false) && first.is_alive()
 }
 
 /// Whether a peer is of a container that was given something.
