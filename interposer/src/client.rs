@@ -335,7 +335,12 @@ impl Call {
     }
 
     /// Sends without waiting; a thread that is far ahead of the device waits until it is less so, as with the driver.
-    pub(crate) fn send(mut self) -> CUresult {
+    pub(crate) fn send(self) -> CUresult {
+        self.send_to_end().err().unwrap_or(CUDA_SUCCESS)
+    }
+
+    /// As [`Call::send`]; says where the ring's end is behind the command.
+    pub(crate) fn send_to_end(mut self) -> Result<u64, CUresult> {
         if self.client.shared.header().pressure.load(Relaxed) != 0 && self.header.call != THREAD_END {
             Call::unchecked(self.client, HELD_ROOM, 0).wait();
         }
@@ -357,7 +362,7 @@ impl Call {
             }
         };
         self.header.reply = slot as u16 + 1;
-        let mut result = self.enqueue();
+        let mut result = self.enqueue().err().unwrap_or(CUDA_SUCCESS);
         let mut answer = Reply { bytes: taken(&REPLY), at: 0 };
         if result == CUDA_SUCCESS {
             if reply::wait(&client.shared.reply(slot).state, client.spin(), || client.is_alive()) {
@@ -372,17 +377,16 @@ impl Call {
         (result, answer)
     }
 
-    fn enqueue(&mut self) -> CUresult {
+    fn enqueue(&mut self) -> Result<u64, CUresult> {
         let client = self.client;
         // Known to be dead: a program that is told so and ends must not wait for it again.
         if client.gone.load(Acquire) {
-            return WORKER_DIED;
+            return Err(WORKER_DIED);
         }
-        match ring::enqueue(&client.shared, self.header, self.writer.bytes(), || client.is_alive()) {
-            Ok(()) => CUDA_SUCCESS,
-            Err(ring::EnqueueError::TooLarge(_)) => CUDA_ERROR_INVALID_VALUE,
-            Err(ring::EnqueueError::WorkerGone) => WORKER_DIED,
-        }
+        ring::enqueue(&client.shared, self.header, self.writer.bytes(), || client.is_alive()).map_err(|e| match e {
+            ring::EnqueueError::TooLarge(_) => CUDA_ERROR_INVALID_VALUE,
+            ring::EnqueueError::WorkerGone => WORKER_DIED,
+        })
     }
 
     fn keep_buffer(&mut self) {

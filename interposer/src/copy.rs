@@ -132,7 +132,7 @@ pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, str
             }
             let sent = chunk_command(COPY_FROM_CHUNK, target + offset as u64, chunk, length, stream);
             match sent {
-                Ok(()) => client.staging.give_when_landed(chunk),
+                Ok(_) => client.staging.give_when_landed(chunk),
                 Err(error) => {
                     client.staging.give(chunk);
                     return Err(error);
@@ -152,7 +152,7 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
     striped(bytes, move |chunks| {
         let client = client::get()?;
         let mut flying: VecDeque<(usize, usize, usize)> = VecDeque::new();
-        let mut result = Ok(());
+        let (mut result, mut end) = (Ok(()), None);
         let mut chunks = chunks.peekable();
         loop {
             let may_send = result.is_ok() && flying.len() < DEPTH;
@@ -164,7 +164,10 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
                 if let Some(chunk) = chunk {
                     chunks.next();
                     match chunk_command(COPY_TO_CHUNK, source + offset as u64, chunk, length, stream) {
-                        Ok(()) => flying.push_back((chunk, offset, length)),
+                        Ok(behind) => {
+                            end = Some(behind);
+                            flying.push_back((chunk, offset, length));
+                        }
                         Err(error) => {
                             client.staging.give(chunk);
                             result = Err(error);
@@ -188,20 +191,20 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
             }
             client.staging.give(chunk);
         }
+        if let (Ok(()), Some(end)) = (result, end) {
+            crate::rest::came(stream, end);
+        }
         result
     })
 }
 
-fn chunk_command(call: u16, device: u64, chunk: usize, bytes: usize, stream: CUstream) -> Result<(), CUresult> {
+fn chunk_command(call: u16, device: u64, chunk: usize, bytes: usize, stream: CUstream) -> Result<u64, CUresult> {
     let mut call = Call::in_context(call)?;
     call.word(device);
     call.word(chunk as u64);
     call.word(bytes as u64);
     call.stream(stream)?;
-    match call.send() {
-        CUDA_SUCCESS => Ok(()),
-        error => Err(error),
-    }
+    call.send_to_end()
 }
 
 /// Calls `work` with all (offset, length) chunks of a copy, or from several threads with a stripe of them each.

@@ -32,6 +32,7 @@ mod maps;
 mod moves;
 mod prints;
 mod private;
+mod rest;
 mod state;
 mod stop;
 mod thread_end;

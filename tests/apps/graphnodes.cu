@@ -27,7 +27,8 @@ struct Calls {
     uint32_t words;
 };
 
-// Between a copy out and a copy in: the program's own memory, which the graph reads after this.
+// Between a copy out and a copy in: the program's own memory. What is copied in is what was there when the graph was
+// launched, since the memory is not pinned; so each launch sees what this wrote in the one before.
 static void CUDART_CB between(void *data) {
     Calls *calls = (Calls *)data;
     calls->count++;
@@ -130,10 +131,12 @@ int main(int argc, char **argv) {
             CHECK(cudaGraphExecMemsetNodeSetParams(plain_exec, set, &fill));
         }
         CHECK(cudaGraphLaunch(plain_exec, stream));
+        CHECK(cudaStreamSynchronize(stream));
         CHECK(cudaGraphLaunch(mixed_exec, stream));
         CHECK(cudaGraphLaunch(scratch_exec, stream));
         // Behind the event that the graph records, which is behind its function.
         if (i % 5 == 4) {
+            CHECK(cudaStreamSynchronize(stream));
             CHECK(cudaGraphLaunch(mixed_exec, stream));
             CHECK(cudaStreamSynchronize(stream));
             CHECK(cudaEventSynchronize(event));

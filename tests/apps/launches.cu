@@ -77,12 +77,6 @@ int main(int argc, char **argv) {
         float half;
     };
     unsigned *sum = sums, *together = sums + 1;
-    // The legacy calls' settings stay from one launch to the next.
-    CU(cuFuncSetBlockShape, add, 8, 2, 1);
-    CU(cuFuncSetSharedSize, add, 64);
-    CU(cuParamSetSize, add, sizeof(Parameters));
-    CU(cuParamSetv, add, 0, &sum, 8);
-    CU(cuParamSetf, add, 12, 1.5f);
     for (uint64_t i = 0; i < iterations; i++) {
         Parameters parameters = {sum, (unsigned)i + 1, 0.5f};
         void *pointers[] = {&parameters.sum, &parameters.much, &parameters.half};
@@ -114,6 +108,12 @@ int main(int argc, char **argv) {
         CU(cuEventSynchronize, event);
         CU(cuStreamSynchronize, stream);
 
+        // These settings stay from one launch to the next, but the launches above have changed them.
+        CU(cuFuncSetBlockShape, add, 8, 2, 1);
+        CU(cuFuncSetSharedSize, add, 64);
+        CU(cuParamSetSize, add, sizeof(Parameters));
+        CU(cuParamSetv, add, 0, &sum, 8);
+        CU(cuParamSetf, add, 12, 1.5f);
         CU(cuParamSeti, add, 8, (unsigned)i);
         CU(cuLaunchGrid, add, 2, 3);
         CU(cuLaunchGridAsync, add, 1, 1, stream);

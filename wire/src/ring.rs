@@ -78,13 +78,13 @@ fn units_of(length: usize) -> u64 {
 }
 
 /// Enqueues a command: `header` (its length is filled in here) and `parameters`. Blocks while the ring is full, asking
-/// `alive` every 100 ms.
+/// `alive` every 100 ms. Returns the ring's end behind it: as long as [`end`] says the same, nothing has followed.
 pub fn enqueue(
     shared: &Shared,
     mut header: CommandHeader,
     parameters: &[u8],
     alive: impl Fn() -> bool,
-) -> Result<(), EnqueueError> {
+) -> Result<u64, EnqueueError> {
     if HEADER_BYTES + parameters.len() > MAX_COMMAND {
         return Err(EnqueueError::TooLarge(parameters.len()));
     }
@@ -106,7 +106,12 @@ pub fn enqueue(
     if shared_header.worker_asleep.load(Relaxed) != 0 {
         ring_doorbell(shared);
     }
-    Ok(())
+    Ok(ticket + units)
+}
+
+/// How far the ring has been taken by producers.
+pub fn end(shared: &Shared) -> u64 {
+    shared.header().tail.load(Acquire)
 }
 
 /// Wakes the worker if it sleeps.
@@ -312,7 +317,7 @@ mod tests {
     fn a_full_ring_of_a_dead_worker_is_an_error() {
         let shared = heap();
         let parameters = vec![0; MAX_COMMAND - HEADER_BYTES];
-        let mut result = Ok(());
+        let mut result = Ok(0);
         for _ in 0..UNITS * UNIT / MAX_COMMAND + 1 {
             result = enqueue(&shared, CommandHeader::default(), &parameters, || false);
         }

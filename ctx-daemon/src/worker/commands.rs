@@ -169,6 +169,9 @@ impl Executor {
         let stream = args.word()?;
         args.end()?;
         let key = self.stream_key(stream)?;
+        if self.waiting.is_at_rest(key) {
+            return Ok(Outcome::Done(CUDA_SUCCESS));
+        }
         self.handle_stream(stream)?;
         self.when_done(vec![key], Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)

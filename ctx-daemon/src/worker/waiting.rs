@@ -152,6 +152,15 @@ impl Waiting {
         self.tracks.get(&key).is_none_or(|t| t.done == t.enqueued)
     }
 
+    /// Whether a wait for a stream has nothing to wait for: for the legacy stream also nothing in the streams of its context,
+    /// most of which it waits for.
+    pub(crate) fn is_at_rest(&self, key: StreamKey) -> bool {
+        match key.handle {
+            CU_STREAM_LEGACY => self.tracks.iter().all(|(k, t)| k.context != key.context || t.done == t.enqueued),
+            _ => self.is_idle(key),
+        }
+    }
+
     /// Takes note of how far a stream is.
     fn look(driver: &Driver, track: &mut Track, spare: &mut Vec<CUevent>) {
         while let Some(&(place, event)) = track.ticks.front() {

@@ -8,7 +8,7 @@ use super::{check, code, put};
 use crate::client::{self, Call};
 use crate::state::contexts;
 use crate::state::streams::Stream;
-use crate::{named_stream, remote};
+use crate::{named_stream, remote, rest};
 
 fn remember(handle: CUstream, flags: u32, priority: i32) -> Result<(), CUresult> {
     let client = client::get()?;
@@ -122,6 +122,10 @@ pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
 
 /// Waits for a stream, whatever captures.
 pub(crate) fn synchronize(stream: CUstream) -> Result<(), CUresult> {
+    let client = client::get()?;
+    if rest::is_at(client, stream) {
+        return client.standing_error();
+    }
     let mut call = Call::in_context(STREAM_SYNC)?;
     call.stream(stream)?;
     check(call.wait().0)
@@ -129,7 +133,14 @@ pub(crate) fn synchronize(stream: CUstream) -> Result<(), CUresult> {
 
 pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
     // SAFETY: no pointers.
-    code(hook::stream_asked(stream).and_then(|()| check(unsafe { remote::cuStreamQuery(stream) })))
+    code(hook::stream_asked(stream).and_then(|()| {
+        let client = client::get()?;
+        if rest::is_at(client, stream) {
+            return client.standing_error();
+        }
+        // SAFETY: no pointers.
+        check(unsafe { remote::cuStreamQuery(stream) })
+    }))
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {

@@ -1,7 +1,8 @@
 //! Executable graphs that are enqueued step by step: one after the other in the stream that they are launched in.
 //!
-//! Copies from and to memory that only this process reaches happen when the stream comes to them: the callback thread
-//! copies between it and pinned memory of the graph's.
+//! Copies to memory that only this process reaches happen when the stream comes to them: the callback thread copies from
+//! pinned memory of the graph's. What a copy to the device takes from such memory it takes when the graph is launched, as
+//! driver 580 does: it is an ordinary copy in the stream.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -29,15 +30,14 @@ struct Sequence {
     former: Vec<Bounce>,
 }
 
-/// A copy of memory that only this process reaches, and the pinned memory that it goes through.
+/// A copy to memory that only this process reaches, and the pinned memory that it goes through.
 struct Bounce {
     copy: Copy,
     pinned: *mut c_void,
     /// Given to the callback thread; as long as the graph is there.
     job: *mut Job,
-    /// Whether the source, and whether the destination, is memory that only this process reaches.
-    before: bool,
-    after: bool,
+    /// Whether the source is such memory too.
+    within: bool,
 }
 
 // SAFETY: the pointers are to memory of the bounce's own.
@@ -122,19 +122,22 @@ impl Sequence {
             if !needs || self.bounces.get(&place).is_some_and(|b| b.copy == *copy) {
                 continue;
             }
+            let c = &copy.copy;
+            let (to, from) = (api::host_box(&c.dst, c)?, api::host_box(&c.src, c)?);
+            if to.is_none() {
+                continue;
+            }
             let bytes = [copy.copy.width, copy.copy.height, copy.copy.depth]
                 .iter()
                 .try_fold(1_usize, |product, n| product.checked_mul(*n));
             let bytes = bytes.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
             let pinned = api::pinned(bytes)?;
-            let c = &copy.copy;
             let packed = HostBox { address: pinned as usize, pitch: c.width, rows: c.height };
-            let (to, from) = (api::host_box(&c.dst, c)?, api::host_box(&c.src, c)?);
             let size = [c.width, c.height, c.depth].map(|n| n as u64);
             let job = Job { to: to.unwrap_or(packed), from: from.unwrap_or(packed), size };
-            let (before, after) = (from.is_some(), to.is_some());
+            let within = from.is_some();
             let job = Box::into_raw(Box::new(job));
-            self.former.extend(self.bounces.insert(place, Bounce { copy: *copy, pinned, job, before, after }));
+            self.former.extend(self.bounces.insert(place, Bounce { copy: *copy, pinned, job, within }));
         }
         if !self.former.is_empty() && self.is_idle() {
             self.former.drain(..).for_each(Bounce::free);
@@ -164,12 +167,12 @@ impl Sequence {
                 within(kernel.context, || api::launch(what))
             }
             Task::Copy(copy) => match self.bounces.get(&place) {
-                Some(bounce) if api::ends(&copy.copy)?.is_none() => match bounce.copy == *copy {
-                    true => bounce.enqueue(stream),
-                    // Of a change that failed.
-                    false => Err(CUDA_ERROR_INVALID_VALUE),
-                },
-                // SAFETY: no memory that only this process reaches.
+                Some(bounce) if bounce.copy == *copy => bounce.enqueue(stream),
+                // Of a change that failed.
+                _ if api::host_box(&copy.copy.dst, &copy.copy)?.is_some() && api::ends(&copy.copy)?.is_none() => {
+                    Err(CUDA_ERROR_INVALID_VALUE)
+                }
+                // SAFETY: the application's memory is there when its graph is launched, as it has promised.
                 _ => within(copy.context, || unsafe { api::copy(&copy.copy, stream, false) }),
             },
             Task::Fill(fill) => within(fill.context, || api::fill(&fill.fill, stream)),
@@ -238,10 +241,6 @@ impl Bounce {
         let call = || api::enqueue(stream, run as *mut c_void, self.job.cast(), HOST_FUNCTION);
         // SAFETY: pinned memory of this bounce's, and what the worker reaches.
         let copy = |copy: &CudaMemcpy3d| within(self.copy.context, || unsafe { api::copy(copy, stream, false) });
-        match (self.before, self.after) {
-            (true, true) => call(),
-            (true, false) => call().and_then(|()| copy(&CudaMemcpy3d { src: pinned, ..*c })),
-            (false, _) => copy(&CudaMemcpy3d { dst: pinned, ..*c }).and_then(|()| call()),
-        }
+        if self.within { call() } else { copy(&CudaMemcpy3d { dst: pinned, ..*c }).and_then(|()| call()) }
     }
 }

@@ -118,7 +118,8 @@ pub(crate) fn check_fill(context: &Context, dst: Side, [row, height]: [usize; 2]
     dst.memory(context, [row, height, 1], true)?.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Copies when the stream comes to it, pageable memory too.
+/// A copy of a graph's: when the stream comes to it, to pageable memory too; but what comes from pageable memory and goes
+/// to a device is taken when the graph is launched (driver 580 does so).
 pub(crate) fn copy_later(stream: &Arc<Stream>, dst: Side, src: Side, size: [usize; 3]) -> Result<()> {
     let context = stream.context()?;
     let [to, from] = [dst.memory(&context, size, true)?, src.memory(&context, size, false)?];
@@ -128,7 +129,11 @@ pub(crate) fn copy_later(stream: &Arc<Stream>, dst: Side, src: Side, size: [usiz
         (false, true) => Some(Direction::Out),
         _ => None,
     };
-    let work = Copy { dst, src, size, direction, staged: None, pageable: [to.is_none(), from.is_none()] };
+    let mut work = Copy { dst, src, size, direction, staged: None, pageable: [to.is_none(), from.is_none()] };
+    if from.is_none() && direction == Some(Direction::In) {
+        // SAFETY: the application has promised that its memory is there when its graph is launched.
+        unsafe { work.stage() };
+    }
     stream.submit(move |context| work.run(context))?;
     Ok(())
 }
