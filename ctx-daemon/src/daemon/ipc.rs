@@ -8,8 +8,8 @@
 //!
 //! Nothing is kept here: workers know the names and what their clients have, so a daemon that starts anew knows all again.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rekindle_wire::control::Reply;
@@ -17,9 +17,10 @@ use rekindle_wire::ipc::{PieceId, Token};
 use tracing::{debug, warn};
 
 use super::clients::Client;
+use super::grants::Allowed;
 use super::process::{self, Process};
 use super::worker::WorkerError;
-use super::{Daemon, lock, sys};
+use super::{Daemon, lock, sys, wait};
 
 /// How often it is looked whether a dump is over.
 const LOOK: Duration = Duration::from_millis(200);
@@ -67,7 +68,8 @@ fn once(
     clients: &[Arc<Client>],
     token: &Token,
 ) -> Result<Option<Reply>, ImportError> {
-    let _one = one_at_a_time(daemon);
+    let ticket = sys::random().map_err(ImportError::Ticket)?;
+    let _under_way = daemon.imports.begin(ticket, importer);
     let is_held = |client: &Client| daemon.registry.is_held(&process::ancestry(client.process.pid));
     if is_held(importer) {
         return Ok(None);
@@ -86,7 +88,6 @@ fn once(
                 continue;
             }
         };
-        let ticket = sys::random().map_err(ImportError::Ticket)?;
         importer.worker.import(ticket, &shared, &fds)?;
         debug!(%exporter, %importer, pieces = fds.len(), "memory is shared");
         let own = exporter.process == importer.process;
@@ -95,19 +96,51 @@ fn once(
     Ok((!some_held).then_some(Reply::NotShared))
 }
 
-/// Memory is taken from worker to worker under this. A dump that has put its hold on a tree takes it once: what began before is
-/// over then, and what begins later finds the hold.
-pub(crate) fn one_at_a_time(daemon: &Daemon) -> MutexGuard<'_, ()> {
-    lock(&daemon.sharing)
+/// What is being taken from worker to worker. A dump that has put its hold on a tree waits for what began before, among those
+/// that might share with its clients; what begins later finds the hold.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    imports: Mutex<HashMap<u64, Allowed>>,
+    over: Condvar,
+}
+
+struct Import<'a> {
+    all: &'a UnderWay,
+    number: u64,
+}
+
+impl UnderWay {
+    fn begin(&self, number: u64, of: &Client) -> Import<'_> {
+        lock(&self.imports).insert(number, of.allowed.clone());
+        Import { all: self, number }
+    }
+
+    fn wait_for(&self, tree: &[Arc<Client>]) {
+        let mut imports = lock(&self.imports);
+        let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
+        let before: Vec<u64> = imports.iter().filter(|(_, of)| concerns(of)).map(|(number, _)| *number).collect();
+        while before.iter().any(|number| imports.contains_key(number)) {
+            imports = wait(&self.over, imports);
+        }
+    }
+}
+
+impl Drop for Import<'_> {
+    fn drop(&mut self) {
+        lock(&self.all.imports).remove(&self.number);
+        self.all.over.notify_all();
+    }
+}
+
+/// In one container, or both on the host.
+fn are_together(one: &Allowed, other: &Allowed) -> bool {
+    (one.container.is_none() && other.container.is_none()) || one.is_with(other)
 }
 
 /// Whether one process may have memory of the other: both of one user, and in one container or both on the host. So may
 /// processes by the driver itself.
 fn may_share(importer: &Client, exporter: &Client) -> bool {
-    let together = match (&importer.allowed.container, &exporter.allowed.container) {
-        (None, None) => true,
-        _ => importer.allowed.is_with(&exporter.allowed),
-    };
+    let together = are_together(&importer.allowed, &exporter.allowed);
     let user = |client: &Client| process::effective_user(client.process.pid);
     together
         && importer.process.is_alive()
@@ -146,7 +179,7 @@ pub(crate) enum SharingError {
 
 /// What these clients, which are held, share with each other, and that they share nothing with others.
 pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
-    drop(one_at_a_time(daemon));
+    daemon.imports.wait_for(tree);
     let unknown = |client: &Client, error| SharingError::Unknown(client.to_string(), error);
     let all = tree.iter().map(|it| it.worker.shares().map_err(|error| unknown(it, error)));
     let all = all.collect::<Result<Vec<_>, _>>()?;

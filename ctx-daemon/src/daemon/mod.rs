@@ -73,8 +73,7 @@ pub(crate) struct Daemon {
     grants: Arc<Grants>,
     nvml: Nvml,
     connections: Connections,
-    /// See [`ipc::one_at_a_time`].
-    sharing: Mutex<()>,
+    imports: ipc::UnderWay,
     stopping: AtomicBool,
 }
 
@@ -118,7 +117,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),
         connections: Connections::default(),
-        sharing: Mutex::default(),
+        imports: ipc::UnderWay::default(),
         stopping: AtomicBool::new(false),
         config,
     });

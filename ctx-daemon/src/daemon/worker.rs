@@ -66,6 +66,9 @@ pub(crate) struct Answered {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
+/// What a worker has made to be shared, and what it needs of others.
+pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
+
 /// What `ps` shows of a worker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Description {
@@ -297,7 +300,7 @@ impl Worker {
     }
 
     /// Has it make what it shares with others before it loads this client: with descriptors; and what it needs of others.
-    pub(crate) fn make_shared(&self, blob: &[u8]) -> Result<(Vec<(PieceId, OwnedFd)>, Vec<PieceId>), WorkerError> {
+    pub(crate) fn make_shared(&self, blob: &[u8]) -> Result<MadeShared, WorkerError> {
         let mut all = Vec::new();
         loop {
             let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], None)?;

@@ -164,8 +164,8 @@ impl Channel {
     /// Answers a request with descriptors.
     pub(super) fn answer_with(&self, reply: WorkerReply, blob: Vec<u8>, files: Vec<OwnedFd>) {
         let socket = self.socket.lock().ok().and_then(|it| it.try_clone().ok());
-        let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob, files }));
-        if !matches!(sent, Some(Ok(()))) {
+        let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob, files }).is_ok());
+        if sent != Some(true) {
             warn!("an answer to the daemon is lost");
         }
     }

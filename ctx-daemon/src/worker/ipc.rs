@@ -49,6 +49,9 @@ struct Wanted {
     elsewhere: bool,
 }
 
+/// A piece, and the driver's handle of it.
+type Exporting = (SharedPiece, u64);
+
 pub(super) fn write_name(out: &mut Writer, name: &[u8; 16]) {
     ipc::words(name).into_iter().for_each(|word| out.word(word));
 }
@@ -213,7 +216,7 @@ impl Executor {
         Ok((shared, files))
     }
 
-    fn named(&mut self, token: &Token) -> Option<(usize, Shared, Vec<(SharedPiece, u64)>)> {
+    fn named(&mut self, token: &Token) -> Option<(usize, Shared, Vec<Exporting>)> {
         let shared = |named, offset, size, flags| Shared {
             named,
             device: [0; 16],

@@ -46,6 +46,22 @@ fn is_empty(dir: &Path) -> bool {
 }
 
 #[test]
+fn what_a_process_outside_has_too_is_not_dumped() {
+    let daemon = Daemon::start_with(&[("shares-one", "own"), ("shares-two", "others")]);
+    let dir = TempDir::new().unwrap();
+    let one = Client::attached(&daemon, "one");
+    let two = Client::attached(&daemon, "two");
+    for (client, other) in [(&one, &two), (&two, &one)] {
+        let pause = Request::Pause { root: client.pid, leave_running: true };
+        let text = reason(Session::open(&daemon, &pause, dir.path()).1);
+        assert!(text.contains(&format!("shares GPU memory with process {}", other.pid)), "{text}");
+        daemon.wait_for_state(client, Some("running"));
+    }
+    let root = std::process::id() as i32;
+    begin(&daemon, dir.path(), root, true, &[one.pid, two.pid]);
+}
+
+#[test]
 fn a_dump_that_leaves_its_tree_running() {
     let daemon = Daemon::start();
     let dir = TempDir::new().unwrap();

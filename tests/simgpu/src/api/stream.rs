@@ -69,7 +69,11 @@ pub unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
         }
         let stream = on;
         if let Some(last) = known.shared().and_then(|shared| shared.last()).filter(|last| !last.is_done()) {
-            return stream.submit(move |_| Ok(last.wait())).map(drop);
+            let waits = move |_: &_| {
+                last.wait();
+                Ok(())
+            };
+            return stream.submit(waits).map(drop);
         }
         match known.mark() {
             Some(mark) if !mark.reached() => stream.hold(mark),

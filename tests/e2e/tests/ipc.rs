@@ -1,0 +1,58 @@
+//! Memory and events that two processes share: they are dumped together or not at all, and what they were given before is
+//! good afterwards.
+
+use std::ffi::OsStr;
+
+use anyhow::Context;
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::criu::Fate;
+use rekindle_e2e::{App, Node, Result, until};
+
+/// In its middle, and that of the second process.
+fn in_the_middle(node: &Node, arguments: &[&str]) -> Result<(App, i32)> {
+    let app = node.run_held("ipc", arguments, Some(20))?;
+    app.reaches(20)?;
+    let other = node.clients()?.into_iter().find(|it| it.pid != app.pid());
+    let other = other.context("there is no second process")?.pid;
+    Ok((app, other))
+}
+
+#[test]
+fn one_of_two_that_share_memory_cannot_be_dumped_and_both_can() -> Result {
+    let arguments = ["--rounds", "60"];
+    let expected = undisturbed("ipc", &arguments)?;
+    let node = Node::start()?;
+    let (app, other) = in_the_middle(&node, &arguments)?;
+
+    let reason = format!("shares GPU memory with process {}", app.pid());
+    let output = node.rekindle(&["check".as_ref(), OsStr::new(&other.to_string())])?;
+    let said = String::from_utf8([output.stdout, output.stderr].concat())?;
+    assert!(output.status.code() == Some(3) && said.contains(&reason), "{said}");
+    let output = node.rekindle(&["check".as_ref(), OsStr::new(&app.pid().to_string())])?;
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
+
+    let dir = node.path("of-one");
+    std::fs::create_dir(&dir)?;
+    let dump = node.criu().dump(other, &dir, Fate::Running, node.path("of-one.log"))?;
+    dump.wait()?.fails_with(&reason)?;
+    until("both run again", || Ok(node.clients()?.iter().all(|client| client.state == "running").then_some(())))?;
+
+    node.dump(&app)?;
+    assert_eq!(app.finish()?, expected, "left running");
+    node.finish()
+}
+
+#[test]
+fn what_names_shared_memory_is_good_after_a_restore_under_another_daemon() -> Result {
+    let arguments = ["--rounds", "60"];
+    let expected = undisturbed("ipc", &arguments)?;
+    let mut node = Node::start()?;
+    let (app, _) = in_the_middle(&node, &arguments)?;
+    let image = node.dump_and_kill(app)?;
+    image.must_be_of_the_middle(&expected)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    // The second process opens everything again by what it was given before the dump.
+    assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
+    node.finish()
+}
