@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn every_byte_counts_and_so_does_the_length() {
         let schedule = ContentKey::from_bytes([7; 16]).schedule();
-        let mut content: Vec<u8> = (0..2 * CHUNK + 3 * ROW + 5).map(|i| (i * 31 >> 3) as u8).collect();
+        let mut content: Vec<u8> = (0..2 * CHUNK + 3 * ROW + 5).map(|i| ((i * 31) >> 3) as u8).collect();
         let whole = schedule.hash(&content);
         for at in (0..content.len()).step_by(997).chain([content.len() - 1]) {
             content[at] ^= 0x10;
