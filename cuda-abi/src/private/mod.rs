@@ -8,11 +8,13 @@
 //! ```text
 //!   cuGetExportTable(uuid) ── export_table ──► tables     CUDART TLS HOOKS CHK ToolsContext ToolsModule
 //!                                         ├──► storage    CLS: values that libraries keep per context
-//!                                         └──► handshake  INT: the runtime checks the driver by an HMAC
+//!                                         ├──► handshake  INT: the runtime checks the driver by an HMAC
+//!                                         └──► compute_cache  what compilers keep on disk
 //! ```
 //!
 //! The tables are the same for every [`Host`]: what they need to know of the driver around them, they ask it.
 
+mod compute_cache;
 mod handshake;
 mod hmac_md2;
 mod storage;

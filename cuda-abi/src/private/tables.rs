@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU32;
 
-use super::{answer, handshake, put, storage};
+use super::{answer, compute_cache, handshake, put, storage};
 use crate::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUcontext, CUdevice, CUfunction, CUmodule,
     CUresult, CUstream,
@@ -73,6 +73,13 @@ static TOOLS_CONTEXT: Table<93> = Table::new()
 /// cuBLASLt reads a text of the driver's through it (slot 4, and slot 13 to give it back) when it looks for an algorithm, and
 /// takes the table itself for granted; it does without the text.
 static TEXTS: Table<32> = Table::new();
+/// What compilers keep on disk.
+static COMPUTE_CACHE: Table<8> = Table::new()
+    .with(1, compute_cache::make_key as *const c_void)
+    .with(2, compute_cache::drop_key as *const c_void)
+    .with(3, compute_cache::find as *const c_void)
+    .with(4, compute_cache::keep as *const c_void)
+    .with(6, compute_cache::drop_content as *const c_void);
 static TOOLS_MODULE: Table<99> = Table::new().with(7, enumerate_functions as *const c_void);
 
 /// The table with that UUID, its bytes read as one big-endian number.
@@ -85,6 +92,7 @@ pub(super) fn find(uuid: u128) -> Option<*const c_void> {
         0x263E8860_7CD2_6143_92F6_BBD5006DFA7E => CHK.address(),
         0xD4082055_BDE6_704B_8D34_BA123C66E1F2 => INT.address(),
         0x21318C60_9714_3248_8CA6_41FF7324C8F2 => TOOLS_CONTEXT.address(),
+        0xDA9151D3_3AE6_CC41_A5C0_4F26D533E328 => COMPUTE_CACHE.address(),
         0x1734DC26_800D_4745_8726_C0F1E7DD8BCA => TEXTS.address(),
         0x6E163FBE_B958_444D_835C_E182AFF1991E => TOOLS_MODULE.address(),
         _ => return None,

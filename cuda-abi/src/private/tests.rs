@@ -183,3 +183,67 @@ fn functions_are_enumerated_and_counted_and_a_panicking_host_has_none() {
         assert_eq!(each(0x100, 6, see, 100), 0);
     }
 }
+
+#[test]
+fn what_a_compiler_keeps_is_found_under_an_equal_key_only() {
+    use std::ffi::{c_char, c_int};
+
+    type MakeKey = unsafe extern "C" fn(
+        *mut *mut c_void,
+        c_int,
+        *const u8,
+        u32,
+        *const c_char,
+        *const c_char,
+        *const c_char,
+        c_int,
+        c_int,
+    ) -> CUresult;
+
+    let folder = std::env::temp_dir().join(format!("rekindle-compute-cache-{}", std::process::id()));
+    // SAFETY: no other test of this binary reads the environment.
+    unsafe { std::env::set_var("CUDA_CACHE_PATH", &folder) };
+    let cache = table(0xDA9151D3_3AE6_CC41_A5C0_4F26D533E328);
+    // SAFETY: the slot lies in the table and holds a function of this shape.
+    let make = unsafe { std::mem::transmute::<*const c_void, MakeKey>(*cache.add(1)) };
+    let key = |kind, source: &str, target| {
+        let mut key = std::ptr::null_mut();
+        let (options, host, version) = (c"-O3 ", c"HOST64", c"today");
+        // SAFETY: all pointers are valid.
+        let made = unsafe {
+            let (text, size) = (source.as_ptr(), source.len() as u32);
+            make(&mut key, kind, text, size, options.as_ptr(), host.as_ptr(), version.as_ptr(), target, 0)
+        };
+        assert_eq!(made, CUDA_SUCCESS);
+        key
+    };
+    const COMPUTE_CACHE: u128 = 0xDA9151D3_3AE6_CC41_A5C0_4F26D533E328;
+    let drop_key = slot!(COMPUTE_CACHE, 2, fn(*mut c_void));
+    let find = slot!(COMPUTE_CACHE, 3, fn(*mut c_void, c_int, *mut *mut c_void, *mut u32));
+    let keep = slot!(COMPUTE_CACHE, 4, fn(*mut c_void, c_int, *const u8, u32));
+    let drop_content = slot!(COMPUTE_CACHE, 6, fn(*mut c_void));
+    let found = |key: *mut c_void| {
+        let (mut content, mut size) = (std::ptr::null_mut::<c_void>(), 0);
+        // SAFETY: a key of the table's, and locals; what is found is dropped once.
+        unsafe {
+            let answer = find(key, 0, &mut content, &mut size);
+            if answer != CUDA_SUCCESS {
+                return None;
+            }
+            let bytes = std::slice::from_raw_parts(content.cast::<u8>(), size as usize).to_vec();
+            drop_content(content);
+            Some(bytes)
+        }
+    };
+    let one = key(2, "kernel", 90);
+    assert_eq!(found(one), None);
+    // SAFETY: a key of the table's, and three bytes.
+    assert_eq!(unsafe { keep(one, 0, b"sas".as_ptr(), 3) }, CUDA_SUCCESS);
+    let keys = [key(2, "kernel", 90), key(1, "kernel", 90), key(2, "kernel2", 90), key(2, "kernel", 80)];
+    assert_eq!(keys.map(found), [Some(b"sas".to_vec()), None, None, None]);
+    for key in keys.into_iter().chain([one]) {
+        // SAFETY: made above, and not used again.
+        unsafe { drop_key(key) };
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
