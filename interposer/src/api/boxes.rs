@@ -109,6 +109,11 @@ pub(crate) fn host_box(s: &CudaMemcpy3dSide, c: &CudaMemcpy3d) -> Result<Option<
     })
 }
 
+/// Whether a side of a copy is memory of a device.
+pub(crate) fn is_on_device(s: &CudaMemcpy3dSide, c: &CudaMemcpy3d) -> bool {
+    side(s, [c.width, c.height, c.depth]).is_ok_and(|side| !side.is_host())
+}
+
 /// Copies a box. With `wait`, the call is a synchronous one.
 ///
 /// # Safety

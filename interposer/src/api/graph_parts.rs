@@ -9,7 +9,7 @@ use rekindle_graphs::Kernel;
 use rekindle_wire::boxes::End;
 use rekindle_wire::command::{Kind, Launch, MemOp};
 
-pub(crate) use super::boxes::{copy, host_box};
+pub(crate) use super::boxes::{copy, host_box, is_on_device};
 pub(crate) use super::callback::enqueue;
 pub(crate) use super::library::send_parts;
 pub(crate) use super::memory::reserve_window;

@@ -1,8 +1,8 @@
 //! Executable graphs that are enqueued step by step: one after the other in the stream that they are launched in.
 //!
 //! Copies to memory that only this process reaches happen when the stream comes to them: the callback thread copies from
-//! pinned memory of the graph's. What a copy to the device takes from such memory it takes when the graph is launched, as
-//! driver 580 does: it is an ordinary copy in the stream.
+//! pinned memory of the graph's. What a copy to the device takes from such memory it takes when the graph is launched, before
+//! anything else of the launch happens, as driver 580 does.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -30,14 +30,51 @@ struct Sequence {
     former: Vec<Bounce>,
 }
 
-/// A copy to memory that only this process reaches, and the pinned memory that it goes through.
+/// A copy within the host's memory, or to such of it that only this process reaches, and the pinned memory that it goes
+/// through.
 struct Bounce {
     copy: Copy,
     pinned: *mut c_void,
     /// Given to the callback thread; as long as the graph is there.
     job: *mut Job,
-    /// Whether the source is such memory too.
-    within: bool,
+    /// Whether the source, and whether the destination, is memory that only this process reaches.
+    before: bool,
+    after: bool,
+}
+
+/// What a copy to the device has taken from memory that only this process reaches.
+struct Taken {
+    /// The copy, from `bytes`.
+    copy: Copy,
+    bytes: Vec<u8>,
+}
+
+impl Taken {
+    /// Takes it now, if it is such a copy.
+    fn now(step: &Step) -> Result<Option<Self>> {
+        let Task::Copy(Copy { copy: c, context }) = &step.task else { return Ok(None) };
+        let Some(from) = api::host_box(&c.src, c)?.filter(|_| api::is_on_device(&c.dst, c)) else { return Ok(None) };
+        let mut bytes = vec![0; c.width * c.height * c.depth];
+        let to = HostBox { address: bytes.as_mut_ptr() as usize, pitch: c.width, rows: c.height };
+        // SAFETY: as many bytes as the copy has; the application has promised that its memory is there when its graph is
+        // launched.
+        unsafe { copy_box::within_host(to, from, [c.width, c.height, c.depth].map(|n| n as u64)) };
+        let src = CudaMemcpy3dSide {
+            kind: CU_MEMORYTYPE_HOST,
+            host: bytes.as_ptr() as u64,
+            pitch: c.width,
+            height: c.height,
+            ..Default::default()
+        };
+        Ok(Some(Self { copy: Copy { copy: CudaMemcpy3d { src, ..*c }, context: *context }, bytes }))
+    }
+
+    /// Enqueues it, which takes the bytes once more.
+    fn enqueue(&self, stream: CUstream) -> Result<()> {
+        debug_assert_eq!(self.copy.copy.src.host, self.bytes.as_ptr() as u64);
+        // SAFETY: the bytes are there.
+        within(self.copy.context, || unsafe { api::copy(&self.copy.copy, stream, false) })
+    }
 }
 
 // SAFETY: the pointers are to memory of the bounce's own.
@@ -99,12 +136,16 @@ pub(super) fn launch(exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
     let sequence = get(exec)?;
     // One launch at a time: the steps of two must not mix.
     let mut sequence = sequence.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+    let steps = || flat.steps.iter().enumerate().filter(|(_, step)| step.enabled);
+    let taken = steps().map(|(_, step)| Taken::now(step)).collect::<Result<Vec<_>>>()?;
     if sequence.launched {
         // SAFETY: no pointers.
         check(unsafe { remote::cuStreamWaitEvent(stream, sequence.event, 0) })?;
     }
-    let mut steps = flat.steps.iter().enumerate().filter(|(_, step)| step.enabled);
-    let performed = steps.try_for_each(|(place, step)| sequence.perform(place, step, stream));
+    let performed = steps().zip(taken).try_for_each(|((place, step), taken)| match taken {
+        Some(taken) => taken.enqueue(stream),
+        None => sequence.perform(place, step, stream),
+    });
     sequence.launched = true;
     // Behind what was enqueued, all of it or not.
     // SAFETY: no pointers.
@@ -124,7 +165,7 @@ impl Sequence {
             }
             let c = &copy.copy;
             let (to, from) = (api::host_box(&c.dst, c)?, api::host_box(&c.src, c)?);
-            if to.is_none() {
+            if api::is_on_device(&c.dst, c) {
                 continue;
             }
             let bytes = [copy.copy.width, copy.copy.height, copy.copy.depth]
@@ -135,9 +176,9 @@ impl Sequence {
             let packed = HostBox { address: pinned as usize, pitch: c.width, rows: c.height };
             let size = [c.width, c.height, c.depth].map(|n| n as u64);
             let job = Job { to: to.unwrap_or(packed), from: from.unwrap_or(packed), size };
-            let within = from.is_some();
+            let (before, after) = (from.is_some(), to.is_some());
             let job = Box::into_raw(Box::new(job));
-            self.former.extend(self.bounces.insert(place, Bounce { copy: *copy, pinned, job, within }));
+            self.former.extend(self.bounces.insert(place, Bounce { copy: *copy, pinned, job, before, after }));
         }
         if !self.former.is_empty() && self.is_idle() {
             self.former.drain(..).for_each(Bounce::free);
@@ -167,12 +208,12 @@ impl Sequence {
                 within(kernel.context, || api::launch(what))
             }
             Task::Copy(copy) => match self.bounces.get(&place) {
-                Some(bounce) if bounce.copy == *copy => bounce.enqueue(stream),
-                // Of a change that failed.
-                _ if api::host_box(&copy.copy.dst, &copy.copy)?.is_some() && api::ends(&copy.copy)?.is_none() => {
-                    Err(CUDA_ERROR_INVALID_VALUE)
-                }
-                // SAFETY: the application's memory is there when its graph is launched, as it has promised.
+                Some(bounce) if api::ends(&copy.copy)?.is_none() => match bounce.copy == *copy {
+                    true => bounce.enqueue(stream),
+                    // Of a change that failed.
+                    false => Err(CUDA_ERROR_INVALID_VALUE),
+                },
+                // SAFETY: no memory that only this process reaches.
                 _ => within(copy.context, || unsafe { api::copy(&copy.copy, stream, false) }),
             },
             Task::Fill(fill) => within(fill.context, || api::fill(&fill.fill, stream)),
@@ -241,6 +282,10 @@ impl Bounce {
         let call = || api::enqueue(stream, run as *mut c_void, self.job.cast(), HOST_FUNCTION);
         // SAFETY: pinned memory of this bounce's, and what the worker reaches.
         let copy = |copy: &CudaMemcpy3d| within(self.copy.context, || unsafe { api::copy(copy, stream, false) });
-        if self.within { call() } else { copy(&CudaMemcpy3d { dst: pinned, ..*c }).and_then(|()| call()) }
+        match (self.before, self.after) {
+            (true, true) => call(),
+            (true, false) => call().and_then(|()| copy(&CudaMemcpy3d { src: pinned, ..*c })),
+            (false, _) => copy(&CudaMemcpy3d { dst: pinned, ..*c }).and_then(|()| call()),
+        }
     }
 }

@@ -118,9 +118,9 @@ pub(crate) fn check_fill(context: &Context, dst: Side, [row, height]: [usize; 2]
     dst.memory(context, [row, height, 1], true)?.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// A copy of a graph's: when the stream comes to it, to pageable memory too; but what comes from pageable memory and goes
-/// to a device is taken when the graph is launched (driver 580 does so).
-pub(crate) fn copy_later(stream: &Arc<Stream>, dst: Side, src: Side, size: [usize; 3]) -> Result<()> {
+/// A copy of a graph's that is launched: it happens when the stream comes to it, to pageable memory too; but what comes from
+/// pageable memory and goes to a device is taken now (driver 580 does so).
+pub(crate) fn of_launch(stream: &Stream, dst: Side, src: Side, size: [usize; 3]) -> Result<Copy> {
     let context = stream.context()?;
     let [to, from] = [dst.memory(&context, size, true)?, src.memory(&context, size, false)?];
     let is_host = |region: Option<Region>| region.is_none_or(|r| r.kind.is_host());
@@ -134,11 +134,11 @@ pub(crate) fn copy_later(stream: &Arc<Stream>, dst: Side, src: Side, size: [usiz
         // SAFETY: the application has promised that its memory is there when its graph is launched.
         unsafe { work.stage() };
     }
-    stream.submit(move |context| work.run(context))?;
-    Ok(())
+    Ok(work)
 }
 
-struct Copy {
+/// A copy that is under way, or will be.
+pub(crate) struct Copy {
     dst: Side,
     src: Side,
     size: [usize; 3],
@@ -168,7 +168,8 @@ impl Copy {
         self.staged = Some(bytes);
     }
 
-    fn run(&self, context: &Context) -> Result<()> {
+    /// Copies.
+    pub(crate) fn run(&self, context: &Context) -> Result<()> {
         fault::point("copy")?;
         let view = View::open(context.device.ordinal);
         let [width, height, depth] = self.size;

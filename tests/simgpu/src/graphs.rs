@@ -161,7 +161,15 @@ impl Driver for Software {
         }
         // The first waits for room, and what follows is part of the same launch.
         stream.submit(|_| Ok(()))?;
-        stream::as_one(|| flat.steps.iter().filter(|step| step.enabled).try_for_each(|step| perform(&stream, step)))?;
+        let steps = || flat.steps.iter().filter(|step| step.enabled);
+        // Before anything of the launch happens: some take from memory that the others may write.
+        let copies = steps().map(|step| taken(&stream, step)).collect::<Result<Vec<_>>>()?;
+        stream::as_one(|| {
+            steps().zip(copies).try_for_each(|(step, copy)| match copy {
+                Some(copy) => stream.submit(move |context| copy.run(context)).map(drop),
+                None => perform(&stream, step),
+            })
+        })?;
         launched().get_or_insert_default().insert(exec, stream.last());
         Ok(())
     }
@@ -173,6 +181,13 @@ impl Driver for Software {
     fn destroy(&self, exec: u64) {
         launched().get_or_insert_default().remove(&exec);
     }
+}
+
+/// A step that copies, with what it has to take at once.
+fn taken(stream: &Stream, step: &Step) -> Result<Option<copy::Copy>> {
+    let Task::Copy(copy) = &step.task else { return Ok(None) };
+    let ([dst, src], size) = sides(&copy.copy)?;
+    copy::of_launch(stream, dst, src, size).map(Some)
 }
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -192,10 +207,6 @@ fn perform(stream: &Arc<Stream>, step: &Step) -> Result<()> {
             let extra = extra.as_mut_ptr();
             // SAFETY: the parameters were gathered by the kernel's layout, and live through the call.
             unsafe { launch_in(&context, stream, kernel.function, shape(kernel)?, std::ptr::null_mut(), extra) }
-        }
-        Task::Copy(copy) => {
-            let ([dst, src], size) = sides(&copy.copy)?;
-            copy::copy_later(stream, dst, src, size)
         }
         Task::Fill(fill) => {
             let p = &fill.fill;
@@ -221,6 +232,6 @@ fn perform(stream: &Arc<Stream>, step: &Step) -> Result<()> {
         },
         Task::Record(event) => handles::event(*event)?.record(stream),
         Task::Words(words) => perform_words(stream, &words.operations),
-        Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
+        Task::Copy(_) | Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
     }
 }
