@@ -71,8 +71,15 @@ impl Daemon {
         self.process.id() as i32
     }
 
+    /// It has answered: to connect is not enough, since a process that the one before it was just starting may still have
+    /// its socket.
     fn wait_until_up(&self) {
-        eventually("the daemon listens", || UnixStream::connect(self.socket()).ok());
+        eventually("the daemon answers", || {
+            let socket = UnixStream::connect(self.socket()).ok()?;
+            socket.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+            frame::send(&socket, &Opening::new(&Request::Status).ok()?, &[], &[]).ok()?;
+            frame::receive::<Reply>(&socket).ok().map(drop)
+        });
     }
 
     /// Another daemon in its place.
