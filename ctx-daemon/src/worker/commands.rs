@@ -170,6 +170,7 @@ impl Executor {
         args.end()?;
         let key = self.stream_key(stream)?;
         if self.waiting.is_at_rest(key) {
+            self.release_pools();
             return Ok(Outcome::Done(CUDA_SUCCESS));
         }
         self.handle_stream(stream)?;

@@ -13,8 +13,8 @@ use rekindle_wire::command::{
 use super::memory::reserve_window;
 use super::{check, code, put};
 use crate::client::{self, Call};
-use crate::log;
 use crate::state::memory::Allocation;
+use crate::{log, rest};
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: u32 = 1;
@@ -264,6 +264,7 @@ fn allocate(out: *mut CUdeviceptr, size: usize, pool: u64, stream: CUstream) -> 
             }
             check(result)?;
             let (base, device, pool) = (word()?, word()? as usize, word()?);
+            rest::has_pools();
             client.memory.insert(Allocation::Pooled { base, size: size as u64, device, pool });
             // SAFETY: not null, writable by cuda.h's contract.
             return unsafe { put(out, base) };
