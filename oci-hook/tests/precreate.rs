@@ -132,7 +132,10 @@ fn the_interposer_is_found_beside_the_program() {
     let bin = host.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
     let program = bin.join("rekindle-oci-hook");
-    std::fs::copy(env!("CARGO_BIN_EXE_rekindle-oci-hook"), &program).unwrap();
+    // By another process: a file that this one has just written another test's new process may still have open, and then
+    // nobody can execute it.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_rekindle-oci-hook")).arg(&program).status().unwrap();
+    assert!(copied.success());
     let config = host.path().join("config.json");
     std::fs::write(&config, golden("config.json").replace("@ENABLE@", "true")).unwrap();
     let output = Command::new(&program)
