@@ -216,7 +216,9 @@ fn outside(daemon: &Daemon, tree: &[Arc<Client>], all: &[Shares]) -> Result<Vec<
         return Ok(found);
     }
     for other in daemon.registry.clients() {
-        if tree.iter().any(|it| Arc::ptr_eq(it, &other)) {
+        // Who is of another container can share nothing with the tree, and need not be asked.
+        let can = tree.iter().any(|it| are_together(&it.allowed, &other.allowed));
+        if !can || tree.iter().any(|it| Arc::ptr_eq(it, &other)) {
             continue;
         }
         let (own, others) = match other.worker.shares() {

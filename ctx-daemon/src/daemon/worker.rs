@@ -31,6 +31,9 @@ use tracing::{debug, info, warn};
 use super::sandbox::UidClaim;
 use super::{lock, sys};
 
+/// The most pieces of all that one client shares: as many descriptors come from its worker in a restore.
+const MOST_MADE: usize = 16 * MAX_PIECES;
+
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
 /// How long a worker may take to say how it fares.
@@ -287,7 +290,8 @@ impl Worker {
             };
             // It is its client's, who may have a hand in what it says.
             let sound = shared.pieces.len() == answered.fds.len() && shared.count <= MAX_PIECES;
-            if !sound || (shared.pieces.is_empty() && first < shared.count) {
+            let same = all.as_ref().is_none_or(|(known, _)| known.count == shared.count);
+            if !sound || !same || (shared.pieces.is_empty() && first < shared.count) {
                 return Err(WorkerError::Protocol("Export"));
             }
             let (known, fds) = all.get_or_insert_with(|| (Shared { pieces: Vec::new(), ..shared.clone() }, Vec::new()));
@@ -302,12 +306,15 @@ impl Worker {
     /// Has it make what it shares with others before it loads this client: with descriptors; and what it needs of others.
     pub(crate) fn make_shared(&self, blob: &[u8]) -> Result<MadeShared, WorkerError> {
         let mut all = Vec::new();
+        let mut said = None;
         loop {
             let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], None)?;
             let WorkerReply::MadeShared { count, ids, needed } = answered.reply else {
                 return Err(WorkerError::Protocol("MakeShared"));
             };
-            if ids.len() != answered.fds.len() || (ids.is_empty() && all.len() < count) {
+            // It reads an image, which may be anybody's.
+            let same = *said.get_or_insert(count) == count && count <= MOST_MADE;
+            if !same || ids.len() != answered.fds.len() || (ids.is_empty() && all.len() < count) {
                 return Err(WorkerError::Protocol("MakeShared"));
             }
             all.extend(ids.into_iter().zip(answered.fds));

@@ -170,8 +170,20 @@ impl Executor {
         args.end()?;
         let key = self.stream_key(stream)?;
         if self.waiting.is_at_rest(key) {
-            self.release_pools();
-            return Ok(Outcome::Done(CUDA_SUCCESS));
+            // What ended in an error counts as done, too: the driver says which it was.
+            let answer = match self.waiting.real(key) {
+                Some(real) => {
+                    self.enter_context(key.context)?;
+                    // SAFETY: the stream is the driver's own; a query has no other effect.
+                    unsafe { (self.driver().cuStreamQuery)(real) }
+                }
+                None => CUDA_SUCCESS,
+            };
+            if answer != CUDA_ERROR_NOT_READY {
+                self.note_sticky(answer);
+                self.release_pools();
+                return Ok(Outcome::Done(answer));
+            }
         }
         self.handle_stream(stream)?;
         self.when_done(vec![key], Then::Reply(self.header.reply))?;

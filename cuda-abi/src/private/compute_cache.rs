@@ -14,11 +14,11 @@
 //! `CUDA_CACHE_MAXSIZE` says how many bytes it may have. It is in a folder of its own there, a file to a key:
 //!
 //! ```text
-//!   "RKCACHE1" | hash of the content, 16 bytes | content
+//!   "RKCACHE1" | hash of key, part and content, 16 bytes | content
 //! ```
 //!
-//! Files are written under another name and moved, so that processes may share the folder; one that is damaged is as if it
-//! were not there. Those that were used longest ago go first.
+//! Files are written under a name of nobody else's and moved, so that processes may share the folder, of other machines and
+//! containers too; one that is damaged, or another's, is as if it were not there. Those that were used longest ago go first.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::{self, File};
@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::{answer, put};
 use crate::types::{
@@ -45,6 +45,15 @@ const TRIM_EVERY: u64 = 64;
 
 /// What something is kept under.
 pub(super) struct Key(u128);
+
+/// What a file says of itself: that it is this key's, and whole.
+fn hash(key: u128, part: c_int, content: &[u8]) -> [u8; 16] {
+    let mut hash = Xxh3::new();
+    hash.update(&key.to_le_bytes());
+    hash.update(&part.to_le_bytes());
+    hash.update(content);
+    hash.digest128().to_le_bytes()
+}
 
 /// A folder of kept contents.
 struct Cache {
@@ -73,7 +82,7 @@ impl Cache {
         let path = self.path(key, part);
         let mut bytes = fs::read(&path).ok()?;
         let (header, content) = bytes.split_at_checked(HEADER)?;
-        if header[..8] != *MAGIC || header[8..] != xxh3_128(content).to_le_bytes() {
+        if header[..8] != *MAGIC || header[8..] != hash(key, part, content) {
             return None;
         }
         // Used just now. Whether that could be noted changes nothing.
@@ -86,11 +95,14 @@ impl Cache {
         static KEPT: AtomicU64 = AtomicU64::new(0);
         fs::create_dir_all(&self.folder)?;
         let kept = KEPT.fetch_add(1, Ordering::Relaxed);
-        let new = self.folder.join(format!("{}-{kept}.new", std::process::id()));
-        let mut file = File::create(&new)?;
+        // Numbers of processes recur in containers, and after a restore: the time, and that the file must be new, keep
+        // two from writing to one.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+        let new = self.folder.join(format!("{}-{kept}-{now}.new", std::process::id()));
+        let mut file = File::create_new(&new)?;
         let written = file
             .write_all(MAGIC)
-            .and_then(|()| file.write_all(&xxh3_128(content).to_le_bytes()))
+            .and_then(|()| file.write_all(&hash(key, part, content)))
             .and_then(|()| file.write_all(content))
             .and_then(|()| fs::rename(&new, self.path(key, part)));
         if written.is_err() {
@@ -258,6 +270,8 @@ mod tests {
         assert_eq!(cache.find(2, 0).as_deref(), Some(&b""[..]));
         assert_eq!((cache.find(1, 1), cache.find(3, 0)), (None, None));
         let path = cache.path(1, 0);
+        fs::copy(&path, cache.path(9, 0)).unwrap();
+        assert_eq!(cache.find(9, 0), None, "another key's");
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

@@ -54,7 +54,11 @@ impl Taken {
     fn now(step: &Step) -> Result<Option<Self>> {
         let Task::Copy(Copy { copy: c, context }) = &step.task else { return Ok(None) };
         let Some(from) = api::host_box(&c.src, c)?.filter(|_| api::is_on_device(&c.dst, c)) else { return Ok(None) };
-        let mut bytes = vec![0; c.width * c.height * c.depth];
+        let size =
+            c.width.checked_mul(c.height).and_then(|n| n.checked_mul(c.depth)).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(size).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        bytes.resize(size, 0);
         let to = HostBox { address: bytes.as_mut_ptr() as usize, pitch: c.width, rows: c.height };
         // SAFETY: as many bytes as the copy has; the application has promised that its memory is there when its graph is
         // launched.
