@@ -20,6 +20,13 @@ impl Executor {
         if sticky != 0 {
             found.push(format!("its context is broken by an earlier error ({})", result_name(sticky)));
         }
+        found.extend(self.held_for_others().map(str::to_owned));
         found
+    }
+
+    /// Who saves the page of an event that processes share knows of its own records only.
+    pub(crate) fn held_for_others(&self) -> Option<&'static str> {
+        let why = "an event that other processes have is recorded behind a callback that has not returned";
+        self.ipc_events.holds_any().then_some(why)
     }
 }

@@ -137,6 +137,11 @@ impl IpcEvents {
         self.pages.iter_mut().for_each(|(id, page)| page.elsewhere = elsewhere.contains(id));
     }
 
+    /// Whether a record is held.
+    pub(crate) fn holds_any(&self) -> bool {
+        self.by_handle.values().any(|place| !place.held.is_empty())
+    }
+
     /// An event's record is held.
     pub(crate) fn hold(&mut self, call: u16, parameters: &[u8]) {
         let event = super::uses::word(parameters, 0);

@@ -63,6 +63,9 @@ impl Executor {
         if let Some(why) = &self.unsavable {
             return Err(format!("it cannot be checkpointed: {why}"));
         }
+        if let Some(why) = self.held_for_others() {
+            return Err(format!("it cannot be checkpointed now: {why}; the next dump may find that it has"));
+        }
         let aliases = self.map_aliases()?;
         let saved = self.save_with(&aliases, head, key, number, file, cancel);
         self.unmap_aliases(&aliases);
