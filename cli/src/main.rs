@@ -18,6 +18,7 @@ mod doctor;
 mod failure;
 mod image;
 mod output;
+mod protocol;
 mod ps;
 mod run;
 
@@ -42,6 +43,8 @@ enum Verb {
     Ps(ps::Options),
     /// Say whether a process and its children can be checkpointed now
     Check(check::Options),
+    /// Say which protocol a process is to be checkpointed by, or choose one
+    Protocol(protocol::Options),
     /// Say whether everything that Rekindle needs is there, and what to do where it is not
     Doctor(doctor::Options),
     /// Show what is in a checkpoint image
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
         Verb::Check(options) => check::check(&options),
+        Verb::Protocol(options) => protocol::protocol(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),

@@ -46,7 +46,7 @@ pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
 }
 
 fn table(clients: &[ClientInfo]) -> String {
-    let heads = ["PID", "WORKER", "STATE", "GPU MEMORY", "PINNED", "COMMANDS", "NAME"];
+    let heads = ["PID", "WORKER", "STATE", "GPU MEMORY", "PINNED", "COMMANDS", "PROTOCOL", "NAME"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     rows.extend(clients.iter().map(|client| {
         let memory = client.device_memory.iter().copied().map(output::size);
@@ -59,6 +59,7 @@ fn table(clients: &[ClientInfo]) -> String {
             memory.join(" + "),
             output::size(client.pinned_memory),
             client.commands.to_string(),
+            output::plain(if client.protocol.is_empty() { "-" } else { &client.protocol }),
             output::plain(&client.command),
         ]
     }));
@@ -79,12 +80,14 @@ mod tests {
             device_memory: device_memory.to_vec(),
             pinned_memory: 0,
             commands: 7,
+            protocol: if pid == 9 { "auto".to_owned() } else { String::new() },
+            protocol_reason: "default".to_owned(),
         };
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \
-              PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  NAME
-    9      10  running  3.0 GiB + 0 B     0 B         7  python3
-31415   31416  running        1.0 MiB     0 B         7  bad\u{fffd}[2Jname
+              PID  WORKER  STATE       GPU MEMORY  PINNED  COMMANDS  PROTOCOL  NAME
+    9      10  running  3.0 GiB + 0 B     0 B         7  auto      python3
+31415   31416  running        1.0 MiB     0 B         7  -         bad\u{fffd}[2Jname
 ";
         assert_eq!(table(&clients), expected);
     }

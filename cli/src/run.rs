@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use rekindle_images::Protocol;
+use rekindle_wire::attach::PROTOCOL;
 
 use crate::daemon;
 use crate::failure::Failure;
@@ -25,6 +27,9 @@ pub(crate) struct Options {
     /// Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle beside this program]
     #[arg(long, value_name = "PATH")]
     lib: Option<PathBuf>,
+    /// The protocol that it is to be checkpointed by: auto, stop, clone, cow or recopy [default: as the daemon is configured]
+    #[arg(long, value_name = "NAME")]
+    protocol: Option<Protocol>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -41,7 +46,15 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let [program, arguments @ ..] = options.command.as_slice() else {
         return Err(anyhow!("no program").into());
     };
-    let error = Command::new(program)
+    let mut command = Command::new(program);
+    if let Some(protocol) = options.protocol {
+        command.env(PROTOCOL, protocol.as_str());
+    } else if let Some(name) = std::env::var_os(PROTOCOL)
+        && let Err(error) = name.to_string_lossy().parse::<Protocol>()
+    {
+        eprintln!("rekindle: {PROTOCOL}: {error}; what the daemon is configured with counts");
+    }
+    let error = command
         .args(arguments)
         .env("LD_LIBRARY_PATH", prepended(lib.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")))
         .env("REKINDLE_SOCKET", socket)

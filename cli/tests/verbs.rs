@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rekindle_images::{Allocation, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
-use rekindle_wire::control::{CallInfo, CheckInfo, ClientInfo, Opening, Reply, Request};
+use rekindle_wire::control::{CallInfo, CheckInfo, ClientInfo, Opening, ProtocolChange, Reply, Request};
 use rekindle_wire::frame;
 use tempfile::TempDir;
 
@@ -57,14 +57,16 @@ fn ps_lists_for_people_and_for_programs() {
         device_memory: vec![1 << 30],
         pinned_memory: 4096,
         commands: 99,
+        protocol: "cow".to_owned(),
+        protocol_reason: "default".to_owned(),
     };
     let dir = TempDir::new().unwrap();
     let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));
     let (code, out, _) = ran(&mut ps(dir.path()));
     assert!(matches!(daemon.join().unwrap(), Request::List));
     assert_eq!(code, 0);
-    let expected = "PID  WORKER  STATE    GPU MEMORY   PINNED  COMMANDS  NAME\n \
-                    12      13  running     1.0 GiB  4.0 KiB        99  train\n";
+    let expected = "PID  WORKER  STATE    GPU MEMORY   PINNED  COMMANDS  PROTOCOL  NAME\n \
+                    12      13  running     1.0 GiB  4.0 KiB        99  cow       train\n";
     assert_eq!(out, expected);
 
     let dir = TempDir::new().unwrap();
@@ -73,6 +75,31 @@ fn ps_lists_for_people_and_for_programs() {
     assert_eq!(code, 0);
     let parsed: Vec<ClientInfo> = serde_json::from_str(&out).unwrap();
     assert_eq!(parsed, [client]);
+}
+
+#[test]
+fn a_protocol_is_chosen_by_name_and_another_name_is_wrong_usage() {
+    let choose = |arguments: &[&str]| {
+        let dir = TempDir::new().unwrap();
+        let daemon = answers(dir.path(), Reply::Protocol { protocol: "cow".into(), reason: "default".into() });
+        let answer = ran(rekindle().args(["protocol", "12", "--socket"]).arg(dir.path().join("s")).args(arguments));
+        (answer, daemon)
+    };
+    for (arguments, expected) in [
+        (&[][..], ProtocolChange::Keep),
+        (&["cow"], ProtocolChange::Choose("cow".to_owned())),
+        (&["--forget"], ProtocolChange::Forget),
+    ] {
+        let ((code, out, _), daemon) = choose(arguments);
+        assert_eq!((code, out.as_str()), (0, "process 12: cow, by default\n"));
+        let Request::Protocol { pid: 12, change } = daemon.join().unwrap() else { panic!("{arguments:?}") };
+        assert_eq!(change, expected);
+    }
+    for (verb, rest) in [("protocol", &["12", "cov"][..]), ("run", &["--protocol", "cov", "true"])] {
+        let (code, _, err) = ran(rekindle().arg(verb).args(rest));
+        assert_eq!(code, 2);
+        assert!(err.contains("\"cov\" is no protocol: say auto, stop, clone, cow or recopy"), "{err}");
+    }
 }
 
 #[test]
@@ -171,6 +198,9 @@ fn run_puts_the_library_first_and_passes_everything_on() {
     assert_eq!(run(None, None), format!("{library}|{usual}|--json|a b\n"));
     let out = run(Some("/x:/y"), Some("/run/s"));
     assert_eq!(out, format!("{library}:/x:/y|/run/s|--json|a b\n"));
+    let mut command = Command::new(dir.path().join("bin/rekindle"));
+    let protocol = command.args(["run", "--protocol", "cow", "--", "sh", "-c", "echo $REKINDLE_PROTOCOL"]);
+    assert_eq!(ran(protocol).1, "cow\n");
 }
 
 #[test]

@@ -32,6 +32,12 @@
 //! workers = 8                 # processes that use a GPU
 //! need_grant = true           # a process in another pid namespace that was given no GPU is refused
 //!
+//! [checkpoint]
+//! protocol = "auto"           # or stop, clone, cow, recopy: where neither program nor container says one
+//! cow_pool = 2147483648       # bytes on each GPU for what is written before it is copied
+//! recopy_rounds = 4           # how often what has changed is copied again before the program is held
+//! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
+//!
 //! [access]                    # for counting on small sizes: every command waits for the GPU, twice
 //! report = false              # compare what each command writes with what it is expected to; `rekindle ps --access`
 //! limit_mib = 1024            # of more GPU memory than this nothing is compared
@@ -41,6 +47,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use rekindle_images::{Protocol, UnknownProtocol};
 use rekindle_wire::control::{ContainerLimits, Limits};
 use serde::Deserialize;
 use thiserror::Error;
@@ -60,6 +67,9 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 /// A machine with eight GPUs needs many seconds.
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
+const DEFAULT_COW_POOL: u64 = 2 << 30;
+const DEFAULT_RECOPY_ROUNDS: u32 = 4;
+const MOST_RECOPY_ROUNDS: u32 = 64;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
 const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
 /// A path in a socket's address, with its final zero, and with what the workers' door is called more.
@@ -113,9 +123,23 @@ pub(crate) struct Config {
     pub(crate) silence_timeout: Duration,
     pub(crate) stall_timeout: Duration,
     pub(crate) worker_program: PathBuf,
+    pub(crate) checkpoint: CheckpointConfig,
     pub(crate) sandbox: SandboxConfig,
     /// How many bytes are hashed around commands, in the reporting mode.
     pub(crate) report_access: Option<u64>,
+}
+
+/// How programs are checkpointed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CheckpointConfig {
+    /// None where nothing is said.
+    pub(crate) protocol: Option<Protocol>,
+    /// Bytes on each GPU.
+    pub(crate) cow_pool: u64,
+    /// At least one.
+    pub(crate) recopy_rounds: u32,
+    /// Bytes a second.
+    pub(crate) bandwidth: Option<u64>,
 }
 
 /// What workers give up.
@@ -184,6 +208,8 @@ pub(crate) enum ConfigError {
     Parse { file: PathBuf, source: Box<toml::de::Error> },
     #[error("{what}: {value:?} {problem}")]
     Value { what: &'static str, value: String, problem: &'static str },
+    #[error("checkpoint.protocol: {0}")]
+    Protocol(#[from] UnknownProtocol),
     #[error("cannot tell where this program is or runs: {0}")]
     Here(std::io::Error),
 }
@@ -210,6 +236,38 @@ struct File {
     sandbox: SandboxTable,
     #[serde(default)]
     access: AccessTable,
+    #[serde(default)]
+    checkpoint: CheckpointTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CheckpointTable {
+    protocol: Option<String>,
+    cow_pool: Option<u64>,
+    recopy_rounds: Option<u32>,
+    bandwidth: Option<u64>,
+}
+
+impl CheckpointTable {
+    /// With the defaults.
+    fn checked(self) -> Result<CheckpointConfig, ConfigError> {
+        let recopy_rounds = self.recopy_rounds.unwrap_or(DEFAULT_RECOPY_ROUNDS);
+        if !(1..=MOST_RECOPY_ROUNDS).contains(&recopy_rounds) {
+            let (what, value) = ("checkpoint.recopy_rounds", recopy_rounds.to_string());
+            return Err(ConfigError::Value { what, value, problem: "is not between 1 and 64" });
+        }
+        if self.bandwidth == Some(0) {
+            let (what, value) = ("checkpoint.bandwidth", "0".to_owned());
+            return Err(ConfigError::Value { what, value, problem: "would never end; leave it out for no limit" });
+        }
+        Ok(CheckpointConfig {
+            protocol: self.protocol.map(|it| it.parse()).transpose()?,
+            cow_pool: self.cow_pool.unwrap_or(DEFAULT_COW_POOL),
+            recopy_rounds,
+            bandwidth: self.bandwidth,
+        })
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -331,6 +389,7 @@ impl Config {
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
+            checkpoint: file.checkpoint.checked()?,
             report_access: file.access.limit()?,
             limits: file.limits.bytes(),
             containers: file.containers.limits(),
@@ -424,6 +483,22 @@ mod tests {
     fn limits_are_in_mib() {
         let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
+    }
+
+    #[test]
+    fn a_protocol_that_does_not_exist_is_refused() {
+        let checkpoint = parse("").unwrap().checkpoint;
+        let expected = CheckpointConfig { protocol: None, cow_pool: 2 << 30, recopy_rounds: 4, bandwidth: None };
+        assert_eq!(checkpoint, expected);
+        let checkpoint = parse("[checkpoint]\nprotocol = \"cow\"\nbandwidth = 7").unwrap().checkpoint;
+        assert_eq!((checkpoint.protocol, checkpoint.bandwidth), (Some(Protocol::Cow), Some(7)));
+        for unknown in ["cov", "unknown", "", "Auto"] {
+            let error = parse(&format!("[checkpoint]\nprotocol = \"{unknown}\"")).unwrap_err();
+            assert!(error.contains("checkpoint.protocol") && error.contains("auto, stop"), "{error}");
+        }
+        for odd in ["recopy_rounds = 0", "recopy_rounds = 65", "bandwidth = 0"] {
+            assert!(parse(&format!("[checkpoint]\n{odd}")).unwrap_err().contains("checkpoint."), "{odd}");
+        }
     }
 
     #[test]

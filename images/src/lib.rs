@@ -88,7 +88,8 @@ pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentS
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
     Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,
-    ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
+    ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, UnknownProtocol, Window,
+    WindowKind,
 };
 pub use names::{COMMIT, MANIFEST, code_name, data_name};
 pub use region::{Region, RegionKind};

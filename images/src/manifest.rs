@@ -4,6 +4,7 @@
 //! lie on disk. Sizes and offsets are bytes, times nanoseconds, unless a field says otherwise.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
 use crate::limits::FORMAT_VERSION;
@@ -108,7 +109,25 @@ pub enum Protocol {
     Unknown,
 }
 
+/// A name that is none of a protocol that one can ask for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no protocol: say auto, stop, clone, cow or recopy")]
+pub struct UnknownProtocol(String);
+
+impl FromStr for Protocol {
+    type Err = UnknownProtocol;
+
+    fn from_str(name: &str) -> Result<Self, UnknownProtocol> {
+        let found = Self::CHOICES.into_iter().find(|it| it.as_str() == name);
+        // As much of it as anybody reads: it may be a whole file.
+        found.ok_or_else(|| UnknownProtocol(name.chars().take(64).collect()))
+    }
+}
+
 impl Protocol {
+    /// Those that one can ask for.
+    pub const CHOICES: [Self; 5] = [Self::Auto, Self::Stop, Self::Clone, Self::Cow, Self::Recopy];
+
     /// Its name, as in configuration and output.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rekindle_wire::attach::{Answer, Attach, Attached, SETTINGS};
+use rekindle_wire::attach::{Answer, Attach, Attached, PROTOCOL, SETTINGS};
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Request};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::{frame, frame::FrameError};
@@ -50,7 +50,11 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
         command: command_name(),
         socket: path.into(),
         cookie: cookie(socket.as_raw_fd()),
-        settings: SETTINGS.iter().filter_map(|k| Some((k.to_string(), std::env::var(k).ok()?))).collect(),
+        settings: SETTINGS
+            .iter()
+            .chain([&PROTOCOL])
+            .filter_map(|k| Some((k.to_string(), std::env::var(k).ok()?)))
+            .collect(),
     });
     // A process without a worker has no ring: that is how one that has lost its worker is told from others.
     let unmap = || {

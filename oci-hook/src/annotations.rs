@@ -15,6 +15,9 @@ const PINNED_MEMORY: &str = "dev.rekindle/pinned-memory-mib";
 /// Processes that use a GPU.
 const WORKERS: &str = "dev.rekindle/workers";
 
+/// How they are checkpointed: `auto`, `stop`, `clone`, `cow` or `recopy`. The daemon knows which there are.
+const PROTOCOL: &str = "dev.rekindle/protocol";
+
 /// An annotation that means nothing.
 #[derive(Debug, Error)]
 pub(crate) enum AnnotationError {
@@ -68,6 +71,11 @@ pub(crate) fn limits(spec: &Value) -> Result<ContainerLimits, AnnotationError> {
         pinned_memory: bytes(number(PINNED_MEMORY)?),
         workers: number(WORKERS)?.map(|it| u32::try_from(it).unwrap_or(u32::MAX)),
     })
+}
+
+/// The protocol that is asked for.
+pub(crate) fn protocol(spec: &Value) -> Result<Option<String>, AnnotationError> {
+    Ok(text(spec, PROTOCOL)?.map(str::to_owned))
 }
 
 fn text<'a>(spec: &'a Value, name: &'static str) -> Result<Option<&'a str>, AnnotationError> {

@@ -163,6 +163,7 @@ fn precreate(args: &HostArgs) -> Result<(), Error> {
     let mut spec = serde_json::from_slice(&config).map_err(Error::Json)?;
     if annotations::gpus(&spec)?.is_some() {
         annotations::limits(&spec)?;
+        annotations::protocol(&spec)?;
         let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
         // podman has mounted it, and names it by an absolute path.
         let root = spec::root(&spec, Path::new("/"));

@@ -26,12 +26,16 @@ pub struct Attach {
     /// `SO_COOKIE` of its end of the connection, by which the CRIU plugin tells which client a socket belongs to.
     pub cookie: u64,
     /// Settings that a context must be made with (`CUDA_DEVICE_MAX_CONNECTIONS` and the like), as they are in its
-    /// environment, ordered by name.
+    /// environment, ordered by name; behind them [`PROTOCOL`].
     pub settings: Vec<(String, String)>,
 }
 
-/// The environment variables that go into [`Attach::settings`]: the driver reads them when a context is made.
+/// Environment variables that go into [`Attach::settings`]: the driver reads them when a context is made.
 pub const SETTINGS: &[&str] = &["CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER"];
+
+/// The environment variable by which a program says how it is to be checkpointed. It goes into [`Attach::settings`] too, and
+/// is the daemon's affair alone.
+pub const PROTOCOL: &str = "REKINDLE_PROTOCOL";
 
 /// The answer to [`Attach`].
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]

@@ -60,6 +60,10 @@ use crate::nvml;
 /// `REKINDLE_SOCKET` does.
 pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
 
+/// What the reason of a [`Reply::Failed`] says when a dump found out, too late to make it good, that a command wrote to
+/// memory that it was not expected to write to. The same dump by the protocol `stop` does not depend on that.
+pub const WRONG_GUESS: &str = "a guess of what is written was wrong";
+
 /// The first message of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
@@ -154,6 +158,14 @@ pub enum Request {
         pid: i32,
     },
 
+    /// Which protocol is a client to be checkpointed by?
+    Protocol {
+        /// The client's process, as the asker numbers it.
+        pid: i32,
+        /// What is to be different from now on.
+        change: ProtocolChange,
+    },
+
     /// Let a container use GPUs. Only root and the daemon's own user may. What it was given before it keeps; limits that
     /// are said take the place of others.
     Grant {
@@ -165,6 +177,8 @@ pub enum Request {
         gpus: Vec<String>,
         /// Of all its processes together.
         limits: ContainerLimits,
+        /// The protocol that they are to be checkpointed by, by its name, if its maker says so.
+        protocol: Option<String>,
     },
     /// A container is gone, and what it was given with it. One that is still there keeps it.
     Revoke {
@@ -192,6 +206,17 @@ pub enum Request {
     },
     /// What does the machine's NVML say?
     GpuAsk(nvml::Question),
+}
+
+/// What becomes of the protocol that somebody has chosen for a client.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub enum ProtocolChange {
+    /// Nothing: only say which it is.
+    Keep,
+    /// It is this one, by its name, as long as the client lives.
+    Choose(String),
+    /// None is chosen: what the program, its container or the configuration says counts again.
+    Forget,
 }
 
 /// The most that the processes of one container may have together, where there is a limit.
@@ -260,6 +285,13 @@ pub enum Reply {
     Checked(Vec<CheckInfo>),
     /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
     Rejoined,
+    /// To `Protocol`: what holds now.
+    Protocol {
+        /// By its name.
+        protocol: String,
+        /// Who said so.
+        reason: String,
+    },
     /// To `Grant`: the UUIDs of all that the container may use now.
     Granted {
         /// As `GPU-...`.
@@ -314,6 +346,12 @@ pub struct ClientInfo {
     pub pinned_memory: u64,
     /// Commands executed so far.
     pub commands: u64,
+    /// The protocol that it is to be checkpointed by; empty where it cannot be.
+    #[serde(default)]
+    pub protocol: String,
+    /// Who said so.
+    #[serde(default)]
+    pub protocol_reason: String,
 }
 
 /// How often one driver call was asked for, for `rekindle ps --calls`.

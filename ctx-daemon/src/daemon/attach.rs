@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_wire::attach::{Answer, Attach, SETTINGS};
+use rekindle_wire::attach::{Answer, Attach, PROTOCOL, SETTINGS};
 use rekindle_wire::control::WorkerRequest;
 use rekindle_wire::frame;
 use thiserror::Error;
@@ -26,7 +26,7 @@ use super::memfd::{self, MemfdError};
 use super::pool::PoolError;
 use super::process::{self, Process};
 use super::worker::WorkerError;
-use super::{Daemon, sys};
+use super::{Daemon, protocol, sys};
 
 /// How long a worker may take to map the client's memory and answer it.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -72,7 +72,12 @@ pub(crate) fn serve(
 ) {
     let (pid, command) = (process.pid, attach.command.clone());
     match hand_over(daemon, &stream, pending, process, attach, fds) {
-        Ok(worker) => info!(pid, command, worker, "attached"),
+        Ok(client) => {
+            info!(pid, command, worker = client.worker.pid(), "attached");
+            if let Some(Err(error)) = protocol::of_environment(&client) {
+                warn!(pid, command, "{PROTOCOL}: {error}; what its container or the configuration says counts");
+            }
+        }
         Err(AttachError::Gone) => debug!(pid, command, "gone before it was attached"),
         Err(error) => {
             warn!(pid, command, "not attached: {error}");
@@ -97,7 +102,7 @@ fn hand_over(
     process: Process,
     attach: Attach,
     fds: Vec<OwnedFd>,
-) -> Result<i32, AttachError> {
+) -> Result<Arc<Client>, AttachError> {
     let [ring, staging] = memfd::check_pair(fds)?;
     check_settings(&attach)?;
     pending.asks(&attach);
@@ -125,7 +130,7 @@ fn hand_over(
     }
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
     match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, Some(ADOPT_TIMEOUT)) {
-        Ok(()) => Ok(worker.pid()),
+        Ok(()) => Ok(client),
         Err(error) => {
             worker.kill();
             Err(match error {
@@ -164,10 +169,10 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     });
 }
 
-/// They go into the worker's environment.
+/// Those that the driver reads go into the worker's environment.
 fn check_settings(attach: &Attach) -> Result<(), AttachError> {
     for (name, value) in &attach.settings {
-        let known = SETTINGS.contains(&name.as_str());
+        let known = SETTINGS.contains(&name.as_str()) || name == PROTOCOL;
         if !known || value.len() > MAX_VALUE || value.contains('\0') {
             return Err(AttachError::Setting(name.chars().take(64).collect()));
         }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use rekindle_images::Protocol;
 use rekindle_wire::attach::Attach;
 
 use super::grants::Allowed;
@@ -29,6 +30,7 @@ pub(crate) struct Client {
     pub(crate) allowed: Allowed,
     pub(crate) worker: Arc<Worker>,
     state: AtomicU8,
+    protocol: Mutex<Option<Protocol>>,
 }
 
 /// What is being done with a client.
@@ -64,13 +66,24 @@ impl Client {
         worker: Arc<Worker>,
         state: ClientState,
     ) -> Arc<Self> {
-        Arc::new(Self { process, attach, allowed, worker, state: AtomicU8::new(state as u8) })
+        let state = AtomicU8::new(state as u8);
+        Arc::new(Self { process, attach, allowed, worker, state, protocol: Mutex::default() })
     }
 
     /// What is being done with it.
     pub(crate) fn state(&self) -> ClientState {
         let state = usize::from(self.state.load(Ordering::Acquire));
         ClientState::ALL[state.min(ClientState::ALL.len() - 1)]
+    }
+
+    /// The protocol that somebody has chosen for it.
+    pub(crate) fn chosen_protocol(&self) -> Option<Protocol> {
+        *lock(&self.protocol)
+    }
+
+    /// Chooses one, or lets that be.
+    pub(crate) fn choose_protocol(&self, protocol: Option<Protocol>) {
+        *lock(&self.protocol) = protocol;
     }
 
     /// Whoever has it in hand says so.

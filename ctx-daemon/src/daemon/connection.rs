@@ -19,7 +19,9 @@ use tracing::{debug, warn};
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, check, dump, gpus, grants, ipc, list, lock, restore, takeover, thread, wait_timeout};
+use super::{
+    Daemon, attach, check, dump, gpus, grants, ipc, list, lock, protocol, restore, takeover, thread, wait_timeout,
+};
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
 const MAX_CONNECTIONS: usize = 1024;
@@ -215,9 +217,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             reply(&stream, &check::check(daemon, peer, pid));
         }
-        Request::Grant { container, pid, gpus, limits } => {
+        Request::Protocol { pid, change } => reply(&stream, &protocol::serve(daemon, peer, pid, change)),
+        Request::Grant { container, pid, gpus, limits, protocol } => {
             drop(pending);
-            reply(&stream, &grants::grant(daemon, peer, &container, pid, &gpus, limits));
+            let asked = grants::Asked { pid, gpus, limits, protocol };
+            reply(&stream, &grants::grant(daemon, peer, &container, &asked));
         }
         Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, &container)),
         Request::Import { token } => {

@@ -32,7 +32,7 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     let clients: Vec<_> = clients.iter().filter_map(|it| Some((visible(it.process.pid)?, it))).collect();
     // All at once: one that does not answer holds up none of the others.
     let mut infos: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = clients.iter().map(|(pid, client)| scope.spawn(|| info(*pid, client))).collect();
+        let asked: Vec<_> = clients.iter().map(|(pid, client)| scope.spawn(|| info(daemon, *pid, client))).collect();
         asked.into_iter().filter_map(|it| it.join().ok()).collect()
     });
     infos.extend(
@@ -51,6 +51,8 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         device_memory: Vec::new(),
         pinned_memory: 0,
         commands: 0,
+        protocol: String::new(),
+        protocol_reason: String::new(),
     }
 }
 
@@ -72,7 +74,7 @@ pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
 }
 
 /// A client that the peer may ask about.
-fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, String> {
+pub(crate) fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, String> {
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid)).map_err(|e| e.to_string())?;
     let allowed = connection::is_operator(peer) || super::process::user(ours) == Some(peer.uid);
     let clients = daemon.registry.clients_among(&[ours]);
@@ -92,7 +94,8 @@ fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInf
     Ok(counts.into_iter().filter_map(info).collect())
 }
 
-fn info(pid: i32, client: &Client) -> ClientInfo {
+fn info(daemon: &Daemon, pid: i32, client: &Client) -> ClientInfo {
+    let (protocol, protocol_reason) = daemon.protocol_of(client);
     let described = client.worker.describe();
     ClientInfo {
         pid,
@@ -102,6 +105,8 @@ fn info(pid: i32, client: &Client) -> ClientInfo {
         device_memory: described.device_memory,
         pinned_memory: described.pinned_memory,
         commands: described.commands,
+        protocol: protocol.as_str().to_owned(),
+        protocol_reason,
     }
 }
 

@@ -8,7 +8,7 @@
 //!                            ├─ import ─────── workers                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    what containers may use
 //!                            ├─ gpus ───────── nvml ── helper               what NVML is asked
-//!                            └─ list, status, calls, check
+//!                            └─ list, status, calls, check, protocol
 //! ```
 //!
 //! Whoever must wait has a thread, and no lock is held while anybody waits: state is behind mutexes that are held for a
@@ -31,6 +31,7 @@ mod nvml;
 mod pidns;
 mod pool;
 mod process;
+mod protocol;
 mod restore;
 mod sandbox;
 mod spawn;

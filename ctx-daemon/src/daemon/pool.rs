@@ -17,7 +17,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::attach::{Attached, Device};
+use rekindle_wire::attach::{Attached, Device, SETTINGS};
 use rekindle_wire::gpus;
 use thiserror::Error;
 use tracing::{error, info};
@@ -169,11 +169,12 @@ impl Pool {
         lock(&self.state).ready.len()
     }
 
-    /// A worker for a client with these settings that sees these GPUs, or all. Contexts are made by the settings of the
-    /// environment, so for any but the usual a worker is started on demand.
+    /// A worker for a client with these settings that sees these GPUs, or all. Contexts are made by those that the driver
+    /// reads, so for any but the usual a worker is started on demand.
     pub(crate) fn take(&self, settings: &Settings, gpus: Option<&[Uuid]>) -> Result<Arc<Worker>, PoolError> {
+        let of_driver = |(name, _): &&(String, String)| SETTINGS.contains(&name.as_str());
+        let mut settings: Settings = settings.iter().filter(of_driver).cloned().collect();
         if !settings.is_empty() || gpus.is_some() {
-            let mut settings = settings.clone();
             let names = gpus.map(|uuids| uuids.iter().map(gpus::name).collect::<Vec<_>>().join(","));
             settings.extend(names.map(|names| (VISIBLE_DEVICES.to_owned(), names)));
             let spawned = self.spawner.spawn(&settings, || ());

@@ -1,6 +1,6 @@
 //! What users ask of the daemon about one process.
 
-use rekindle_wire::control::{CallInfo, CheckInfo, Reply, Request};
+use rekindle_wire::control::{CallInfo, CheckInfo, ProtocolChange, Reply, Request};
 
 use crate::support::{Client, Daemon, ask, reason};
 
@@ -71,4 +71,38 @@ fn accesses_are_told_of_ones_own_clients() {
     assert_eq!(report.watched, 7);
     let own = std::process::id() as i32;
     assert!(reason(ask(&daemon.socket(), &Request::Access { pid: own }, &[])).contains("no client"));
+}
+
+#[test]
+fn the_first_that_says_a_protocol_wins() {
+    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nprotocol = \"recopy\"\n")]);
+    let plain = Client::attached(&daemon, "app");
+    let said = Client::attached(&daemon, "app cow");
+    let odd = Client::attached(&daemon, "app cov");
+    let change = |pid, change| ask(&daemon.socket(), &Request::Protocol { pid, change }, &[]);
+    let protocol = |pid, how| match change(pid, how) {
+        Reply::Protocol { protocol, reason } => (protocol, reason),
+        other => panic!("{other:?}"),
+    };
+    let found = protocol(plain.pid, ProtocolChange::Keep);
+    assert_eq!((found.0.as_str(), found.1.contains("configuration")), ("recopy", true), "{found:?}");
+    let found = protocol(said.pid, ProtocolChange::Keep);
+    assert_eq!((found.0.as_str(), found.1.contains("REKINDLE_PROTOCOL")), ("cow", true), "{found:?}");
+    // What means nothing is said, and does not count.
+    let found = protocol(odd.pid, ProtocolChange::Keep);
+    assert_eq!((found.0.as_str(), found.1.contains("\"cov\" is no protocol")), ("recopy", true), "{found:?}");
+    // It is nothing that a worker would have to be made for.
+    let worker = daemon.clients().into_iter().find(|it| it.pid == said.pid).unwrap().worker;
+    let environment = std::fs::read(format!("/proc/{worker}/environ")).unwrap();
+    assert!(!String::from_utf8_lossy(&environment).contains("REKINDLE_PROTOCOL"));
+
+    let found = protocol(said.pid, ProtocolChange::Choose("stop".to_owned()));
+    assert_eq!((found.0.as_str(), found.1.contains("rekindle protocol")), ("stop", true), "{found:?}");
+    let listed = daemon.clients().into_iter().find(|it| it.pid == said.pid).unwrap();
+    assert_eq!((listed.protocol, listed.protocol_reason), found);
+    assert!(reason(change(said.pid, ProtocolChange::Choose("unknown".to_owned()))).contains("is no protocol"));
+    assert_eq!(protocol(said.pid, ProtocolChange::Keep).0, "stop", "what is refused changes nothing");
+    assert_eq!(protocol(said.pid, ProtocolChange::Forget).0, "cow");
+    let own = std::process::id() as i32;
+    assert!(reason(change(own, ProtocolChange::Keep)).contains("no client"));
 }

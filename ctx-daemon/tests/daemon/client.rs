@@ -28,7 +28,7 @@ pub(crate) fn main() {
                 connection = Some(UnixStream::connect(&socket).unwrap());
                 say("connected");
             }
-            ["attach", command] => {
+            ["attach", command, rest @ ..] => {
                 let stream = connection.take().unwrap_or_else(|| UnixStream::connect(&socket).unwrap());
                 let ring = memfd(SHARED_NAME, SHARED_SIZE);
                 let staging = memfd(STAGING_NAME, STAGING_SIZE);
@@ -37,7 +37,7 @@ pub(crate) fn main() {
                     command: (*command).to_owned(),
                     socket: socket.clone(),
                     cookie: cookie_of(&stream),
-                    settings: Vec::new(),
+                    settings: rest.iter().map(|it| ("REKINDLE_PROTOCOL".to_owned(), (*it).to_owned())).collect(),
                 });
                 let opening = Opening::new(&request).unwrap();
                 let fds = [ring.as_raw_fd(), staging.as_raw_fd()];

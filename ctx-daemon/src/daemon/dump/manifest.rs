@@ -171,6 +171,7 @@ pub(super) fn build<'a>(
     workers: impl Iterator<Item = &'a Attached>,
     mut records: Vec<Record>,
     sockets: &[(Whose, u32)],
+    asked: &[(Protocol, String)],
 ) -> Manifest {
     let unattached: BTreeMap<_, _> =
         sockets.iter().filter_map(|(whose, _)| whose.unattached()).map(|it| (it.process.pid, it)).collect();
@@ -180,12 +181,24 @@ pub(super) fn build<'a>(
 
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut manifest = Manifest::new(now.map_or(0, |it| it.as_secs()), Protocol::Stop);
-    manifest.protocol_reason = "the protocol that this version has".to_owned();
+    manifest.protocol_reason = reason(asked);
     env!("CARGO_PKG_VERSION").clone_into(&mut manifest.rekindle_version);
     manifest.host = host(workers, &records);
     manifest.phases = timeline.phases();
     manifest.clients = records;
     manifest
+}
+
+/// What was asked for by whom, each once.
+fn reason(asked: &[(Protocol, String)]) -> String {
+    let mut reasons: Vec<String> = Vec::new();
+    for (protocol, who) in asked {
+        let reason = format!("{} asked for by {who}", protocol.as_str());
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    reasons.join("; ")
 }
 
 fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> Host {
@@ -266,6 +279,13 @@ mod tests {
     }
 
     #[test]
+    fn what_was_asked_for_is_said_once() {
+        let asked = [Protocol::Cow, Protocol::Cow, Protocol::Stop].map(|it| (it, "somebody".to_owned()));
+        assert_eq!(reason(&asked), "cow asked for by somebody; stop asked for by somebody");
+        assert_eq!(reason(&[]), "");
+    }
+
+    #[test]
     fn a_process_without_a_worker_has_a_record_without_a_ring() {
         let process = Process { pid: 7, start: 1 };
         let unattached = Unattached::new(process, None, Path::new("/run/s"));
@@ -283,7 +303,7 @@ mod tests {
             opened_at: None,
             bytes: 0,
         };
-        let manifest = build(&timeline, std::iter::empty(), Vec::new(), &sockets);
+        let manifest = build(&timeline, std::iter::empty(), Vec::new(), &sockets, &[]);
         let [record] = manifest.clients.as_slice() else { panic!("{:?}", manifest.clients) };
         assert!(is_unattached(record));
         assert_eq!(record.socket_ids, [31]);

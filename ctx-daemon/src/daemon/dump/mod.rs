@@ -284,6 +284,8 @@ impl<'a> Dump<'a> {
             leave_running: self.leave_running,
             stall: self.daemon.config.stall_timeout,
             sharing,
+            protocols: clients.iter().map(|it| self.daemon.protocol_of(it)).collect(),
+            checkpoint: self.daemon.config.checkpoint.clone(),
         };
         let job = SaveJob::start(writer, rings, how);
         self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);

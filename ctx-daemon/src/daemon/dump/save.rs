@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter};
+use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter, Protocol};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
 use rekindle_wire::ipc::PieceId;
 use thiserror::Error;
@@ -34,6 +34,7 @@ use super::super::{lock, process, sys, thread, wait};
 use super::DumpError;
 use super::manifest::{self, Timeline, Whose};
 use super::quiesce::ClosedRing;
+use crate::config::CheckpointConfig;
 
 /// How long a worker may take to say that it is at rest.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,6 +71,11 @@ pub(super) struct How {
     pub(super) stall: Duration,
     /// What the clients share.
     pub(super) sharing: Sharing,
+    /// The protocol that is asked for each client, in their order, and who asks.
+    pub(super) protocols: Vec<(Protocol, String)>,
+    /// Pools and limits of the protocols.
+    #[allow(dead_code, reason = "for protocols that copy while the application runs")]
+    pub(super) checkpoint: CheckpointConfig,
 }
 
 /// An image being written in the background. Dropping it gives the image up, unless it is durable by then, and lets the
@@ -283,7 +289,7 @@ impl Shared {
             records.push(one.record);
         }
         let workers = clients.iter().map(|it| it.worker.attached());
-        Ok(manifest::build(&timeline, workers, records, &sockets))
+        Ok(manifest::build(&timeline, workers, records, &sockets, &self.how.protocols))
     }
 
     /// Waits until every client is saved. When one fails, the others are cut short.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rekindle_images::Protocol;
 use rekindle_wire::control::ContainerLimits;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,8 @@ pub(crate) struct Container {
     /// In the daemon's order; none for all.
     pub(crate) gpus: Option<Vec<Uuid>>,
     pub(crate) limits: ContainerLimits,
+    /// By which its maker wants it to be checkpointed.
+    pub(crate) protocol: Option<Protocol>,
 }
 
 impl Container {
@@ -49,6 +52,7 @@ impl Container {
     /// Adds what it had been given before.
     pub(super) fn add(&mut self, before: &Self) {
         self.more.clone_from(&before.more);
+        self.protocol = self.protocol.or(before.protocol);
         self.gpus = match (self.gpus.take(), &before.gpus) {
             (Some(mut gpus), Some(more)) => {
                 gpus.extend(more.iter().filter(|it| !gpus.contains(it)).copied().collect::<Vec<_>>());

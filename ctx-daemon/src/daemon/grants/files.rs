@@ -36,6 +36,9 @@ struct Kept {
     device_memory: Option<u64>,
     pinned_memory: Option<u64>,
     workers: Option<u32>,
+    /// By its name. Not in files of older daemons.
+    #[serde(default)]
+    protocol: Option<String>,
 }
 
 /// Writes a container's file, whole or not at all.
@@ -54,6 +57,7 @@ pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
         device_memory,
         pinned_memory,
         workers,
+        protocol: container.protocol.map(|it| it.as_str().to_owned()),
     };
     let path = path(dir, container);
     let new = path.with_extension("new");
@@ -143,6 +147,7 @@ fn read(path: &Path, boot: &str) -> Option<Container> {
             pinned_memory: kept.pinned_memory,
             workers: kept.workers,
         },
+        protocol: kept.protocol.and_then(|it| it.parse().ok()),
     })
 }
 
@@ -157,8 +162,9 @@ fn boot() -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Grants;
+    use super::super::{Given, Grants};
     use super::*;
+    use rekindle_images::Protocol;
     use std::process::Command;
 
     #[test]
@@ -169,19 +175,21 @@ mod tests {
         let first = Process::with_pid(child.id() as i32).unwrap();
         let limits = ContainerLimits { workers: Some(3), ..ContainerLimits::default() };
         let grants = Grants::load(&state, true);
+        let given = Given { gpus: Some(vec![[1; 16]]), limits, protocol: Some(Protocol::Recopy) };
         // In a namespace of this process's only a cgroup tells it apart, and that is this process's too.
-        if grants.give("c", first, Some(vec![[1; 16]]), limits).is_err() {
+        if grants.give("c", first, given).is_err() {
             child.kill().unwrap();
             child.wait().unwrap();
             return eprintln!("skipped: this process is in no cgroup");
         }
-        grants.give("c", first, Some(vec![[2; 16]]), ContainerLimits::default()).unwrap();
+        grants.give("c", first, Given { gpus: Some(vec![[2; 16]]), ..Given::default() }).unwrap();
 
         fs::write(state.join("1-1.json"), "{}").unwrap();
         let again = Grants::load(&state, true);
         let allowed = again.of(first).unwrap();
         assert_eq!(allowed.gpus(), Some(&[[2; 16], [1; 16]][..]));
         assert_eq!(allowed.limits(), limits);
+        assert_eq!(allowed.container.as_ref().unwrap().protocol, Some(Protocol::Recopy));
         assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "what makes no sense is removed");
 
         child.kill().unwrap();

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rekindle_images::Grant as Recorded;
+use rekindle_images::{Grant as Recorded, Protocol};
 use rekindle_wire::attach::Device;
 use rekindle_wire::control::{ContainerLimits, WorkerRequest};
 use thiserror::Error;
@@ -31,7 +31,7 @@ use tracing::{debug, info, warn};
 use self::container::Place;
 pub(crate) use self::container::{Container, Uuid};
 pub(crate) use self::select::SelectError;
-pub(crate) use self::serve::{contained, grant, revoke};
+pub(crate) use self::serve::{Asked, contained, grant, revoke};
 use super::pidns::{self, Identity};
 use super::process::Process;
 use super::worker::{Worker, WorkerError};
@@ -104,6 +104,15 @@ impl Allowed {
     }
 }
 
+/// What a container is given.
+#[derive(Debug, Default)]
+struct Given {
+    /// None for all.
+    gpus: Option<Vec<Uuid>>,
+    limits: ContainerLimits,
+    protocol: Option<Protocol>,
+}
+
 /// All that was given.
 pub(crate) struct Grants {
     dir: PathBuf,
@@ -167,7 +176,8 @@ impl Grants {
         let gpus = (!recorded.all_gpus).then(|| sees.to_vec());
         let Recorded { device_memory, pinned_memory, workers, .. } = *recorded;
         let limits = ContainerLimits { device_memory, pinned_memory, workers };
-        let container = self.give(id, first, gpus, limits)?;
+        // How it is checkpointed is no part of what an image says that it was given.
+        let container = self.give(id, first, Given { gpus, limits, protocol: None })?;
         info!(container = id, "a restored container has what its image says that it was given");
         Ok(Allowed { container: Some(container) })
     }
@@ -179,9 +189,9 @@ impl Grants {
         let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
         let mut more = known.more.clone();
         more.push(there.cgroups.clone());
-        let Container { id, place, gpus, limits, .. } = &**known;
-        let (id, place, gpus, limits) = (id.clone(), place.clone(), gpus.clone(), *limits);
-        let container = Container { id, first, process, place, more, gpus, limits };
+        let Container { id, place, gpus, limits, protocol, .. } = &**known;
+        let (id, place, gpus) = (id.clone(), place.clone(), gpus.clone());
+        let container = Container { id, first, process, place, more, gpus, limits: *limits, protocol: *protocol };
         self.keep(&container)?;
         *known = Arc::new(container);
         Ok(Some(Arc::clone(known)))
@@ -194,19 +204,15 @@ impl Grants {
 
     /// Gives to the container of a process, which is its first: by that it is known, so that nobody can have more of them
     /// than processes. What it has been given before it keeps.
-    fn give(
-        &self,
-        id: &str,
-        first: Process,
-        gpus: Option<Vec<Uuid>>,
-        limits: ContainerLimits,
-    ) -> Result<Arc<Container>, GrantError> {
+    fn give(&self, id: &str, first: Process, given: Given) -> Result<Arc<Container>, GrantError> {
         let place = Place::of(first).map_err(|source| examined(first, source))?;
         if place.namespaces.first() == self.own.as_ref() && place.cgroups.depth() == 0 {
             return Err(GrantError::Nameless(id.to_owned()));
         }
         let process = sys::pidfd_open(first.pid).map_err(|source| examined(first, source))?;
-        let mut container = Container { id: id.to_owned(), first, process, place, more: Vec::new(), gpus, limits };
+        let Given { gpus, limits, protocol } = given;
+        let id = id.to_owned();
+        let mut container = Container { id, first, process, place, more: Vec::new(), gpus, limits, protocol };
         if !first.is_alive() {
             return Err(GrantError::Gone(first.pid));
         }

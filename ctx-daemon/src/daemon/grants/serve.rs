@@ -1,5 +1,6 @@
 //! The hook's requests.
 
+use rekindle_images::UnknownProtocol;
 use rekindle_wire::control::{ContainerLimits, Reply};
 use rekindle_wire::gpus;
 use tracing::{info, warn};
@@ -8,23 +9,26 @@ use super::super::process::Process;
 use super::super::sys::Credentials;
 use super::super::{Daemon, connection, pidns, takeover};
 use super::select::select;
-use super::{Container, GrantError};
+use super::{Container, Given, GrantError};
 
 /// Engines' have 64.
 const LONGEST_ID: usize = 1024;
 
+/// What a hook asks for.
+pub(crate) struct Asked {
+    /// The process that the container begins with.
+    pub(crate) pid: i32,
+    pub(crate) gpus: Vec<String>,
+    pub(crate) limits: ContainerLimits,
+    pub(crate) protocol: Option<String>,
+}
+
 /// Gives GPUs to a container.
-pub(crate) fn grant(
-    daemon: &Daemon,
-    peer: Credentials,
-    container: &str,
-    pid: i32,
-    names: &[String],
-    limits: ContainerLimits,
-) -> Reply {
-    match try_grant(daemon, peer, container, pid, names, limits) {
+pub(crate) fn grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Reply {
+    let pid = asked.pid;
+    match try_grant(daemon, peer, container, asked) {
         Ok(reply) => {
-            info!(container, pid, gpus = names.join(","), "a container is given GPUs");
+            info!(container, pid, gpus = asked.gpus.join(","), "a container is given GPUs");
             reply
         }
         Err(reason) => {
@@ -34,14 +38,8 @@ pub(crate) fn grant(
     }
 }
 
-fn try_grant(
-    daemon: &Daemon,
-    peer: Credentials,
-    container: &str,
-    pid: i32,
-    names: &[String],
-    limits: ContainerLimits,
-) -> Result<Reply, String> {
+fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Result<Reply, String> {
+    let pid = asked.pid;
     let text = |error: GrantError| error.to_string();
     let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
     if container.len() > LONGEST_ID {
@@ -51,9 +49,13 @@ fn try_grant(
         return Err(text(GrantError::NotAllowed));
     }
     let devices = daemon.pool.devices().map_err(|error| error.to_string())?;
-    let gpus = select(names, &devices).map_err(|error| error.to_string())?;
-    let limits = within(limits, daemon.config.containers).map_err(text)?;
-    let container = daemon.grants.give(container, first, gpus, limits).map_err(text)?;
+    let protocol = asked.protocol.as_deref().map(str::parse).transpose();
+    let given = Given {
+        gpus: select(&asked.gpus, &devices).map_err(|error| error.to_string())?,
+        limits: within(asked.limits, daemon.config.containers).map_err(text)?,
+        protocol: protocol.map_err(|error: UnknownProtocol| format!("annotation dev.rekindle/protocol: {error}"))?,
+    };
+    let container = daemon.grants.give(container, first, given).map_err(text)?;
     Ok(Reply::Granted { gpus: names_of(&container, &devices) })
 }
 

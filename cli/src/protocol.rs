@@ -1,0 +1,57 @@
+//! `rekindle protocol`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rekindle_images::Protocol;
+use rekindle_wire::control::{ProtocolChange, Reply, Request};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::{daemon, output};
+
+/// Of which process, and which.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The process, as `rekindle ps` lists it
+    pid: i32,
+    /// auto, stop, clone, cow or recopy: counts as long as the process has its worker [default: only say which it is]
+    name: Option<Protocol>,
+    /// What was chosen so counts no more, and what the program, its container or the configuration says does
+    #[arg(long, conflicts_with = "name")]
+    forget: bool,
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// For programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    pid: i32,
+    protocol: &'a str,
+    reason: &'a str,
+}
+
+/// Says which protocol counts, after it has been chosen.
+pub(crate) fn protocol(options: &Options) -> Result<(), Failure> {
+    let socket = daemon::socket(options.socket.clone())?;
+    let change = match options.name {
+        Some(name) => ProtocolChange::Choose(name.as_str().to_owned()),
+        None if options.forget => ProtocolChange::Forget,
+        None => ProtocolChange::Keep,
+    };
+    let pid = options.pid;
+    let Reply::Protocol { protocol, reason } = daemon::ask(&socket, &Request::Protocol { pid, change })? else {
+        return Err(daemon::nonsense().into());
+    };
+    if options.json {
+        output::print_json(&Report { pid, protocol: &protocol, reason: &reason })?;
+    } else {
+        output::print(&format!("process {pid}: {}, by {}\n", output::plain(&protocol), output::plain(&reason)))?;
+    }
+    Ok(())
+}

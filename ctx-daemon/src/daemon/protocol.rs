@@ -1,0 +1,63 @@
+//! Which protocol a client is checkpointed by, and who said so.
+//!
+//! The first that says something: `rekindle protocol`, the program's environment, its container's annotation, the
+//! configuration.
+
+use rekindle_images::{Protocol, UnknownProtocol};
+use rekindle_wire::attach::PROTOCOL;
+use rekindle_wire::control::{ProtocolChange, Reply};
+use tracing::info;
+
+use super::clients::Client;
+use super::sys::Credentials;
+use super::{Daemon, list};
+
+impl Daemon {
+    /// The protocol, and who said so. What a program's environment says counts if it means something.
+    pub(crate) fn protocol_of(&self, client: &Client) -> (Protocol, String) {
+        let (said, unknown) = match of_environment(client) {
+            None => (None, String::new()),
+            Some(Ok(said)) => (Some(said), String::new()),
+            Some(Err(error)) => (None, format!(" ({PROTOCOL} of the process: {error})")),
+        };
+        let container = client.allowed.container.as_ref().and_then(|it| it.protocol);
+        let sources = [
+            (client.chosen_protocol(), "`rekindle protocol`"),
+            (said, "REKINDLE_PROTOCOL of the process"),
+            (container, "annotation dev.rekindle/protocol of its container"),
+            (self.config.checkpoint.protocol, "checkpoint.protocol of the configuration"),
+        ];
+        let found = sources.into_iter().find_map(|(protocol, who)| Some((protocol?, who)));
+        let (protocol, who) = found.unwrap_or((Protocol::Auto, "default"));
+        (protocol, format!("{who}{unknown}"))
+    }
+}
+
+/// What the client's environment said when it started.
+pub(crate) fn of_environment(client: &Client) -> Option<Result<Protocol, UnknownProtocol>> {
+    let (_, name) = client.attach.settings.iter().find(|(name, _)| name == PROTOCOL)?;
+    Some(name.parse())
+}
+
+/// Says which one it is, and changes that before where it is asked to.
+pub(crate) fn serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChange) -> Reply {
+    match try_serve(daemon, peer, pid, change) {
+        Ok(reply) => reply,
+        Err(reason) => Reply::Failed { reason },
+    }
+}
+
+fn try_serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChange) -> Result<Reply, String> {
+    let client = list::client(daemon, peer, pid)?;
+    let chosen = match change {
+        ProtocolChange::Keep => client.chosen_protocol(),
+        ProtocolChange::Choose(name) => Some(name.parse().map_err(|error: UnknownProtocol| error.to_string())?),
+        ProtocolChange::Forget => None,
+    };
+    if chosen != client.chosen_protocol() {
+        client.choose_protocol(chosen);
+        info!(%client, protocol = chosen.map_or("none", Protocol::as_str), "a protocol is chosen for it");
+    }
+    let (protocol, reason) = daemon.protocol_of(&client);
+    Ok(Reply::Protocol { protocol: protocol.as_str().to_owned(), reason })
+}
