@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::ImageError;
-use crate::hash::HashKey;
+use crate::hash::{HashKey, Hasher};
 use crate::manifest::{Compression, Extent, Piece, Storage};
 use crate::names::data_name;
 
@@ -20,13 +20,14 @@ use crate::names::data_name;
 #[derive(Debug)]
 pub struct DataReader {
     key: HashKey,
+    hasher: Hasher,
     files: BTreeMap<u32, File>,
 }
 
 impl DataReader {
     /// Reads from these files, each with its number.
     pub fn new(key: HashKey, files: impl IntoIterator<Item = (u32, File)>) -> Self {
-        Self { key, files: files.into_iter().collect() }
+        Self { key, hasher: key.hasher(), files: files.into_iter().collect() }
     }
 
     /// The key under which pieces are hashed.
@@ -61,7 +62,7 @@ impl DataReader {
             io::ErrorKind::UnexpectedEof => ImageError::corrupt_at(&name, extent.offset, "it is too short"),
             _ => ImageError::io("read", &*name, error),
         })?;
-        if self.key.hash(buffer) != piece.hash {
+        if self.hasher.hash(buffer) != piece.hash {
             return Err(ImageError::corrupt_at(&name, extent.offset, "content does not match its hash"));
         }
         Ok(())

@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ImageError;
-use crate::hash::{HashKey, PieceHash};
+use crate::content::{ContentKey, Schedule};
+use crate::hash::PieceHash;
 use crate::limits::{BLOCK, MAX_PIECE_LENGTH, PIECE_LENGTH};
 use crate::manifest::{Compression, Extent, Piece, Storage};
 use crate::names::data_name;
@@ -24,7 +25,7 @@ pub struct DataWriter {
     file: File,
     index: u32,
     name: String,
-    key: HashKey,
+    schedule: Schedule,
     end: AtomicU64,
 }
 
@@ -34,11 +35,12 @@ impl DataWriter {
     ///
     /// # Errors
     /// The file's length cannot be read.
-    pub fn new(file: File, index: u32, key: HashKey) -> Result<Self, ImageError> {
+    pub fn new(file: File, index: u32, key: ContentKey) -> Result<Self, ImageError> {
         let name = data_name(index);
         match file.metadata() {
             Ok(status) => {
-                Ok(Self { end: AtomicU64::new(status.len().next_multiple_of(BLOCK)), file, index, name, key })
+                let end = AtomicU64::new(status.len().next_multiple_of(BLOCK));
+                Ok(Self { end, file, index, name, schedule: key.schedule() })
             }
             Err(error) => Err(ImageError::io("read the size of", name, error)),
         }
@@ -69,7 +71,7 @@ impl DataWriter {
     /// [`ImageError::NoSpace`] where the disk is full; [`ImageError::Invalid`] if the content is
     /// empty or longer than [`MAX_PIECE_LENGTH`]; [`ImageError::Io`].
     pub fn append(&self, offset: u64, content: &[u8]) -> Result<Piece, ImageError> {
-        self.append_hashed(offset, content, self.key.hash(content))
+        self.append_hashed(offset, content, self.hash(content))
     }
 
     /// As [`append`](Self::append), for content whose hash under the checkpoint's key is known
@@ -78,10 +80,7 @@ impl DataWriter {
     /// # Errors
     /// Those of [`append`](Self::append).
     pub fn append_hashed(&self, offset: u64, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
-        let length = content.len() as u64;
-        if length == 0 || length > MAX_PIECE_LENGTH {
-            return Err(ImageError::Invalid { what: format!("a piece of {length} bytes") });
-        }
+        let length = check_length(content)?;
         let storage = if is_zero(content) {
             Storage::Zero
         } else {
@@ -90,6 +89,41 @@ impl DataWriter {
             Storage::Stored(Extent { file: self.index, offset: at, length, compression: Compression::None })
         };
         Ok(Piece { offset, length, hash, storage })
+    }
+
+    /// The hash of content under the checkpoint's key.
+    #[must_use]
+    pub fn hash(&self, content: &[u8]) -> PieceHash {
+        self.schedule.hash(content).into()
+    }
+
+    /// Puts new content in the place of a piece that this writer made before, in the same region at the same offset,
+    /// and says where it is now: in the same extent where the piece has one in this file, which then holds it even if it
+    /// is zero throughout, else as [`append_hashed`](Self::append_hashed) does. The piece given is not to be used any
+    /// more. While this runs nobody else may replace or read it.
+    ///
+    /// # Errors
+    /// Those of [`append`](Self::append); [`ImageError::Invalid`] if the content is not as long as the piece.
+    pub fn replace_hashed(&self, piece: &Piece, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
+        let length = check_length(content)?;
+        if length != piece.length {
+            return Err(ImageError::Invalid { what: format!("{length} bytes for a piece of {}", piece.length) });
+        }
+        match piece.storage {
+            Storage::Stored(extent)
+                if extent.file == self.index
+                    && extent.compression == Compression::None
+                    && extent.length == length
+                    && extent.offset.checked_add(length).is_some_and(|end| end <= self.length()) =>
+            {
+                self.write_at(extent.offset, content)?;
+                Ok(Piece { hash, ..*piece })
+            }
+            Storage::Stored(_) => {
+                Err(ImageError::Invalid { what: format!("a piece to be replaced that is not in {}", self.name) })
+            }
+            Storage::Zero | Storage::Parent { .. } => self.append_hashed(piece.offset, content, hash),
+        }
     }
 
     /// Appends the whole content of a region, cut into pieces of [`PIECE_LENGTH`].
@@ -140,6 +174,13 @@ impl DataWriter {
     }
 }
 
+fn check_length(content: &[u8]) -> Result<u64, ImageError> {
+    match content.len() as u64 {
+        length @ 1..=MAX_PIECE_LENGTH => Ok(length),
+        length => Err(ImageError::Invalid { what: format!("a piece of {length} bytes") }),
+    }
+}
+
 /// Whether all bytes are zero. Blocks are folded without branches, which the compiler vectorises.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(4096).all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
@@ -150,7 +191,11 @@ mod tests {
     use super::*;
     use std::fs::OpenOptions;
 
-    const KEY: HashKey = HashKey::new(7);
+    const KEY: ContentKey = ContentKey::from_bytes([7; 16]);
+
+    fn hash(content: &[u8]) -> PieceHash {
+        KEY.schedule().hash(content).into()
+    }
 
     fn writer() -> DataWriter {
         DataWriter::new(tempfile::tempfile().unwrap(), 3, KEY).unwrap()
@@ -161,7 +206,7 @@ mod tests {
         let writer = writer();
         let one = writer.append(0, &[1; 5000]).unwrap();
         let two = writer.append(5000, &[2; 1]).unwrap();
-        assert_eq!((one.offset, one.length, one.hash), (0, 5000, KEY.hash(&[1; 5000])));
+        assert_eq!((one.offset, one.length, one.hash), (0, 5000, hash(&[1; 5000])));
         let extent =
             |offset, length| Storage::Stored(Extent { file: 3, offset, length, compression: Compression::None });
         assert_eq!(one.storage, extent(0, 5000));
@@ -174,8 +219,47 @@ mod tests {
         let writer = writer();
         let piece = writer.append(0, &[0; 10_000]).unwrap();
         assert_eq!(piece.storage, Storage::Zero);
-        assert_eq!(piece.hash, KEY.hash(&[0; 10_000]));
+        assert_eq!(piece.hash, hash(&[0; 10_000]));
         assert_eq!(writer.length(), 0);
+    }
+
+    #[test]
+    fn new_content_takes_the_place_of_what_was_there() {
+        let writer = writer();
+        let was_zero = writer.append(0, &[0; 5000]).unwrap();
+        let was_there = writer.append(5000, &[1; 5000]).unwrap();
+        let length = writer.length();
+        // Also with zeros, since what an extent held must not stay behind.
+        for byte in [2, 0, 3] {
+            let content = [byte; 5000];
+            let now = writer.replace_hashed(&was_there, &content, hash(&content)).unwrap();
+            assert_eq!(now, Piece { hash: hash(&content), ..was_there });
+            let mut found = [9; 5000];
+            writer.file().read_exact_at(&mut found, 0).unwrap();
+            assert_eq!(found, content);
+        }
+        assert_eq!(writer.length(), length);
+        let now = writer.replace_hashed(&was_zero, &[4; 5000], hash(&[4; 5000])).unwrap();
+        assert!(matches!(now.storage, Storage::Stored(extent) if extent.offset == 8192));
+        assert_eq!((now.offset, now.length), (0, 5000));
+        // Still nothing.
+        let now = writer.replace_hashed(&was_zero, &[0; 5000], hash(&[0; 5000])).unwrap();
+        assert_eq!(now, was_zero);
+    }
+
+    #[test]
+    fn what_does_not_fit_replaces_nothing() {
+        let writer = writer();
+        let piece = writer.append(0, &[1; 5000]).unwrap();
+        let at = |change: fn(&mut Extent)| {
+            let Storage::Stored(mut extent) = piece.storage else { panic!("{piece:?}") };
+            change(&mut extent);
+            Piece { storage: Storage::Stored(extent), ..piece }
+        };
+        assert!(writer.replace_hashed(&piece, &[2; 4999], hash(&[2; 4999])).is_err());
+        for other in [at(|e| e.file = 9), at(|e| e.offset = 8192), at(|e| e.offset = u64::MAX - 4095)] {
+            assert!(writer.replace_hashed(&other, &[2; 5000], hash(&[2; 5000])).is_err());
+        }
     }
 
     #[test]

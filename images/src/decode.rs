@@ -10,6 +10,7 @@ use protobuf::{EnumOrUnknown, Message};
 
 use crate::ImageError;
 use crate::commit::{CommitRecord, FileEntry};
+use crate::content::ContentKey;
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
 use crate::manifest::{
@@ -40,10 +41,17 @@ impl Decoder {
         if from.format_version != version {
             return self.corrupt("header and manifest differ in their format version");
         }
-        let algorithm = from.hash_algorithm;
-        if algorithm != proto::HashAlgorithm::HASH_XXH3_128.into() {
-            return unsupported("hash algorithm", algorithm.value());
-        }
+        let hash_key = match from.hash_algorithm.enum_value() {
+            Ok(proto::HashAlgorithm::HASH_CONTENT) => {
+                HashKey::Content(ContentKey::from_bytes(self.array(&from.hash_key, "hash key")?))
+            }
+            Ok(proto::HashAlgorithm::HASH_XXH3_128) => {
+                HashKey::Xxh3(u64::from_le_bytes(self.array(&from.hash_key, "hash key")?))
+            }
+            Ok(proto::HashAlgorithm::HASH_UNKNOWN) | Err(_) => {
+                return unsupported("hash algorithm", from.hash_algorithm.value());
+            }
+        };
         Ok(Manifest {
             format_version: from.format_version,
             id: CheckpointId::from_bytes(self.array(&from.id, "checkpoint id")?),
@@ -54,7 +62,7 @@ impl Decoder {
             protocol_reason: from.protocol_reason,
             phases: from.phases.iter().map(phase).collect(),
             parent: from.parent.0.map(|it| self.parent(*it)).transpose()?,
-            hash_key: HashKey::new(u64::from_le_bytes(self.array(&from.hash_key, "hash key")?)),
+            hash_key,
             code: each(from.code, |it| {
                 Ok(CodeImage {
                     hash: CodeHash::from_bytes(self.array(&it.hash, "hash of a code image")?),

@@ -6,6 +6,7 @@ use protobuf::{Message, MessageField};
 
 use crate::ImageError;
 use crate::commit::CommitRecord;
+use crate::hash::HashKey;
 use crate::manifest::{
     Allocation, Blob, Client, Compression, Global, Gpu, Grant, Host, Manifest, Object, Parent, Phase, PhaseName, Piece,
     Pinned, Protocol, Storage, Window, WindowKind,
@@ -14,6 +15,10 @@ use crate::proto::image as proto;
 
 /// The message that goes into `rekindle.img`.
 pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
+    let (algorithm, key) = match from.hash_key {
+        HashKey::Content(key) => (proto::HashAlgorithm::HASH_CONTENT, key.to_bytes().to_vec()),
+        HashKey::Xxh3(seed) => (proto::HashAlgorithm::HASH_XXH3_128, seed.to_le_bytes().to_vec()),
+    };
     bytes(&proto::Manifest {
         format_version: from.format_version,
         id: from.id.to_bytes().to_vec(),
@@ -24,8 +29,8 @@ pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
         protocol_reason: from.protocol_reason.clone(),
         phases: from.phases.iter().map(phase).collect(),
         parent: from.parent.as_ref().map(parent).into(),
-        hash_algorithm: proto::HashAlgorithm::HASH_XXH3_128.into(),
-        hash_key: from.hash_key.seed().to_le_bytes().to_vec(),
+        hash_algorithm: algorithm.into(),
+        hash_key: key,
         code: from
             .code
             .iter()

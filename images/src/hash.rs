@@ -6,6 +6,7 @@ use std::str::FromStr;
 use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
 
 use crate::ImageError;
+use crate::content::{ContentHash, ContentKey, Schedule};
 use crate::sys;
 
 /// A 128-bit value of its own type, shown as 32 hexadecimal digits.
@@ -69,7 +70,8 @@ value128! {
 }
 
 value128! {
-    /// The hash of a piece's content under the checkpoint's [`HashKey`].
+    /// The hash of a piece's content under the image's [`HashKey`]. One that a device made ([`ContentHash`]) is made one
+    /// of these by `into()`.
     PieceHash
 }
 
@@ -106,39 +108,102 @@ impl CodeHash {
     }
 }
 
-/// The key under which the pieces of one image are hashed (the seed of XXH3-128).
+impl From<ContentHash> for PieceHash {
+    fn from(hash: ContentHash) -> Self {
+        let mut bytes = hash.to_le_bytes();
+        bytes.reverse();
+        Self(bytes)
+    }
+}
+
+impl From<PieceHash> for ContentHash {
+    /// Of an image of the first version it is not a content hash, but compares like one.
+    fn from(hash: PieceHash) -> Self {
+        let mut bytes = hash.to_bytes();
+        bytes.reverse();
+        Self::from_le_bytes(bytes)
+    }
+}
+
+/// How the pieces of one image are hashed, and under which key.
 ///
-/// It differs from checkpoint to checkpoint, so that an application cannot prepare content with
+/// The key differs from checkpoint to checkpoint, so that an application cannot prepare content with
 /// equal hashes; an incremental image takes its parent's, so that hashes can be compared. It is
 /// kept in the manifest and is no secret once the image can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HashKey(u64);
+pub enum HashKey {
+    /// [`crate::content`]: what this version writes. The same on a GPU.
+    Content(ContentKey),
+    /// XXH3-128 with this seed: images of format version 1.
+    Xxh3(u64),
+}
 
 impl HashKey {
-    /// This key.
+    /// The algorithm's number in the format, and the key's bytes, to hand on to another process.
     #[must_use]
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
+    pub fn to_parts(self) -> (u32, [u8; 16]) {
+        match self {
+            Self::Content(key) => (CONTENT, key.to_bytes()),
+            Self::Xxh3(seed) => (XXH3, u128::from(seed).to_le_bytes()),
+        }
     }
 
-    /// A new one, from the kernel's random numbers.
+    /// What [`to_parts`](Self::to_parts) gave.
     ///
     /// # Errors
-    /// The kernel gave no random numbers.
-    pub fn random() -> Result<Self, ImageError> {
-        sys::random_bytes().map(|bytes| Self(u64::from_ne_bytes(bytes)))
+    /// [`ImageError::Unsupported`] for an algorithm that this version does not know.
+    pub fn from_parts(algorithm: u32, key: [u8; 16]) -> Result<Self, ImageError> {
+        match algorithm {
+            CONTENT => Ok(Self::Content(ContentKey::from_bytes(key))),
+            XXH3 => Ok(Self::Xxh3(u128::from_le_bytes(key) as u64)),
+            _ => Err(ImageError::Unsupported { what: format!("hash algorithm {algorithm}") }),
+        }
     }
 
-    /// The number behind it, to hand on to another process.
+    /// What hashes under this key. Making it takes longer than hashing a short piece.
     #[must_use]
-    pub const fn seed(self) -> u64 {
-        self.0
+    pub fn hasher(self) -> Hasher {
+        match self {
+            Self::Content(key) => Hasher(Algorithm::Content(key.schedule())),
+            Self::Xxh3(seed) => Hasher(Algorithm::Xxh3(seed)),
+        }
     }
 
-    /// The hash of a piece's content.
+    /// The hash of one piece's content. For many, [`hasher`](Self::hasher) is made once.
     #[must_use]
     pub fn hash(self, content: &[u8]) -> PieceHash {
-        PieceHash(xxh3_128_with_seed(content, self.0).to_be_bytes())
+        self.hasher().hash(content)
+    }
+}
+
+impl From<ContentKey> for HashKey {
+    fn from(key: ContentKey) -> Self {
+        Self::Content(key)
+    }
+}
+
+/// Numbers of `HashAlgorithm` in `proto/image.proto`.
+const XXH3: u32 = 1;
+const CONTENT: u32 = 2;
+
+/// Hashes the pieces of one image.
+#[derive(Debug)]
+pub struct Hasher(Algorithm);
+
+#[derive(Debug)]
+enum Algorithm {
+    Content(Schedule),
+    Xxh3(u64),
+}
+
+impl Hasher {
+    /// The hash of a piece's content.
+    #[must_use]
+    pub fn hash(&self, content: &[u8]) -> PieceHash {
+        match &self.0 {
+            Algorithm::Content(schedule) => schedule.hash(content).into(),
+            Algorithm::Xxh3(seed) => PieceHash(xxh3_128_with_seed(content, *seed).to_be_bytes()),
+        }
     }
 }
 
@@ -173,6 +238,25 @@ mod tests {
 
     #[test]
     fn the_key_changes_the_hash() {
-        assert_ne!(HashKey::new(1).hash(b"x"), HashKey::new(2).hash(b"x"));
+        assert_ne!(HashKey::Xxh3(1).hash(b"x"), HashKey::Xxh3(2).hash(b"x"));
+    }
+
+    #[test]
+    fn a_key_is_the_same_after_it_was_handed_on() {
+        for key in [HashKey::Xxh3(u64::MAX - 5), HashKey::Content(ContentKey::from_bytes(*b"sixteen bytes of"))] {
+            let (algorithm, bytes) = key.to_parts();
+            assert_eq!(HashKey::from_parts(algorithm, bytes).unwrap(), key);
+        }
+        assert!(HashKey::from_parts(0, [0; 16]).is_err());
+    }
+
+    #[test]
+    fn a_hash_that_a_device_made_is_a_pieces_hash_and_is_shown_alike() {
+        let key = ContentKey::from_bytes([5; 16]);
+        let made = key.schedule().hash(b"content");
+        let piece = PieceHash::from(made);
+        assert_eq!(piece, HashKey::from(key).hash(b"content"));
+        assert_eq!(piece.to_string(), made.to_string());
+        assert_eq!(ContentHash::from(piece), made);
     }
 }

@@ -155,7 +155,7 @@ fn zeros_that_do_not_have_the_hash_of_zeros_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let writer = sample::create(dir.path()).unwrap();
     let mut manifest = sample::fill(&writer).unwrap();
-    manifest.clients[0].blobs[0].pieces[0].hash = sample::KEY.hash(b"not zero");
+    manifest.clients[0].blobs[0].pieces[0].hash = sample::HASH_KEY.hash(b"not zero");
     writer.commit(manifest).unwrap();
     let report = Image::open(dir.path()).unwrap().verify(|_| ());
     assert_eq!(report.problem_count, 1);

@@ -16,7 +16,7 @@
 //!   envelope of magic bytes, format version, length and checksum.
 //! * A code file is named by the hash of its content, so equal code is stored once.
 //! * A data file is nothing but pieces, each aligned to [`BLOCK`] and followed by zeros up to the
-//!   next; the manifest says what they are, and carries a keyed hash of each. Content that is zero
+//!   next; the manifest says what they are, and carries a keyed hash of each ([`content`]). Content that is zero
 //!   throughout is not stored.
 //!
 //! Each byte of each file is covered by a checksum or must be zero: any change is found by
@@ -82,7 +82,7 @@ pub use data_reader::DataReader;
 pub use data_writer::DataWriter;
 pub use dir::ImageDir;
 pub use error::{ErrorKind, ImageError};
-pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, NotHex128, PieceHash};
+pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, NotHex128, PieceHash};
 pub use image::Image;
 pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};

@@ -4,7 +4,9 @@
 //! for it, so that a hostile image costs at most this much memory.
 
 /// Version of the format that this crate writes, and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+///
+/// 1 hashed pieces with XXH3-128; 2 hashes them as [`crate::content`] says.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Alignment of a piece in its data file, in bytes: what direct I/O wants everywhere.
 pub const BLOCK: u64 = 4096;

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::content::ContentKey;
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
 use crate::limits::FORMAT_VERSION;
 
@@ -31,7 +32,7 @@ pub struct Manifest {
     pub phases: Vec<Phase>,
     /// The image this one builds on, if it is incremental.
     pub parent: Option<Parent>,
-    /// The key of the pieces' hashes. Filled in by
+    /// How the pieces are hashed, and the key. Filled in by
     /// [`ImageWriter::commit`](crate::ImageWriter::commit).
     pub hash_key: HashKey,
     /// Every code image, each once. Filled in by
@@ -56,7 +57,7 @@ impl Manifest {
             protocol_reason: String::new(),
             phases: Vec::new(),
             parent: None,
-            hash_key: HashKey::new(0),
+            hash_key: HashKey::Content(ContentKey::from_bytes([0; 16])),
             code: Vec::new(),
             clients: Vec::new(),
         }

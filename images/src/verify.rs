@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::data_reader::DataReader;
 use crate::data_writer::is_zero;
-use crate::hash::{CodeHash, HashKey, PieceHash};
+use crate::hash::{CodeHash, HashKey, Hasher, PieceHash};
 use crate::image::Image;
 use crate::manifest::{Client, Piece, Storage};
 use crate::names::data_name;
@@ -270,19 +270,19 @@ fn data_after(file: &File, at: u64) -> io::Result<Option<u64>> {
 
 /// The hashes of zeros, each length computed once.
 struct Zeros {
-    key: HashKey,
+    hasher: Hasher,
     hashes: HashMap<u64, PieceHash>,
 }
 
 impl Zeros {
     fn new(key: HashKey) -> Self {
-        Self { key, hashes: HashMap::new() }
+        Self { hasher: key.hasher(), hashes: HashMap::new() }
     }
 
     fn hash(&mut self, length: u64) -> PieceHash {
-        let key = self.key;
+        let hasher = &self.hasher;
         // Bounded, as every piece.
-        let hash = || key.hash(&vec![0; length as usize]);
+        let hash = || hasher.hash(&vec![0; length as usize]);
         *self.hashes.entry(length).or_insert_with(hash)
     }
 }

@@ -18,9 +18,10 @@ use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::commit::{CommitRecord, FileEntry, FileSizes};
+use crate::content::ContentKey;
 use crate::decode::Decoder;
 use crate::dir::ImageDir;
-use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey};
+use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::image::read_code_file;
 use crate::limits::{FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest};
@@ -33,7 +34,7 @@ pub struct CreateOptions {
     /// The checkpoint's name.
     pub id: CheckpointId,
     /// The key of the pieces' hashes.
-    pub key: HashKey,
+    pub key: ContentKey,
     /// Whether a committed image in the directory may be replaced. It is gone then as soon as the
     /// new one is begun.
     pub replace: bool,
@@ -45,7 +46,7 @@ impl CreateOptions {
     /// # Errors
     /// The kernel gave no random numbers.
     pub fn new() -> Result<Self, ImageError> {
-        Ok(Self { id: CheckpointId::random()?, key: HashKey::random()?, replace: false })
+        Ok(Self { id: CheckpointId::random()?, key: ContentKey::random()?, replace: false })
     }
 }
 
@@ -123,7 +124,7 @@ impl ImageWriter {
 
     /// The key of the pieces' hashes.
     #[must_use]
-    pub fn key(&self) -> HashKey {
+    pub fn key(&self) -> ContentKey {
         self.options.key
     }
 
@@ -211,7 +212,7 @@ impl ImageWriter {
         let files = self.check_files()?;
         manifest.format_version = FORMAT_VERSION;
         manifest.id = self.options.id;
-        manifest.hash_key = self.options.key;
+        manifest.hash_key = self.options.key.into();
         manifest.code = files.code.iter().map(|(&hash, &size)| CodeImage { hash, size }).collect();
         let message = check_manifest(&manifest, &files)?;
 

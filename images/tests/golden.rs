@@ -33,13 +33,21 @@ fn assert_includes(new: &Value, old: &Value, at: &str) {
 }
 
 #[test]
-fn version_1_reads_as_it_was_written() {
-    let image = Image::open(fixture(1)).unwrap();
+fn every_version_reads_as_it_was_written() {
+    for version in 1..=FORMAT_VERSION {
+        reads_as_it_was_written(version);
+    }
+}
+
+fn reads_as_it_was_written(version: u32) {
+    let image = Image::open(fixture(version)).unwrap();
+    assert_eq!(image.manifest().format_version, version);
+    assert_eq!(matches!(image.manifest().hash_key, HashKey::Xxh3(_)), version == 1);
     let report = image.verify(|_| ());
     assert!(report.is_good(), "{report:?}");
     assert_eq!((report.pieces, report.code_images), (12, 2));
 
-    let expected = std::fs::read_to_string(fixture(1).join("summary.json")).unwrap();
+    let expected = std::fs::read_to_string(fixture(version).join("summary.json")).unwrap();
     let expected = serde_json::from_str(&expected).unwrap();
     let summary = serde_json::to_value(image.summary()).unwrap();
     assert_includes(&summary, &expected, "summary");
@@ -58,6 +66,26 @@ fn version_1_reads_as_it_was_written() {
     let reader = image.data_reader().unwrap();
     reader.read(&allocation.pieces[2], &mut content).unwrap();
     assert_eq!(content, b"the end");
+}
+
+/// A piece of the first version that was changed is found by its own hash.
+#[test]
+fn a_changed_byte_in_an_image_of_version_1_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture(1)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    let data = dir.path().join(data_name(1));
+    let mut bytes = std::fs::read(&data).unwrap();
+    bytes[3] ^= 1;
+    std::fs::write(&data, bytes).unwrap();
+    let image = Image::open(dir.path()).unwrap();
+    assert_eq!(image.verify(|_| ()).problem_count, 1);
+    let piece = image.client(1).unwrap().allocations[0].pieces[0];
+    let mut buffer = vec![0; piece.length as usize];
+    let error = image.data_reader().unwrap().read(&piece, &mut buffer).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
 }
 
 #[test]

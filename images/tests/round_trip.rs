@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 
-use common::{CODE, ID, KEY, content};
+use common::{CODE, HASH_KEY, ID, KEY, content};
 use rekindle_images::*;
 
 #[test]
@@ -22,10 +22,10 @@ fn an_image_reads_back_as_it_was_written() {
     let image = Image::open(dir.path()).unwrap();
     let manifest = image.manifest();
     // What the writer fills in.
-    assert_eq!((manifest.id, manifest.hash_key), (ID, KEY));
+    assert_eq!((manifest.id, manifest.hash_key), (ID, HASH_KEY));
     assert_eq!(manifest.format_version, FORMAT_VERSION);
     expected.id = ID;
-    expected.hash_key = KEY;
+    expected.hash_key = HASH_KEY;
     expected.code = manifest.code.clone();
     assert_eq!(*manifest, expected);
 
@@ -193,7 +193,7 @@ fn a_summary_says_what_is_in_an_image() {
     common::write(dir.path());
     let summary = Image::open(dir.path()).unwrap().summary();
     assert_eq!(summary.created_utc, "2025-12-31T23:59:59Z");
-    assert_eq!((summary.protocol, summary.format_version), ("clone", 1));
+    assert_eq!((summary.protocol, summary.format_version), ("clone", FORMAT_VERSION));
     let size = content().len() as u64;
     let bytes = summary.clients[0].bytes;
     assert_eq!((bytes.device, bytes.globals, bytes.pinned), (size, 8, 8192));
@@ -265,6 +265,6 @@ fn content_past_4_gib_of_a_data_file_reads_back() {
     assert!(matches!(piece.storage, Storage::Stored(extent) if extent.offset >= 5 << 30));
     data.finish().unwrap();
     let mut got = vec![0; 280];
-    DataReader::new(KEY, [(0, file)]).read(&piece, &mut got).unwrap();
+    DataReader::new(HASH_KEY, [(0, file)]).read(&piece, &mut got).unwrap();
     assert_eq!(got, content()[..280]);
 }

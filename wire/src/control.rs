@@ -469,8 +469,8 @@ pub enum WorkerRequest {
     /// Write the device memory into the data file that comes with this, and say what the image needs. Only while
     /// quiesced.
     Save {
-        /// Goes into every hash; from the image's manifest.
-        hash_key: u64,
+        /// Goes into every hash of content; of the image.
+        hash_key: [u8; 16],
         /// The number of the data file.
         file: u32,
         /// Memory that is saved with other clients of the image.
@@ -493,8 +493,10 @@ pub enum WorkerRequest {
     /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
     /// with the data file, then the code files in the order of `code`.
     Load {
-        /// As in `Save`.
-        hash_key: u64,
+        /// How the image's pieces are hashed, as its format numbers that.
+        hash_algorithm: u32,
+        /// Goes into every hash; from the image's manifest.
+        hash_key: [u8; 16],
         /// The hashes of the code files.
         code: Vec<String>,
         /// What the client may have beyond what it has in the image.

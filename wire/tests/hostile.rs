@@ -73,7 +73,10 @@ fn messages() -> Vec<Vec<u8>> {
     }
     let limits = Limits { device_memory: Some(1), pinned_memory: None };
     all.push(serde_json::to_vec(&WorkerRequest::Adopt { attach, limits }).unwrap());
-    all.push(serde_json::to_vec(&WorkerRequest::Load { hash_key: 1, code: vec!["00".into()], limits }).unwrap());
+    let load = WorkerRequest::Load { hash_algorithm: 1, hash_key: [1; 16], code: vec!["00".into()], limits };
+    all.push(serde_json::to_vec(&load).unwrap());
+    let save = WorkerRequest::Save { hash_key: [255; 16], file: 1, elsewhere: vec![[2; 16]] };
+    all.push(serde_json::to_vec(&save).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Saved { code: vec![], bytes: 1 }).unwrap());
     all.push(serde_json::to_vec(&Reply::Paused { pids: vec![1, 2] }).unwrap());
     all.push(serde_json::to_vec(&Answer::Refused { reason: "no".into() }).unwrap());

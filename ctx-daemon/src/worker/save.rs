@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::atomic::AtomicBool;
 
+use rekindle_images::content::ContentKey;
 use rekindle_images::{
-    Allocation, Blob, Client, ClientGpu, DataWriter, Global, HashKey, Object, ObjectKind, Pinned, Ring, Window,
-    WindowKind,
+    Allocation, Blob, Client, ClientGpu, DataWriter, Global, Object, ObjectKind, Pinned, Ring, Window, WindowKind,
 };
 use rekindle_wire::codec::Writer;
 use rekindle_wire::control::SavedCode;
@@ -53,7 +53,7 @@ impl Executor {
     pub(crate) fn save(
         &mut self,
         head: u64,
-        key: HashKey,
+        key: ContentKey,
         number: u32,
         file: File,
         elsewhere: &BTreeSet<PieceId>,
@@ -76,7 +76,7 @@ impl Executor {
         &mut self,
         aliases: &[Alias],
         head: u64,
-        key: HashKey,
+        key: ContentKey,
         number: u32,
         file: File,
         cancel: &AtomicBool,

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use rekindle_images::content::ContentKey;
 use rekindle_images::{Client, HashKey};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
@@ -243,7 +244,7 @@ impl Server {
             (WorkerRequest::Save { hash_key, file, elsewhere }, State::Quiesced) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 let elsewhere = elsewhere.into_iter().collect();
-                return self.save(HashKey::new(hash_key), file, data, &elsewhere);
+                return self.save(ContentKey::from_bytes(hash_key), file, data, &elsewhere);
             }
             (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
                 self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
@@ -253,10 +254,11 @@ impl Server {
                 self.executor.belong(file.into(), row, &gpus, limits)?;
             }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
-            (WorkerRequest::Load { hash_key, code, limits }, State::Spare) => {
+            (WorkerRequest::Load { hash_algorithm, hash_key, code, limits }, State::Spare) => {
+                let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(|e| e.to_string())?;
                 let data = fds.next().ok_or("no data file came with the request")?;
                 self.code_ahead.extend(code.into_iter().zip(fds));
-                self.load(HashKey::new(hash_key), data, &blob)?;
+                self.load(key, data, &blob)?;
                 self.executor.set_limits(limits);
             }
             (WorkerRequest::Pinned { pinned }, State::Restoring) => {
@@ -413,7 +415,7 @@ impl Server {
 
     fn save(
         &mut self,
-        key: HashKey,
+        key: ContentKey,
         number: u32,
         data: OwnedFd,
         elsewhere: &BTreeSet<PieceId>,

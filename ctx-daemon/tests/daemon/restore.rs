@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rekindle_images::{CreateOptions, Image, ImageDir, ImageWriter};
+use rekindle_images::{CreateOptions, HashKey, Image, ImageDir, ImageWriter};
 use rekindle_wire::control::{Reply, Request};
 use tempfile::TempDir;
 
@@ -43,7 +43,8 @@ fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
     std::io::Read::read_to_end(&mut data, &mut content).unwrap();
     let code = image.read_code(manifest.code[0].hash).unwrap();
     drop(image);
-    let options = CreateOptions { id: manifest.id, key: manifest.hash_key, replace: true };
+    let HashKey::Content(key) = manifest.hash_key else { panic!("{:?}", manifest.hash_key) };
+    let options = CreateOptions { id: manifest.id, key, replace: true };
     let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
     std::io::Write::write_all(&mut writer.data_file(0).unwrap(), &content).unwrap();
     writer.put_code(&code).unwrap();

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rekindle_images::content::ContentKey;
 use rekindle_images::{
     Allocation, Client as Record, ClientGpu, CodeHash, DataReader, DataWriter, HashKey, Object, Pinned,
 };
@@ -186,7 +187,10 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Load { hash_key, code, .. } => self.load(hash_key, &code, &blob, fds),
+            WorkerRequest::Load { hash_algorithm, hash_key, code, .. } => {
+                let key = HashKey::from_parts(hash_algorithm, hash_key).unwrap();
+                self.load(key, &code, &blob, fds);
+            }
             WorkerRequest::Pinned { pinned } => {
                 assert_eq!(pinned.len(), fds.len());
                 self.pinned += pinned.len();
@@ -264,7 +268,7 @@ impl Worker {
         self.reply(&WorkerReply::Done);
     }
 
-    fn save(&self, hash_key: u64, index: u32, fds: Vec<OwnedFd>) {
+    fn save(&self, hash_key: [u8; 16], index: u32, fds: Vec<OwnedFd>) {
         self.note("Save");
         if self.is("dies-on-save") {
             std::process::exit(12);
@@ -287,7 +291,7 @@ impl Worker {
             }
         }
         let file = std::fs::File::from(fds.into_iter().next().unwrap());
-        let writer = DataWriter::new(file, index, HashKey::new(hash_key)).unwrap();
+        let writer = DataWriter::new(file, index, ContentKey::from_bytes(hash_key)).unwrap();
         let mut content = self.command.clone().into_bytes();
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
@@ -321,13 +325,13 @@ impl Worker {
         got >= 0
     }
 
-    fn load(&mut self, hash_key: u64, code: &[String], blob: &[u8], fds: Vec<OwnedFd>) {
+    fn load(&mut self, key: HashKey, code: &[String], blob: &[u8], fds: Vec<OwnedFd>) {
         let record = Record::from_bytes(blob).unwrap();
         self.command.clone_from(&record.command);
         assert_eq!(fds.len(), 1 + code.len());
         let mut files = fds.into_iter().map(std::fs::File::from);
         let data = files.next().unwrap();
-        let reader = DataReader::new(HashKey::new(hash_key), [(record.index, data)]);
+        let reader = DataReader::new(key, [(record.index, data)]);
         for allocation in &record.allocations {
             for piece in &allocation.pieces {
                 let mut content = vec![0; piece.length as usize];

@@ -1,4 +1,4 @@
-//! The hash that tells whether memory has changed: keyed, of 128 bits, the same to the bit on a GPU
+//! The hash of a piece, which also tells whether memory has changed: keyed, of 128 bits, the same to the bit on a GPU
 //! (`ctx-daemon/kernels/hash.cu`) and here.
 //!
 //! ```text
@@ -43,6 +43,7 @@
 
 mod chacha;
 mod field;
+mod nh;
 
 use std::fmt;
 
@@ -89,6 +90,12 @@ impl ContentKey {
         sys::random_bytes().map(Self)
     }
 
+    /// Its bytes, to hand on to another process.
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+
     /// What hashing needs of the key.
     #[must_use]
     pub fn schedule(&self) -> Schedule {
@@ -112,6 +119,12 @@ impl ContentHash {
     pub const fn from_le_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_le_bytes(bytes))
     }
+
+    /// As a GPU writes it.
+    #[must_use]
+    pub const fn to_le_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
 }
 
 impl fmt::Display for ContentHash {
@@ -131,6 +144,13 @@ pub struct Schedule {
     column: [u32; COLUMN_WORDS],
     chunk: [u32; CHUNK_WORDS],
     point: u128,
+    keys: Box<nh::Keys>,
+}
+
+impl fmt::Debug for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Schedule(secret)")
+    }
 }
 
 impl Schedule {
@@ -142,36 +162,17 @@ impl Schedule {
         let column = std::array::from_fn(|_| words.next());
         let chunk = std::array::from_fn(|_| words.next());
         let point = (0..4).fold(0, |point, _| point << 32 | u128::from(words.next()));
-        Self { column, chunk, point: field::reduce(point) }
+        let keys = Box::new(nh::Keys::new(&column, &chunk));
+        Self { column, chunk, point: field::reduce(point), keys }
     }
 
     /// The hash of a content that is all there.
     #[must_use]
     pub fn hash(&self, content: &[u8]) -> ContentHash {
-        let digests: Vec<[u64; LANES]> = content.chunks(CHUNK).map(|chunk| self.digest(chunk)).collect();
+        let digests: Vec<[u64; LANES]> = content.chunks(CHUNK).map(|chunk| self.keys.digest(chunk)).collect();
         let value = digests.iter().rev().flat_map(|digest| digest.iter().rev());
         let value = value.fold(0, |sum, word| field::multiply(field::add(sum, u128::from(*word)), self.point));
         ContentHash(field::add(value, content.len() as u128))
-    }
-
-    fn digest(&self, chunk: &[u8]) -> [u64; LANES] {
-        let mut columns = [[0; LANES]; COLUMNS];
-        for (unit, bytes) in chunk.chunks(UNIT).enumerate() {
-            let mut padded = [0; UNIT];
-            padded[..bytes.len()].copy_from_slice(bytes);
-            let mut words = [0; 4];
-            for (word, bytes) in words.iter_mut().zip(padded.as_chunks::<4>().0) {
-                *word = u32::from_le_bytes(*bytes);
-            }
-            absorb(&mut columns[unit % COLUMNS], &words, &self.column[unit / COLUMNS * 4..]);
-        }
-        let there = chunk.len().div_ceil(UNIT).min(COLUMNS);
-        let mut digest = [0; LANES];
-        for (t, column) in columns[..there].iter().enumerate() {
-            let words: Vec<u32> = column.iter().flat_map(|sum| [*sum as u32, (sum >> 32) as u32]).collect();
-            absorb(&mut digest, &words, &self.chunk[2 * LANES * t..]);
-        }
-        digest
     }
 
     /// What the kernels read: the words of both keys, and powers of the point.
@@ -195,16 +196,6 @@ impl Schedule {
     #[must_use]
     pub fn column_bytes(&self) -> Vec<u8> {
         self.column.iter().flat_map(|word| word.to_le_bytes()).collect()
-    }
-}
-
-/// Adds a message's NH under each shift of the key to the sums. The message has an even number of words.
-fn absorb(sums: &mut [u64; LANES], message: &[u32], key: &[u32]) {
-    for (lane, sum) in sums.iter_mut().enumerate() {
-        for (words, key) in message.as_chunks::<2>().0.iter().zip(key[2 * lane..].as_chunks::<2>().0) {
-            let product = u64::from(words[0].wrapping_add(key[0])) * u64::from(words[1].wrapping_add(key[1]));
-            *sum = sum.wrapping_add(product);
-        }
     }
 }
 

@@ -7,7 +7,8 @@ use std::path::Path;
 use rekindle_images::*;
 
 pub(crate) const ID: CheckpointId = CheckpointId::from_bytes(*b"checkpoint no. 1");
-pub(crate) const KEY: HashKey = HashKey::new(0x5eed_0123_4567_89ab);
+pub(crate) const KEY: content::ContentKey = content::ContentKey::from_bytes(*b"sixteen byte key");
+pub(crate) const HASH_KEY: HashKey = HashKey::Content(KEY);
 pub(crate) const CODE: [&[u8]; 2] = [b"\x7fELF, or so it seems", b".version 8.0 // PTX"];
 pub(crate) const UUID: [u8; 16] = [0x11; 16];
 
@@ -82,7 +83,7 @@ pub(crate) fn client(writer: &ImageWriter, index: u32, code: &[CodeHash]) -> Res
     let zero = |length: usize| Piece {
         offset: 0,
         length: length as u64,
-        hash: writer.key().hash(&vec![0; length]),
+        hash: HashKey::from(writer.key()).hash(&vec![0; length]),
         storage: Storage::Zero,
     };
     Ok(Client {

@@ -358,7 +358,7 @@ impl Shared {
         self.check()?;
         lock(&self.state).files.extend(file.try_clone().ok());
         let failed = |error: WorkerError| SaveError::of(client, &error);
-        let request = WorkerRequest::Save { hash_key: writer.key().seed(), file: index, elsewhere };
+        let request = WorkerRequest::Save { hash_key: writer.key().to_bytes(), file: index, elsewhere };
         let answered = client.worker.call(&request, &[], &[file.as_raw_fd()], None).map_err(failed)?;
         let WorkerReply::Saved { code, bytes } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rekindle_images::{Client as Record, CodeHash, Image, ImageError};
+use rekindle_images::{Client as Record, CodeHash, HashKey, Image, ImageError};
 use rekindle_wire::control::{Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
@@ -73,10 +73,9 @@ pub(super) fn share(image: &Image, restore: &Restore) -> Result<(), RestoreError
 
 /// Has every worker begin. Files are opened here, so that what is missing fails the restore now.
 pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Result<(), RestoreError> {
-    let hash_key = image.manifest().hash_key.seed();
     for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
         let job = Load {
-            hash_key,
+            hash: image.manifest().hash_key,
             blob: record.to_bytes()?,
             data: image.data_file(record.index)?.into(),
             code: code_files(image, record)?,
@@ -109,7 +108,7 @@ fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageErro
 
 /// What one worker loads.
 struct Load {
-    hash_key: u64,
+    hash: HashKey,
     blob: Vec<u8>,
     data: OwnedFd,
     code: Vec<CodeFile>,
@@ -128,7 +127,8 @@ impl Load {
             worker.ask(&request, &sys::raw(code.iter().map(|it| &it.1)), None)?;
         }
         let code = last.iter().map(|it| it.0.clone()).collect();
-        let request = WorkerRequest::Load { hash_key: self.hash_key, code, limits: self.limits };
+        let (hash_algorithm, hash_key) = self.hash.to_parts();
+        let request = WorkerRequest::Load { hash_algorithm, hash_key, code, limits: self.limits };
         let fds = std::iter::once(&self.data).chain(last.iter().map(|it| &it.1));
         worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
     }
