@@ -40,7 +40,7 @@ pub(crate) fn generate(provided: &Provided, hooks: &spec::Hooks, gpus: &[GpuInfo
         "kind": KIND,
         "devices": devices,
         "containerEdits": {
-            "env": [spec::socket_variable(provided)],
+            "env": spec::variables(provided).map(|(name, value)| format!("{name}={value}")),
             "mounts": mounts,
             "hooks": [hook("poststop", hooks.poststop())],
         },

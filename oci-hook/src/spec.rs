@@ -13,6 +13,8 @@ const LIB_DIR: &str = "/usr/lib/rekindle";
 /// Where it finds the daemon's socket.
 const SOCKET_DIR: &str = "/run/rekindle";
 const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
+/// Where Triton looks for a driver before it asks the loader's cache.
+const TRITON_VARIABLE: &str = "TRITON_LIBCUDA_PATH";
 
 /// What is wrong with a config.json.
 #[derive(Debug, Error)]
@@ -105,9 +107,10 @@ pub(crate) fn where_loaders_look(provided: &Provided) -> Vec<(String, PathBuf)> 
     DEFAULT_DIRS.into_iter().flat_map(in_dir).collect()
 }
 
-/// Where the interposer finds the daemon.
-pub(crate) fn socket_variable(provided: &Provided) -> String {
-    format!("{SOCKET_VARIABLE}={SOCKET_DIR}/{}", provided.socket_name)
+/// Where the interposer finds the daemon, and Triton the interposer: it asks the loader's cache, which the image has from
+/// elsewhere.
+pub(crate) fn variables(provided: &Provided) -> [(&'static str, String); 2] {
+    [(SOCKET_VARIABLE, format!("{SOCKET_DIR}/{}", provided.socket_name)), (TRITON_VARIABLE, LIB_DIR.to_owned())]
 }
 
 /// The places of the container's mounts.
@@ -151,8 +154,10 @@ pub(crate) fn add(
     let process = spec.get_mut("process").ok_or(SpecError::Missing { place: "process" })?;
     let env = array(process, "env", "process.env")?;
     prepend(env, "LD_LIBRARY_PATH", LIB_DIR);
-    env.retain(|entry| value(entry, SOCKET_VARIABLE).is_none());
-    env.push(json!(socket_variable(provided)));
+    for (name, here) in variables(provided) {
+        env.retain(|entry| value(entry, name).is_none());
+        env.push(json!(format!("{name}={here}")));
+    }
 
     let Some(whole) = spec.as_object_mut() else {
         return Err(SpecError::Type { place: "the whole", expected: "an object" });

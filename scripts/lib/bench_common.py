@@ -32,16 +32,26 @@ class Daemon:
         self.socket = os.path.join(folder, "rekindled.sock")
         self.log_path = os.path.join(folder, "daemon.log")
         self.log = open(self.log_path, "w")
-        self.process = subprocess.Popen(
-            [f"{stage}/bin/rekindled", "--socket", self.socket, "--cuda-driver", driver, "--spare", str(spare)],
-            stdout=self.log, stderr=self.log, env=dict(os.environ, REKINDLE_LOG="info"))
+        self.command = [f"{stage}/bin/rekindled", "--socket", self.socket, "--cuda-driver", driver, "--spare", str(spare)]
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log,
+                                        env=dict(os.environ, REKINDLE_LOG="info"))
+        self.before = open(self.log_path).read().count("a worker is ready")  # of daemons before this one
         self.ready = 0
+
+    def restart(self):
+        """Stops it as an administrator does, and starts it again on the same socket."""
+        self.process.terminate()
+        self.process.wait()
+        self.start()
 
     def wait_workers(self, count):
         """Waits until so many workers have become ready since the daemon started."""
         deadline = time.monotonic() + 60 + 5 * count
         while time.monotonic() < deadline:
-            ready = open(self.log_path).read().count("a worker is ready")
+            ready = open(self.log_path).read().count("a worker is ready") - self.before
             if ready >= count:
                 self.ready = ready
                 return
