@@ -82,6 +82,7 @@ mod tests {
             commands: 7,
             protocol: if pid == 9 { "auto".to_owned() } else { String::new() },
             protocol_reason: "default".to_owned(),
+            dump: None,
         };
         let clients = [client(9, &[3 << 30, 0], "python3"), client(31_415, &[1 << 20], "bad\x1b[2Jname")];
         let expected = "  \

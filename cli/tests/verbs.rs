@@ -59,6 +59,7 @@ fn ps_lists_for_people_and_for_programs() {
         commands: 99,
         protocol: "cow".to_owned(),
         protocol_reason: "default".to_owned(),
+        dump: None,
     };
     let dir = TempDir::new().unwrap();
     let daemon = answers(dir.path(), Reply::Clients(vec![client.clone()]));

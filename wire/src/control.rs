@@ -17,6 +17,13 @@
 //! durable is removed: a killed CRIU leaves the application running. A kill dump ends the same way, its tasks having
 //! been killed before CRIU exits.
 //!
+//! Who has CRIU make a dump may say before how, and hears what becomes of it (`rekindle checkpoint`), on a connection of its own:
+//!
+//! ```text
+//!   Checkpoint{root}  -> Awaited | Failed     (then CRIU is started, and the dump is told as above)
+//!   Progress*         -> Progress             until this connection closes
+//! ```
+//!
 //! A restore:
 //!
 //! ```text
@@ -166,6 +173,17 @@ pub enum Request {
         change: ProtocolChange,
     },
 
+    /// This process tree is about to be checkpointed by whoever holds this connection, which is a session for as long as
+    /// that goes on. `Progress` follows, any number of times.
+    Checkpoint {
+        /// Its root, as the asker numbers it.
+        root: i32,
+        /// By this protocol, whatever others say.
+        protocol: Option<String>,
+    },
+    /// How far is the last dump of the tree?
+    Progress,
+
     /// Let a container use GPUs. Only root and the daemon's own user may. What it was given before it keeps; limits that
     /// are said take the place of others.
     Grant {
@@ -292,6 +310,10 @@ pub enum Reply {
         /// Who said so.
         reason: String,
     },
+    /// To `Checkpoint`: go ahead.
+    Awaited,
+    /// To `Progress`; none as long as no dump of the tree has come, or where none of its processes is a client.
+    Progress(Option<DumpInfo>),
     /// To `Grant`: the UUIDs of all that the container may use now.
     Granted {
         /// As `GPU-...`.
@@ -352,6 +374,58 @@ pub struct ClientInfo {
     /// Who said so.
     #[serde(default)]
     pub protocol_reason: String,
+    /// The dump that goes on, if one does.
+    #[serde(default)]
+    pub dump: Option<DumpInfo>,
+}
+
+/// A dump, as far as it has come.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct DumpInfo {
+    /// What it is at: a phase, by the name that `rekindle inspect` has for it.
+    pub phase: String,
+    /// Bytes of GPU memory that the image has by now, about.
+    pub done: u64,
+    /// And those that there were at its beginning.
+    pub bytes: u64,
+    /// Since when, in milliseconds.
+    pub elapsed_ms: u64,
+    /// What became of it, if it is over.
+    pub outcome: Option<DumpOutcome>,
+}
+
+/// What became of a dump.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub enum DumpOutcome {
+    /// There is an image.
+    Durable {
+        /// Its name.
+        id: String,
+        /// The protocol that it was made by.
+        protocol: String,
+        /// Why it was this one.
+        protocol_reason: String,
+        /// Bytes in our files.
+        bytes: u64,
+        /// How long each phase took.
+        phases: Vec<PhaseInfo>,
+    },
+    /// There is none, and the processes go on.
+    Failed {
+        /// One line.
+        reason: String,
+    },
+}
+
+/// A phase of a dump.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct PhaseInfo {
+    /// Its name, as `rekindle inspect` has it.
+    pub name: String,
+    /// Nanoseconds.
+    pub duration_ns: u64,
+    /// Bytes that it handled; 0 where that means nothing.
+    pub bytes: u64,
 }
 
 /// How often one driver call was asked for, for `rekindle ps --calls`.

@@ -20,7 +20,8 @@ use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::{
-    Daemon, attach, check, dump, gpus, grants, ipc, list, lock, protocol, restore, takeover, thread, wait_timeout,
+    Daemon, attach, check, checkpoints, dump, gpus, grants, ipc, list, lock, protocol, restore, takeover, thread,
+    wait_timeout,
 };
 
 /// Connections at a time, those being attached included; attached ones are no longer the daemon's.
@@ -217,6 +218,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             reply(&stream, &check::check(daemon, peer, pid));
         }
+        Request::Checkpoint { root, protocol } => {
+            // Who asks is not about to attach.
+            drop(pending);
+            checkpoints::serve(daemon, &stream, peer, root, protocol.as_deref());
+        }
         Request::Protocol { pid, change } => reply(&stream, &protocol::serve(daemon, peer, pid, change)),
         Request::Grant { container, pid, gpus, limits, protocol } => {
             drop(pending);
@@ -256,7 +262,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             restore::serve(daemon, &stream, peer, fds);
         }
-        Request::Frozen { .. } | Request::Socket { .. } | Request::Finish | Request::Resume { .. } => {
+        Request::Frozen { .. }
+        | Request::Socket { .. }
+        | Request::Finish
+        | Request::Resume { .. }
+        | Request::Progress => {
             fail(&stream, "a connection does not begin with this".to_owned());
         }
     }

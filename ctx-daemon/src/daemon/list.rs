@@ -53,6 +53,7 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
         commands: 0,
         protocol: String::new(),
         protocol_reason: String::new(),
+        dump: None,
     }
 }
 
@@ -107,6 +108,7 @@ fn info(daemon: &Daemon, pid: i32, client: &Client) -> ClientInfo {
         commands: described.commands,
         protocol: protocol.as_str().to_owned(),
         protocol_reason,
+        dump: daemon.checkpoints.of_client(client),
     }
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //!   listener ── connection ──┬─ attach ─────── pool ── spawn ── worker      a process gets a worker
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
-//!                each)       ├─ restore ────── pool                         CRIU restores one
+//!                each)       ├─ checkpoint ─── checkpoints                  who has CRIU dump one hears of it
+//!                            ├─ restore ────── pool                         CRIU restores one
 //!                            ├─ takeover ───── registry                     a worker whose daemon is gone
 //!                            ├─ import ─────── workers                      memory that processes share
 //!                            ├─ grant, revoke ── grants                    what containers may use
@@ -16,6 +17,7 @@
 
 mod attach;
 mod check;
+mod checkpoints;
 mod clients;
 mod connection;
 mod dump;
@@ -48,6 +50,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tracing::info;
 
+use self::checkpoints::Checkpoints;
 use self::clients::Registry;
 use self::connection::Connections;
 use self::grants::Grants;
@@ -70,6 +73,7 @@ pub(crate) struct Daemon {
     registry: Arc<Registry>,
     lost: Arc<LostWorkers>,
     restores: Restores,
+    checkpoints: Checkpoints,
     sandbox: Sandbox,
     grants: Arc<Grants>,
     nvml: Nvml,
@@ -114,6 +118,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         registry: Arc::default(),
         lost: Arc::default(),
         restores: Restores::default(),
+        checkpoints: Checkpoints::default(),
         sandbox,
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),

@@ -1,6 +1,6 @@
 //! Which protocol a client is checkpointed by, and who said so.
 //!
-//! The first that says something: `rekindle protocol`, the program's environment, its container's annotation, the
+//! The first that says something: who is making a checkpoint, `rekindle protocol`, the program's environment, its container's annotation, the
 //! configuration.
 
 use rekindle_images::{Protocol, UnknownProtocol};
@@ -22,6 +22,7 @@ impl Daemon {
         };
         let container = client.allowed.container.as_ref().and_then(|it| it.protocol);
         let sources = [
+            (self.checkpoints.protocol_of(client.process.pid), "`rekindle checkpoint`"),
             (client.chosen_protocol(), "`rekindle protocol`"),
             (said, "REKINDLE_PROTOCOL of the process"),
             (container, "annotation dev.rekindle/protocol of its container"),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rekindle_images::{Image, PhaseName, Protocol};
-use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::control::{DumpInfo, DumpOutcome, Reply, Request};
 use tempfile::TempDir;
 
 use crate::support::{Client, Daemon, Session, eventually, reason};
@@ -383,5 +383,82 @@ fn what_has_gone_on_while_the_daemon_was_silent_is_not_in_an_image() {
         assert!(why.contains("it has gone on by itself"), "{why}");
         eventually("the image is removed", || is_empty(dir.path()).then_some(()));
         daemon.wait_for_state(&client, Some("running"));
+    }
+}
+
+fn progress(order: &Session) -> Option<DumpInfo> {
+    match order.ask(&Request::Progress) {
+        Reply::Progress(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Who has CRIU dump a tree says so.
+fn order(daemon: &Daemon, root: i32, protocol: Option<&str>) -> Session {
+    let protocol = protocol.map(str::to_owned);
+    let (order, reply) = Session::open(daemon, &Request::Checkpoint { root, protocol }, Path::new("/"));
+    assert_eq!(reply, Reply::Awaited);
+    order
+}
+
+#[test]
+fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    let bad = Client::attached(&daemon, "fails-save");
+    let protocol = |pid: i32| {
+        let found = daemon.clients().into_iter().find(|it| it.pid == pid).unwrap();
+        (found.protocol, found.protocol_reason)
+    };
+    let said = order(&daemon, client.pid, Some("stop"));
+    assert_eq!(progress(&said), None);
+    assert_eq!(protocol(client.pid).0, "stop");
+    assert_eq!(protocol(bad.pid).0, "auto", "it is in another tree");
+    let session = begin(&daemon, dir.path(), client.pid, true, &[client.pid]);
+    let info = progress(&said).unwrap();
+    assert_eq!((info.phase.as_str(), info.bytes, &info.outcome), ("freeze", 4096, &None));
+    let listed = daemon.clients().into_iter().find(|it| it.pid == client.pid).unwrap().dump.unwrap();
+    assert_eq!((listed.phase, listed.bytes), (info.phase, info.bytes));
+    assert!(ours(&session.ask(&Request::Frozen { pid: client.pid })));
+    let cookie = client.cookie();
+    assert!(ours(&session.ask(&Request::Socket { id: 5, cookie })));
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    drop(session);
+    let info = progress(&said).unwrap();
+    let Some(DumpOutcome::Durable { protocol: by, protocol_reason, phases, .. }) = info.outcome else {
+        panic!("{info:?}")
+    };
+    assert_eq!((info.done, by.as_str()), (4096, "stop"));
+    assert_eq!(protocol_reason, "stop asked for by `rekindle checkpoint`");
+    assert!(phases.iter().any(|it| it.name == "stall"), "{phases:?}");
+    assert_eq!(Image::open(dir.path()).unwrap().manifest().protocol_reason, protocol_reason);
+    // With its connection an order goes, and what it said.
+    drop(said);
+    eventually("the order is over", || (protocol(client.pid).0 == "auto").then_some(()));
+
+    let said = order(&daemon, bad.pid, None);
+    let other = TempDir::new().unwrap();
+    let session = begin(&daemon, other.path(), bad.pid, true, &[bad.pid]);
+    session.ask(&Request::Frozen { pid: bad.pid });
+    let why = eventually("it fails", || match session.ask(&Request::Frozen { pid: bad.pid }) {
+        Reply::Failed { reason } => Some(reason),
+        _ => None,
+    });
+    assert_eq!(progress(&said).unwrap().outcome, Some(DumpOutcome::Failed { reason: why }));
+    // One that CRIU gives up, too.
+    drop(session);
+    let session = begin(&daemon, other.path(), client.pid, true, &[client.pid]);
+    let said = order(&daemon, client.pid, None);
+    assert_eq!(progress(&said), None, "it has begun before");
+    drop(session);
+    daemon.wait_for_state(&client, Some("running"));
+    let session = begin(&daemon, other.path(), client.pid, true, &[client.pid]);
+    drop(session);
+    let outcome = eventually("it is over", || progress(&said).and_then(|it| it.outcome));
+    assert!(matches!(outcome, DumpOutcome::Failed { reason } if reason.starts_with("given up")));
+    for (root, protocol) in [(i32::MAX, None), (client.pid, Some("cov".to_owned()))] {
+        let ordered = Session::open(&daemon, &Request::Checkpoint { root, protocol }, Path::new("/"));
+        reason(ordered.1);
     }
 }

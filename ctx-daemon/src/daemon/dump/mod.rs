@@ -17,6 +17,7 @@
 //! A failure is told in reply to whatever is asked next. Nothing that a dump holds outlives its connection.
 
 mod manifest;
+mod progress;
 mod quiesce;
 mod save;
 mod socket;
@@ -26,7 +27,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter};
+use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName};
 use rekindle_wire::control::{Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
@@ -34,6 +35,7 @@ use tracing::{debug, info, warn};
 
 use self::manifest::{Unattached, Whose};
 pub(super) use self::manifest::{driver_version, gpu, is_unattached, shared_state};
+pub(super) use self::progress::Progress;
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
 use super::Daemon;
@@ -93,6 +95,7 @@ struct Dump<'a> {
     began: Instant,
     stage: Stage,
     sockets: Vec<(Whose, u32)>,
+    progress: Arc<Progress>,
     /// Last, so that a failure in dropping the rest does not let the tree go.
     _hold: HoldGuard,
 }
@@ -123,10 +126,13 @@ pub(super) fn serve(
         Ok(session) => session,
         Err(error) => return connection::fail(stream, error.to_string()),
     };
-    let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds) {
+    let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
+    let under = daemon.checkpoints.begin(ours.unwrap_or(root));
+    let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds, &under.progress) {
         Ok(begun) => begun,
         Err(error) => {
             warn!(root, "dump failed: {error}");
+            under.progress.failed(&error.to_string());
             return connection::fail(stream, error.to_string());
         }
     };
@@ -151,6 +157,7 @@ pub(super) fn serve(
                 let reason = error.to_string();
                 if !matches!(error, DumpError::Failed(_) | DumpError::Order(_)) {
                     warn!(root, "dump failed: {reason}");
+                    under.progress.failed(&reason);
                     // What was held is let go at once: CRIU may take its time to give up.
                     dump.stage = Stage::Failed(reason.clone());
                 }
@@ -175,6 +182,7 @@ impl<'a> Dump<'a> {
         root: i32,
         leave_running: bool,
         fds: Vec<OwnedFd>,
+        progress: &Arc<Progress>,
     ) -> Result<(Self, Reply), DumpError> {
         let began = Instant::now();
         let view = PidView::of(peer.pid)?;
@@ -190,6 +198,7 @@ impl<'a> Dump<'a> {
             began,
             stage: Stage::NotOurs,
             sockets: Vec::new(),
+            progress: Arc::clone(progress),
             _hold: hold,
         };
         let (clients, pending) = dump.find()?;
@@ -198,7 +207,8 @@ impl<'a> Dump<'a> {
             remove_older_image(dir);
             return Ok((dump, Reply::Paused { pids: Vec::new() }));
         }
-        check_space(&dir, &clients)?;
+        let needed = check_space(&dir, &clients)?;
+        progress.clients(clients.iter().map(|it| &**it), needed);
         let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout)?;
         let idle_at = Instant::now();
         ipc::within(daemon, &clients)?;
@@ -207,6 +217,7 @@ impl<'a> Dump<'a> {
         let processes = clients.iter().map(|it| it.process);
         let processes = processes.chain(pending.iter().map(|it| it.process));
         let pids = processes.filter_map(|it| view.to_theirs(it.pid)).collect();
+        progress.phase(PhaseName::Freeze);
         dump.stage = Stage::Quiesced { dir, rings, idle_at };
         Ok((dump, Reply::Paused { pids }))
     }
@@ -286,6 +297,7 @@ impl<'a> Dump<'a> {
             sharing,
             protocols: clients.iter().map(|it| self.daemon.protocol_of(it)).collect(),
             checkpoint: self.daemon.config.checkpoint.clone(),
+            progress: Arc::clone(&self.progress),
         };
         let job = SaveJob::start(writer, rings, how);
         self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);
@@ -352,6 +364,7 @@ impl<'a> Dump<'a> {
         }
         job.finish(std::mem::take(&mut self.sockets));
         let committed = job.wait(self.stream)?;
+        self.progress.durable(&committed);
         info!(
             root = self.root,
             id = %committed.id,
@@ -370,9 +383,9 @@ fn image_directory(fds: Vec<OwnedFd>) -> Result<ImageDir, DumpError> {
     Ok(ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?)
 }
 
-/// Before anything is stopped. What is zero throughout takes no space, so this may refuse what would have fitted; what
+/// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may refuse what would have fitted; what
 /// it lets through and does not fit fails later.
-fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<(), DumpError> {
+fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<u64, DumpError> {
     let memory = |client: &Arc<Client>| {
         let description = client.worker.describe();
         description.device_memory.iter().sum::<u64>()
@@ -382,7 +395,7 @@ fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<(), DumpError>
     if needed > free {
         return Err(DumpError::Space { needed, free, directory: dir.path().display().to_string() });
     }
-    Ok(())
+    Ok(needed)
 }
 
 /// CRIU's image of a tree without GPU state must not lie beside our image of another dump: a restore would take the two

@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter, Protocol};
+use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter, PhaseName, Protocol};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
 use rekindle_wire::ipc::PieceId;
 use thiserror::Error;
@@ -33,6 +33,7 @@ use super::super::worker::WorkerError;
 use super::super::{lock, process, sys, thread, wait};
 use super::DumpError;
 use super::manifest::{self, Timeline, Whose};
+use super::progress::Progress;
 use super::quiesce::ClosedRing;
 use crate::config::CheckpointConfig;
 
@@ -59,7 +60,6 @@ impl From<ImageError> for SaveError {
 }
 
 /// When it began, and how it is done.
-#[derive(Debug)]
 pub(super) struct How {
     /// `Pause` came.
     pub(super) began: Instant,
@@ -76,6 +76,8 @@ pub(super) struct How {
     /// Pools and limits of the protocols.
     #[allow(dead_code, reason = "for protocols that copy while the application runs")]
     pub(super) checkpoint: CheckpointConfig,
+    /// Told how far it is.
+    pub(super) progress: Arc<Progress>,
 }
 
 /// An image being written in the background. Dropping it gives the image up, unless it is durable by then, and lets the
@@ -139,6 +141,7 @@ impl SaveJob {
         for ring in &rings {
             ring.client().set_state(ClientState::Saving);
         }
+        how.progress.phase(PhaseName::Copy);
         let state = State { rings, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), how, began: Instant::now() });
         let of_thread = Arc::clone(&shared);
@@ -289,7 +292,9 @@ impl Shared {
             records.push(one.record);
         }
         let workers = clients.iter().map(|it| it.worker.attached());
-        Ok(manifest::build(&timeline, workers, records, &sockets, &self.how.protocols))
+        let manifest = manifest::build(&timeline, workers, records, &sockets, &self.how.protocols);
+        self.how.progress.describe(&manifest);
+        Ok(manifest)
     }
 
     /// Waits until every client is saved. When one fails, the others are cut short.
@@ -300,6 +305,7 @@ impl Shared {
         }
         if state.failed.is_none() {
             state.copied_at = Some(Instant::now());
+            self.how.progress.phase(PhaseName::Write);
             self.changed.notify_all();
             return Ok(());
         }
@@ -357,6 +363,7 @@ impl Shared {
         let file = writer.data_file(index)?;
         self.check()?;
         lock(&self.state).files.extend(file.try_clone().ok());
+        self.how.progress.writes(&file);
         let failed = |error: WorkerError| SaveError::of(client, &error);
         let request = WorkerRequest::Save { hash_key: writer.key().to_bytes(), file: index, elsewhere };
         let answered = client.worker.call(&request, &[], &[file.as_raw_fd()], None).map_err(failed)?;
@@ -373,6 +380,7 @@ impl Shared {
         state.saved += 1;
         state.steps += 1;
         state.bytes = state.bytes.saturating_add(bytes);
+        self.how.progress.saved(bytes);
         drop(state);
         self.changed.notify_all();
         Ok(record)

@@ -1,0 +1,172 @@
+//! How far a dump has come, for those who ask meanwhile.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use rekindle_images::{Committed, Manifest, Phase, PhaseName};
+use rekindle_wire::control::{DumpInfo, DumpOutcome, PhaseInfo};
+
+use super::super::clients::Client;
+use super::super::lock;
+
+/// What `stat` counts a file's blocks in.
+const BLOCK: u64 = 512;
+
+/// Told by whoever makes the dump, asked by others.
+pub(in crate::daemon) struct Progress {
+    began: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    phase: PhaseName,
+    /// The clients' processes.
+    pids: Vec<i32>,
+    /// Of GPU memory.
+    bytes: u64,
+    /// Where it is written to, as long as it is.
+    files: Vec<File>,
+    /// What of it is in the files for certain.
+    saved: u64,
+    /// As the manifest says it, and why.
+    protocol: (String, String),
+    phases: Vec<PhaseInfo>,
+    outcome: Option<DumpOutcome>,
+    ended: Option<Instant>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        let state = State {
+            phase: PhaseName::Quiesce,
+            pids: Vec::new(),
+            bytes: 0,
+            files: Vec::new(),
+            saved: 0,
+            protocol: Default::default(),
+            phases: Vec::new(),
+            outcome: None,
+            ended: None,
+        };
+        Self { began: Instant::now(), state: Mutex::new(state) }
+    }
+}
+
+impl Progress {
+    /// These are dumped, and have so much memory.
+    pub(super) fn clients<'a>(&self, clients: impl Iterator<Item = &'a Client>, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.pids = clients.map(|it| it.process.pid).collect();
+        state.bytes = bytes;
+    }
+
+    /// This is what it does now.
+    pub(super) fn phase(&self, phase: PhaseName) {
+        lock(&self.state).phase = phase;
+    }
+
+    /// Memory is written into this file.
+    pub(super) fn writes(&self, file: &File) {
+        // One that cannot be looked at is not counted.
+        lock(&self.state).files.extend(file.try_clone().ok());
+    }
+
+    /// So much more is in the files.
+    pub(super) fn saved(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.saved = state.saved.saturating_add(bytes);
+    }
+
+    /// The image is whole but for its commit, and this is what it says of the dump.
+    pub(super) fn describe(&self, manifest: &Manifest) {
+        let phase =
+            |it: &Phase| PhaseInfo { name: it.name.as_str().to_owned(), duration_ns: it.duration, bytes: it.bytes };
+        let mut state = lock(&self.state);
+        state.protocol = (manifest.protocol.as_str().to_owned(), manifest.protocol_reason.clone());
+        state.phases = manifest.phases.iter().map(phase).collect();
+    }
+
+    /// There is an image.
+    pub(super) fn durable(&self, committed: &Committed) {
+        let mut state = lock(&self.state);
+        let (protocol, protocol_reason) = state.protocol.clone();
+        let phases = std::mem::take(&mut state.phases);
+        let (id, bytes) = (committed.id.to_string(), committed.bytes);
+        state.end(DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases });
+    }
+
+    /// There will be none.
+    pub(super) fn failed(&self, reason: &str) {
+        lock(&self.state).end(DumpOutcome::Failed { reason: reason.to_owned() });
+    }
+
+    /// It is over, if it was not before. One without clients has no outcome: it is CRIU's alone.
+    pub(in crate::daemon) fn end(&self) {
+        let mut state = lock(&self.state);
+        if !state.pids.is_empty() {
+            let reason = "given up: CRIU ended, or was ended, before the image was durable".to_owned();
+            state.end(DumpOutcome::Failed { reason });
+        }
+    }
+
+    /// Whether this process is one of those that are dumped.
+    pub(in crate::daemon) fn has(&self, pid: i32) -> bool {
+        lock(&self.state).pids.contains(&pid)
+    }
+
+    /// Whether there is something of ours in it, or something of ours has kept it from being.
+    pub(in crate::daemon) fn is_of_clients(&self) -> bool {
+        let state = lock(&self.state);
+        !state.pids.is_empty() || state.outcome.is_some()
+    }
+
+    /// For listings.
+    pub(in crate::daemon) fn info(&self) -> DumpInfo {
+        let state = lock(&self.state);
+        let blocks = state.files.iter().filter_map(|it| it.metadata().ok()).map(|it| it.blocks()).sum::<u64>();
+        let elapsed = state.ended.unwrap_or_else(Instant::now).saturating_duration_since(self.began);
+        let durable = matches!(state.outcome, Some(DumpOutcome::Durable { .. }));
+        let done = if durable { state.bytes } else { state.saved.max(blocks.saturating_mul(BLOCK)).min(state.bytes) };
+        DumpInfo {
+            phase: state.phase.as_str().to_owned(),
+            done,
+            bytes: state.bytes,
+            elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+            outcome: state.outcome.clone(),
+        }
+    }
+}
+
+impl State {
+    /// The first word counts: what goes wrong later comes from that.
+    fn end(&mut self, outcome: DumpOutcome) {
+        self.outcome.get_or_insert(outcome);
+        self.ended.get_or_insert_with(Instant::now);
+        self.files.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_files_is_done_and_the_first_outcome_counts() {
+        let progress = Progress::default();
+        lock(&progress.state).bytes = 1 << 20;
+        let mut file = tempfile::tempfile().unwrap();
+        progress.writes(&file);
+        assert_eq!(progress.info().done, 0);
+        std::io::Write::write_all(&mut file, &[1; 64 << 10]).unwrap();
+        file.sync_all().unwrap();
+        let done = progress.info().done;
+        assert!((64 << 10..1 << 20).contains(&done), "{done}");
+        progress.saved(4 << 20);
+        assert_eq!(progress.info().done, 1 << 20, "never more than there is");
+        progress.failed("first");
+        progress.end();
+        assert_eq!(progress.info().outcome, Some(DumpOutcome::Failed { reason: "first".to_owned() }));
+    }
+}
