@@ -334,14 +334,16 @@ impl Shared {
             client: Arc::clone(client),
         };
         self.wait_for_finish()?;
-        // CRIU is through: what it has written is good if the ring was closed all the time.
+        self.wait_for_those_it_shares_with();
+        self.check().ok()?;
+        // CRIU is through, and so is who copies memory that this client has too: what they have written is good if the ring
+        // was closed all the time.
         if let Err(error) = client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT)) {
             self.fail(SaveError::of(client, &error));
             return None;
         }
         self.step();
         if self.how.leave_running {
-            self.wait_for_those_it_shares_with();
             // Not there any more if the image has been given up.
             let ring = self.take_ring(client)?;
             if let Err(error) = ring.open() {
