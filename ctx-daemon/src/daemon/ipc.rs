@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_wire::control::Reply;
 use rekindle_wire::ipc::{PieceId, Token};
@@ -20,7 +20,7 @@ use super::clients::Client;
 use super::grants::Allowed;
 use super::process::{self, Process};
 use super::worker::WorkerError;
-use super::{Daemon, lock, sys, wait};
+use super::{Daemon, lock, sys, wait_timeout};
 
 /// How often it is looked whether a dump is over.
 const LOOK: Duration = Duration::from_millis(200);
@@ -69,7 +69,7 @@ fn once(
     token: &Token,
 ) -> Result<Option<Reply>, ImportError> {
     let ticket = sys::random().map_err(ImportError::Ticket)?;
-    let _under_way = daemon.imports.begin(ticket, importer);
+    let _under_way = daemon.imports.begin(ticket, importer.allowed.clone(), importer.process.pid);
     let is_held = |client: &Client| daemon.registry.is_held(&process::ancestry(client.process.pid));
     if is_held(importer) {
         return Ok(None);
@@ -100,7 +100,8 @@ fn once(
 /// that might share with its clients; what begins later finds the hold.
 #[derive(Default)]
 pub(crate) struct UnderWay {
-    imports: Mutex<HashMap<u64, Allowed>>,
+    /// Whose they are, and by which process.
+    imports: Mutex<HashMap<u64, (Allowed, i32)>>,
     over: Condvar,
 }
 
@@ -110,18 +111,24 @@ struct Import<'a> {
 }
 
 impl UnderWay {
-    fn begin(&self, number: u64, of: &Client) -> Import<'_> {
-        lock(&self.imports).insert(number, of.allowed.clone());
+    fn begin(&self, number: u64, of: Allowed, pid: i32) -> Import<'_> {
+        lock(&self.imports).insert(number, (of, pid));
         Import { all: self, number }
     }
 
-    fn wait_for(&self, tree: &[Arc<Client>]) {
+    /// Waits for those that have begun and that concern somebody; an error names one that takes longer than `most`.
+    fn wait_for(&self, concerns: impl Fn(&Allowed) -> bool, most: Duration) -> Result<(), SharingError> {
+        let end = Instant::now() + most;
         let mut imports = lock(&self.imports);
-        let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
-        let before: Vec<u64> = imports.iter().filter(|(_, of)| concerns(of)).map(|(number, _)| *number).collect();
-        while before.iter().any(|number| imports.contains_key(number)) {
-            imports = wait(&self.over, imports);
+        let before: Vec<u64> = imports.iter().filter(|(_, (of, _))| concerns(of)).map(|(number, _)| *number).collect();
+        while let Some((_, pid)) = before.iter().find_map(|number| imports.get(number)) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(SharingError::Takes { pid: *pid, ms: most.as_millis() });
+            }
+            imports = wait_timeout(&self.over, imports, left);
         }
+        Ok(())
     }
 }
 
@@ -175,11 +182,16 @@ pub(crate) enum SharingError {
     Outside(#[from] SharedOutside),
     #[error("{0} does not say what it shares: {1}")]
     Unknown(String, WorkerError),
+    #[error(
+        "process {pid} takes memory from another process, and has not done so after {ms} ms, so that it is not known what the tree shares: dump again when it has"
+    )]
+    Takes { pid: i32, ms: u128 },
 }
 
 /// What these clients, which are held, share with each other, and that they share nothing with others.
 pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
-    daemon.imports.wait_for(tree);
+    let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
+    daemon.imports.wait_for(concerns, daemon.config.quiesce_timeout)?;
     let unknown = |client: &Client, error| SharingError::Unknown(client.to_string(), error);
     let all = tree.iter().map(|it| it.worker.shares().map_err(|error| unknown(it, error)));
     let all = all.collect::<Result<Vec<_>, _>>()?;
@@ -240,4 +252,29 @@ fn outside(daemon: &Daemon, tree: &[Arc<Client>], all: &[Shares]) -> Result<Vec<
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_waits_for_what_concerns_it_and_not_for_ever() {
+        let all = UnderWay::default();
+        let import = all.begin(1, Allowed::default(), 77);
+        let long = Duration::from_secs(60);
+        all.wait_for(|_| false, long).unwrap();
+        let error = all.wait_for(|_| true, Duration::from_millis(20)).unwrap_err().to_string();
+        assert!(error.contains("process 77") && error.contains("20 ms"), "{error}");
+        // What begins later is not waited for, and what ends is not waited for any longer.
+        std::thread::scope(|scope| {
+            let (say, said) = std::sync::mpsc::channel();
+            let waiting = scope.spawn(|| all.wait_for(move |_| say.send(()).is_ok(), long));
+            said.recv().unwrap();
+            let later = all.begin(2, Allowed::default(), 78);
+            drop(import);
+            waiting.join().unwrap().unwrap();
+            drop(later);
+        });
+    }
 }
