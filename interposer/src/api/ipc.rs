@@ -301,7 +301,8 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
     let reserved = client.vmm.take(bytes, GRANULE, 0).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let pieces = came.pieces.iter().map(|(handle, _)| *handle).collect();
     let open = Open { base: reserved + came.offset, context, times: 1, reserved, bytes, pieces };
-    about(ADDRESS_RESERVE, &[reserved, bytes]).inspect_err(|_| client.vmm.give(reserved, bytes))?;
+    // What is not to be had there stays taken, so that the next one is tried elsewhere.
+    about(ADDRESS_RESERVE, &[reserved, bytes])?;
     let mut at = reserved;
     let mapped = came.pieces.iter().try_for_each(|(piece, size)| {
         about(PIECE_MAP, &[at, *size, 0, *piece, 0])?;
@@ -317,8 +318,10 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
         if at > reserved {
             let _ = about(PIECE_UNMAP, &[reserved, at - reserved]);
         }
-        let _ = about(ADDRESS_FREE, &[reserved, bytes]);
-        client.vmm.give(reserved, bytes);
+        // Addresses that the worker still has are nobody else's.
+        if about(ADDRESS_FREE, &[reserved, bytes]).is_ok() {
+            client.vmm.give(reserved, bytes);
+        }
     })?;
     Ok(open)
 }

@@ -110,7 +110,8 @@ pub(crate) unsafe fn cuMemAddressReserve(
             call.word(size);
             check(call.wait().0)
         });
-        reserved.inspect_err(|_| client.vmm.give(address, size))?;
+        // What is not to be had there stays taken, so that the next one is tried elsewhere.
+        reserved?;
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(ptr, address) }
     }))

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::{Node, Result, process, until};
+use rekindle_wire::control::{Reply, Request};
 
 /// A program of many calls that takes a moment.
 const GOOD: (&str, [&str; 2]) = ("warps", ["--iterations", "5"]);
@@ -107,6 +108,11 @@ fn a_broken_handshake_is_its_makers_loss() -> Result {
         enemy.attacks(&[attack])?;
     }
     let log = fs::read_to_string(node.path("daemon.log"))?;
+    let long = "x".repeat(60_000);
+    let reply = node.ask(&Request::Revoke { container: long })?;
+    ensure!(matches!(reply, Reply::Failed { .. }), "{reply:?}");
+    let log = log + &fs::read_to_string(node.path("daemon.log"))?;
+    ensure!(!log.contains("xxxxxxxx"), "the log says a name of any length");
     let forged = log.lines().find(|line| line.starts_with("FORGED") || line.contains('\u{1b}'));
     ensure!(forged.is_none(), "the log says what a client wrote: {forged:?}");
     node.finish()
@@ -122,6 +128,7 @@ fn a_broken_ring_is_its_makers_loss() -> Result {
         }
     }
     enemy.attacks(&["memory"])?;
+    enemy.attacks(&["places"])?;
     node.finish()
 }
 

@@ -23,9 +23,21 @@ pub(crate) struct Asked {
     pub(crate) protocol: Option<String>,
 }
 
+/// Of what is too long nothing is logged.
+fn is_name(container: &str) -> Result<(), String> {
+    if container.len() > LONGEST_ID {
+        return Err(format!("a container's name has no more than {LONGEST_ID} bytes"));
+    }
+    Ok(())
+}
+
 /// Gives GPUs to a container.
 pub(crate) fn grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Reply {
     let pid = asked.pid;
+    if let Err(reason) = is_name(container) {
+        warn!(pid, "a container is given nothing: {reason}");
+        return Reply::Failed { reason };
+    }
     match try_grant(daemon, peer, container, asked) {
         Ok(reply) => {
             info!(container, pid, gpus = asked.gpus.join(","), "a container is given GPUs");
@@ -42,9 +54,6 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
     let pid = asked.pid;
     let text = |error: GrantError| error.to_string();
     let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
-    if container.len() > LONGEST_ID {
-        return Err(format!("a container's name has no more than {LONGEST_ID} bytes"));
-    }
     if !(is_operator_here(daemon, peer) || is_users_own(daemon, peer, first)) {
         return Err(text(GrantError::NotAllowed));
     }
@@ -61,6 +70,10 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
 
 /// Forgets a container that is gone. Whoever says so: it is looked at, and one that is there keeps what it has.
 pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
+    if let Err(reason) = is_name(container) {
+        warn!("no container is gone: {reason}");
+        return Reply::Failed { reason };
+    }
     // One of that name that is there may have been restored meanwhile.
     info!(container, "a container is said to be gone");
     daemon.grants.collect();

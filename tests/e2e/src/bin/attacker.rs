@@ -43,6 +43,7 @@ fn attack(arguments: &[String]) -> Result<()> {
         Some("many") => many(number(1)?),
         Some("forks") => forks(),
         Some("memory") => memory(),
+        Some("places") => places(),
         Some("indices") => indices(number(1)?),
         Some("commands") => commands(number(1)?),
         Some("changes") => changes(number(1)?),
@@ -389,6 +390,21 @@ fn forks() -> Result<()> {
         }
     }
     println!("ready");
+    Ok(())
+}
+
+/// Addresses that are taken: no more is to be had there, and that is all.
+fn places() -> Result<()> {
+    let client = Client::attach()?;
+    let (base, size) = (window::RESERVED_BASE, 4 << 20);
+    for (at, length) in [(base, size), (base, size), (base + size / 2, size), (base + size, size)] {
+        let mut words = Writer::new();
+        [at, length].into_iter().for_each(|word| words.word(word));
+        let header = CommandHeader { call: command::ADDRESS_RESERVE, reply: 1, ..CommandHeader::default() };
+        client.send(header, words.bytes());
+        client.settle();
+        ensure!(client.is_alive(), "{length:#x} bytes at {at:#x} end it");
+    }
     Ok(())
 }
 
