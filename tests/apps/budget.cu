@@ -3,8 +3,8 @@
 //   budget [--until FILE] [--progress FILE]      none, none
 //
 // Prints, in MiB, what the driver says there is and is free; then how much can be allocated in steps of 2 MiB as plain
-// memory, from a pool, as arrays, as mipmapped arrays, as pieces to be mapped by the program itself and as pinned memory,
-// each freed before the next, and at most 256; then, with 8 MiB allocated and a piece of 8 MiB, how much more when FILE
+// memory, from a pool, as arrays, as mipmapped arrays, as pieces to be mapped by the program itself, as pieces that it
+// imports from itself and whose first handle it gives up, and as pinned memory, each freed before the next, and at most 256; then, with 8 MiB allocated and a piece of 8 MiB, how much more when FILE
 // is there.
 #include "driver.h"
 
@@ -36,11 +36,32 @@ template <typename Take> static void take(const char *what, Taken &taken, Take m
 
 static cudaError_t plain(void **at) { return cudaMalloc(at, STEP); }
 
-static CUresult piece(CUmemGenericAllocationHandle *handle, size_t size) {
+static CUresult piece(CUmemGenericAllocationHandle *handle, size_t size,
+                      CUmemAllocationHandleType type = CU_MEM_HANDLE_TYPE_NONE) {
     CUmemAllocationProp wanted = {};
     wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.requestedHandleTypes = type;
     wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     return ASK(cuMemCreate, handle, size, &wanted, 0);
+}
+
+// A piece of which the program has only the handle that it has imported from itself, a second one meanwhile.
+static CUresult imported(CUmemGenericAllocationHandle *handle, size_t size) {
+    const CUmemAllocationHandleType kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemGenericAllocationHandle first;
+    CUresult result = piece(&first, size, kind);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    int file;
+    CUmemGenericAllocationHandle second;
+    CU(cuMemExportToShareableHandle, &file, first, kind, 0);
+    CU(cuMemImportFromShareableHandle, handle, (void *)(uintptr_t)file, kind);
+    CU(cuMemImportFromShareableHandle, &second, (void *)(uintptr_t)file, kind);
+    close(file);
+    CU(cuMemRelease, second);
+    CU(cuMemRelease, first);
+    return CUDA_SUCCESS;
 }
 
 static void information() {
@@ -84,6 +105,13 @@ int main(int argc, char **argv) {
     }
     take("pieces", taken, [](void **at) {
         CUresult result = piece((CUmemGenericAllocationHandle *)at, STEP);
+        return result == CUDA_ERROR_OUT_OF_MEMORY ? cudaErrorMemoryAllocation : (cudaError_t)result;
+    });
+    for (int i = 0; i < taken.count; i++) {
+        CU(cuMemRelease, (CUmemGenericAllocationHandle)taken.at[i]);
+    }
+    take("imported", taken, [](void **at) {
+        CUresult result = imported((CUmemGenericAllocationHandle *)at, STEP);
         return result == CUDA_ERROR_OUT_OF_MEMORY ? cudaErrorMemoryAllocation : (cudaError_t)result;
     });
     for (int i = 0; i < taken.count; i++) {

@@ -89,6 +89,24 @@ fn import(driver: &Driver, file: &OwnedFd) -> Result<u64, CUresult> {
     if result == CUDA_SUCCESS { Ok(real) } else { Err(result) }
 }
 
+/// All of them, or none.
+fn import_all(driver: &Driver, files: &[OwnedFd], pieces: &[SharedPiece]) -> Result<Vec<(u64, SharedPiece)>, CUresult> {
+    let mut imported = Vec::new();
+    for (file, piece) in files.iter().zip(pieces) {
+        match import(driver, file) {
+            Ok(real) => imported.push((real, *piece)),
+            Err(code) => {
+                for (real, _) in imported {
+                    // SAFETY: the driver's own handle, of which nothing is mapped.
+                    unsafe { (driver.cuMemRelease)(real) };
+                }
+                return Err(code);
+            }
+        }
+    }
+    Ok(imported)
+}
+
 impl Arrived {
     /// What came for a ticket.
     pub(super) fn ticket(&mut self, ticket: u64) -> Option<(Shared, Vec<OwnedFd>)> {
@@ -174,20 +192,12 @@ impl Executor {
         let device = self.attached.devices.iter().position(|d| d.uuid == shared.device);
         // One that this process may not use.
         let device = device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
+        // As with what it makes: there must be room before it is there. What it has already needs none.
+        let mut new = BTreeSet::new();
+        let more = shared.pieces.iter().filter(|piece| !self.vmm.has(&piece.id) && new.insert(piece.id));
+        let bytes = more.fold(0_u64, |sum, piece| sum.saturating_add(piece.size));
         let driver = self.driver();
-        let mut pieces = Vec::new();
-        for (file, piece) in files.iter().zip(&shared.pieces) {
-            match import(driver, file) {
-                Ok(real) => pieces.push((real, *piece)),
-                Err(code) => {
-                    for (real, _) in pieces {
-                        // SAFETY: the driver's own handle, of which nothing is mapped.
-                        unsafe { (driver.cuMemRelease)(real) };
-                    }
-                    return Err(Refused::Code(code));
-                }
-            }
-        }
+        let pieces = self.make_counted(device, bytes, || import_all(driver, &files, &shared.pieces))?;
         [device as u64, shared.offset, shared.size, shared.flags].into_iter().for_each(|word| reply.word(word));
         for (handle, (real, SharedPiece { id, size })) in handles.into_iter().zip(pieces) {
             reply.word(size);
@@ -196,6 +206,7 @@ impl Executor {
             let piece = Piece { real, size, device, handle_types: POSIX_FILE, flags, held: true, sharing };
             self.vmm.pieces.insert(handle, piece);
         }
+        self.count_pieces();
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 

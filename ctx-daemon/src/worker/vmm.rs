@@ -13,7 +13,7 @@
 //! A piece lives as long as the client has its handle or a mapping of it. Its content is saved and loaded through a
 //! mapping of the worker's own in `window::aliases`, since the client may have none, or none that can be read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use rekindle_cuda_abi::types::*;
@@ -85,9 +85,21 @@ pub(crate) struct Alias {
 }
 
 impl Vmm {
-    /// Bytes of pieces on a device.
+    /// What counts towards the client's limit on a device: what came from others as well, which is there for as long as
+    /// this client has it, but what is one piece once.
+    pub(crate) fn counted(&self, device: usize) -> u64 {
+        let mut seen = BTreeSet::new();
+        let first = |p: &&Piece| p.device == device && p.sharing.is_none_or(|it| seen.insert(it.id));
+        self.pieces.values().filter(first).map(|p| p.size).sum()
+    }
+
+    /// Whether it has the piece of this id.
+    pub(crate) fn has(&self, id: &PieceId) -> bool {
+        self.pieces.values().any(|p| p.sharing.is_some_and(|it| it.id == *id))
+    }
+
+    /// Bytes of pieces on a device that are this client's to save, if others do not save them.
     pub(crate) fn bytes(&self, device: usize) -> u64 {
-        // What came from others counts with them.
         let own = |p: &&Piece| p.device == device && !p.sharing.is_some_and(|it| it.came);
         self.pieces.values().filter(own).map(|p| p.size).sum()
     }
@@ -352,7 +364,7 @@ impl Executor {
                     return Err(Malformed("a reservation outside its window").into());
                 }
                 if !self.vmm.is_free(address, size) {
-                    return Err(Malformed("a reservation where one is").into());
+                    return Err(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY));
                 }
                 let driver = self.driver();
                 self.vmm.keep_windows(driver).map_err(Refused::Code)?;
@@ -417,7 +429,7 @@ impl Executor {
     /// What counts towards the client's limits.
     pub(super) fn count_pieces(&mut self) {
         for (ordinal, device) in self.devices.iter_mut().enumerate() {
-            device.memory.set_pieces(self.vmm.bytes(ordinal));
+            device.memory.set_pieces(self.vmm.counted(ordinal));
         }
     }
 
@@ -661,6 +673,16 @@ mod tests {
         assert_eq!(vmm.readable(&high), Some(1));
         // One of its pieces came from another process.
         assert_eq!(vmm.readable(&low), None);
+    }
+
+    #[test]
+    fn what_came_counts_and_what_is_one_piece_counts_once() {
+        let mut vmm = sample();
+        assert_eq!((vmm.bytes(1), vmm.counted(1), vmm.counted(0)), (2 * MIB, 4 * MIB, 0));
+        // Its own, under a second handle.
+        vmm.pieces.insert(3, Piece { held: true, ..vmm.pieces[&2] });
+        assert_eq!((vmm.bytes(1), vmm.counted(1)), (2 * MIB, 4 * MIB));
+        assert!(vmm.has(&[3; 16]) && !vmm.has(&[4; 16]));
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn a_client_gets_no_more_memory_of_any_kind_than_the_configuration_lets_it_have(
     let image = node.dump_and_kill(app)?;
     let app = node.restore(&image)?;
     fs::write(&until, "")?;
-    let kinds = "plain 64\nfree 0 of 64\npool 64\narrays 64\nmipmaps 48\npieces 64\npinned 10\n";
+    let kinds = "plain 64\nfree 0 of 64\npool 64\narrays 64\nmipmaps 48\npieces 64\nimported 64\npinned 10\n";
     assert_eq!(app.finish()?, format!("free 64 of 64\n{kinds}more 48\nfree 0 of 64\n"));
 
     // Where it may have less by now it keeps what it had, of each kind, and gets no more.
