@@ -13,6 +13,45 @@ use crate::hash::{HashKey, Hasher};
 use crate::manifest::{Compression, Extent, Piece, Storage};
 use crate::names::data_name;
 
+/// Which data file: of which image, counted from the one that is read, and its number there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DataFile {
+    /// 0 is the image itself, 1 its parent, 2 the parent's parent.
+    pub depth: u32,
+    /// N of `rekindle-data-N.raw`.
+    pub index: u32,
+}
+
+impl DataFile {
+    /// A file of the image itself.
+    #[must_use]
+    pub const fn own(index: u32) -> Self {
+        Self { depth: 0, index }
+    }
+}
+
+impl std::fmt::Display for DataFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.depth {
+            0 => write!(f, "{}", data_name(self.index)),
+            1 => write!(f, "{} of its parent", data_name(self.index)),
+            depth => write!(f, "{} of the {depth}th image behind it", data_name(self.index)),
+        }
+    }
+}
+
+impl Storage {
+    /// In which data file, and where in that; `None` for what is stored nowhere.
+    #[must_use]
+    pub fn place(&self) -> Option<(DataFile, Extent)> {
+        match *self {
+            Self::Zero => None,
+            Self::Stored(extent) => Some((DataFile::own(extent.file), extent)),
+            Self::Parent { depth, extent } => Some((DataFile { depth, index: extent.file }, extent)),
+        }
+    }
+}
+
 /// Reads the pieces of an image's data files and checks their hashes.
 ///
 /// Like [`DataWriter`](crate::DataWriter) it needs nothing but open files, and any number of
@@ -21,12 +60,12 @@ use crate::names::data_name;
 pub struct DataReader {
     key: HashKey,
     hasher: Hasher,
-    files: BTreeMap<u32, File>,
+    files: BTreeMap<DataFile, File>,
 }
 
 impl DataReader {
-    /// Reads from these files, each with its number.
-    pub fn new(key: HashKey, files: impl IntoIterator<Item = (u32, File)>) -> Self {
+    /// Reads from these files, of one image and of those that it builds on.
+    pub fn new(key: HashKey, files: impl IntoIterator<Item = (DataFile, File)>) -> Self {
         Self { key, hasher: key.hasher(), files: files.into_iter().collect() }
     }
 
@@ -41,24 +80,19 @@ impl DataReader {
     ///
     /// # Errors
     /// [`ImageError::Corrupt`] if the content is not what was written, [`ImageError::Missing`]
-    /// without the file, [`ImageError::Unsupported`] for pieces that are compressed or in a
-    /// parent, [`ImageError::Invalid`] if the buffer is not as long as the piece.
+    /// without the file, [`ImageError::Unsupported`] for pieces that are compressed, [`ImageError::Invalid`] if the buffer is not as long as the piece.
     pub fn read(&self, piece: &Piece, buffer: &mut [u8]) -> Result<(), ImageError> {
         if buffer.len() as u64 != piece.length {
             return Err(ImageError::Invalid { what: format!("{} bytes asked for of {}", buffer.len(), piece.length) });
         }
-        let extent = match piece.storage {
+        let Some((file, extent)) = piece.storage.place() else {
             // The manifest's own checksum vouches for it.
-            Storage::Zero => {
-                buffer.fill(0);
-                return Ok(());
-            }
-            Storage::Stored(extent) => extent,
-            Storage::Parent { .. } => return Err(unsupported_parent()),
+            buffer.fill(0);
+            return Ok(());
         };
         check_compression(&extent)?;
-        let name = data_name(extent.file);
-        self.file(extent.file)?.read_exact_at(buffer, extent.offset).map_err(|error| match error.kind() {
+        let name = file.to_string();
+        self.file(file)?.read_exact_at(buffer, extent.offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => ImageError::corrupt_at(&name, extent.offset, "it is too short"),
             _ => ImageError::io("read", &*name, error),
         })?;
@@ -114,15 +148,11 @@ impl DataReader {
         })
     }
 
-    pub(crate) fn file(&self, index: u32) -> Result<&File, ImageError> {
+    pub(crate) fn file(&self, file: DataFile) -> Result<&File, ImageError> {
         self.files
-            .get(&index)
-            .ok_or_else(|| ImageError::Missing { file: data_name(index), dir: "the files at hand".into() })
+            .get(&file)
+            .ok_or_else(|| ImageError::Missing { file: file.to_string(), dir: "the files at hand".into() })
     }
-}
-
-pub(crate) fn unsupported_parent() -> ImageError {
-    ImageError::Unsupported { what: "content of a parent image (it is incremental)".to_owned() }
 }
 
 pub(crate) fn check_compression(extent: &Extent) -> Result<(), ImageError> {

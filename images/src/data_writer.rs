@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ImageError;
 use crate::content::{ContentKey, Schedule};
 use crate::hash::PieceHash;
+use crate::known::Known;
 use crate::limits::{BLOCK, MAX_PIECE_LENGTH, PIECE_LENGTH};
 use crate::manifest::{Compression, Extent, Piece, Storage};
 use crate::names::data_name;
@@ -26,6 +28,8 @@ pub struct DataWriter {
     index: u32,
     name: String,
     schedule: Schedule,
+    known: Known,
+    zero: OnceLock<PieceHash>,
     end: AtomicU64,
 }
 
@@ -40,10 +44,29 @@ impl DataWriter {
         match file.metadata() {
             Ok(status) => {
                 let end = AtomicU64::new(status.len().next_multiple_of(BLOCK));
-                Ok(Self { end, file, index, name, schedule: key.schedule() })
+                let (known, zero) = (Known::default(), OnceLock::new());
+                Ok(Self { end, file, index, name, schedule: key.schedule(), known, zero })
             }
             Err(error) => Err(ImageError::io("read the size of", name, error)),
         }
+    }
+
+    /// Does not write what is in this table, but refers to it.
+    #[must_use]
+    pub fn with_known(self, known: Known) -> Self {
+        Self { known, ..self }
+    }
+
+    /// Where content of this hash and length is already, if it is: nowhere since it is zero (of pieces of
+    /// [`PIECE_LENGTH`]), or in an image that this one builds on. Such content need not even be fetched: its piece is
+    /// `Piece { offset, length, hash, storage }`.
+    #[must_use]
+    pub fn known(&self, hash: PieceHash, length: u64) -> Option<Storage> {
+        let zero = || self.hash(&vec![0; PIECE_LENGTH as usize]);
+        if length == PIECE_LENGTH && hash == *self.zero.get_or_init(zero) {
+            return Some(Storage::Zero);
+        }
+        self.known.get(hash, length)
     }
 
     /// The file, for writing by other means into what [`reserve`](Self::reserve) gave.
@@ -64,8 +87,8 @@ impl DataWriter {
         self.end.load(Ordering::Relaxed)
     }
 
-    /// Hashes one piece of a region, writes it unless it is zero throughout, and says where it
-    /// is. `offset` is the piece's place in its region.
+    /// Hashes one piece of a region, writes it unless it is zero throughout or [known](Self::with_known), and says
+    /// where it is. `offset` is the piece's place in its region.
     ///
     /// # Errors
     /// [`ImageError::NoSpace`] where the disk is full; [`ImageError::Invalid`] if the content is
@@ -83,6 +106,8 @@ impl DataWriter {
         let length = check_length(content)?;
         let storage = if is_zero(content) {
             Storage::Zero
+        } else if let Some(known) = self.known.get(hash, length) {
+            known
         } else {
             let at = self.reserve(length)?;
             self.write_at(at, content)?;

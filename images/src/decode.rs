@@ -67,6 +67,7 @@ impl Decoder {
                 Ok(CodeImage {
                     hash: CodeHash::from_bytes(self.array(&it.hash, "hash of a code image")?),
                     size: it.size,
+                    parent_depth: it.parent_depth,
                 })
             })?,
             clients: each(from.clients, |it| self.client(it))?,

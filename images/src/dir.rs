@@ -108,7 +108,46 @@ impl ImageDir {
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), ImageError> {
-        sys::rename_at(self.dir.as_fd(), from, to).map_err(|error| ImageError::io("rename", from, error))
+        self.move_in(self, from, to)
+    }
+
+    /// Gives a file of another directory of this file system a name here, in place of what has it.
+    pub(crate) fn move_in(&self, other: &Self, from: &str, to: &str) -> Result<(), ImageError> {
+        sys::rename_at((other.dir.as_fd(), from), (self.dir.as_fd(), to))
+            .map_err(|error| ImageError::io("rename", from, error))
+    }
+
+    /// The directory at a relative path; links are followed.
+    pub(crate) fn open_below(&self, path: &Path) -> Result<Self, ImageError> {
+        let shown = self.shown.join(path);
+        match sys::open_at(self.dir.as_fd(), path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+            Ok(dir) => Ok(Self { dir, shown }),
+            Err(error) => Err(ImageError::io("open", shown.display().to_string(), error)),
+        }
+    }
+
+    /// Makes a directory in this one, for its owner only.
+    pub(crate) fn make_dir(&self, name: &str) -> Result<(), ImageError> {
+        sys::make_dir_at(self.dir.as_fd(), name).map_err(|error| ImageError::write(name, 0, error))
+    }
+
+    /// Removes a directory in this one with all files of ours in it; it is no error if there is none.
+    pub(crate) fn remove_dir(&self, name: &str) -> Result<(), ImageError> {
+        match self.open_below(Path::new(name)) {
+            Ok(inner) => {
+                for name in inner.names()?.iter().filter(|name| crate::names::Name::parse(name).is_some()) {
+                    inner.remove(name)?;
+                }
+            }
+            Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        sys::remove_dir_at(self.dir.as_fd(), name).map_err(|error| ImageError::io("remove", name, error))
+    }
+
+    /// What the system says of the directory itself.
+    pub(crate) fn status(&self) -> Result<std::fs::Metadata, ImageError> {
+        self.dir.metadata().map_err(|error| self.failed("ask about", error))
     }
 
     /// Makes names created, renamed and removed before it durable.

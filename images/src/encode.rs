@@ -34,7 +34,12 @@ pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
         code: from
             .code
             .iter()
-            .map(|it| proto::CodeImage { hash: it.hash.to_bytes().to_vec(), size: it.size, ..Default::default() })
+            .map(|it| proto::CodeImage {
+                hash: it.hash.to_bytes().to_vec(),
+                size: it.size,
+                parent_depth: it.parent_depth,
+                ..Default::default()
+            })
             .collect(),
         clients: from.clients.iter().map(client_message).collect(),
         ..Default::default()

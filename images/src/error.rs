@@ -43,6 +43,18 @@ pub enum ImageError {
         dir: PathBuf,
     },
 
+    /// An image that this one builds on is not there, or not as it was.
+    #[error(
+        "image builds on the one in {}, which cannot be used: {what}; put that back as it was, or use another image",
+        .dir.display()
+    )]
+    Parent {
+        /// Where that one should be.
+        dir: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+
     /// The image was written by a newer version of the product.
     #[error("{file} has format version {found}, and this program reads up to {supported}; use a newer rekindle")]
     NewerFormat {
@@ -130,6 +142,8 @@ pub enum ErrorKind {
     Corrupt,
     /// A file of it is gone.
     Missing,
+    /// An image that it builds on is gone or another.
+    Parent,
     /// Written by a newer version.
     NewerFormat,
     /// Sound, but beyond what this version does.
@@ -154,7 +168,13 @@ impl ErrorKind {
     pub fn is_bad_image(self) -> bool {
         matches!(
             self,
-            Self::Uncommitted | Self::Corrupt | Self::Missing | Self::NewerFormat | Self::Unsupported | Self::TooLarge
+            Self::Uncommitted
+                | Self::Corrupt
+                | Self::Missing
+                | Self::Parent
+                | Self::NewerFormat
+                | Self::Unsupported
+                | Self::TooLarge
         )
     }
 }
@@ -168,6 +188,7 @@ impl ImageError {
             Self::Uncommitted { .. } => ErrorKind::Uncommitted,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Missing { .. } => ErrorKind::Missing,
+            Self::Parent { .. } => ErrorKind::Parent,
             Self::NewerFormat { .. } => ErrorKind::NewerFormat,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::TooLarge { .. } => ErrorKind::TooLarge,

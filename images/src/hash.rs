@@ -164,7 +164,7 @@ impl HashKey {
     #[must_use]
     pub fn hasher(self) -> Hasher {
         match self {
-            Self::Content(key) => Hasher(Algorithm::Content(key.schedule())),
+            Self::Content(key) => Hasher(Algorithm::Content(Box::new(key.schedule()))),
             Self::Xxh3(seed) => Hasher(Algorithm::Xxh3(seed)),
         }
     }
@@ -192,7 +192,7 @@ pub struct Hasher(Algorithm);
 
 #[derive(Debug)]
 enum Algorithm {
-    Content(Schedule),
+    Content(Box<Schedule>),
     Xxh3(u64),
 }
 

@@ -194,7 +194,7 @@ proptest! {
             message[at] = byte;
         }
         if let Ok(manifest) = Decoder::new("x").manifest(&message, FORMAT_VERSION) {
-            let _ = crate::validate::check(&manifest, &Default::default());
+            let _ = crate::validate::check(&manifest, &[&Default::default()]);
             let _ = manifest.summary_text();
         }
     }

@@ -1,53 +1,38 @@
 //! Opening an image.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::ImageError;
+use crate::chain::{self, Ancestor};
 use crate::commit::{CommitRecord, FileEntry, FileSizes};
-use crate::data_reader::{DataReader, check_compression, unsupported_parent};
+use crate::data_reader::{DataFile, DataReader, check_compression};
 use crate::decode::Decoder;
 use crate::dir::ImageDir;
 use crate::envelope;
 use crate::hash::{Checksum, CodeHash};
 use crate::inspect::Summary;
 use crate::limits::MAX_CODE;
-use crate::manifest::{Client, Manifest, Storage};
+use crate::manifest::{Client, Manifest};
 use crate::names::{MANIFEST, Name, code_name, data_name};
 use crate::validate;
 
-/// A committed image, all of its files in place and of the right size.
-///
-/// Content is checked as it is read: by [`DataReader`], by [`read_code`](Self::read_code), or all
-/// at once by [`verify`](Self::verify).
-#[derive(Debug)]
-pub struct Image {
-    dir: ImageDir,
-    manifest: Manifest,
-    manifest_hash: Checksum,
+/// A committed image by itself: its manifest, and its files in place and of the right size.
+pub(crate) struct Layer {
+    pub(crate) dir: ImageDir,
+    pub(crate) manifest: Manifest,
+    pub(crate) manifest_hash: Checksum,
     manifest_length: u64,
     entries: Vec<FileEntry>,
-    files: FileSizes,
+    pub(crate) files: FileSizes,
 }
 
-impl Image {
-    /// Opens the image in the directory at `path`.
-    ///
-    /// # Errors
-    /// See [`open_at`](Self::open_at).
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
-        Self::open_at(ImageDir::open(path)?)
-    }
-
-    /// Opens the image in `dir`: everything is checked that can be without reading content.
-    ///
-    /// # Errors
-    /// [`ImageError::NotAnImage`] if nothing of ours is there, [`ImageError::Uncommitted`] if a
-    /// dump did not finish, [`ImageError::NewerFormat`], [`ImageError::Unsupported`] for an
-    /// incremental or compressed image, [`ImageError::Missing`] and [`ImageError::Corrupt`] for
-    /// what was lost or changed since, [`ImageError::TooLarge`], [`ImageError::Io`].
-    pub fn open_at(dir: ImageDir) -> Result<Self, ImageError> {
+impl Layer {
+    /// Reads what is in `dir`. That the manifest's parts agree is not checked yet.
+    pub(crate) fn read(dir: ImageDir) -> Result<Self, ImageError> {
         let Some(opened) = envelope::open(&dir, envelope::MANIFEST)? else {
             return Err(without_manifest(dir));
         };
@@ -63,63 +48,104 @@ impl Image {
                 return Err(ImageError::corrupt(name, what));
             }
         }
-
         let manifest = Decoder::new(MANIFEST).manifest(&opened.message, opened.version)?;
         if manifest.id != record.id {
             let what = format!("it is of checkpoint {}, not {}", manifest.id, record.id);
             return Err(ImageError::corrupt(MANIFEST, what));
         }
-        validate::check(&manifest, &files).map_err(|what| ImageError::corrupt(MANIFEST, what))?;
-        check_supported(&manifest)?;
-        Ok(Self {
-            dir,
-            manifest,
-            manifest_hash: opened.checksum,
-            manifest_length: opened.length,
-            entries: record.files,
-            files,
-        })
+        let (manifest_hash, manifest_length) = (opened.checksum, opened.length);
+        Ok(Self { dir, manifest, manifest_hash, manifest_length, entries: record.files, files })
+    }
+}
+
+/// A committed image, all of its files in place and of the right size, and so are those of the images that it builds
+/// on.
+///
+/// Content is checked as it is read: by [`DataReader`], by [`read_code`](Self::read_code), or all
+/// at once by [`verify`](Self::verify).
+pub struct Image {
+    layer: Layer,
+    ancestors: Vec<Ancestor>,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Image({} in {})", self.layer.manifest.id, self.layer.dir.path().display())
+    }
+}
+
+impl Image {
+    /// Opens the image in the directory at `path`.
+    ///
+    /// # Errors
+    /// See [`open_at`](Self::open_at).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
+        Self::open_at(ImageDir::open(path)?)
+    }
+
+    /// Opens the image in `dir`: everything is checked that can be without reading content.
+    ///
+    /// # Errors
+    /// [`ImageError::NotAnImage`] if nothing of ours is there, [`ImageError::Uncommitted`] if a
+    /// dump did not finish, [`ImageError::NewerFormat`], [`ImageError::Unsupported`] for a
+    /// compressed image, [`ImageError::Missing`] and [`ImageError::Corrupt`] for
+    /// what was lost or changed since, [`ImageError::Parent`] for that in an image that it builds on,
+    /// [`ImageError::TooLarge`], [`ImageError::Io`].
+    pub fn open_at(dir: ImageDir) -> Result<Self, ImageError> {
+        let layer = Layer::read(dir)?;
+        let ancestors = chain::open(&layer.dir, &layer.manifest)?;
+        let files: Vec<_> = std::iter::once(&layer.files).chain(ancestors.iter().map(|it| &it.files)).collect();
+        validate::check(&layer.manifest, &files).map_err(|what| ImageError::corrupt(MANIFEST, what))?;
+        check_supported(&layer.manifest)?;
+        Ok(Self { layer, ancestors })
     }
 
     /// The directory.
     #[must_use]
     pub fn dir(&self) -> &ImageDir {
-        &self.dir
+        &self.layer.dir
     }
 
     /// The manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+        &self.layer.manifest
     }
 
     /// The checksum of the manifest, which tells this image from every other.
     #[must_use]
     pub fn manifest_hash(&self) -> Checksum {
-        self.manifest_hash
+        self.layer.manifest_hash
     }
 
     /// The length of the manifest's file in bytes.
     #[must_use]
     pub fn manifest_length(&self) -> u64 {
-        self.manifest_length
+        self.layer.manifest_length
     }
 
     /// The client with this index.
     #[must_use]
     pub fn client(&self, index: u32) -> Option<&Client> {
-        self.manifest.clients.iter().find(|it| it.index == index)
+        self.layer.manifest.clients.iter().find(|it| it.index == index)
     }
 
     /// Its data and code files.
     #[must_use]
     pub fn files(&self) -> &[FileEntry] {
-        &self.entries
+        &self.layer.entries
     }
 
     /// The numbers of its data files.
     pub fn data_files(&self) -> impl Iterator<Item = u32> {
-        self.files.data.keys().copied()
+        self.layer.files.data.keys().copied()
+    }
+
+    /// The data files that hold the pieces of one client, its ancestors' among them.
+    #[must_use]
+    pub fn data_files_of(&self, client: &Client) -> BTreeSet<DataFile> {
+        let pieces = client.regions().flat_map(|region| region.pieces);
+        pieces.filter_map(|piece| piece.storage.place()).map(|(file, _)| file).collect()
     }
 
     /// Opens a data file for reading, to be handed to the process that loads it.
@@ -127,22 +153,33 @@ impl Image {
     /// # Errors
     /// [`ImageError::Missing`], [`ImageError::Corrupt`] if its size has changed,
     /// [`ImageError::Io`].
-    pub fn data_file(&self, index: u32) -> Result<File, ImageError> {
-        let name = data_name(index);
-        let (file, found) = self.dir.require_file(&name)?;
-        if self.files.data.get(&index) != Some(&found) {
-            return Err(ImageError::corrupt(&name, "its size has changed"));
+    pub fn data_file(&self, file: DataFile) -> Result<File, ImageError> {
+        let (dir, files) = self.layer_at(file.depth)?;
+        let name = data_name(file.index);
+        let (open, found) = dir.require_file(&name)?;
+        if files.data.get(&file.index) != Some(&found) {
+            return Err(ImageError::corrupt(&file.to_string(), "its size has changed"));
         }
-        Ok(file)
+        Ok(open)
     }
 
-    /// A reader for all its data files.
+    /// A reader for all its data files, and those of other images that have pieces of it.
     ///
     /// # Errors
     /// Those of [`data_file`](Self::data_file).
     pub fn data_reader(&self) -> Result<DataReader, ImageError> {
-        let files: Result<Vec<_>, _> = self.data_files().map(|index| Ok((index, self.data_file(index)?))).collect();
-        Ok(DataReader::new(self.manifest.hash_key, files?))
+        let mut all: BTreeSet<_> = self.data_files().map(DataFile::own).collect();
+        for client in &self.layer.manifest.clients {
+            all.extend(self.data_files_of(client));
+        }
+        let files: Result<Vec<_>, _> = all.into_iter().map(|file| Ok((file, self.data_file(file)?))).collect();
+        Ok(DataReader::new(self.layer.manifest.hash_key, files?))
+    }
+
+    /// How many images it builds on, one behind the other.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.ancestors.len()
     }
 
     /// Opens a code file for reading. Whoever reads it compares its hash.
@@ -151,8 +188,8 @@ impl Image {
     /// [`ImageError::Missing`], [`ImageError::Corrupt`] if its size has changed,
     /// [`ImageError::Io`].
     pub fn code_file(&self, hash: CodeHash) -> Result<File, ImageError> {
-        let size = self.code_size(hash)?;
-        open_code_file(&self.dir, hash, size)
+        let (dir, size) = self.code_place(hash)?;
+        open_code_file(dir, hash, size)
     }
 
     /// Reads a code image; on success it has the given hash.
@@ -160,22 +197,39 @@ impl Image {
     /// # Errors
     /// Those of [`code_file`](Self::code_file); [`ImageError::Corrupt`] if it was changed.
     pub fn read_code(&self, hash: CodeHash) -> Result<Vec<u8>, ImageError> {
-        read_code_file(&self.dir, hash, self.code_size(hash)?)
+        let (dir, size) = self.code_place(hash)?;
+        read_code_file(dir, hash, size)
     }
 
     /// What a person or a scheduler wants to know about it.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        Summary::of(&self.manifest)
+        Summary::of(&self.layer.manifest)
     }
 
     pub(crate) fn sizes(&self) -> &FileSizes {
-        &self.files
+        &self.layer.files
     }
 
-    fn code_size(&self, hash: CodeHash) -> Result<u64, ImageError> {
-        let size = self.files.code.get(&hash);
-        size.copied().ok_or_else(|| ImageError::Missing { file: code_name(hash), dir: self.dir.path().to_owned() })
+    pub(crate) fn ancestors(&self) -> &[Ancestor] {
+        &self.ancestors
+    }
+
+    /// Directory and files of the image at this depth.
+    fn layer_at(&self, depth: u32) -> Result<(&ImageDir, &FileSizes), ImageError> {
+        if depth == 0 {
+            return Ok((&self.layer.dir, &self.layer.files));
+        }
+        let at = usize::try_from(depth - 1).ok().and_then(|at| self.ancestors.get(at));
+        let missing = || ImageError::Invalid { what: format!("image {depth} of {}", self.ancestors.len()) };
+        at.map(|it| (&it.dir, &it.files)).ok_or_else(missing)
+    }
+
+    fn code_place(&self, hash: CodeHash) -> Result<(&ImageDir, u64), ImageError> {
+        let code = self.layer.manifest.code.iter().find(|it| it.hash == hash);
+        let missing = || ImageError::Missing { file: code_name(hash), dir: self.layer.dir.path().to_owned() };
+        let code = code.ok_or_else(missing)?;
+        Ok((self.layer_at(code.parent_depth)?.0, code.size))
     }
 }
 
@@ -216,13 +270,10 @@ fn without_manifest(dir: ImageDir) -> ImageError {
 }
 
 fn check_supported(manifest: &Manifest) -> Result<(), ImageError> {
-    if manifest.parent.is_some() {
-        return Err(unsupported_parent());
-    }
     let regions = manifest.clients.iter().flat_map(Client::regions);
     for piece in regions.flat_map(|region| region.pieces) {
-        if let Storage::Stored(extent) = &piece.storage {
-            check_compression(extent)?;
+        if let Some((_, extent)) = piece.storage.place() {
+            check_compression(&extent)?;
         }
     }
     Ok(())

@@ -19,6 +19,9 @@
 //!   next; the manifest says what they are, and carries a keyed hash of each ([`content`]). Content that is zero
 //!   throughout is not stored.
 //!
+//! An image may build on another one, its parent ([`Base`]): pieces and code images that an ancestor has are not
+//! written again, and the manifest says in which ancestor they are.
+//!
 //! Each byte of each file is covered by a checksum or must be zero: any change is found by
 //! [`Image::open`] or [`Image::verify`].
 //!
@@ -40,6 +43,7 @@
 
 #![deny(unsafe_code)]
 
+mod chain;
 mod commit;
 pub mod content;
 mod data_reader;
@@ -49,9 +53,11 @@ mod dir;
 mod encode;
 mod envelope;
 mod error;
+mod flatten;
 mod hash;
 mod image;
 mod inspect;
+mod known;
 pub mod limits;
 mod manifest;
 mod names;
@@ -77,14 +83,17 @@ mod proto {
     include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
 }
 
+pub use chain::Base;
 pub use commit::FileEntry;
-pub use data_reader::DataReader;
+pub use data_reader::{DataFile, DataReader};
 pub use data_writer::DataWriter;
 pub use dir::ImageDir;
 pub use error::{ErrorKind, ImageError};
+pub use flatten::{flatten, flatten_in_place};
 pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, NotHex128, PieceHash};
 pub use image::Image;
 pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
+pub use known::Known;
 pub use limits::{BLOCK, FORMAT_VERSION, PIECE_LENGTH};
 pub use manifest::{
     Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,

@@ -5,7 +5,7 @@
 
 /// Version of the format that this crate writes, and the newest that it reads.
 ///
-/// 1 hashed pieces with XXH3-128; 2 hashes them as [`crate::content`] says.
+/// 1 hashed pieces with XXH3-128; 2 hashes them as [`crate::content`] says, and may build on a parent.
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Alignment of a piece in its data file, in bytes: what direct I/O wants everywhere.
@@ -34,6 +34,9 @@ pub const MAX_CODE: u64 = 1 << 30;
 /// The longest opaque field (arguments of an object, state of a worker), in bytes. What is longer
 /// is content and belongs in a [`Blob`](crate::Blob).
 pub const MAX_OPAQUE: u64 = 4 << 20;
+
+/// The most images that one may build on, one behind the other.
+pub const MAX_ANCESTORS: usize = 64;
 
 /// The most data and code files in an image.
 pub const MAX_FILES: usize = 1 << 16;

@@ -225,6 +225,8 @@ pub struct CodeImage {
     pub hash: CodeHash,
     /// Bytes.
     pub size: u64,
+    /// In which ancestor its file is; 0 is this image itself.
+    pub parent_depth: u32,
 }
 
 /// One process that had GPU state.

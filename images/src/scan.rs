@@ -73,7 +73,7 @@ static PHASE: Shape = shape(size_of::<proto::Phase>(), &[Number, Number, Number,
 
 static PARENT: Shape = shape(size_of::<proto::Parent>(), &[Bytes, Bytes, Fixed, Fixed]);
 
-static CODE_IMAGE: Shape = shape(size_of::<proto::CodeImage>(), &[Bytes, Number]);
+static CODE_IMAGE: Shape = shape(size_of::<proto::CodeImage>(), &[Bytes, Number, Number]);
 
 pub(crate) static CLIENT: Shape = shape(
     size_of::<proto::Client>(),

@@ -1,10 +1,11 @@
 //! The system calls that the standard library does not offer: files relative to a directory's
 //! descriptor. All of this crate's `unsafe` is here.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
+use std::os::unix::ffi::OsStrExt;
 
 use crate::ImageError;
 
@@ -12,13 +13,13 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-fn c_name(name: &str) -> io::Result<CString> {
-    CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+fn c_name(name: &OsStr) -> io::Result<CString> {
+    CString::new(name.as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
 /// `openat` with `O_CLOEXEC` added.
-pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &str, flags: i32, mode: u32) -> io::Result<File> {
-    let name = c_name(name)?;
+pub(crate) fn open_at(dir: BorrowedFd<'_>, name: impl AsRef<OsStr>, flags: i32, mode: u32) -> io::Result<File> {
+    let name = c_name(name.as_ref())?;
     // SAFETY: the descriptor is borrowed, hence open; the name ends in NUL and outlives the call.
     let fd =
         check(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode as libc::c_uint) })?;
@@ -28,17 +29,32 @@ pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &str, flags: i32, mode: u32) ->
 
 /// `unlinkat`; a symbolic link is removed itself.
 pub(crate) fn unlink_at(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
-    let name = c_name(name)?;
+    let name = c_name(name.as_ref())?;
     // SAFETY: as in `open_at`.
     check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) }).map(drop)
 }
 
-/// `renameat` within one directory.
-pub(crate) fn rename_at(dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
-    let (from, to) = (c_name(from)?, c_name(to)?);
-    let dir = dir.as_raw_fd();
+/// `unlinkat` of an empty directory.
+pub(crate) fn remove_dir_at(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let name = c_name(name.as_ref())?;
     // SAFETY: as in `open_at`.
-    check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) }).map(drop)
+    check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) }).map(drop)
+}
+
+/// `mkdirat`, for the owner only.
+pub(crate) fn make_dir_at(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let name = c_name(name.as_ref())?;
+    // SAFETY: as in `open_at`.
+    check(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) }).map(drop)
+}
+
+/// `renameat`.
+pub(crate) fn rename_at(from: (BorrowedFd<'_>, &str), to: (BorrowedFd<'_>, &str)) -> io::Result<()> {
+    let ((from_dir, from), (to_dir, to)) = (from, to);
+    let (from, to) = (c_name(from.as_ref())?, c_name(to.as_ref())?);
+    let (from_dir, to_dir) = (from_dir.as_raw_fd(), to_dir.as_raw_fd());
+    // SAFETY: as in `open_at`.
+    check(unsafe { libc::renameat(from_dir, from.as_ptr(), to_dir, to.as_ptr()) }).map(drop)
 }
 
 /// The names in a directory, in no order; those that are not UTF-8 cannot be ours and are left out.

@@ -6,24 +6,30 @@
 use std::collections::BTreeSet;
 
 use crate::commit::FileSizes;
+use crate::hash::CodeHash;
 use crate::limits::{BLOCK, MAX_CODE, MAX_PIECE_LENGTH};
 use crate::manifest::{Client, Compression, Extent, Manifest, Piece, Storage};
 use crate::region::{Region, RegionKind};
 
 /// What is wrong, if anything.
-pub(crate) fn check(manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
-    check_code(manifest, files)?;
+///
+/// `files` has this image's files first, then those of its ancestors, the nearest first.
+pub(crate) fn check(manifest: &Manifest, files: &[&FileSizes]) -> Result<(), String> {
+    if manifest.parent.is_none() && files.len() != 1 {
+        return Err("it has ancestors and no parent".to_owned());
+    }
+    let code = check_code(manifest, files)?;
     let mut indexes = BTreeSet::new();
     for client in &manifest.clients {
         if !indexes.insert(client.index) {
             return Err(format!("two clients have index {}", client.index));
         }
-        check_client(client, manifest, files).map_err(|what| format!("client {}: {what}", client.index))?;
+        check_client(client, manifest, files, &code).map_err(|what| format!("client {}: {what}", client.index))?;
     }
     Ok(())
 }
 
-fn check_code(manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+fn check_code(manifest: &Manifest, files: &[&FileSizes]) -> Result<BTreeSet<CodeHash>, String> {
     let mut known = BTreeSet::new();
     for code in &manifest.code {
         if !known.insert(code.hash) {
@@ -32,17 +38,23 @@ fn check_code(manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
         if code.size > MAX_CODE {
             return Err(format!("code image {} is too large", code.hash));
         }
-        if files.code.get(&code.hash) != Some(&code.size) {
+        if layer(files, code.parent_depth)?.code.get(&code.hash) != Some(&code.size) {
             return Err(format!("code image {} has no file of {} bytes", code.hash, code.size));
         }
     }
-    match files.code.keys().find(|hash| !known.contains(hash)) {
+    let own = files.first().into_iter().flat_map(|files| files.code.keys());
+    match own.into_iter().find(|hash| !known.contains(hash)) {
         Some(hash) => Err(format!("code file {hash} is not in the manifest")),
-        None => Ok(()),
+        None => Ok(known),
     }
 }
 
-fn check_client(client: &Client, manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+fn check_client(
+    client: &Client,
+    manifest: &Manifest,
+    files: &[&FileSizes],
+    code: &BTreeSet<CodeHash>,
+) -> Result<(), String> {
     let mut ordinals = BTreeSet::new();
     for gpu in &client.gpus {
         if !ordinals.insert(gpu.ordinal) {
@@ -63,19 +75,19 @@ fn check_client(client: &Client, manifest: &Manifest, files: &FileSizes) -> Resu
         }
         last = Some(object.sequence);
         for hash in &object.code {
-            if !files.code.contains_key(hash) {
+            if !code.contains(hash) {
                 return Err(format!("object {} needs code {hash}, which is not in the image", object.sequence));
             }
         }
     }
 
     for region in client.regions() {
-        check_region(&region, manifest, files).map_err(|what| format!("{region}: {what}"))?;
+        check_region(&region, files).map_err(|what| format!("{region}: {what}"))?;
     }
     Ok(())
 }
 
-fn check_region(region: &Region<'_>, manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+fn check_region(region: &Region<'_>, files: &[&FileSizes]) -> Result<(), String> {
     if let Some(address) = region.what.address() {
         check_range(address, region.size)?;
     }
@@ -88,7 +100,7 @@ fn check_region(region: &Region<'_>, manifest: &Manifest, files: &FileSizes) -> 
         if piece.offset != end {
             return Err(format!("content is missing or double at byte {end}"));
         }
-        check_piece(piece, manifest, files).map_err(|what| format!("piece at byte {end}: {what}"))?;
+        check_piece(piece, files).map_err(|what| format!("piece at byte {end}: {what}"))?;
         // Lengths are bounded, and the sum stays below the size or is refused below.
         end = end.checked_add(piece.length).ok_or("content overflows")?;
     }
@@ -98,28 +110,29 @@ fn check_region(region: &Region<'_>, manifest: &Manifest, files: &FileSizes) -> 
     Ok(())
 }
 
-fn check_piece(piece: &Piece, manifest: &Manifest, files: &FileSizes) -> Result<(), String> {
+fn check_piece(piece: &Piece, files: &[&FileSizes]) -> Result<(), String> {
     if piece.length == 0 || piece.length > MAX_PIECE_LENGTH {
         return Err(format!("its length is {}", piece.length));
     }
-    match piece.storage {
-        Storage::Zero => Ok(()),
-        Storage::Stored(extent) => {
-            check_extent(piece, &extent)?;
-            let size = files.data.get(&extent.file);
-            let size = size.ok_or_else(|| format!("there is no data file {}", extent.file))?;
-            match extent.offset.checked_add(extent.length) {
-                Some(end) if end <= *size => Ok(()),
-                _ => Err(format!("it is beyond the end of data file {}", extent.file)),
-            }
-        }
-        Storage::Parent { depth, extent } => {
-            if depth == 0 || manifest.parent.is_none() {
-                return Err("it refers to a parent that the image does not have".to_owned());
-            }
-            check_extent(piece, &extent)
-        }
+    let (depth, extent) = match piece.storage {
+        Storage::Zero => return Ok(()),
+        Storage::Stored(extent) => (0, extent),
+        Storage::Parent { depth: 0, .. } => return Err("it refers to a parent without saying which".to_owned()),
+        Storage::Parent { depth, extent } => (depth, extent),
+    };
+    check_extent(piece, &extent)?;
+    let size = layer(files, depth)?.data.get(&extent.file);
+    let size = size.ok_or_else(|| format!("there is no data file {}", extent.file))?;
+    match extent.offset.checked_add(extent.length) {
+        Some(end) if end <= *size => Ok(()),
+        _ => Err(format!("it is beyond the end of data file {}", extent.file)),
     }
+}
+
+/// The files of the image at this depth.
+fn layer<'a>(files: &[&'a FileSizes], depth: u32) -> Result<&'a FileSizes, String> {
+    let found = usize::try_from(depth).ok().and_then(|depth| files.get(depth).copied());
+    found.ok_or_else(|| "it refers to a parent that the image does not have".to_owned())
 }
 
 fn check_extent(piece: &Piece, extent: &Extent) -> Result<(), String> {

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::data_reader::DataReader;
+use crate::data_reader::{DataFile, DataReader};
 use crate::data_writer::is_zero;
-use crate::hash::{CodeHash, HashKey, Hasher, PieceHash};
+use crate::hash::{HashKey, Hasher, PieceHash};
 use crate::image::Image;
-use crate::manifest::{Client, Piece, Storage};
+use crate::manifest::{Client, CodeImage, Piece, Storage};
 use crate::names::data_name;
 use crate::region::Region;
 use crate::{ImageError, sys};
@@ -95,7 +95,7 @@ impl Report {
 /// A piece of work for one thread.
 enum Task<'a> {
     Piece(&'a Piece, Region<'a>),
-    Code(CodeHash),
+    Code(CodeImage),
     /// What lies between the pieces of a file.
     Gap {
         file: u32,
@@ -106,7 +106,8 @@ enum Task<'a> {
 
 impl Image {
     /// Reads every byte of every data and code file, with several threads, and compares it with
-    /// its hash. Nothing stops it: what cannot be read is a problem in the report.
+    /// its hash. Of the images that this one builds on, what belongs to this one.
+    /// Nothing stops it: what cannot be read is a problem in the report.
     ///
     /// `progress` is called from all of these threads, after each piece.
     pub fn verify(&self, progress: impl Fn(Progress) + Sync) -> Report {
@@ -137,13 +138,13 @@ impl Image {
         }
         // In the order in which the disk has them.
         tasks.sort_by_key(|task| match task {
-            Task::Piece(Piece { storage: Storage::Stored(extent), .. }, _) => Some(*extent),
+            Task::Piece(piece, _) => piece.storage.place(),
             _ => None,
         });
         tasks.extend(self.gaps());
         for code in &self.manifest().code {
             code_images += 1;
-            tasks.push(Task::Code(code.hash));
+            tasks.push(Task::Code(*code));
         }
 
         let read = self.work(&reader, &tasks, &findings, &progress);
@@ -169,7 +170,7 @@ impl Image {
                         buffer.resize(piece.length as usize, 0);
                         (reader.read(piece, &mut buffer), Some(region))
                     }
-                    Task::Code(hash) => (self.read_code(*hash).map(drop), None),
+                    Task::Code(code) => (self.read_code(code.hash).map(drop), None),
                     Task::Gap { file, start, end } => (check_gap(reader, *file, *start, *end), None),
                 };
                 if let Err(error) = result {
@@ -198,7 +199,7 @@ impl Image {
     fn length(&self, task: &Task<'_>) -> u64 {
         match task {
             Task::Piece(piece, _) => piece.length,
-            Task::Code(hash) => self.sizes().code.get(hash).copied().unwrap_or(0),
+            Task::Code(code) => code.size,
             Task::Gap { .. } => 0,
         }
     }
@@ -238,7 +239,7 @@ impl Image {
 fn check_gap(reader: &DataReader, index: u32, start: u64, end: u64) -> Result<(), ImageError> {
     let name = data_name(index);
     let failed = |error| ImageError::io("read", &*name, error);
-    let file = reader.file(index)?;
+    let file = reader.file(DataFile::own(index))?;
     let mut buffer = Vec::new();
     let mut at = start;
     while at < end {

@@ -10,13 +10,14 @@
 //! ```
 //!
 //! A process that is killed on the way leaves files without a commit record: readers refuse them,
-//! and the next writer removes them.
+//! and the next writer removes them. What an image builds on is only read.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::chain::{Base, Tables};
 use crate::commit::{CommitRecord, FileEntry, FileSizes};
 use crate::content::ContentKey;
 use crate::decode::Decoder;
@@ -24,7 +25,7 @@ use crate::dir::ImageDir;
 use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::image::read_code_file;
 use crate::limits::{FORMAT_VERSION, MAX_CODE, MAX_FILES};
-use crate::manifest::{CodeImage, Manifest};
+use crate::manifest::{CodeImage, Manifest, Parent, Storage};
 use crate::names::{COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
 use crate::{ImageError, encode, envelope, validate};
 
@@ -72,6 +73,7 @@ pub struct Committed {
 pub struct ImageWriter {
     dir: ImageDir,
     options: CreateOptions,
+    base: Option<Base>,
     files: Mutex<Files>,
     finished: bool,
 }
@@ -89,6 +91,8 @@ struct Code {
     size: u64,
     /// Whether another process writes it, so that its content must be checked.
     foreign: bool,
+    /// In which ancestor it is; 0 is this image.
+    depth: u32,
 }
 
 impl ImageWriter {
@@ -101,6 +105,18 @@ impl ImageWriter {
     /// [`ImageError::Exists`] if a committed image is there and may not be replaced,
     /// [`ImageError::Busy`] if another writer is at work, [`ImageError::Io`].
     pub fn create(dir: ImageDir, options: CreateOptions) -> Result<Self, ImageError> {
+        Self::create_on(dir, options, None)
+    }
+
+    /// As [`create`](Self::create), for an image that builds on another where there is one, whose key it takes:
+    /// `options.key` counts only without. If nothing of the base turns out to be needed, the image stands alone.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create).
+    pub fn create_on(dir: ImageDir, mut options: CreateOptions, base: Option<Base>) -> Result<Self, ImageError> {
+        if let Some(base) = &base {
+            options.key = base.key();
+        }
         dir.lock()?;
         let names = dir.names()?;
         if names.iter().any(|name| name == COMMIT) {
@@ -113,7 +129,7 @@ impl ImageWriter {
         for name in names.iter().filter(|name| Name::parse(name).is_some()) {
             dir.remove(name)?;
         }
-        Ok(Self { dir, options, files: Mutex::default(), finished: false })
+        Ok(Self { dir, options, base, files: Mutex::default(), finished: false })
     }
 
     /// The checkpoint's name.
@@ -126,6 +142,12 @@ impl ImageWriter {
     #[must_use]
     pub fn key(&self) -> ContentKey {
         self.options.key
+    }
+
+    /// The image that this one builds on.
+    #[must_use]
+    pub fn base(&self) -> Option<&Base> {
+        self.base.as_ref()
     }
 
     /// The directory.
@@ -191,7 +213,7 @@ impl ImageWriter {
         for (index, file) in &files.data {
             sync(file, &data_name(*index))?;
         }
-        for hash in files.code.keys() {
+        for (hash, _) in files.code.iter().filter(|(_, code)| code.depth == 0) {
             let name = code_name(*hash);
             sync(&self.dir.require_file(&name)?.0, &name)?;
         }
@@ -200,8 +222,9 @@ impl ImageWriter {
 
     /// Makes the image whole and durable. All writing to its files must have ended.
     ///
-    /// `manifest` gets this image's id, key and code list. It is checked against the files, as
-    /// it will be when the image is opened.
+    /// `manifest` gets this image's id, key, code list and parent. It is checked against the files, as
+    /// it will be when the image is opened; a piece that is said to be in an ancestor must be one that the same process
+    /// had there, with the same hash.
     ///
     /// # Errors
     /// [`ImageError::Invalid`] if the manifest does not fit the files, [`ImageError::Corrupt`] if
@@ -213,8 +236,12 @@ impl ImageWriter {
         manifest.format_version = FORMAT_VERSION;
         manifest.id = self.options.id;
         manifest.hash_key = self.options.key.into();
-        manifest.code = files.code.iter().map(|(&hash, &size)| CodeImage { hash, size }).collect();
-        let message = check_manifest(&manifest, &files)?;
+        manifest.code = self.code_list();
+        manifest.parent = self.parent_of(&manifest)?;
+        let base = self.base.as_ref().filter(|_| manifest.parent.is_some());
+        let behind = base.map(Base::files).unwrap_or_default();
+        let layers: Vec<_> = std::iter::once(&files).chain(behind).collect();
+        let message = check_manifest(&manifest, &layers)?;
 
         let (bytes, manifest_hash) = envelope::seal(envelope::MANIFEST, &message)?;
         let record = CommitRecord {
@@ -263,9 +290,38 @@ impl ImageWriter {
         if files.code.contains_key(&hash) {
             return Ok(None);
         }
+        if let Some(depth) = self.base.as_ref().and_then(|base| base.code(hash, size)) {
+            files.code.insert(hash, Code { size, foreign: false, depth });
+            return Ok(None);
+        }
         let file = self.dir.create_file(&name)?;
-        files.code.insert(hash, Code { size, foreign });
+        files.code.insert(hash, Code { size, foreign, depth: 0 });
         Ok(Some(file))
+    }
+
+    fn code_list(&self) -> Vec<CodeImage> {
+        let files = self.files();
+        let image = |(&hash, code): (&CodeHash, &Code)| CodeImage { hash, size: code.size, parent_depth: code.depth };
+        files.code.iter().map(image).collect()
+    }
+
+    /// The parent, if anything of the image is in one. Workers have said which pieces are, and are not trusted.
+    fn parent_of(&self, manifest: &Manifest) -> Result<Option<Parent>, ImageError> {
+        let mut used = manifest.code.iter().any(|it| it.parent_depth > 0);
+        let mut tables = self.base.as_ref().map(Tables::new);
+        for client in &manifest.clients {
+            for piece in client.regions().flat_map(|region| region.pieces) {
+                let Storage::Parent { .. } = piece.storage else { continue };
+                used = true;
+                let known = tables.as_mut().and_then(|it| it.of(client.namespace_pid).get(piece.hash, piece.length));
+                if known != Some(piece.storage) {
+                    let what =
+                        format!("client {} refers to content of another image that it did not have", client.index);
+                    return Err(ImageError::Invalid { what });
+                }
+            }
+        }
+        Ok(self.base.as_ref().filter(|_| used).map(Base::reference))
     }
 
     /// The sizes that the files have now, code compared with what was announced.
@@ -280,7 +336,7 @@ impl ImageWriter {
                 file.metadata().map_err(|error| ImageError::io("read the size of", data_name(index), error))?;
             sizes.data.insert(index, status.len());
         }
-        for (&hash, code) in &files.code {
+        for (&hash, code) in files.code.iter().filter(|(_, code)| code.depth == 0) {
             if code.foreign {
                 read_code_file(&self.dir, hash, code.size)?;
             } else {
@@ -307,7 +363,7 @@ impl ImageWriter {
     fn remove_files(&self) -> Result<(), ImageError> {
         let files = self.files();
         let data = files.data.keys().map(|index| data_name(*index));
-        let code = files.code.keys().map(|hash| code_name(*hash));
+        let code = files.code.iter().filter(|(_, code)| code.depth == 0).map(|(hash, _)| code_name(*hash));
         // The commit record first: without it the rest is not an image, however far this gets.
         [COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY]
             .map(str::to_owned)
@@ -334,7 +390,7 @@ fn sync(file: &File, name: &str) -> Result<(), ImageError> {
 }
 
 /// The encoded manifest, after it was read back: what cannot be read must not be committed.
-fn check_manifest(manifest: &Manifest, files: &FileSizes) -> Result<Vec<u8>, ImageError> {
+fn check_manifest(manifest: &Manifest, files: &[&FileSizes]) -> Result<Vec<u8>, ImageError> {
     validate::check(manifest, files).map_err(|what| ImageError::Invalid { what })?;
     let message = encode::manifest(manifest)?;
     if Decoder::new(MANIFEST).manifest(&message, FORMAT_VERSION)? != *manifest {

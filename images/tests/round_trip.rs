@@ -87,7 +87,7 @@ fn code_is_stored_once_under_the_name_of_its_content() {
     writer.commit(common::manifest()).unwrap();
 
     let image = Image::open(dir.path()).unwrap();
-    assert_eq!(image.manifest().code, [CodeImage { hash, size: length }]);
+    assert_eq!(image.manifest().code, [CodeImage { hash, size: length, parent_depth: 0 }]);
     assert_eq!(image.read_code(hash).unwrap(), CODE[0]);
     let file = dir.path().join(format!("rekindle-code-{hash}.bin"));
     assert_eq!(std::fs::read(file).unwrap(), CODE[0]);
@@ -265,6 +265,6 @@ fn content_past_4_gib_of_a_data_file_reads_back() {
     assert!(matches!(piece.storage, Storage::Stored(extent) if extent.offset >= 5 << 30));
     data.finish().unwrap();
     let mut got = vec![0; 280];
-    DataReader::new(HASH_KEY, [(0, file)]).read(&piece, &mut got).unwrap();
+    DataReader::new(HASH_KEY, [(DataFile::own(0), file)]).read(&piece, &mut got).unwrap();
     assert_eq!(got, content()[..280]);
 }

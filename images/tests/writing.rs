@@ -281,31 +281,6 @@ fn threads_may_add_code_at_once() {
 }
 
 #[test]
-fn an_incremental_image_is_refused_by_name_but_can_be_looked_at() {
-    let dir = directory();
-    let writer = create(dir.path()).unwrap();
-    let mut manifest = fill(&writer).unwrap();
-    manifest.parent =
-        Some(Parent { path: "../before".into(), id: common::ID, manifest_hash: Checksum::from_bytes([7; 16]) });
-    for piece in &mut manifest.clients[0].allocations[0].pieces {
-        if let Storage::Stored(extent) = piece.storage {
-            piece.storage = Storage::Parent { depth: 2, extent };
-        }
-    }
-    let pieces = manifest.clients[0].allocations[0].pieces.clone();
-    writer.commit(manifest).unwrap();
-
-    let error = Image::open(dir.path()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("incremental"), "{error}");
-    let manifest = Manifest::peek(&ImageDir::open(dir.path()).unwrap()).unwrap();
-    assert_eq!(manifest.clients[0].allocations[0].pieces, pieces);
-    let summary = Summary::of(&manifest);
-    assert_eq!(summary.parent.unwrap().path, "../before");
-    assert_eq!(summary.bytes.parent, 287);
-}
-
-#[test]
 fn a_compressed_image_is_refused_by_name() {
     let dir = directory();
     let writer = create(dir.path()).unwrap();

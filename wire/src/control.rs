@@ -541,7 +541,7 @@ pub enum WorkerRequest {
     /// Open the ring again.
     Open,
     /// Write the device memory into the data file that comes with this, and say what the image needs. Only while
-    /// quiesced.
+    /// quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
     Save {
         /// Goes into every hash of content; of the image.
         hash_key: [u8; 16],
@@ -565,8 +565,10 @@ pub enum WorkerRequest {
         code: Vec<String>,
     },
     /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
-    /// with the data file, then the code files in the order of `code`.
+    /// with the data files in the order of `data`, then the code files in the order of `code`.
     Load {
+        /// The data files.
+        data: Vec<DataFile>,
         /// How the image's pieces are hashed, as its format numbers that.
         hash_algorithm: u32,
         /// Goes into every hash; from the image's manifest.
@@ -630,6 +632,15 @@ pub enum WorkerRequest {
         /// Its names.
         ids: Vec<PieceId>,
     },
+}
+
+/// A data file of an image or of one that it builds on.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct DataFile {
+    /// 0 for the image's own, 1 for its parent's, 2 for the parent's parent's.
+    pub depth: u32,
+    /// Its number in that image.
+    pub index: u32,
 }
 
 /// The most that one client may have, where there is a limit.

@@ -13,7 +13,7 @@ use proptest::sample::Index;
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
-use rekindle_wire::control::{Limits, Opening, Reply, Request, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{DataFile, Limits, Opening, Reply, Request, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::layout::{MAX_COMMAND, REPLIES, REPLY_BYTES, SHARED_SIZE, Shared, UNIT, UNITS};
 use rekindle_wire::reply;
@@ -73,7 +73,13 @@ fn messages() -> Vec<Vec<u8>> {
     }
     let limits = Limits { device_memory: Some(1), pinned_memory: None };
     all.push(serde_json::to_vec(&WorkerRequest::Adopt { attach, limits }).unwrap());
-    let load = WorkerRequest::Load { hash_algorithm: 1, hash_key: [1; 16], code: vec!["00".into()], limits };
+    let load = WorkerRequest::Load {
+        data: vec![DataFile { depth: 1, index: 2 }],
+        hash_algorithm: 1,
+        hash_key: [1; 16],
+        code: vec!["00".into()],
+        limits,
+    };
     all.push(serde_json::to_vec(&load).unwrap());
     let save = WorkerRequest::Save { hash_key: [255; 16], file: 1, elsewhere: vec![[2; 16]] };
     all.push(serde_json::to_vec(&save).unwrap());

@@ -8,7 +8,6 @@
 //! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
 //! the engine never allocates or uses the legacy stream while it copies.
 
-use std::fs::File;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -283,13 +282,4 @@ fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<CUstream, CallFailed
         // A context of the client's own making: the thread's default stream in it.
         _ => CU_STREAM_PER_THREAD,
     })
-}
-
-/// The data files of a load: all pieces of one client lie in the one that came with it.
-pub(crate) fn reader(key: rekindle_images::HashKey, pieces: &[(Job, Piece)], file: File) -> DataReader {
-    let number = pieces.iter().find_map(|(_, p)| match p.storage {
-        rekindle_images::Storage::Stored(extent) => Some(extent.file),
-        _ => None,
-    });
-    DataReader::new(key, [(number.unwrap_or(0), file)])
 }

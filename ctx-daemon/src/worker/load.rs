@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_images::{Client, CodeHash, DataReader, HashKey, Object, Piece};
+use rekindle_images::{Client, CodeHash, DataReader, Object, Piece};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
 use super::arrays::ARRAY_CONTENT;
-use super::engine::{self, Job};
+use super::engine::Job;
 use super::executor::{Executor, Outcome};
 use super::ipc::skip_shared;
 use super::memory;
@@ -26,8 +26,7 @@ impl Executor {
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
-        key: HashKey,
-        data: File,
+        reader: &DataReader,
         code: Vec<(String, File)>,
     ) -> Result<(), String> {
         if client.worker_version != STATE_VERSION || client.wire_version != rekindle_wire::WIRE_VERSION {
@@ -68,7 +67,7 @@ impl Executor {
         self.compare_globals(client)?;
         let aliases = self.map_aliases()?;
         self.check_pieces(client, &aliases)?;
-        self.restore_content(client, key, data)?;
+        self.restore_content(client, reader)?;
         self.unmap_aliases(&aliases);
         self.all_shared_is_mapped(client)?;
         self.record_events()
@@ -213,7 +212,7 @@ impl Executor {
         Ok(())
     }
 
-    fn restore_content(&mut self, client: &Client, key: HashKey, data: File) -> Result<(), String> {
+    fn restore_content(&mut self, client: &Client, reader: &DataReader) -> Result<(), String> {
         let mut list: Vec<(Job, Piece)> = Vec::new();
         let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
             list.extend(pieces.iter().map(|p| {
@@ -239,14 +238,13 @@ impl Executor {
         for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
             list.extend(self.saved_array_jobs(blob)?);
         }
-        let reader = engine::reader(key, &list, data);
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
         self.engine.prepare(driver, &primaries).map_err(|e| e.to_string())?;
-        let loaded = self.engine.load(driver, &list, &reader, &AtomicBool::new(false));
+        let loaded = self.engine.load(driver, &list, reader, &AtomicBool::new(false));
         self.context_changed();
         loaded.map_err(|e| e.to_string())?;
-        self.restore_blobs(client, &reader)
+        self.restore_blobs(client, reader)
     }
 
     fn context_of_global(&self, module: u64, address: u64) -> Option<u64> {

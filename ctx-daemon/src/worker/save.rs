@@ -1,10 +1,8 @@
 //! Saving a quiesced client: its device memory into the data file, everything else into its part of the manifest.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_images::content::ContentKey;
 use rekindle_images::{
     Allocation, Blob, Client, ClientGpu, DataWriter, Global, Object, ObjectKind, Pinned, Ring, Window, WindowKind,
 };
@@ -53,9 +51,7 @@ impl Executor {
     pub(crate) fn save(
         &mut self,
         head: u64,
-        key: ContentKey,
-        number: u32,
-        file: File,
+        writer: DataWriter,
         elsewhere: &BTreeSet<PieceId>,
         cancel: &AtomicBool,
     ) -> Result<Saved, String> {
@@ -67,7 +63,7 @@ impl Executor {
             return Err(format!("it cannot be checkpointed now: {why}; the next dump may find that it has"));
         }
         let aliases = self.map_aliases()?;
-        let saved = self.save_with(&aliases, head, key, number, file, cancel);
+        let saved = self.save_with(&aliases, head, writer, cancel);
         self.unmap_aliases(&aliases);
         saved
     }
@@ -76,9 +72,7 @@ impl Executor {
         &mut self,
         aliases: &[Alias],
         head: u64,
-        key: ContentKey,
-        number: u32,
-        file: File,
+        writer: DataWriter,
         cancel: &AtomicBool,
     ) -> Result<Saved, String> {
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
@@ -88,7 +82,6 @@ impl Executor {
         self.context_changed();
         // Every stream is idle: what was freed in its order is free.
         self.pools.settle(driver);
-        let writer = DataWriter::new(file, number, key).map_err(|e| failed(&e))?;
 
         let mut all = Vec::new();
         let mut allocations = self.describe_allocations(aliases, &mut all);

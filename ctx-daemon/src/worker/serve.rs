@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{Client, HashKey};
+use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
@@ -244,7 +244,9 @@ impl Server {
             (WorkerRequest::Save { hash_key, file, elsewhere }, State::Quiesced) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 let elsewhere = elsewhere.into_iter().collect();
-                return self.save(ContentKey::from_bytes(hash_key), file, data, &elsewhere);
+                let writer = DataWriter::new(channel::file(data), file, ContentKey::from_bytes(hash_key));
+                let known = Known::from_bytes(&blob).map_err(|e| e.to_string())?;
+                return self.save(writer.map_err(|e| e.to_string())?.with_known(known), &elsewhere);
             }
             (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
                 self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
@@ -254,11 +256,15 @@ impl Server {
                 self.executor.belong(file.into(), row, &gpus, limits)?;
             }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
-            (WorkerRequest::Load { hash_algorithm, hash_key, code, limits }, State::Spare) => {
+            (WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits }, State::Spare) => {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(|e| e.to_string())?;
-                let data = fds.next().ok_or("no data file came with the request")?;
+                let open = |it: rekindle_wire::control::DataFile| {
+                    let file = fds.next().ok_or("a data file did not come with the request")?;
+                    Ok((DataFile { depth: it.depth, index: it.index }, channel::file(file)))
+                };
+                let data = data.into_iter().map(open).collect::<Result<Vec<_>, String>>()?;
                 self.code_ahead.extend(code.into_iter().zip(fds));
-                self.load(key, data, &blob)?;
+                self.load(DataReader::new(key, data), &blob)?;
                 self.executor.set_limits(limits);
             }
             (WorkerRequest::Pinned { pinned }, State::Restoring) => {
@@ -413,15 +419,9 @@ impl Server {
         self.state = State::Open;
     }
 
-    fn save(
-        &mut self,
-        key: ContentKey,
-        number: u32,
-        data: OwnedFd,
-        elsewhere: &BTreeSet<PieceId>,
-    ) -> Result<(WorkerReply, Vec<u8>), String> {
+    fn save(&mut self, writer: DataWriter, elsewhere: &BTreeSet<PieceId>) -> Result<(WorkerReply, Vec<u8>), String> {
         let head = self.consumer.as_ref().map_or(0, Consumer::head);
-        let saved = self.executor.save(head, key, number, channel::file(data), elsewhere, &self.channel.cancel)?;
+        let saved = self.executor.save(head, writer, elsewhere, &self.channel.cancel)?;
         let blob = saved.client.to_bytes().map_err(|e| e.to_string())?;
         Ok((WorkerReply::Saved { code: saved.code, bytes: saved.bytes }, blob))
     }
@@ -432,10 +432,10 @@ impl Server {
         std::io::Write::write_all(&mut channel::file(file), &image.bytes).map_err(|e| format!("code image {hash}: {e}"))
     }
 
-    fn load(&mut self, key: HashKey, data: OwnedFd, blob: &[u8]) -> Result<(), String> {
+    fn load(&mut self, reader: DataReader, blob: &[u8]) -> Result<(), String> {
         let client = Client::from_bytes(blob).map_err(|e| e.to_string())?;
         let code = std::mem::take(&mut self.code_ahead).into_iter().map(|(h, f)| (h, channel::file(f))).collect();
-        self.executor.load_client(&client, key, channel::file(data), code)?;
+        self.executor.load_client(&client, &reader, code)?;
         self.restoring = Some(client);
         self.state = State::Restoring;
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rekindle_images::{CreateOptions, HashKey, Image, ImageDir, ImageWriter};
+use rekindle_images::{CreateOptions, DataFile, HashKey, Image, ImageDir, ImageWriter};
 use rekindle_wire::control::{Reply, Request};
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
     let image = Image::open(dir.path()).unwrap();
     let mut manifest = image.manifest().clone();
     change(&mut manifest.clients[0]);
-    let mut data = image.data_file(0).unwrap();
+    let mut data = image.data_file(DataFile::own(0)).unwrap();
     let mut content = Vec::new();
     std::io::Read::read_to_end(&mut data, &mut content).unwrap();
     let code = image.read_code(manifest.code[0].hash).unwrap();

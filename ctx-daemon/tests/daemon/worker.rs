@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{
-    Allocation, Client as Record, ClientGpu, CodeHash, DataReader, DataWriter, HashKey, Object, Pinned,
+    Allocation, Client as Record, ClientGpu, CodeHash, DataFile, DataReader, DataWriter, HashKey, Known, Object, Pinned,
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, Device};
 use rekindle_wire::calls::Count;
@@ -171,7 +171,7 @@ impl Worker {
                 self.note("Open");
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Save { hash_key, file, .. } => self.save(hash_key, file, fds),
+            WorkerRequest::Save { hash_key, file, .. } => self.save(hash_key, file, &blob, fds),
             WorkerRequest::SaveCode { hash } => {
                 self.note("SaveCode");
                 assert_eq!(hash, CodeHash::of(CODE).to_string());
@@ -187,9 +187,10 @@ impl Worker {
                 self.code += code.len();
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Load { hash_algorithm, hash_key, code, .. } => {
+            WorkerRequest::Load { data, hash_algorithm, hash_key, code, .. } => {
+                let data = data.iter().map(|it| DataFile { depth: it.depth, index: it.index }).collect::<Vec<_>>();
                 let key = HashKey::from_parts(hash_algorithm, hash_key).unwrap();
-                self.load(key, &code, &blob, fds);
+                self.load(key, &data, &code, &blob, fds);
             }
             WorkerRequest::Pinned { pinned } => {
                 assert_eq!(pinned.len(), fds.len());
@@ -268,7 +269,7 @@ impl Worker {
         self.reply(&WorkerReply::Done);
     }
 
-    fn save(&self, hash_key: [u8; 16], index: u32, fds: Vec<OwnedFd>) {
+    fn save(&self, hash_key: [u8; 16], index: u32, known: &[u8], fds: Vec<OwnedFd>) {
         self.note("Save");
         if self.is("dies-on-save") {
             std::process::exit(12);
@@ -292,6 +293,7 @@ impl Worker {
         }
         let file = std::fs::File::from(fds.into_iter().next().unwrap());
         let writer = DataWriter::new(file, index, ContentKey::from_bytes(hash_key)).unwrap();
+        let writer = writer.with_known(Known::from_bytes(known).unwrap());
         let mut content = self.command.clone().into_bytes();
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
@@ -325,13 +327,12 @@ impl Worker {
         got >= 0
     }
 
-    fn load(&mut self, key: HashKey, code: &[String], blob: &[u8], fds: Vec<OwnedFd>) {
+    fn load(&mut self, key: HashKey, data: &[DataFile], code: &[String], blob: &[u8], fds: Vec<OwnedFd>) {
         let record = Record::from_bytes(blob).unwrap();
         self.command.clone_from(&record.command);
-        assert_eq!(fds.len(), 1 + code.len());
-        let mut files = fds.into_iter().map(std::fs::File::from);
-        let data = files.next().unwrap();
-        let reader = DataReader::new(key, [(record.index, data)]);
+        assert_eq!(fds.len(), data.len() + code.len());
+        let files = fds.into_iter().map(std::fs::File::from);
+        let reader = DataReader::new(key, data.iter().copied().zip(files));
         for allocation in &record.allocations {
             for piece in &allocation.pieces {
                 let mut content = vec![0; piece.length as usize];

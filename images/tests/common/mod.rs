@@ -29,9 +29,15 @@ pub(crate) fn write(dir: &Path) -> Committed {
 
 /// All of the sample image but its commit.
 pub(crate) fn fill(writer: &ImageWriter) -> Result<Manifest, ImageError> {
+    fill_with(writer, b"counter!")
+}
+
+/// The same with this as the first client's global.
+pub(crate) fn fill_with(writer: &ImageWriter, counter: &[u8; 8]) -> Result<Manifest, ImageError> {
     let code = [writer.put_code(CODE[0])?, writer.put_code(CODE[1])?];
     let mut manifest = manifest();
-    manifest.clients = vec![client(writer, 0, &[code[0], code[1]])?, client(writer, 1, &[code[0]])?];
+    let first = client_with(writer, 0, &[code[0], code[1]], counter)?;
+    manifest.clients = vec![first, client(writer, 1, &[code[0]])?];
     Ok(manifest)
 }
 
@@ -70,7 +76,12 @@ pub(crate) fn manifest() -> Manifest {
 
 /// A client, its content written to the data file of the same number.
 pub(crate) fn client(writer: &ImageWriter, index: u32, code: &[CodeHash]) -> Result<Client, ImageError> {
-    let data = DataWriter::new(writer.data_file(index)?, index, writer.key())?;
+    client_with(writer, index, code, b"counter!")
+}
+
+fn client_with(writer: &ImageWriter, index: u32, code: &[CodeHash], counter: &[u8; 8]) -> Result<Client, ImageError> {
+    let known = writer.base().map(|base| base.known(7 + index)).unwrap_or_default();
+    let data = DataWriter::new(writer.data_file(index)?, index, writer.key())?.with_known(known);
     let content = content();
     let (text, zeros) = (280, 5280);
     let allocation = vec![
@@ -78,7 +89,7 @@ pub(crate) fn client(writer: &ImageWriter, index: u32, code: &[CodeHash]) -> Res
         data.append(text as u64, &content[text..zeros])?,
         data.append(zeros as u64, &content[zeros..])?,
     ];
-    let global = vec![data.append(0, b"counter!")?];
+    let global = vec![data.append(0, counter)?];
     data.finish()?;
     let zero = |length: usize| Piece {
         offset: 0,

@@ -16,6 +16,7 @@
 //!
 //! A failure is told in reply to whatever is asked next. Nothing that a dump holds outlives its connection.
 
+mod base;
 mod manifest;
 mod progress;
 mod quiesce;
@@ -286,7 +287,8 @@ impl<'a> Dump<'a> {
             replace: true,
             ..CreateOptions::new()?
         };
-        let writer = ImageWriter::create(dir, options)?;
+        let base = base::find(&dir);
+        let writer = ImageWriter::create_on(dir, options, base)?;
         let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
         let sharing = ipc::within(self.daemon, &clients)?;
         let how = save::How {

@@ -327,12 +327,7 @@ impl Shared {
             }
         };
         // While it is there: a task that does not go on is killed when this dump is over.
-        let pids = process::namespace_pids(client.process.pid).unwrap_or_default();
-        let saved = Saved {
-            record,
-            namespace_pid: pids.last().copied().unwrap_or(client.process.pid),
-            client: Arc::clone(client),
-        };
+        let saved = Saved { record, namespace_pid: namespace_pid(client) as i32, client: Arc::clone(client) };
         self.wait_for_finish()?;
         self.wait_for_those_it_shares_with();
         self.check().ok()?;
@@ -368,7 +363,9 @@ impl Shared {
         self.how.progress.writes(&file);
         let failed = |error: WorkerError| SaveError::of(client, &error);
         let request = WorkerRequest::Save { hash_key: writer.key().to_bytes(), file: index, elsewhere };
-        let answered = client.worker.call(&request, &[], &[file.as_raw_fd()], None).map_err(failed)?;
+        let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
+        let blob = known.to_bytes();
+        let answered = client.worker.call(&request, &blob, &[file.as_raw_fd()], None).map_err(failed)?;
         let WorkerReply::Saved { code, bytes } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
@@ -449,6 +446,12 @@ impl Shared {
         self.fail(error.clone());
         error
     }
+}
+
+/// The client's process as it sees itself.
+fn namespace_pid(client: &Client) -> u32 {
+    let pids = process::namespace_pids(client.process.pid).unwrap_or_default();
+    pids.last().copied().unwrap_or(client.process.pid) as u32
 }
 
 fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode) -> Result<(), SaveError> {

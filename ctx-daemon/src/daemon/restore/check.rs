@@ -2,13 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rekindle_images::{Client as Record, Gpu, Image, Storage};
+use rekindle_images::{Client as Record, Gpu, Image};
 use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Attached;
 use thiserror::Error;
 use tracing::info;
 
 use super::super::dump::{driver_version, gpu, is_unattached, shared_state};
+
+/// The most data files of a client, one for each image that its own builds on, with some to spare: they travel in one
+/// message.
+const MAX_DATA_FILES: usize = 128;
 
 /// Why an image cannot be restored here.
 #[derive(Debug, Error)]
@@ -54,13 +58,8 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
                 return Err(CheckError::Socket(*id).into());
             }
         }
-        let pieces = record.regions().flat_map(|region| region.pieces);
-        let elsewhere = |storage| match storage {
-            Storage::Zero => false,
-            Storage::Stored(extent) => extent.file != record.index,
-            Storage::Parent { .. } => true,
-        };
-        if pieces.map(|it| it.storage).any(elsewhere) {
+        let files = image.data_files_of(record);
+        if files.len() > MAX_DATA_FILES || files.iter().any(|it| it.depth == 0 && it.index != record.index) {
             return Err(CheckError::Files(name(record)).into());
         }
     }

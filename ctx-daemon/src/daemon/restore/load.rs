@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rekindle_images::{Client as Record, CodeHash, HashKey, Image, ImageError};
-use rekindle_wire::control::{Limits, WorkerRequest};
+use rekindle_wire::control::{DataFile, Limits, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 use tracing::{debug, info};
@@ -77,7 +77,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Re
         let job = Load {
             hash: image.manifest().hash_key,
             blob: record.to_bytes()?,
-            data: image.data_file(record.index)?.into(),
+            data: data_files(image, record)?,
             code: code_files(image, record)?,
             limits,
         };
@@ -100,6 +100,12 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Re
     Ok(())
 }
 
+/// There are not too many for a message: `check` has seen to that.
+fn data_files(image: &Image, record: &Record) -> Result<Vec<(DataFile, OwnedFd)>, ImageError> {
+    let files = image.data_files_of(record).into_iter();
+    files.map(|it| Ok((DataFile { depth: it.depth, index: it.index }, image.data_file(it)?.into()))).collect()
+}
+
 fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageError> {
     let hashes: BTreeSet<CodeHash> = record.objects.iter().flat_map(|it| it.code.iter().copied()).collect();
     let open = |hash: CodeHash| Ok((hash.to_string(), image.code_file(hash)?.into()));
@@ -110,7 +116,8 @@ fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageErro
 struct Load {
     hash: HashKey,
     blob: Vec<u8>,
-    data: OwnedFd,
+    /// Of the image, and of those that it builds on.
+    data: Vec<(DataFile, OwnedFd)>,
     code: Vec<CodeFile>,
     limits: Limits,
 }
@@ -120,7 +127,7 @@ type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
-        // The data file takes a place in the last message.
+        // The data files take places in the last message.
         let (last, before) = self.split();
         for code in before {
             let request = WorkerRequest::Code { code: code.iter().map(|it| it.0.clone()).collect() };
@@ -128,13 +135,14 @@ impl Load {
         }
         let code = last.iter().map(|it| it.0.clone()).collect();
         let (hash_algorithm, hash_key) = self.hash.to_parts();
-        let request = WorkerRequest::Load { hash_algorithm, hash_key, code, limits: self.limits };
-        let fds = std::iter::once(&self.data).chain(last.iter().map(|it| &it.1));
+        let data = self.data.iter().map(|it| it.0).collect();
+        let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits: self.limits };
+        let fds = self.data.iter().map(|it| &it.1).chain(last.iter().map(|it| &it.1));
         worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
     }
 
     fn split(&self) -> (&[CodeFile], std::slice::Chunks<'_, CodeFile>) {
-        let in_last = self.code.len().min(MAX_FDS - 1);
+        let in_last = self.code.len().min(MAX_FDS - self.data.len());
         let (before, last) = self.code.split_at(self.code.len() - in_last);
         (last, before.chunks(MAX_FDS))
     }

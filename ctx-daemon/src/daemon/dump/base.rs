@@ -1,0 +1,22 @@
+//! What a new image builds on: the image of the directory that CRIU was given as the parent of its own.
+
+use rekindle_images::{Base, ImageDir};
+use tracing::{info, warn};
+
+/// The image that one in `dir` is to build on, if there is one that can be built on: otherwise the new image is whole by
+/// itself, which is no reason to fail a dump.
+pub(super) fn find(dir: &ImageDir) -> Option<Base> {
+    match Base::find(dir) {
+        Ok(base) => {
+            if let Some(base) = &base {
+                let image = base.image();
+                info!(parent = %image.manifest().id, depth = image.depth() + 1, "building on the image in {}", image.dir().path().display());
+            }
+            base
+        }
+        Err(error) => {
+            warn!("the image will be a full one, since it cannot build on its parent: {error}");
+            None
+        }
+    }
+}

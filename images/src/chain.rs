@@ -1,0 +1,195 @@
+//! Images that build on others: opening the chain, and what a new image may find in it.
+//!
+//! ```text
+//!   this image ──parent──► 1 ──parent──► 2 …        each: directory, id and manifest's checksum of the next
+//!       │  piece: depth 2 ───────────────▲           a piece says directly in which ancestor it is
+//! ```
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::commit::FileSizes;
+use crate::content::ContentKey;
+use crate::dir::ImageDir;
+use crate::error::ErrorKind;
+use crate::hash::{CodeHash, HashKey};
+use crate::image::{Image, Layer};
+use crate::known::Known;
+use crate::limits::MAX_ANCESTORS;
+use crate::manifest::{Manifest, Parent, Storage};
+use crate::{ImageError, names};
+
+/// An image that another builds on: what is needed to read its files.
+#[derive(Debug)]
+pub(crate) struct Ancestor {
+    pub(crate) dir: ImageDir,
+    pub(crate) files: FileSizes,
+}
+
+/// The ancestors of an image in `dir`, the nearest first, each the one that was built on.
+pub(crate) fn open(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>, ImageError> {
+    let mut ancestors: Vec<Ancestor> = Vec::new();
+    let mut parent = manifest.parent.clone();
+    while let Some(Parent { path, id, manifest_hash }) = parent {
+        let from = ancestors.last().map_or(dir, |last| &last.dir);
+        let bad = |what: String| ImageError::Parent { dir: from.path().join(&path), what };
+        if ancestors.len() == MAX_ANCESTORS {
+            return Err(bad(format!("there are more than {MAX_ANCESTORS} images behind each other")));
+        }
+        let layer = open_parent(from, &path).and_then(Layer::read).map_err(|error| bad(error.to_string()))?;
+        if layer.manifest.id != id {
+            return Err(bad(format!("it is checkpoint {}, and {id} was built on", layer.manifest.id)));
+        }
+        if layer.manifest_hash != manifest_hash {
+            return Err(bad(format!("checkpoint {id} has been changed or written again since")));
+        }
+        if layer.manifest.hash_key != manifest.hash_key {
+            return Err(bad("its pieces are hashed with another key".to_owned()));
+        }
+        parent = layer.manifest.parent;
+        ancestors.push(Ancestor { dir: layer.dir, files: layer.files });
+    }
+    Ok(ancestors)
+}
+
+fn open_parent(dir: &ImageDir, path: &Path) -> Result<ImageDir, ImageError> {
+    match dir.open_relative(path) {
+        Err(ImageError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(ImageError::Missing { file: path.display().to_string(), dir: dir.path().to_owned() })
+        }
+        result => result,
+    }
+}
+
+/// A committed image that a new one is to build on.
+#[derive(Debug)]
+pub struct Base {
+    image: Image,
+    path: PathBuf,
+    key: ContentKey,
+    manifest_hash: crate::Checksum,
+}
+
+impl Base {
+    /// The name under which CRIU keeps a dump's parent in its image directory (`--prev-images-dir`, which podman's
+    /// `--with-previous` uses too): a symbolic link. CRIU 4.1, `criu/image.c`, `CR_PARENT_LINK`.
+    pub const CRIU_LINK: &str = "parent";
+
+    /// The image at `path`, relative to `dir`, in which the new image will be.
+    ///
+    /// # Errors
+    /// Those of [`Image::open_at`]; [`ImageError::Unsupported`] for an image of format version 1, whose hashes are of
+    /// another kind, and for one that has as many ancestors as an image may have; [`ImageError::Invalid`] if it, or one that it builds on, is
+    /// in `dir` itself, and would be overwritten.
+    pub fn open(dir: &ImageDir, path: &Path) -> Result<Self, ImageError> {
+        let image = Image::open_at(dir.open_relative(path)?)?;
+        let HashKey::Content(key) = image.manifest().hash_key else {
+            return Err(ImageError::Unsupported { what: "to build on an image of format version 1".to_owned() });
+        };
+        if image.ancestors().len() >= MAX_ANCESTORS {
+            return Err(ImageError::Unsupported {
+                what: format!("more than {MAX_ANCESTORS} images behind each other"),
+            });
+        }
+        let own = dir.identity()?;
+        for used in std::iter::once(image.dir()).chain(image.ancestors().iter().map(|it| &it.dir)) {
+            if used.identity()? == own {
+                let what = format!("an image that builds on what is in its own directory, {}", dir.path().display());
+                return Err(ImageError::Invalid { what });
+            }
+        }
+        let manifest_hash = image.manifest_hash();
+        Ok(Self { image, path: path.to_owned(), key, manifest_hash })
+    }
+
+    /// The image of the directory that CRIU's parent link in `dir` leads to; `None` without such a link, or where that
+    /// directory has nothing of ours, as after CRIU's `pre-dump`.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn find(dir: &ImageDir) -> Result<Option<Self>, ImageError> {
+        match Self::open(dir, Path::new(Self::CRIU_LINK)) {
+            Err(error) if error.kind() == ErrorKind::NotAnImage => Ok(None),
+            Err(ImageError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    /// The image.
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// The key of its hashes, and of those of an image that builds on it.
+    #[must_use]
+    pub fn key(&self) -> ContentKey {
+        self.key
+    }
+
+    /// What the process with this pid (as it sees itself) may refer to: the pieces that it had itself, never those of
+    /// another process. Nothing if there were several of that pid, in different namespaces.
+    #[must_use]
+    pub fn known(&self, namespace_pid: u32) -> Known {
+        let mut same = self.image.manifest().clients.iter().filter(|it| it.namespace_pid == namespace_pid);
+        let (Some(client), None) = (same.next(), same.next()) else { return Known::default() };
+        let pieces = client.regions().flat_map(|region| region.pieces);
+        Known::new(pieces.filter_map(|piece| {
+            let (depth, extent) = match piece.storage {
+                Storage::Zero => return None,
+                Storage::Stored(extent) => (1, extent),
+                Storage::Parent { depth, extent } => (depth + 1, extent),
+            };
+            Some((piece.hash, piece.length, depth, extent))
+        }))
+    }
+
+    /// How deep, from an image that builds on this one, a code image of this hash and size is.
+    pub(crate) fn code(&self, hash: CodeHash, size: u64) -> Option<u32> {
+        let code = self.image.manifest().code.iter().find(|it| it.hash == hash && it.size == size)?;
+        Some(code.parent_depth + 1)
+    }
+
+    /// What the manifest of an image that builds on this one says.
+    pub(crate) fn reference(&self) -> Parent {
+        Parent { path: self.path.clone(), id: self.image.manifest().id, manifest_hash: self.manifest_hash }
+    }
+
+    /// The files of the ancestors of an image that builds on this one.
+    pub(crate) fn files(&self) -> Vec<&FileSizes> {
+        std::iter::once(self.image.sizes()).chain(self.image.ancestors().iter().map(|it| &it.files)).collect()
+    }
+}
+
+/// The tables of all clients of a new image, each made once.
+pub(crate) struct Tables<'a> {
+    base: &'a Base,
+    made: BTreeMap<u32, Known>,
+}
+
+impl<'a> Tables<'a> {
+    pub(crate) fn new(base: &'a Base) -> Self {
+        Self { base, made: BTreeMap::new() }
+    }
+
+    pub(crate) fn of(&mut self, namespace_pid: u32) -> &Known {
+        self.made.entry(namespace_pid).or_insert_with(|| self.base.known(namespace_pid))
+    }
+}
+
+impl ImageDir {
+    /// The directory at a path relative to this one; links on the way are followed, since CRIU's is one.
+    pub(crate) fn open_relative(&self, path: &Path) -> Result<Self, ImageError> {
+        if path.is_absolute() || path.as_os_str().is_empty() {
+            return Err(ImageError::corrupt(names::MANIFEST, format!("{} is no relative path", path.display())));
+        }
+        self.open_below(path)
+    }
+
+    /// What tells this directory from every other.
+    pub(crate) fn identity(&self) -> Result<(u64, u64), ImageError> {
+        let status = self.status()?;
+        Ok((status.dev(), status.ino()))
+    }
+}

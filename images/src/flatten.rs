@@ -1,0 +1,145 @@
+//! An image without a parent, made of one that has some.
+//!
+//! ```text
+//!   into a directory of its own:   read, compare hashes, write ──► commit
+//!   in place:                      the same into DIR/rekindle-flatten, and then, each step durable:
+//!                                  DIR loses its commit record ─► files move over ─► manifest ─► commit record
+//! ```
+//!
+//! What is killed while files move over is not committed, and goes on when it is asked for again.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::ImageError;
+use crate::commit::CommitRecord;
+use crate::data_reader::DataReader;
+use crate::data_writer::DataWriter;
+use crate::dir::ImageDir;
+use crate::hash::{HashKey, PieceHash};
+use crate::image::Image;
+use crate::manifest::{Client, Piece, Storage};
+use crate::names::{COMMIT, MANIFEST, Name};
+use crate::writer::{Committed, CreateOptions, ImageWriter};
+
+/// Where an image is made that is to take the place of the one around it.
+const BESIDE: &str = "rekindle-flatten";
+
+/// Writes the image again into `out`, with everything that it has in other images. It keeps its id. Every piece is
+/// compared with its hash on the way.
+///
+/// # Errors
+/// Those of [`DataReader::read`](crate::DataReader::read) and of [`ImageWriter`]; `out` then has no image.
+pub fn flatten(image: &Image, out: ImageDir) -> Result<Committed, ImageError> {
+    let mut options = CreateOptions { id: image.manifest().id, ..CreateOptions::new()? };
+    if let HashKey::Content(key) = image.manifest().hash_key {
+        options.key = key;
+    }
+    let writer = ImageWriter::create(out, options)?;
+    for code in &image.manifest().code {
+        writer.put_code(&image.read_code(code.hash)?)?;
+    }
+    let reader = image.data_reader()?;
+    let mut manifest = image.manifest().clone();
+    for client in &mut manifest.clients {
+        let index = client.index;
+        let data = DataWriter::new(writer.data_file(index)?, index, writer.key())?;
+        copy(client, &reader, &data)?;
+        data.finish()?;
+    }
+    writer.commit(manifest)
+}
+
+/// Writes the content of a client, equal pieces once.
+fn copy(client: &mut Client, reader: &DataReader, data: &DataWriter) -> Result<(), ImageError> {
+    let mut written: HashMap<(PieceHash, u64), (PieceHash, Storage)> = HashMap::new();
+    let mut content = Vec::new();
+    for piece in client.pieces_mut() {
+        let before = (piece.hash, piece.length);
+        if let Some((hash, storage)) = written.get(&before) {
+            (piece.hash, piece.storage) = (*hash, *storage);
+            continue;
+        }
+        // Bounded: every piece of an open image is at most MAX_PIECE_LENGTH.
+        content.resize(piece.length as usize, 0);
+        reader.read(piece, &mut content)?;
+        *piece = data.append(piece.offset, &content)?;
+        written.insert(before, (piece.hash, piece.storage));
+    }
+    Ok(())
+}
+
+impl Client {
+    /// All pieces of all its regions.
+    fn pieces_mut(&mut self) -> impl Iterator<Item = &mut Piece> {
+        let allocations = self.allocations.iter_mut().flat_map(|it| &mut it.pieces);
+        let globals = self.globals.iter_mut().flat_map(|it| &mut it.pieces);
+        let pinned = self.pinned.iter_mut().flat_map(|it| &mut it.pieces);
+        let blobs = self.blobs.iter_mut().flat_map(|it| &mut it.pieces);
+        allocations.chain(globals).chain(pinned).chain(blobs)
+    }
+}
+
+/// As [`flatten`], with the directory at `path` itself in place of `out`; whether there was anything to do. As much
+/// space is needed as for both.
+///
+/// # Errors
+/// Those of [`flatten`]: then the image is as it was. [`ImageError::Io`] while files are moved: then it is not
+/// committed, and calling this again goes on.
+pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
+    let dir = ImageDir::open(path)?;
+    dir.lock()?;
+    match dir.open_below(Path::new(BESIDE)) {
+        Ok(beside) => {
+            if let Some(record) = CommitRecord::read(&beside)? {
+                move_over(&dir, &beside, &record)?;
+                return Ok(true);
+            }
+            dir.remove_dir(BESIDE)?;
+        }
+        Err(ImageError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let image = Image::open_at(dir.try_clone()?)?;
+    if image.manifest().parent.is_none() {
+        return Ok(false);
+    }
+    dir.make_dir(BESIDE)?;
+    let made = dir.open_below(Path::new(BESIDE)).and_then(|beside| {
+        flatten(&image, beside.try_clone()?)?;
+        let record = CommitRecord::read(&beside)?;
+        Ok((record.ok_or_else(|| ImageError::Uncommitted { dir: beside.path().to_owned() })?, beside))
+    });
+    match made {
+        Ok((record, beside)) => move_over(&dir, &beside, &record).map(|()| true),
+        Err(error) => {
+            // The first failure says more.
+            let _ = dir.remove_dir(BESIDE);
+            Err(error)
+        }
+    }
+}
+
+/// Moves a committed image over that of the directory around it. Every step may have been done before.
+fn move_over(dir: &ImageDir, beside: &ImageDir, record: &CommitRecord) -> Result<(), ImageError> {
+    dir.remove(COMMIT)?;
+    dir.sync()?;
+    let names = record.files.iter().map(|it| it.name.as_str());
+    for name in names.clone().chain([MANIFEST]) {
+        if beside.open_file(name)?.is_some() {
+            dir.move_in(beside, name, name)?;
+        }
+    }
+    for name in dir.names()? {
+        let kept = name == MANIFEST || names.clone().any(|it| it == name);
+        if Name::parse(&name).is_some() && !kept {
+            dir.remove(&name)?;
+        }
+    }
+    dir.sync()?;
+    // From here on it is whole again.
+    dir.move_in(beside, COMMIT, COMMIT)?;
+    dir.sync()?;
+    dir.remove_dir(BESIDE)
+}

@@ -1,0 +1,372 @@
+//! Images that build on others.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use common::{fill, names};
+use rekindle_images::*;
+
+fn kind<T: std::fmt::Debug>(result: Result<T, ImageError>) -> ErrorKind {
+    result.unwrap_err().kind()
+}
+
+/// Directories beside each other, each with CRIU's link to the one before.
+struct Chain(tempfile::TempDir);
+
+impl Chain {
+    fn new() -> Self {
+        let chain = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(chain.dir(0)).unwrap();
+        common::write(&chain.dir(0));
+        chain
+    }
+
+    fn dir(&self, n: u32) -> PathBuf {
+        self.0.path().join(n.to_string())
+    }
+
+    fn open(&self, n: u32) -> Result<Image, ImageError> {
+        Image::open(self.dir(n))
+    }
+
+    /// Begins image `n`.
+    fn begin(&self, n: u32) -> ImageWriter {
+        fs::create_dir(self.dir(n)).unwrap();
+        symlink(format!("../{}", n - 1), self.dir(n).join(Base::CRIU_LINK)).unwrap();
+        let dir = ImageDir::open(self.dir(n)).unwrap();
+        let base = Base::find(&dir).unwrap();
+        assert!(base.is_some());
+        let options = CreateOptions { id: CheckpointId::from_bytes([n as u8; 16]), ..CreateOptions::new().unwrap() };
+        ImageWriter::create_on(dir, options, base).unwrap()
+    }
+
+    /// Image `n`, of the same clients, the first of which has this at its global.
+    fn add(&self, n: u32, counter: &[u8; 8]) -> Committed {
+        let writer = self.begin(n);
+        let manifest = common::fill_with(&writer, counter).unwrap();
+        writer.commit(manifest).unwrap()
+    }
+}
+
+fn read(image: &Image, pieces: &[Piece]) -> Vec<u8> {
+    let mut content = vec![0; pieces.iter().map(|it| it.length as usize).sum()];
+    image.data_reader().unwrap().read_all(pieces, &mut content, NonZeroUsize::MIN).unwrap();
+    content
+}
+
+/// That everything reads as in the sample, but for the counter.
+fn assert_reads(image: &Image, counter: &[u8]) {
+    let report = image.verify(|_| ());
+    assert!(report.is_good(), "{report:?}");
+    for client in &image.manifest().clients {
+        assert_eq!(read(image, &client.allocations[0].pieces), common::content());
+    }
+    assert_eq!(read(image, &image.manifest().clients[0].globals[0].pieces), counter);
+    assert_eq!(read(image, &image.manifest().clients[1].globals[0].pieces), b"counter!");
+    for (hash, code) in image.manifest().code.iter().map(|it| it.hash).zip(sorted_code()) {
+        assert_eq!(image.read_code(hash).unwrap(), code);
+    }
+}
+
+fn sorted_code() -> Vec<&'static [u8]> {
+    let mut code = common::CODE.to_vec();
+    code.sort_by_key(|code| CodeHash::of(code));
+    code
+}
+
+fn depths(client: &Client) -> Vec<Option<u32>> {
+    let depth = |piece: &Piece| piece.storage.place().map(|(file, _)| file.depth);
+    client.regions().flat_map(|region| region.pieces).map(depth).collect()
+}
+
+#[test]
+fn what_has_not_changed_is_not_written_again_and_reads_as_before() {
+    let chain = Chain::new();
+    chain.add(1, b"counter!");
+    let image = chain.open(1).unwrap();
+    assert_eq!(image.depth(), 1);
+    assert!(image.files().iter().all(|file| file.size == 0), "{:?}", image.files());
+    assert!(image.manifest().code.iter().all(|code| code.parent_depth == 1));
+    assert_eq!(image.manifest().hash_key, common::HASH_KEY);
+    assert_reads(&image, b"counter!");
+    let summary = image.summary();
+    assert_eq!((summary.bytes.stored, summary.bytes.parent), (0, 2 * 295));
+    assert_eq!(summary.parent.unwrap().path, "parent");
+}
+
+#[test]
+fn a_piece_is_read_from_where_it_is_however_long_the_chain() {
+    let chain = Chain::new();
+    for (n, counter) in (1..).zip([b"counter1", b"counter2", b"counter2", b"counter1"]) {
+        chain.add(n, counter);
+    }
+    let image = chain.open(4).unwrap();
+    assert_reads(&image, b"counter1");
+    // Text, zeros, text; the counter, which was this in image 1; pinned memory; a blob.
+    assert_eq!(depths(&image.manifest().clients[0]), [Some(4), None, Some(4), Some(0), None, None]);
+    // Image 3 found it in its parent, which has it again in its own file.
+    assert_eq!(depths(&chain.open(3).unwrap().manifest().clients[0])[3], Some(1));
+    assert_eq!(image.data_files_of(&image.manifest().clients[1]), [DataFile { depth: 4, index: 1 }].into());
+}
+
+#[test]
+fn an_image_that_needs_nothing_of_its_parent_stands_alone() {
+    let chain = Chain::new();
+    let writer = chain.begin(1);
+    let mut manifest = common::manifest();
+    let data = DataWriter::new(writer.data_file(0).unwrap(), 0, writer.key()).unwrap();
+    let pieces = data.append_all(b"something else").unwrap();
+    data.finish().unwrap();
+    manifest.clients.push(Client { blobs: vec![Blob { size: 14, pieces, ..Blob::default() }], ..Client::default() });
+    writer.commit(manifest).unwrap();
+    fs::remove_dir_all(chain.dir(0)).unwrap();
+    let image = chain.open(1).unwrap();
+    assert_eq!((image.depth(), image.manifest().parent.clone()), (0, None));
+}
+
+fn refused(chain: &Chain, said: &str) {
+    let error = chain.open(2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Parent);
+    assert!(error.kind().is_bad_image());
+    assert!(error.to_string().contains(said), "{said:?} in: {error}");
+    // Its manifest can still be looked at.
+    let manifest = Manifest::peek(&ImageDir::open(chain.dir(2)).unwrap()).unwrap();
+    assert!(Summary::of(&manifest).to_string().contains("parent      parent"));
+}
+
+#[test]
+fn a_parent_that_is_gone_or_another_is_told_wherever_it_is_in_the_chain() {
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 6] = [
+        ("is missing from", |dir| fs::remove_dir_all(dir).unwrap()),
+        ("it has no rekindle.img", |dir| {
+            for name in names(dir).iter().filter(|name| name.starts_with("rekindle")) {
+                fs::remove_file(dir.join(name)).unwrap();
+            }
+        }),
+        ("is not committed", |dir| fs::remove_file(dir.join(COMMIT)).unwrap()),
+        ("rekindle-data-0.raw is missing", |dir| fs::remove_file(dir.join(data_name(0))).unwrap()),
+        ("and 00000000000000000000000000000001 was built on", |dir| rewrite(dir, [77; 16])),
+        ("has been changed or written again", |dir| rewrite(dir, [1; 16])),
+    ];
+    for (said, damage) in damages {
+        let chain = Chain::new();
+        chain.add(1, b"counter1");
+        chain.add(2, b"counter2");
+        // The parent of all has another id.
+        if !said.contains("0001") && !said.contains("again") {
+            damage(&chain.dir(0));
+            refused(&chain, said);
+            continue;
+        }
+        damage(&chain.dir(1));
+        refused(
+            &chain,
+            &said.replace("00000000000000000000000000000001", &CheckpointId::from_bytes([1; 16]).to_string()),
+        );
+    }
+}
+
+/// Another image in place of this one.
+fn rewrite(dir: &Path, id: [u8; 16]) {
+    let options = CreateOptions { id: CheckpointId::from_bytes(id), replace: true, ..common::options() };
+    let writer = ImageWriter::create(ImageDir::open(dir).unwrap(), options).unwrap();
+    let manifest = fill(&writer).unwrap();
+    writer.commit(manifest).unwrap();
+}
+
+#[test]
+fn damage_in_a_parent_is_found_and_named() {
+    let chain = Chain::new();
+    chain.add(1, b"counter1");
+    let data = chain.dir(0).join(data_name(0));
+    let mut bytes = fs::read(&data).unwrap();
+    bytes[3] ^= 1;
+    fs::write(&data, bytes).unwrap();
+    let report = chain.open(1).unwrap().verify(|_| ());
+    assert_eq!(report.problem_count, 1);
+    assert_eq!(report.problems[0].file, "rekindle-data-0.raw of its parent");
+}
+
+#[test]
+fn what_a_worker_says_of_a_parent_is_compared_with_it() {
+    type Lie = fn(&mut Manifest);
+    fn first(manifest: &mut Manifest) -> &mut Piece {
+        &mut manifest.clients[0].allocations[0].pieces[0]
+    }
+    fn extent(piece: &mut Piece) -> (&mut u32, &mut Extent) {
+        match &mut piece.storage {
+            Storage::Parent { depth, extent } => (depth, extent),
+            other => panic!("{other:?}"),
+        }
+    }
+    let lies: [(&str, Lie); 7] = [
+        ("another's piece", |m| *first(m) = m.clients[1].allocations[0].pieces[0]),
+        ("another hash", |m| first(m).hash = PieceHash::from_bytes([1; 16])),
+        ("another place", |m| extent(first(m)).1.offset = 4096),
+        ("another file", |m| extent(first(m)).1.file = 1),
+        ("no file", |m| extent(first(m)).1.file = 1000),
+        ("too deep", |m| *extent(first(m)).0 = 2),
+        ("not deep", |m| *extent(first(m)).0 = 0),
+    ];
+    for (what, lie) in lies {
+        let chain = Chain::new();
+        let writer = chain.begin(1);
+        let mut manifest = fill(&writer).unwrap();
+        lie(&mut manifest);
+        assert_eq!(kind(writer.commit(manifest)), ErrorKind::Invalid, "{what}");
+        assert_eq!(names(&chain.dir(1)), ["parent"]);
+    }
+}
+
+#[test]
+fn without_a_base_nothing_can_be_said_to_be_in_a_parent() {
+    let chain = Chain::new();
+    chain.add(1, b"counter!");
+    let manifest = chain.open(1).unwrap().manifest().clone();
+    let dir = tempfile::tempdir().unwrap();
+    let writer = common::create(dir.path()).unwrap();
+    assert_eq!(kind(writer.commit(manifest)), ErrorKind::Invalid);
+}
+
+#[test]
+fn processes_of_the_same_pid_in_different_namespaces_know_nothing() {
+    let chain = Chain::new();
+    let writer = chain.begin(1);
+    assert_eq!(writer.base().unwrap().known(7).len(), 3);
+    assert!(writer.base().unwrap().known(4242).is_empty());
+    let mut manifest = fill(&writer).unwrap();
+    manifest.clients[1] = Client { index: 1, namespace_pid: 7, ..Client::default() };
+    writer.commit(manifest).unwrap();
+    assert!(chain.begin(2).base().unwrap().known(7).is_empty());
+}
+
+#[test]
+fn a_directory_without_a_parent_of_ours_has_no_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    fs::create_dir(&image).unwrap();
+    let opened = || ImageDir::open(&image).unwrap();
+    let find = || Base::find(&opened()).map(|base| base.is_some());
+    assert!(!find().unwrap());
+    // Nothing there, as CRIU takes it too.
+    symlink("../before", image.join("parent")).unwrap();
+    assert!(!find().unwrap());
+    // After CRIU's pre-dump.
+    fs::create_dir(dir.path().join("before")).unwrap();
+    fs::write(dir.path().join("before/pages-1.img"), b"").unwrap();
+    assert!(!find().unwrap());
+    common::write(&dir.path().join("before"));
+    assert!(find().unwrap());
+    fs::remove_file(dir.path().join("before").join(COMMIT)).unwrap();
+    assert_eq!(kind(find()), ErrorKind::Uncommitted);
+    // Itself.
+    fs::remove_file(image.join("parent")).unwrap();
+    symlink("../image", image.join("parent")).unwrap();
+    common::write(&image);
+    assert_eq!(kind(find()), ErrorKind::Invalid);
+    // Of the first version, whose hashes say nothing here.
+    let first = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1");
+    fs::remove_file(image.join("parent")).unwrap();
+    symlink(first, image.join("parent")).unwrap();
+    assert_eq!(kind(find()), ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_chain_has_an_end() {
+    let chain = Chain::new();
+    for n in 1..=limits::MAX_ANCESTORS as u32 {
+        chain.add(n, b"counter!");
+    }
+    let last = limits::MAX_ANCESTORS as u32;
+    assert_reads(&chain.open(last).unwrap(), b"counter!");
+    fs::create_dir(chain.dir(last + 1)).unwrap();
+    let dir = ImageDir::open(chain.dir(last + 1)).unwrap();
+    assert_eq!(kind(Base::open(&dir, Path::new(&format!("../{last}")))), ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_flattened_image_needs_no_other() {
+    let chain = Chain::new();
+    chain.add(1, b"counter1");
+    chain.add(2, b"counter2");
+    let out = chain.dir(100);
+    fs::create_dir(&out).unwrap();
+    flatten(&chain.open(2).unwrap(), ImageDir::open(&out).unwrap()).unwrap();
+    assert!(flatten_in_place(&chain.dir(2)).unwrap());
+    // Once is enough, and the first never had a parent.
+    assert!(!flatten_in_place(&chain.dir(2)).unwrap());
+    assert!(!flatten_in_place(&chain.dir(0)).unwrap());
+    for n in [0, 1] {
+        fs::remove_dir_all(chain.dir(n)).unwrap();
+    }
+    for dir in [out, chain.dir(2)] {
+        let image = Image::open(&dir).unwrap();
+        assert_eq!((image.depth(), image.manifest().id), (0, CheckpointId::from_bytes([2; 16])));
+        assert_reads(&image, b"counter2");
+        assert!(image.manifest().clients.iter().all(|it| depths(it).iter().flatten().all(|depth| *depth == 0)));
+        // Each client has a file of its own.
+        let files = |client: &Client| image.data_files_of(client);
+        assert!(image.manifest().clients.iter().all(|it| files(it) == [DataFile::own(it.index)].into()));
+        assert!(!dir.join("rekindle-flatten").exists());
+    }
+}
+
+#[test]
+fn a_damaged_chain_is_not_flattened_and_stays_as_it_is() {
+    let chain = Chain::new();
+    chain.add(1, b"counter1");
+    let data = chain.dir(0).join(data_name(1));
+    let mut bytes = fs::read(&data).unwrap();
+    bytes[1] ^= 1;
+    fs::write(&data, &bytes).unwrap();
+    let before = names(&chain.dir(1));
+    assert_eq!(kind(flatten_in_place(&chain.dir(1))), ErrorKind::Corrupt);
+    assert_eq!(names(&chain.dir(1)), before);
+    bytes[1] ^= 1;
+    fs::write(&data, &bytes).unwrap();
+    assert_reads(&chain.open(1).unwrap(), b"counter1");
+}
+
+/// Killed after any of the steps in which the new files take the place of the old ones.
+#[test]
+fn a_flattening_that_was_killed_goes_on_when_asked_again() {
+    let beside = |dir: &Path| dir.join("rekindle-flatten");
+    for steps in 0.. {
+        let chain = Chain::new();
+        chain.add(1, b"counter1");
+        let dir = chain.dir(1);
+        fs::create_dir(beside(&dir)).unwrap();
+        flatten(&chain.open(1).unwrap(), ImageDir::open(beside(&dir)).unwrap()).unwrap();
+        fs::remove_dir_all(chain.dir(0)).unwrap();
+        let mut done = 0;
+        let mut step = |act: &dyn Fn()| {
+            if done < steps {
+                act();
+                done += 1;
+            }
+        };
+        step(&|| fs::remove_file(dir.join(COMMIT)).unwrap());
+        let files: Vec<_> =
+            names(&beside(&dir)).into_iter().filter(|name| name != COMMIT && name != MANIFEST).collect();
+        for name in files.iter().map(String::as_str).chain([MANIFEST, COMMIT]) {
+            step(&|| fs::rename(beside(&dir).join(name), dir.join(name)).unwrap());
+        }
+        let all = done < steps;
+        if done > 0 && !dir.join(COMMIT).exists() {
+            assert_eq!(kind(Image::open(&dir)), ErrorKind::Uncommitted);
+        }
+        flatten_in_place(&dir).unwrap();
+        assert!(!beside(&dir).exists());
+        assert_reads(&Image::open(&dir).unwrap(), b"counter1");
+        if all {
+            break;
+        }
+    }
+}
