@@ -49,7 +49,7 @@ pub(crate) fn check(options: &Options) -> Result<(), Failure> {
     Err(Failure::refused(anyhow!("process {} cannot be checkpointed now", options.pid)))
 }
 
-fn describe(root: i32, processes: &[CheckInfo]) -> Result<String, std::fmt::Error> {
+pub(crate) fn describe(root: i32, processes: &[CheckInfo]) -> Result<String, std::fmt::Error> {
     let mut text = String::new();
     if processes.is_empty() {
         writeln!(text, "process {root}: no process of its tree uses a GPU")?;

@@ -23,7 +23,44 @@ pub(crate) fn socket(option: Option<PathBuf>) -> anyhow::Result<PathBuf> {
 
 /// One question.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
-    let stream = UnixStream::connect(socket).map_err(|error| {
+    Session::open(socket, request).map(|(_, reply)| reply)
+}
+
+/// A connection on which more is asked. What it began in the daemon ends with it.
+pub(crate) struct Session(UnixStream);
+
+impl Session {
+    /// Connects and asks first.
+    pub(crate) fn open(socket: &Path, request: &Request) -> Result<(Self, Reply), Failure> {
+        let stream = connect(socket)?;
+        let opened = stream.set_read_timeout(Some(TIMEOUT)).map_err(anyhow::Error::from);
+        let asked = opened.and_then(|()| Ok(frame::send(&stream, &Opening::new(request)?, &[], &[])?));
+        let session = Self(stream);
+        let reply = asked.and_then(|()| session.hear());
+        let reply = reply.with_context(|| format!("the daemon at {} does not answer", socket.display()))?;
+        Ok((session, accepted(reply)?))
+    }
+
+    /// Asks again.
+    pub(crate) fn ask(&self, request: &Request) -> Result<Reply, Failure> {
+        frame::send(&self.0, request, &[], &[]).map_err(anyhow::Error::from)?;
+        accepted(self.hear()?)
+    }
+
+    fn hear(&self) -> anyhow::Result<Reply> {
+        Ok(frame::receive(&self.0)?.body)
+    }
+}
+
+fn accepted(reply: Reply) -> Result<Reply, Failure> {
+    match reply {
+        Reply::Failed { reason } => Err(Failure::refused(anyhow!("the daemon refuses: {reason}"))),
+        reply => Ok(reply),
+    }
+}
+
+fn connect(socket: &Path) -> Result<UnixStream, Failure> {
+    UnixStream::connect(socket).map_err(|error| {
         let hint = match error.kind() {
             ErrorKind::PermissionDenied => {
                 "its socket is not for you: be root, or of the group that its configuration names"
@@ -35,19 +72,7 @@ pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
             ErrorKind::PermissionDenied => Failure::refused(anyhow!(error).context(said)),
             _ => anyhow!(error).context(said).into(),
         }
-    })?;
-    let reply =
-        exchange(&stream, request).with_context(|| format!("the daemon at {} does not answer", socket.display()))?;
-    match reply {
-        Reply::Failed { reason } => Err(Failure::refused(anyhow!("the daemon refuses: {reason}"))),
-        reply => Ok(reply),
-    }
-}
-
-fn exchange(stream: &UnixStream, request: &Request) -> anyhow::Result<Reply> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    frame::send(stream, &Opening::new(request)?, &[], &[])?;
-    Ok(frame::receive(stream)?.body)
+    })
 }
 
 /// An answer that does not fit the question.

@@ -13,6 +13,8 @@
 mod access;
 mod calls;
 mod check;
+mod checkpoint;
+mod criu;
 mod daemon;
 mod doctor;
 mod failure;
@@ -20,6 +22,7 @@ mod image;
 mod output;
 mod protocol;
 mod ps;
+mod restore;
 mod run;
 
 use std::path::PathBuf;
@@ -43,6 +46,10 @@ enum Verb {
     Ps(ps::Options),
     /// Say whether a process and its children can be checkpointed now
     Check(check::Options),
+    /// Checkpoint a process and all below it, or a container, while it runs
+    Checkpoint(checkpoint::Options),
+    /// Restore what was checkpointed
+    Restore(restore::Options),
     /// Say which protocol a process is to be checkpointed by, or choose one
     Protocol(protocol::Options),
     /// Say whether everything that Rekindle needs is there, and what to do where it is not
@@ -70,6 +77,8 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(options),
         Verb::Ps(options) => ps::ps(&options),
         Verb::Check(options) => check::check(&options),
+        Verb::Checkpoint(options) => checkpoint::checkpoint(&options),
+        Verb::Restore(options) => restore::restore(&options),
         Verb::Protocol(options) => protocol::protocol(&options),
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),

@@ -56,6 +56,15 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
+/// How fast, as people read it.
+pub(crate) fn rate(bytes: u64, time: std::time::Duration) -> String {
+    let per_second = bytes as f64 / time.as_secs_f64().max(1e-6);
+    match per_second {
+        _ if per_second >= 1e9 => format!("{:.1} GB/s", per_second / 1e9),
+        _ => format!("{:.0} MB/s", per_second / 1e6),
+    }
+}
+
 /// A name from outside, without what would move a terminal's cursor.
 pub(crate) fn plain(text: &str) -> String {
     let visible = |c: char| if c.is_control() { '\u{fffd}' } else { c };

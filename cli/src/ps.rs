@@ -54,7 +54,7 @@ fn table(clients: &[ClientInfo]) -> String {
         vec![
             client.pid.to_string(),
             client.worker.to_string(),
-            output::plain(&client.state),
+            state(client),
             // One size for each GPU.
             memory.join(" + "),
             output::size(client.pinned_memory),
@@ -64,6 +64,15 @@ fn table(clients: &[ClientInfo]) -> String {
         ]
     }));
     output::table(&rows, &[0, 1, 3, 4, 5])
+}
+
+/// And, of one that is dumped, how far that is.
+fn state(client: &ClientInfo) -> String {
+    let state = output::plain(&client.state);
+    let Some(dump) = &client.dump else { return state };
+    let rate = output::rate(dump.done, std::time::Duration::from_millis(dump.elapsed_ms));
+    let (phase, done, bytes) = (output::plain(&dump.phase), output::size(dump.done), output::size(dump.bytes));
+    format!("{state}: {phase}, {done} of {bytes}, {rate}")
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rekindle_images::{Allocation, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
-use rekindle_wire::control::{CallInfo, CheckInfo, ClientInfo, Opening, ProtocolChange, Reply, Request};
+use rekindle_wire::control::{
+    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Opening, ProtocolChange, Reply, Request, WRONG_GUESS,
+};
 use rekindle_wire::frame;
 use tempfile::TempDir;
 
@@ -101,6 +103,103 @@ fn a_protocol_is_chosen_by_name_and_another_name_is_wrong_usage() {
         assert_eq!(code, 2);
         assert!(err.contains("\"cov\" is no protocol: say auto, stop, clone, cow or recopy"), "{err}");
     }
+}
+
+/// A daemon whose dumps fail, each for the next of these reasons, and then succeed. Returns the protocols that were ordered.
+fn dumps(dir: &Path, failures: &[&str]) -> std::thread::JoinHandle<Vec<Option<String>>> {
+    let listener = UnixListener::bind(dir.join("s")).unwrap();
+    let mut failures: std::collections::VecDeque<_> = failures.iter().map(|it| (*it).to_owned()).collect();
+    std::thread::spawn(move || {
+        let mut ordered = Vec::new();
+        loop {
+            let (stream, _) = listener.accept().unwrap();
+            let opening = frame::receive::<Opening>(&stream).unwrap().body;
+            let request = serde_json::from_value(opening.request).unwrap();
+            let Request::Checkpoint { root: 1, protocol } = request else {
+                assert!(matches!(request, Request::Check { pid: 1 }));
+                frame::send(&stream, &Reply::Checked(Vec::new()), &[], &[]).unwrap();
+                continue;
+            };
+            ordered.push(protocol);
+            let reason = failures.pop_front();
+            let last = reason.is_none() || failures.is_empty() && !reason.as_ref().unwrap().contains(WRONG_GUESS);
+            let outcome = match reason {
+                Some(reason) => DumpOutcome::Failed { reason },
+                None => DumpOutcome::Durable {
+                    id: "x".into(),
+                    protocol: "stop".into(),
+                    protocol_reason: "r".into(),
+                    bytes: 5,
+                    phases: Vec::new(),
+                },
+            };
+            let info = DumpInfo { phase: "copy".into(), done: 1, bytes: 1, elapsed_ms: 1, outcome: Some(outcome) };
+            frame::send(&stream, &Reply::Awaited, &[], &[]).unwrap();
+            while frame::receive::<Request>(&stream).is_ok() {
+                frame::send(&stream, &Reply::Progress(Some(info.clone())), &[], &[]).unwrap();
+            }
+            if last {
+                return ordered;
+            }
+        }
+    })
+}
+
+#[test]
+fn a_dump_that_guessed_wrong_is_made_once_more_by_stop() {
+    let wrong = format!("process 1: {WRONG_GUESS}: k wrote to 0x2000");
+    let stop = Some("stop".to_owned());
+    for (failures, arguments, code, protocols) in [
+        (vec![wrong.as_str()], &[][..], 0, vec![None, stop.clone()]),
+        (vec![&wrong, "the disk is full"], &[], 1, vec![None, stop.clone()]),
+        (vec!["the disk is full"], &[], 1, vec![None]),
+        (vec![], &[], 0, vec![None]),
+        (vec![], &["--protocol", "cow"], 0, vec![Some("cow".to_owned())]),
+    ] {
+        let dir = installed();
+        std::fs::create_dir(dir.path().join("lib/rekindle/criu")).unwrap();
+        std::fs::write(dir.path().join("lib/rekindle/criu/rekindle.so"), "").unwrap();
+        // Fails as often, and keeps what it was told.
+        let criu = dir.path().join("criu");
+        let script = format!(
+            "#!/bin/sh\ncd '{}'\necho \"$@\" >>told\n[ \"$(wc -l <told)\" -gt {} ]\n",
+            dir.path().display(),
+            failures.len()
+        );
+        std::fs::write(&criu, script).unwrap();
+        std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).unwrap();
+        let daemon = dumps(dir.path(), &failures);
+        let mut command = Command::new(dir.path().join("bin/rekindle"));
+        command.args(["checkpoint", "1", "--json", "--socket"]).arg(dir.path().join("s"));
+        command.arg("--criu").arg(&criu).args(arguments).arg(dir.path().join("image"));
+        let (ended, out, err) = ran(command.args(["--", "--tcp-established"]));
+        assert_eq!(ended, code, "{failures:?}: {out} {err}");
+        assert_eq!(daemon.join().unwrap(), protocols);
+        let told = std::fs::read_to_string(dir.path().join("told")).unwrap();
+        assert_eq!(told.lines().count(), protocols.len());
+        assert!(told.lines().all(|it| it.starts_with("dump --tree 1 ") && it.contains("--leave-running")), "{told}");
+        assert!(told.lines().all(|it| it.ends_with(" --tcp-established")), "{told}");
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(json["attempts"], protocols.len());
+        assert_eq!(json["outcome"], if code == 0 { "done" } else { "failed" });
+        assert!(code == 0 || json["reason"] == "the disk is full" && err.contains("the disk is full"), "{out} {err}");
+    }
+}
+
+#[test]
+fn a_checkpoint_needs_a_process_and_a_place_or_a_container() {
+    for arguments in [
+        &[][..],
+        &["1"],
+        &["--container", "c", "1"],
+        &["1", "d", "--export", "f"],
+        &["1", "d", "--kill", "--leave-running"],
+    ] {
+        assert_eq!(ran(rekindle().arg("checkpoint").args(arguments)).0, 2, "{arguments:?}");
+    }
+    let (code, _, err) = ran(rekindle().args(["checkpoint", "1", "d", "--criu", "/nonexistent/criu"]));
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("there is no /nonexistent/criu"), "{err}");
 }
 
 #[test]

@@ -1,27 +1,20 @@
 //! CRIU, and whether it finds the plugin.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{Finding, kernel};
+use crate::criu::{self, CONFIGURATION, OWN_PLUGINS, PLUGIN};
 
-/// Where it lies, besides in `PATH`.
-const ALSO: [&str; 3] = ["/usr/sbin", "/usr/local/sbin", "/sbin"];
 /// The first that tells its plugins before it freezes anything.
 const OLDEST: (u32, u32) = (4, 0);
 /// Linux asks for it from then on, see below.
 const INET: (u32, u32) = (4, 2);
 const STRICT_SOCKETS: (u32, u32) = (6, 16);
 
-/// Where CRIU reads options.
-const CONFIGURATION: &str = "/etc/criu/default.conf";
-const OWN_PLUGINS: &str = "/usr/lib/criu";
-const PLUGIN: &str = "rekindle.so";
-
 pub(super) fn look() -> Vec<Finding> {
-    let Some(criu) = find() else {
+    let Some(criu) = criu::find() else {
         let advice =
             "install CRIU 4.0 or later, and then tell it `libdir /usr/lib/rekindle/criu` in /etc/criu/default.conf";
         return vec![Finding::bad("CRIU", "there is none in PATH", advice)];
@@ -30,12 +23,6 @@ pub(super) fn look() -> Vec<Finding> {
     findings.extend(self_check(&criu));
     findings.push(plugin());
     findings
-}
-
-fn find() -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(ALSO.map(PathBuf::from));
-    folders.map(|folder| folder.join("criu")).find(|it| it.is_file())
 }
 
 fn said(criu: &Path, argument: &str) -> Option<(bool, String)> {
@@ -82,28 +69,8 @@ fn self_check(criu: &Path) -> Option<Finding> {
 }
 
 fn plugin() -> Finding {
-    let home = env::var_os("HOME").map(PathBuf::from);
-    let own = home.map(|it| it.join(".criu/default.conf"));
-    let files = [Some(PathBuf::from(CONFIGURATION)), own];
-    let told: Vec<_> = files.into_iter().flatten().filter_map(|file| libdir(&fs::read_to_string(file).ok()?)).collect();
-    let folder = match (told.last(), env::var_os("CRIU_LIBS_DIR")) {
-        (Some(folder), _) => folder.clone(),
-        (None, Some(folder)) => folder.into(),
-        (None, None) => OWN_PLUGINS.into(),
-    };
+    let folder = criu::plugin_folder();
     in_folder(&folder, Path::new(OWN_PLUGINS))
-}
-
-/// What the last line of the kind says.
-fn libdir(text: &str) -> Option<PathBuf> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    let mut values = lines.filter_map(|line| {
-        let line = line.trim_start_matches('-');
-        let separator = |c: char| c.is_whitespace() || c == '=';
-        let value = line.strip_prefix("libdir").filter(|rest| rest.starts_with(separator))?;
-        Some(PathBuf::from(value.trim_start_matches(separator).trim_matches('"')))
-    });
-    values.next_back().filter(|it| !it.as_os_str().is_empty())
 }
 
 fn in_folder(folder: &Path, own: &Path) -> Finding {
@@ -151,13 +118,6 @@ mod tests {
         assert_eq!(verdict("Version: 4.1.1\n", (6, 18)), Verdict::Note);
         assert_eq!(verdict("Version: 4.1.1\n", (6, 8)), Verdict::Ok);
         assert_eq!(verdict("Version: 3.17.1\n", (6, 8)), Verdict::Bad);
-    }
-
-    #[test]
-    fn the_last_libdir_counts_and_comments_do_not() {
-        let text = "tcp-established\n# libdir /no\nlibdir /a # old\nlibdir = \"/b\"\nlibdirs /c\n";
-        assert_eq!(libdir("log-file x\n"), None);
-        assert_eq!(libdir(text), Some("/b".into()));
     }
 
     #[test]

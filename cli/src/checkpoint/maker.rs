@@ -1,0 +1,192 @@
+//! Who makes the checkpoint: CRIU, or podman, which has CRIU make it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, anyhow};
+
+use super::{Fate, Options};
+use crate::criu;
+use crate::failure::Failure;
+
+/// CRIU's log, in the image's directory.
+const LOG: &str = "dump.log";
+
+/// A program that makes a checkpoint, and what it is told.
+pub(super) struct Maker {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    socket: PathBuf,
+    root: i32,
+    place: Place,
+}
+
+enum Place {
+    /// Of CRIU's images, and its log.
+    Directory { dir: PathBuf, log: PathBuf },
+    /// podman's, which may put it into a file as well.
+    Podman { export: Option<PathBuf> },
+}
+
+impl Maker {
+    /// As it is asked for.
+    pub(super) fn of(options: &Options, socket: &Path) -> Result<Self, Failure> {
+        match (&options.container, options.pid, &options.dir) {
+            (Some(name), ..) => podman(options, name, socket),
+            (None, Some(pid), Some(dir)) => by_criu(options, pid, dir, socket),
+            _ => Err(anyhow!("say a process and a directory, or --container").into()),
+        }
+    }
+
+    /// The root of the tree.
+    pub(super) fn root(&self) -> i32 {
+        self.root
+    }
+
+    /// For messages.
+    pub(super) fn name(&self) -> String {
+        self.program.display().to_string()
+    }
+
+    /// Where the image is, where it is in a place of its own.
+    pub(super) fn image(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Directory { dir, .. } => Some(dir),
+            Place::Podman { export } => export.as_deref(),
+        }
+    }
+
+    /// Starts it. The image's directory is made where there is none.
+    pub(super) fn start(&self) -> Result<Child, Failure> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).env("REKINDLE_SOCKET", &self.socket).stdout(Stdio::null());
+        match &self.place {
+            Place::Directory { dir, log } => {
+                fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+                // Of an earlier dump.
+                let _ = fs::remove_file(log);
+                command.stdin(Stdio::null()).stderr(Stdio::null());
+            }
+            // It writes a few lines, which a pipe holds.
+            Place::Podman { .. } => {
+                command.stdin(Stdio::null()).stderr(Stdio::piped());
+            }
+        }
+        Ok(command.spawn().with_context(|| format!("cannot run {}", self.name()))?)
+    }
+
+    /// What it has said went wrong. It has ended.
+    pub(super) fn errors(&self, ended: &mut Child) -> Vec<String> {
+        if let Place::Directory { log, .. } = &self.place {
+            return criu::errors(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()));
+        }
+        let mut said = Vec::new();
+        if let Some(errors) = &mut ended.stderr {
+            let _ = errors.read_to_end(&mut said);
+        }
+        let said = String::from_utf8_lossy(&said);
+        // runc and crun say where CRIU's log is.
+        let log = said.split_whitespace().map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '/'));
+        let log = log.filter(|word| word.starts_with('/') && word.ends_with(".log")).find_map(|it| fs::read(it).ok());
+        let mut errors = criu::errors(&String::from_utf8_lossy(&log.unwrap_or_default()));
+        errors.extend(said.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
+        errors
+    }
+}
+
+fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Maker, Failure> {
+    let program = criu::program(options.criu.as_deref())?;
+    let libdir = criu::libdir_option()?;
+    let job = Job::of(pid)?;
+    let dir = std::path::absolute(dir).context("cannot tell the current directory")?;
+    let log = dir.join(LOG);
+    let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into(), pid.to_string().into()];
+    arguments.extend(["--images-dir".into(), dir.clone().into(), "--log-file".into(), log.clone().into()]);
+    match options.fate() {
+        Fate::Running => arguments.push("--leave-running".into()),
+        Fate::Stopped => arguments.push("--leave-stopped".into()),
+        Fate::Killed => {}
+    }
+    if job.is_of_a_shell() {
+        arguments.push("--shell-job".into());
+    }
+    if let Some(libdir) = libdir {
+        arguments.extend(["--libdir".into(), libdir.into()]);
+    }
+    arguments.extend(options.more.iter().cloned());
+    let place = Place::Directory { dir, log };
+    Ok(Maker { program, arguments, socket: socket.to_owned(), root: pid, place })
+}
+
+fn podman(options: &Options, name: &str, socket: &Path) -> Result<Maker, Failure> {
+    let program = options.podman.clone().unwrap_or_else(|| "podman".into());
+    let mut inspect = Command::new(&program);
+    inspect.args(["container", "inspect", "--format", "{{.State.Pid}}", name]).stdin(Stdio::null());
+    let output = inspect.output().with_context(|| format!("cannot run {}", program.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let root = match said.trim().parse() {
+        Ok(pid) if output.status.success() && pid > 0 => pid,
+        Ok(_) if output.status.success() => {
+            return Err(Failure::refused(anyhow!("container {name} does not run")));
+        }
+        _ => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Failure::refused(anyhow!("podman knows no container {name}: {said}")));
+        }
+    };
+    let mut arguments: Vec<OsString> = vec!["container".into(), "checkpoint".into()];
+    if options.fate() == Fate::Running {
+        arguments.push("--leave-running".into());
+    }
+    if let Some(file) = &options.export {
+        arguments.extend(["--export".into(), file.into()]);
+    }
+    arguments.extend(options.more.iter().cloned());
+    arguments.push(name.into());
+    let place = Place::Podman { export: options.export.clone() };
+    Ok(Maker { program, arguments, socket: socket.to_owned(), root, place })
+}
+
+/// What CRIU needs to know of a process's session.
+#[derive(Debug, PartialEq, Eq)]
+struct Job {
+    pid: i32,
+    session: i32,
+    terminal: i32,
+}
+
+impl Job {
+    fn of(pid: i32) -> Result<Self, Failure> {
+        let stat = fs::read(format!("/proc/{pid}/stat"));
+        let gone = || Failure::refused(anyhow!("there is no process {pid}"));
+        Self::parse(pid, &String::from_utf8_lossy(&stat.map_err(|_| gone())?)).ok_or_else(gone)
+    }
+
+    /// proc(5): behind the name are state, parent, group, session and terminal.
+    fn parse(pid: i32, stat: &str) -> Option<Self> {
+        let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().skip(3);
+        Some(Self { pid, session: fields.next()?.parse().ok()?, terminal: fields.next()?.parse().ok()? })
+    }
+
+    /// Its session, or its terminal, is another's, who is not dumped: CRIU refuses that unless it is told.
+    fn is_of_a_shell(&self) -> bool {
+        self.session != self.pid || self.terminal != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_a_shell_is_told_from_a_session_of_its_own() {
+        let job = |stat: &str| Job::parse(9, stat).unwrap().is_of_a_shell();
+        assert!(!job("9 (a) b) S 1 9 9 0 -1 4194560"));
+        assert!(job("9 (a) S 1 9 8 0 -1 4194560"), "its session is led by another");
+        assert!(job("9 (a) S 1 9 9 34816 9 4194560"), "it has a terminal");
+        assert_eq!(Job::parse(9, "9 (a"), None);
+    }
+}

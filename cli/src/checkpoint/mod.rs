@@ -1,0 +1,193 @@
+//! `rekindle checkpoint`: has CRIU, or podman, make a checkpoint, and says what became of it.
+//!
+//! ```text
+//!   can it be? ──no──► 3, and why
+//!      │ yes
+//!   order ─► criu dump ──┬── done ──► what it took
+//!      ▲                 └── failed ─┬── since a guess was wrong: once more, by `stop`
+//!      └─────────────────────────────┘
+//! ```
+
+mod maker;
+mod report;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use rekindle_images::Protocol;
+use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, Reply, Request, WRONG_GUESS};
+
+use self::maker::Maker;
+use self::report::{Bar, Report};
+use crate::daemon;
+use crate::daemon::Session;
+use crate::failure::Failure;
+
+/// How often it is looked how far a dump is.
+const LOOK: Duration = Duration::from_millis(50);
+/// How many looks the daemon may take to notice that CRIU has ended.
+const LOOKS: u32 = 40;
+
+/// Of what, and where to.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The process; all below it are checkpointed with it
+    #[arg(required_unless_present = "container")]
+    pid: Option<i32>,
+    /// The directory for the image, which is made where there is none
+    #[arg(required_unless_present = "container")]
+    dir: Option<PathBuf>,
+    /// A container of podman's in place of a process
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "leave_stopped", "criu"])]
+    container: Option<String>,
+    /// The file for the container's image, as of `podman container checkpoint --export`
+    #[arg(long, value_name = "FILE", requires = "container", conflicts_with = "pid")]
+    export: Option<PathBuf>,
+    /// The processes go on; so they do unless it is said otherwise
+    #[arg(long, conflicts_with_all = ["kill", "leave_stopped"])]
+    leave_running: bool,
+    /// The processes stay stopped
+    #[arg(long, conflicts_with = "kill")]
+    leave_stopped: bool,
+    /// The processes are killed when the image is complete
+    #[arg(long)]
+    kill: bool,
+    /// By this protocol: auto, stop, clone, cow or recopy [default: as `rekindle protocol PID` says]
+    #[arg(long, value_name = "NAME")]
+    protocol: Option<Protocol>,
+    /// CRIU [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    criu: Option<PathBuf>,
+    /// podman [default: the one in PATH]
+    #[arg(long, value_name = "PATH", requires = "container", conflicts_with = "pid")]
+    podman: Option<PathBuf>,
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+    /// More options of `criu dump`, or of `podman container checkpoint`
+    #[arg(last = true)]
+    more: Vec<OsString>,
+}
+
+/// What becomes of the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Running,
+    Stopped,
+    Killed,
+}
+
+impl Options {
+    fn fate(&self) -> Fate {
+        match (self.leave_stopped, self.kill) {
+            (true, _) => Fate::Stopped,
+            (_, true) => Fate::Killed,
+            _ => Fate::Running,
+        }
+    }
+}
+
+/// One dump that was tried.
+struct Attempt {
+    status: ExitStatus,
+    /// None where the daemon knows of no process of ours in it, or is gone.
+    info: Option<DumpInfo>,
+    /// Lines that say what went wrong.
+    errors: Vec<String>,
+}
+
+/// Makes a checkpoint.
+pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
+    let socket = daemon::socket(options.socket.clone())?;
+    let maker = Maker::of(options, &socket)?;
+    let mut report = Report::of(&maker);
+    if let Some(processes) = stands_against(&socket, maker.root())? {
+        report.refused(&processes, options.json)?;
+        return Err(Failure::refused(anyhow!("process {} cannot be checkpointed now", maker.root())));
+    }
+    let mut attempt = attempt(&socket, &maker, options.protocol)?;
+    if attempt.has_guessed_wrong() && options.protocol != Some(Protocol::Stop) {
+        eprintln!("rekindle: {}; once more, by stop", attempt.reason());
+        report.again();
+        attempt = self::attempt(&socket, &maker, Some(Protocol::Stop))?;
+    }
+    if attempt.status.success() {
+        return report.done(attempt.info.as_ref(), options.json);
+    }
+    let reason = attempt.reason();
+    report.failed(&reason, &attempt.errors, options.json)?;
+    Err(anyhow!("process {} is not checkpointed: {reason}", maker.root()).into())
+}
+
+/// What stands against a checkpoint, if something does.
+fn stands_against(socket: &Path, pid: i32) -> Result<Option<Vec<CheckInfo>>, Failure> {
+    let Reply::Checked(processes) = daemon::ask(socket, &Request::Check { pid })? else {
+        return Err(daemon::nonsense().into());
+    };
+    let refused = processes.iter().any(|it| !it.reasons.is_empty());
+    Ok(refused.then_some(processes))
+}
+
+fn attempt(socket: &Path, maker: &Maker, protocol: Option<Protocol>) -> Result<Attempt, Failure> {
+    let protocol = protocol.map(|it| it.as_str().to_owned());
+    let (order, reply) = Session::open(socket, &Request::Checkpoint { root: maker.root(), protocol })?;
+    if reply != Reply::Awaited {
+        return Err(daemon::nonsense().into());
+    }
+    let mut running = maker.start()?;
+    let mut bar = Bar::new();
+    let status = loop {
+        if let Some(status) = running.try_wait().with_context(|| format!("cannot wait for {}", maker.name()))? {
+            break status;
+        }
+        if bar.is_shown() {
+            // A daemon that is gone is CRIU's affair, which says so.
+            bar.show(progress(&order).as_ref());
+        }
+        std::thread::sleep(LOOK);
+    };
+    bar.clear();
+    let mut info = progress(&order);
+    for _ in 0..LOOKS {
+        if status.success() || info.as_ref().is_none_or(|it| it.outcome.is_some()) {
+            break;
+        }
+        std::thread::sleep(LOOK);
+        info = progress(&order);
+    }
+    let errors = if status.success() { Vec::new() } else { maker.errors(&mut running) };
+    Ok(Attempt { status, info, errors })
+}
+
+fn progress(order: &Session) -> Option<DumpInfo> {
+    match order.ask(&Request::Progress) {
+        Ok(Reply::Progress(info)) => info,
+        _ => None,
+    }
+}
+
+impl Attempt {
+    /// The daemon's word, or CRIU's.
+    fn reason(&self) -> String {
+        let said = self.info.as_ref().and_then(|it| it.outcome.as_ref());
+        match (said, self.errors.first()) {
+            // It has noticed the end of CRIU, which knows why.
+            (Some(DumpOutcome::Failed { reason }), Some(error)) if reason.starts_with("given up") => error.clone(),
+            (Some(DumpOutcome::Failed { reason }), _) => reason.clone(),
+            (_, Some(error)) => error.clone(),
+            _ => format!("it ended with {}", self.status),
+        }
+    }
+
+    fn has_guessed_wrong(&self) -> bool {
+        !self.status.success()
+            && (self.reason().contains(WRONG_GUESS) || self.errors.iter().any(|it| it.contains(WRONG_GUESS)))
+    }
+}

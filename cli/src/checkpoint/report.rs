@@ -1,0 +1,226 @@
+//! What is shown of a checkpoint: a bar meanwhile, where somebody looks, and in the end what it took.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, PhaseInfo};
+use serde::Serialize;
+
+use super::maker::Maker;
+use crate::failure::Failure;
+use crate::{check, output};
+
+/// Of the bar, in characters.
+const WIDTH: usize = 30;
+
+/// One line on a terminal, which tells how far it is.
+pub(super) struct Bar {
+    shown: bool,
+    /// When the first bytes came, and how many.
+    first: Option<(Instant, u64)>,
+}
+
+impl Bar {
+    /// Nothing where standard error is no terminal.
+    pub(super) fn new() -> Self {
+        Self { shown: std::io::stderr().is_terminal(), first: None }
+    }
+
+    pub(super) fn is_shown(&self) -> bool {
+        self.shown
+    }
+
+    pub(super) fn show(&mut self, info: Option<&DumpInfo>) {
+        let Some(info) = info else { return };
+        if info.done > 0 {
+            self.first.get_or_insert((Instant::now(), info.done));
+        }
+        let since = self.first.map(|(at, done)| (at.elapsed(), info.done.saturating_sub(done)));
+        // Behind what was written before, and in its place.
+        let _ = write!(std::io::stderr(), "\r\x1b[K{}", line(info, since));
+    }
+
+    pub(super) fn clear(&self) {
+        if self.shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// The phase, how much of it, and how fast.
+fn line(info: &DumpInfo, since: Option<(Duration, u64)>) -> String {
+    let filled = match info.bytes {
+        0 => 0,
+        bytes => ((info.done as f64 / bytes as f64) * WIDTH as f64) as usize,
+    };
+    let bar: String = (0..WIDTH).map(|at| if at < filled { '#' } else { '.' }).collect();
+    let (done, bytes) = (output::size(info.done), output::size(info.bytes));
+    let rate = since.filter(|(time, _)| time.as_millis() >= 200).map(|(time, more)| output::rate(more, time));
+    let rate = rate.map(|it| format!("  {it}")).unwrap_or_default();
+    format!("{:<8} [{bar}] {done} of {bytes}{rate}", output::plain(&info.phase))
+}
+
+/// For programs, and in short for people.
+#[derive(Serialize)]
+pub(super) struct Report {
+    outcome: &'static str,
+    pid: i32,
+    /// The directory or file; none where podman keeps it.
+    image: Option<PathBuf>,
+    /// How many dumps it took.
+    attempts: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dump: Option<Dump>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<CheckInfo>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<String>,
+}
+
+/// What a dump took.
+#[derive(Serialize)]
+struct Dump {
+    id: String,
+    protocol: String,
+    protocol_reason: String,
+    gpu_bytes: u64,
+    image_bytes: u64,
+    seconds: f64,
+    stall_ns: Option<u64>,
+    phases: Vec<PhaseInfo>,
+}
+
+impl Report {
+    pub(super) fn of(maker: &Maker) -> Self {
+        Self {
+            outcome: "done",
+            pid: maker.root(),
+            image: maker.image().map(Into::into),
+            attempts: 1,
+            dump: None,
+            processes: Vec::new(),
+            reason: None,
+            errors: Vec::new(),
+        }
+    }
+
+    /// Another dump is tried.
+    pub(super) fn again(&mut self) {
+        self.attempts += 1;
+    }
+
+    /// It cannot be made now.
+    pub(super) fn refused(mut self, processes: &[CheckInfo], json: bool) -> Result<(), Failure> {
+        if !json {
+            let text = check::describe(self.pid, processes).map_err(anyhow::Error::from)?;
+            eprint!("{text}");
+            return Ok(());
+        }
+        self.outcome = "refused";
+        self.processes = processes.to_vec();
+        Ok(output::print_json(&self)?)
+    }
+
+    /// It was tried, and is not there.
+    pub(super) fn failed(mut self, reason: &str, errors: &[String], json: bool) -> Result<(), Failure> {
+        if !json {
+            errors.iter().filter(|it| *it != reason).for_each(|it| eprintln!("  {}", output::plain(it)));
+            return Ok(());
+        }
+        self.outcome = "failed";
+        self.reason = Some(reason.to_owned());
+        self.errors = errors.to_vec();
+        Ok(output::print_json(&self)?)
+    }
+
+    /// It is there.
+    pub(super) fn done(mut self, info: Option<&DumpInfo>, json: bool) -> Result<(), Failure> {
+        let durable = info.and_then(|it| Some((it, it.outcome.clone()?)));
+        if let Some((info, DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases })) = durable {
+            let stall = phases.iter().find(|it| it.name == "stall").map(|it| it.duration_ns);
+            self.dump = Some(Dump {
+                id,
+                protocol,
+                protocol_reason,
+                gpu_bytes: info.bytes,
+                image_bytes: bytes,
+                seconds: info.elapsed_ms as f64 / 1e3,
+                stall_ns: stall,
+                phases,
+            });
+        }
+        if json { Ok(output::print_json(&self)?) } else { Ok(output::print(&self.line())?) }
+    }
+
+    fn line(&self) -> String {
+        let place = self.image.as_ref().map(|it| format!(" in {}", it.display())).unwrap_or_default();
+        let Some(dump) = &self.dump else {
+            return format!("process {}{place}: checkpointed; none of its tree uses a GPU\n", self.pid);
+        };
+        let stall = dump.stall_ns.map(|it| format!(", which the GPU stalled for {}", time(it))).unwrap_or_default();
+        let phases = dump.phases.iter().filter(|it| it.name != "stall");
+        let phases: Vec<_> = phases.map(|it| format!("{} {}", it.name, time(it.duration_ns))).collect();
+        format!(
+            "process {}{stall}: {} of GPU memory{place} in {:.2} s, by {} ({})\n",
+            self.pid,
+            output::size(dump.gpu_bytes),
+            dump.seconds,
+            output::plain(&dump.protocol),
+            output::plain(&phases.join(", ")),
+        )
+    }
+}
+
+fn time(ns: u64) -> String {
+    match ns {
+        0..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(done: u64, bytes: u64) -> DumpInfo {
+        DumpInfo { phase: "copy".to_owned(), done, bytes, elapsed_ms: 1500, outcome: None }
+    }
+
+    #[test]
+    fn the_bar_says_how_far_and_how_fast() {
+        let second = Duration::from_secs(1);
+        let half = line(&info(1 << 30, 2 << 30), Some((second, 500_000_000)));
+        assert_eq!(half, "copy     [###############...............] 1.0 GiB of 2.0 GiB  500 MB/s");
+        assert_eq!(line(&info(0, 0), None), "copy     [..............................] 0 B of 0 B");
+    }
+
+    #[test]
+    fn one_line_says_what_it_took() {
+        let phase = |name: &str, ms: u64| PhaseInfo { name: name.to_owned(), duration_ns: ms * 1_000_000, bytes: 0 };
+        let report = Report {
+            outcome: "done",
+            pid: 7,
+            image: Some("/i".into()),
+            attempts: 1,
+            dump: Some(Dump {
+                id: "x".to_owned(),
+                protocol: "stop".to_owned(),
+                protocol_reason: String::new(),
+                gpu_bytes: 1 << 30,
+                image_bytes: 1 << 30,
+                seconds: 1.5,
+                stall_ns: Some(12_300_000),
+                phases: vec![phase("quiesce", 1), phase("copy", 1200), phase("stall", 12)],
+            }),
+            processes: Vec::new(),
+            reason: None,
+            errors: Vec::new(),
+        };
+        let expected = "process 7, which the GPU stalled for 12.3 ms: 1.0 GiB of GPU memory in /i in 1.50 s, by stop \
+                        (quiesce 1.0 ms, copy 1.20 s)\n";
+        assert_eq!(report.line(), expected);
+    }
+}

@@ -1,0 +1,66 @@
+//! `rekindle restore`: has CRIU restore an image, once it is certain that it is one.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use rekindle_images::Image;
+use rekindle_wire::control::Request;
+
+use crate::failure::Failure;
+use crate::{criu, daemon, output};
+
+/// CRIU's log, in the image's directory.
+const LOG: &str = "restore.log";
+
+/// Of which image.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The image's directory
+    dir: PathBuf,
+    /// Return when the processes run, and do not wait for their end
+    #[arg(short = 'd', long)]
+    restore_detached: bool,
+    /// CRIU [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    criu: Option<PathBuf>,
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// More options of `criu restore`
+    #[arg(last = true)]
+    more: Vec<OsString>,
+}
+
+/// Restores.
+pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
+    let socket = daemon::socket(options.socket.clone())?;
+    let criu = criu::program(options.criu.as_deref())?;
+    let libdir = criu::libdir_option()?;
+    Image::open(&options.dir)?;
+    daemon::ask(&socket, &Request::Status)?;
+    let dir = options.dir.canonicalize().with_context(|| format!("cannot find {}", options.dir.display()))?;
+    let log = dir.join(LOG);
+    let _ = fs::remove_file(&log);
+    // A tree that is a session of its own is restored as one, whether this is said or not.
+    let mut command = Command::new(&criu);
+    command.args(["restore", "--shell-job", "--images-dir"]).arg(&dir).arg("--log-file").arg(&log);
+    if options.restore_detached {
+        command.arg("--restore-detached");
+    }
+    if let Some(libdir) = libdir {
+        command.arg("--libdir").arg(libdir);
+    }
+    command.args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
+    let status = command.status().with_context(|| format!("cannot run {}", criu.display()))?;
+    if status.success() {
+        return Ok(());
+    }
+    let errors = criu::errors(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()));
+    errors.iter().skip(1).for_each(|it| eprintln!("  {}", output::plain(it)));
+    let reason = errors.first().cloned().unwrap_or_else(|| format!("criu ended with {status}"));
+    Err(anyhow!("the image in {} is not restored: {reason}", dir.display()).into())
+}

@@ -1,0 +1,218 @@
+//! `rekindle checkpoint` and `rekindle restore`, as a user calls them.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::{Context, ensure};
+use rekindle_e2e::app::{Identity, undisturbed};
+use rekindle_e2e::disk::SmallDisk;
+use rekindle_e2e::image::{COMMIT, MANIFEST};
+use rekindle_e2e::podman::Podman;
+use rekindle_e2e::{App, Node, Result, process, stage};
+use serde_json::Value;
+
+const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "2000"];
+
+/// `rekindle checkpoint PID DIR`, with more.
+fn checkpoint(node: &Node, pid: i32, dir: &Path, more: &[&str]) -> Result<Output> {
+    let pid = pid.to_string();
+    let mut arguments = ["checkpoint", &pid].map(OsStr::new).to_vec();
+    arguments.push(dir.as_os_str());
+    arguments.extend(more.iter().map(OsStr::new));
+    node.rekindle(&arguments)
+}
+
+fn restore(node: &Node, dir: &Path) -> Result<Output> {
+    node.rekindle(&[OsStr::new("restore"), OsStr::new("--restore-detached"), dir.as_os_str()])
+}
+
+fn ended(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// `idle`, which waits for a file to end.
+fn idle(node: &Node, name: &str, more: &[&str]) -> Result<(App, std::path::PathBuf)> {
+    let end = node.path(name);
+    let until = end.display().to_string();
+    let app = node.run("idle", &[more, &["--until", &until]].concat())?;
+    app.reaches(1)?;
+    Ok((app, end))
+}
+
+#[test]
+fn a_process_is_checkpointed_killed_and_restored_by_two_commands() -> Result {
+    let expected = undisturbed("globals", &ARGUMENTS)?;
+    let node = Node::start()?;
+    let app = node.run("globals", &ARGUMENTS)?;
+    app.reaches(300)?;
+    let tree = process::tree(app.pid());
+    // There is none yet.
+    let dir = node.path("a/b/image");
+    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--kill"])?);
+    ensure!(code == Some(0), "{out} {err}");
+    assert!(out.contains("by stop") && out.contains("quiesce") && out.lines().count() == 1, "{out}");
+    assert_eq!(err, "", "on a pipe nothing is drawn");
+    let identity = app.was_killed(&tree)?;
+    let (code, out, err) = ended(&restore(&node, &dir)?);
+    ensure!(code == Some(0), "{out} {err}");
+    assert_eq!(App::adopt(identity).finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_process_goes_on_unless_it_is_said_otherwise() -> Result {
+    let node = Node::start()?;
+    let (app, end) = idle(&node, "end", &[])?;
+    let dir = node.path("image");
+    let output = checkpoint(&node, app.pid(), &dir, &["--json", "--protocol", "stop"])?;
+    let (code, out, err) = ended(&output);
+    ensure!(code == Some(0), "{out} {err}");
+    let said: Value = serde_json::from_str(&out)?;
+    assert_eq!((&said["outcome"], &said["dump"]["protocol"]), (&"done".into(), &"stop".into()), "{said}");
+    assert_eq!(said["dump"]["protocol_reason"], "stop asked for by `rekindle checkpoint`");
+    assert!(said["dump"]["stall_ns"].is_u64() && said["dump"]["gpu_bytes"].as_u64() > Some(0), "{said}");
+    assert!(dir.join(COMMIT).exists());
+    let inspected = node.rekindle(&["inspect".as_ref(), "--json".as_ref(), dir.as_os_str()])?;
+    let inspected: Value = serde_json::from_slice(&inspected.stdout)?;
+    assert_eq!(inspected["id"], said["dump"]["id"]);
+    fs::write(&end, "")?;
+    app.finish()?;
+    node.finish()
+}
+
+#[test]
+fn a_job_of_a_shell_is_checkpointed_too() -> Result {
+    let node = Node::start()?;
+    let end = node.path("end");
+    let mut shell = node.command("/bin/sh".as_ref())?;
+    shell.arg("-c").arg("\"$0\" --until \"$1\" & wait").arg(stage::app("idle")?).arg(&end);
+    let shell = App::start(&mut shell, &node.path("shell"), None)?;
+    shell.says("ready")?;
+    let client = node.clients()?.first().context("no client")?.pid;
+    assert_ne!(client, shell.pid(), "the shell leads the session, and stays");
+    let dir = node.path("image");
+    let (code, out, err) = ended(&checkpoint(&node, client, &dir, &[])?);
+    ensure!(code == Some(0), "{out} {err}");
+    let Identity { out, err, .. } = shell.identity().clone();
+    shell.kill()?;
+    process::wait_gone("the original", client)?;
+    // In a session that this pid namespace has, as a terminal's is.
+    let mut setsid = Command::new("setsid");
+    stage::clean_environment(&mut setsid);
+    setsid.arg("--wait").arg(stage::program("rekindle")?).args(["restore", "-d"]).arg(&dir);
+    let restored = setsid.env("REKINDLE_SOCKET", node.socket()).output()?;
+    ensure!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    fs::write(&end, "")?;
+    App::adopt(Identity { name: "idle".to_owned(), pid: client, out, err, progress: None, hold: None }).finish()?;
+    node.finish()
+}
+
+#[test]
+fn what_cannot_be_checkpointed_is_refused_with_the_reason_and_nothing_is_made() -> Result {
+    let node = Node::start()?;
+    let (app, _) = idle(&node, "end", &["--heap", "1"])?;
+    let dir = node.path("image");
+    let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &[])?);
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("calls malloc on the device"), "{err}");
+    let (code, out, _) = ended(&checkpoint(&node, app.pid(), &dir, &["--json"])?);
+    let said: Value = serde_json::from_str(&out)?;
+    assert_eq!((code, &said["outcome"]), (Some(3), &"refused".into()), "{said}");
+    let missing = ["--criu", "/nonexistent/criu"];
+    let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &missing)?);
+    assert_eq!((code, err.contains("there is no /nonexistent/criu")), (Some(3), true), "{err}");
+    assert!(!dir.exists());
+    assert!(!process::is_gone(app.pid()), "it was to go on");
+    app.kill()?;
+    let (code, _, err) = ended(&checkpoint(&node, i32::MAX, &dir, &[])?);
+    assert_eq!((code, err.contains("there is no process")), (Some(3), true), "{err}");
+    let (code, _, err) = ended(&restore(&node, Path::new("/"))?);
+    assert_eq!(code, Some(4), "{err}");
+    node.finish()
+}
+
+#[test]
+fn without_a_daemon_nothing_is_dumped() -> Result {
+    let mut node = Node::start()?;
+    let (app, end) = idle(&node, "end", &[])?;
+    node.kill_daemon()?;
+    let dir = node.path("image");
+    let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &[])?);
+    assert_eq!((code, err.contains("is rekindled running")), (Some(1), true), "{err}");
+    assert!(!dir.exists());
+    node.start_daemon(&[])?;
+    fs::write(&end, "")?;
+    app.finish()?;
+    node.finish()
+}
+
+#[test]
+fn a_full_disk_fails_a_checkpoint_and_the_process_goes_on() -> Result {
+    let node = Node::start()?;
+    let (app, end) = idle(&node, "end", &[])?;
+    let disk = SmallDisk::mount(node.path("disk"), 256 << 10)?;
+    disk.fill()?;
+    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &disk.dir, &["--json"])?);
+    let said: Value = serde_json::from_str(&out).with_context(|| format!("{out} {err}"))?;
+    assert_eq!((code, &said["outcome"]), (Some(1), &"failed".into()), "{said}");
+    let reason = said["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("do not fit") || reason.contains("No space left"), "{said}");
+    assert!(!disk.dir.join(MANIFEST).exists() && !disk.dir.join(COMMIT).exists());
+    disk.make_room()?;
+    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &disk.dir, &[])?);
+    ensure!(code == Some(0), "{out} {err}");
+    drop(disk);
+    fs::write(&end, "")?;
+    app.finish()?;
+    node.finish()
+}
+
+#[test]
+fn a_container_is_checkpointed_by_its_name() -> Result {
+    let node = Node::at_default_socket()?;
+    let podman = Podman::new(&node)?;
+    let shared = node.path("shared");
+    fs::create_dir(&shared)?;
+    let volume = format!("{}:/shared", shared.display());
+    let annotations = ["--annotation", "dev.rekindle/enable=true", "--annotation", "dev.rekindle/protocol=stop"];
+    let program = ["idle", "--until", "/shared/end", "--progress", "/shared/progress"];
+    podman.run("original", &[&annotations[..], &["--volume", &volume]].concat(), &program)?;
+    podman.says("original", "ready")?;
+    // podman with the options that this machine needs.
+    let wrapper = node.path("podman");
+    let lib = stage::repository()?.join("scripts/lib/podman.sh");
+    fs::write(&wrapper, format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    let export = node.path("export.tar");
+    let options = ["checkpoint", "--container", "original", "--json", "--podman"].map(OsStr::new);
+    let mut arguments = options.to_vec();
+    arguments.extend([wrapper.as_os_str(), "--export".as_ref(), export.as_os_str()]);
+    arguments.extend(["--", "--compress", "none"].map(OsStr::new));
+    let (code, out, err) = ended(&node.rekindle(&arguments)?);
+    ensure!(code == Some(0), "{out} {err}");
+    let said: Value = serde_json::from_str(&out)?;
+    let reason = "stop asked for by annotation dev.rekindle/protocol of its container";
+    assert_eq!(said["dump"]["protocol_reason"], reason, "{said}");
+    let listed = Command::new("tar").arg("-tf").arg(&export).output()?;
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(COMMIT));
+    fs::write(shared.join("end"), "")?;
+    assert_eq!(podman.exit_code("original")?, 0, "it goes on");
+    let gone = [
+        OsStr::new("checkpoint"),
+        "--container".as_ref(),
+        "original".as_ref(),
+        "--podman".as_ref(),
+        wrapper.as_os_str(),
+    ];
+    let (code, _, err) = ended(&node.rekindle(&gone)?);
+    assert_eq!((code, err.contains("does not run")), (Some(3), true), "{err}");
+    let odd = ["--annotation", "dev.rekindle/enable=true", "--annotation", "dev.rekindle/protocol=cov"];
+    let refused = podman.refuses_to_run_in("rekindle-e2e", "odd", &odd, &program)?;
+    assert!(refused.contains("\"cov\" is no protocol"), "{refused}");
+    drop(podman);
+    node.finish()
+}
