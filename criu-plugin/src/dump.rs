@@ -3,7 +3,7 @@
 //! ```text
 //!                  PAUSE_DEVICES(root)
 //!   Idle ──┬── no daemon ──────────────> Inactive     foreign dumps go on; ours fail at CRIU's "External socket"
-//!          ├── no clients in the tree ─> Foreign
+//!          ├── no clients in the tree ─> Foreign ──── one of its sockets leads to the daemon ───> Saving
 //!          ├── cannot quiesce ─────────> Failed       CRIU gives up, the processes go on
 //!          └── quiesced ───────────────> Saving ──┬── exit(0): [resume the tasks] Finish ──┬── durable ──> Finished
 //!                                                 │                                        └── failed ───> CRIU ends here,
@@ -34,8 +34,9 @@ pub enum Dump {
     Idle,
     /// There is nobody to ask, and why.
     Inactive(String),
-    /// None of the tree's processes is a client.
-    Foreign,
+    /// None of the tree's processes is a client. One may be frozen in the middle of a question to the daemon: then there is
+    /// something of ours in it.
+    Foreign(Option<Saving>),
     /// There are clients, but the dump cannot be.
     Failed,
     /// The clients are quiesced.
@@ -52,6 +53,8 @@ pub struct Saving {
     control: Control,
     fate: Fate,
     pids: Vec<i32>,
+    /// Whether the daemon has accepted what the tasks had connected when they were frozen.
+    accepted: bool,
 }
 
 impl Dump {
@@ -81,6 +84,9 @@ impl Dump {
 
     /// CHECKPOINT_DEVICES: the task is stopped.
     pub fn frozen(&mut self, pid: i32) -> Result<Answer, String> {
+        if let Self::Saving(saving) | Self::Foreign(Some(saving)) = self {
+            saving.accept_all();
+        }
         let Self::Saving(saving) = self else {
             return Ok(Answer::NotOurs);
         };
@@ -92,18 +98,24 @@ impl Dump {
 
     /// DUMP_UNIX_SK: a socket of a task leads outside the tree.
     pub fn socket(&mut self, fd: RawFd, id: u32) -> Result<Answer, String> {
-        let Self::Saving(saving) = self else {
-            self.explain(fd);
-            return Ok(Answer::NotOurs);
-        };
-        let cookie = daemon::cookie(fd)?;
-        match saving.ask(&Request::Socket { id, cookie })? {
-            // What is queued on a socket is not dumped, and this would be the answer to the process's handshake.
-            Reply::Socket { ours: true, again: false } if daemon::has_unread(fd)? => {
-                Err("a process was just about to attach to its worker: dump it again".into())
+        match self {
+            Self::Saving(saving) => saving.socket(fd, id),
+            Self::Foreign(foreign) => {
+                // Of a tree that is not ours nothing fails.
+                let asked = foreign.as_ref().map(|it| it.socket(fd, id));
+                if !matches!(asked, Some(Ok(Answer::Done))) {
+                    return Ok(Answer::NotOurs);
+                }
+                let Some(saving) = foreign.take() else { return Ok(Answer::NotOurs) };
+                *self = Self::Saving(saving);
+                log::info("a process asks the daemon something, and will ask again when it is restored");
+                host::add_to_inventory()?;
+                Ok(Answer::Done)
             }
-            Reply::Socket { ours, .. } => Ok(Answer::ours(ours)),
-            other => Err(daemon::out_of_turn(other)),
+            _ => {
+                self.explain(fd);
+                Ok(Answer::NotOurs)
+            }
         }
     }
 
@@ -178,14 +190,17 @@ fn pause_tree(root: i32) -> Result<Dump, String> {
         Err(error) => return Ok(inactive(error)),
     };
     let pids = match reply {
-        Reply::Paused { pids } if pids.is_empty() => return Ok(Dump::Foreign),
+        Reply::Paused { pids } if pids.is_empty() => {
+            let saving = control.map(|(fate, control)| Saving { daemon, control, fate, pids, accepted: false });
+            return Ok(Dump::Foreign(saving.ok()));
+        }
         Reply::Paused { pids } => pids,
         other => return Err(daemon::out_of_turn(other)),
     };
     log::info(&format!("GPU processes {pids:?} are quiesced"));
     let (fate, control) = control?;
     host::add_to_inventory()?;
-    Ok(Dump::Saving(Saving { daemon, control, fate, pids }))
+    Ok(Dump::Saving(Saving { daemon, control, fate, pids, accepted: false }))
 }
 
 fn inactive(error: DaemonError) -> Dump {
@@ -200,6 +215,36 @@ fn inactive(error: DaemonError) -> Dump {
 impl Saving {
     fn ask(&self, request: &Request) -> Result<Reply, String> {
         self.daemon.ask(request).map_err(|error| error.to_string())
+    }
+
+    /// CRIU fails at a connection that was begun and is not accepted yet when something has been sent on it. All tasks are
+    /// stopped, and the daemon accepts in the order in which is connected.
+    fn accept_all(&mut self) {
+        if !mem::replace(&mut self.accepted, true)
+            && let Err(error) = daemon::probe(&daemon::socket_path())
+        {
+            // What is asked of it next says more.
+            log::info(&error.to_string());
+        }
+    }
+
+    /// Whether a socket is one of ours.
+    fn socket(&self, fd: RawFd, id: u32) -> Result<Answer, String> {
+        let cookie = daemon::cookie(fd)?;
+        let mut unread = false;
+        loop {
+            match self.ask(&Request::Socket { id, cookie })? {
+                // What is queued on a socket is not dumped, and this would be the answer to the process's handshake; or to
+                // a question that was read only since the daemon said what it knows.
+                Reply::Socket { ours: true, again: false } if daemon::has_unread(fd)? => {
+                    if mem::replace(&mut unread, true) {
+                        return Err("a process was just about to attach to its worker: dump it again".into());
+                    }
+                }
+                Reply::Socket { ours, .. } => return Ok(Answer::ours(ours)),
+                other => return Err(daemon::out_of_turn(other)),
+            }
+        }
     }
 
     /// Returns when the image is durable; if it will not be, with the tasks running.

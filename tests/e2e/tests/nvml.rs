@@ -1,8 +1,10 @@
 //! NVML under Rekindle: what it says agrees with what CUDA says (the program compares them), before and after a restore,
 //! under a daemon that started anew, and in a container. It takes no worker.
 
+use std::fs;
+
 use rekindle_e2e::podman::Podman;
-use rekindle_e2e::{Node, Result};
+use rekindle_e2e::{Fate, Node, Result};
 
 const ROUNDS: [&str; 4] = ["--iterations", "90", "--sleep-us", "2000"];
 
@@ -10,7 +12,7 @@ const ROUNDS: [&str; 4] = ["--iterations", "90", "--sleep-us", "2000"];
 fn nvml_agrees_with_cuda_before_and_after_a_restore_and_a_restart_of_the_daemon() -> Result {
     let mut node = Node::start()?;
     let app = node.run_held("nvml", &ROUNDS, Some(70))?;
-    // It stands still there, between questions: a dump that meets one may fail, and is made again.
+    // It stands still there, between questions.
     app.reaches(70)?;
     for _ in 0..2 {
         node.dump(&app)?;
@@ -50,4 +52,37 @@ fn a_container_has_nvml() -> Result {
     assert!(podman.call(&["logs", "nvml"])?.ends_with("ok\n"));
     drop(podman);
     node.finish()
+}
+
+/// Asks all the time, so that dumps meet it in the middle of a question: none fails, and restored it asks again.
+fn dumped_while_it_asks(more: &[&str]) -> Result {
+    let node = Node::start()?;
+    let mut app = node.run_held("nvml", &[&["--iterations", "100000"], more].concat(), None)?;
+    app.reaches(10)?;
+    for _ in 0..20 {
+        let (criu, image) = node.start_dump(&app, Fate::Running)?;
+        criu.wait()?.succeeds()?;
+        fs::remove_dir_all(&image.dir)?;
+        app.advances()?;
+    }
+    let mut met = 0;
+    for _ in 0..12 {
+        let image = node.dump_and_kill(app)?;
+        met += usize::from(image.files()?.iter().any(|file| file == "rekindle.img"));
+        app = node.restore(&image)?;
+        app.advances()?;
+    }
+    assert!(met > 0, "no dump met a question");
+    app.kill()?;
+    node.finish()
+}
+
+#[test]
+fn a_client_is_dumped_in_the_middle_of_a_question() -> Result {
+    dumped_while_it_asks(&[])
+}
+
+#[test]
+fn a_process_that_is_no_client_is_dumped_in_the_middle_of_a_question() -> Result {
+    dumped_while_it_asks(&["--cuda", "0"])
 }

@@ -102,8 +102,8 @@ struct Dump<'a> {
 }
 
 enum Stage {
-    /// There is no client in the tree.
-    NotOurs,
+    /// There is no client in the tree. A process of it may have been frozen in the middle of a question.
+    NotOurs(Option<ImageDir>),
     Quiesced {
         dir: ImageDir,
         rings: Vec<ClosedRing>,
@@ -167,7 +167,7 @@ pub(super) fn serve(
         }
     }
     match dump.stage {
-        Stage::NotOurs | Stage::Durable(_) | Stage::Failed(_) => debug!(root, "dump over"),
+        Stage::NotOurs(_) | Stage::Durable(_) | Stage::Failed(_) => debug!(root, "dump over"),
         Stage::Quiesced { .. } | Stage::Saving(_) => {
             warn!(root, "dump given up: its connection closed before the image was durable");
         }
@@ -197,7 +197,7 @@ impl<'a> Dump<'a> {
             root,
             leave_running,
             began,
-            stage: Stage::NotOurs,
+            stage: Stage::NotOurs(None),
             sockets: Vec::new(),
             progress: Arc::clone(progress),
             _hold: hold,
@@ -205,6 +205,7 @@ impl<'a> Dump<'a> {
         let (clients, pending) = dump.find()?;
         dump.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
         if clients.is_empty() && pending.is_empty() {
+            dump.stage = Stage::NotOurs(Some(dir.try_clone()?));
             remove_older_image(dir);
             return Ok((dump, Reply::Paused { pids: Vec::new() }));
         }
@@ -229,7 +230,7 @@ impl<'a> Dump<'a> {
         }
         match request {
             Request::Frozen { pid } => self.frozen(pid),
-            Request::Socket { id, cookie } => Ok(self.socket(id, cookie)),
+            Request::Socket { id, cookie } => self.socket(id, cookie),
             Request::Finish => self.finish(),
             _ => Err(DumpError::Order("something else")),
         }
@@ -256,7 +257,7 @@ impl<'a> Dump<'a> {
         match &self.stage {
             Stage::Quiesced { .. } => self.start_saving()?,
             Stage::Saving(job) => job.check()?,
-            Stage::NotOurs => return Ok(Reply::Frozen { ours: false }),
+            Stage::NotOurs(_) => return Ok(Reply::Frozen { ours: false }),
             Stage::Durable(_) | Stage::Failed(_) => return Err(DumpError::Order("Frozen")),
         }
         let registry = &self.daemon.registry;
@@ -266,9 +267,11 @@ impl<'a> Dump<'a> {
 
     /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
     fn start_saving(&mut self) -> Result<(), DumpError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs);
-        let Stage::Quiesced { dir, mut rings, mut idle_at } = stage else {
-            return Err(DumpError::Order("Frozen"));
+        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs(None));
+        let (dir, mut rings, mut idle_at) = match stage {
+            Stage::Quiesced { dir, rings, idle_at } => (dir, rings, idle_at),
+            Stage::NotOurs(Some(dir)) => (dir, Vec::new(), Instant::now()),
+            _ => return Err(DumpError::Order("Frozen")),
         };
         for ring in &rings {
             if ring.client().worker.is_dead() && ring.client().process.is_alive() {
@@ -306,20 +309,27 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    /// Notes whose socket it is, if it is one of ours.
-    fn socket(&mut self, id: u32, cookie: u64) -> Reply {
+    /// Notes whose socket it is, if it is one of ours. With it a tree without clients becomes ours as well.
+    fn socket(&mut self, id: u32, cookie: u64) -> Result<Reply, DumpError> {
         let whose = match &self.stage {
-            Stage::Saving(job) => self.whose(job, cookie),
+            Stage::Saving(job) => self.whose(job.clients(), cookie),
+            Stage::NotOurs(Some(_)) => self.whose(&[], cookie),
             _ => None,
         };
-        let ours = whose.is_some();
-        let again = whose.as_ref().is_some_and(|(_, again)| *again);
-        self.sockets.extend(whose.map(|(whose, _)| (whose, id)));
-        Reply::Socket { ours, again }
+        let Some((whose, again)) = whose else {
+            return Ok(Reply::Socket { ours: false, again: false });
+        };
+        if matches!(self.stage, Stage::NotOurs(_)) {
+            self.start_saving()?;
+        }
+        // It is asked again for one that has something to be read.
+        self.sockets.retain(|(_, before)| *before != id);
+        self.sockets.push((whose, id));
+        Ok(Reply::Socket { ours: true, again })
     }
 
     /// Whose a socket is, and whether what it has not read yet may be lost, since it asks again.
-    fn whose(&self, job: &SaveJob, cookie: u64) -> Option<(Whose, bool)> {
+    fn whose(&self, clients: &[Arc<Client>], cookie: u64) -> Option<(Whose, bool)> {
         let path = &self.daemon.config.socket;
         // A process that is gone, or of which we may see nothing, has no socket of ours.
         let leads_here = |process: Process| socket::leads_to(process.pid, cookie, path).unwrap_or(false);
@@ -327,7 +337,7 @@ impl<'a> Dump<'a> {
             0 => leads_here(client.process),
             known => known == cookie,
         };
-        if let Some(client) = job.clients().iter().find(of_client) {
+        if let Some(client) = clients.iter().find(of_client) {
             return Some((Whose::Client(client.process), false));
         }
         let (_, pending) = self.find().ok()?;
@@ -347,11 +357,11 @@ impl<'a> Dump<'a> {
 
     /// Waits until the image is durable. The plugin has resumed the tasks, if they are to go on.
     fn finish(&mut self) -> Result<Reply, DumpError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs);
+        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs(None));
         let job = match stage {
             Stage::Saving(job) => job,
             // Nobody's GPU state is in this dump.
-            Stage::NotOurs => return Ok(Reply::Durable),
+            Stage::NotOurs(_) => return Ok(Reply::Durable),
             stage => {
                 self.stage = stage;
                 return Err(DumpError::Order("Finish"));
