@@ -18,6 +18,7 @@ mod criu;
 mod daemon;
 mod doctor;
 mod failure;
+mod flatten;
 mod image;
 mod output;
 mod protocol;
@@ -70,6 +71,13 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Make an image that builds on others one that needs no other
+    Flatten {
+        /// The image's directory
+        dir: PathBuf,
+        /// A directory for a copy of it, with CRIU's files; otherwise the image itself is changed
+        out: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -83,6 +91,7 @@ fn main() -> ExitCode {
         Verb::Doctor(options) => doctor::doctor(&options),
         Verb::Inspect { dir, json } => image::inspect(&dir, json),
         Verb::Verify { dir, json } => image::verify(&dir, json),
+        Verb::Flatten { dir, out } => flatten::flatten(&dir, out.as_deref()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use rekindle_images::{Allocation, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
+use rekindle_images::{Allocation, Base, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
 use rekindle_wire::control::{
     CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Opening, ProtocolChange, Reply, Request, WRONG_GUESS,
 };
@@ -359,6 +359,39 @@ fn on(verb: &str, dir: &Path, json: bool) -> (i32, String, String) {
         command.arg("--json");
     }
     ran(&mut command)
+}
+
+#[test]
+fn an_image_that_builds_on_another_is_flattened() {
+    let (first, second, out) = (image(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    std::os::unix::fs::symlink(first.path(), second.path().join("rekindle-parent")).unwrap();
+    std::fs::write(second.path().join("inventory.img"), "of CRIU").unwrap();
+    let dir = ImageDir::open(second.path()).unwrap();
+    let base = Base::find(&dir).unwrap();
+    let manifest = base.as_ref().unwrap().image().manifest().clone();
+    let known = base.as_ref().unwrap().known(0);
+    let writer = ImageWriter::create_on(dir, CreateOptions::new().unwrap(), base).unwrap();
+    let mut manifest = Manifest { parent: None, ..manifest };
+    let piece = &mut manifest.clients[0].allocations[0].pieces[0];
+    piece.storage = known.get(piece.hash, piece.length).unwrap();
+    writer.commit(manifest).unwrap();
+
+    let flatten = |out: Option<&Path>| ran(rekindle().arg("flatten").arg(second.path()).args(out));
+    let copy = out.path().join("copy");
+    let (code, said, err) = flatten(Some(&copy));
+    assert_eq!(code, 0, "{err}");
+    assert!(said.contains("in 3 files"), "{said}");
+    assert_eq!(std::fs::read_to_string(copy.join("inventory.img")).unwrap(), "of CRIU");
+    // There is an image now.
+    let (code, _, err) = flatten(Some(&copy));
+    assert_eq!(code, 1);
+    assert!(err.contains("already holds a committed image"), "{err}");
+    assert_eq!(flatten(None), (0, "flattened\n".to_owned(), String::new()));
+    assert_eq!(flatten(None), (0, "it builds on no other image\n".to_owned(), String::new()));
+    drop(first);
+    for dir in [&*copy, second.path()] {
+        assert_eq!(on("verify", dir, false).1, "good: 1 pieces and 0 code images, 9.8 KiB read\n");
+    }
 }
 
 #[test]

@@ -72,8 +72,13 @@ pub struct Base {
 }
 
 impl Base {
+    /// A symbolic link of this name in the image directory leads to the image to build on.
+    pub const LINK: &str = "rekindle-parent";
+
     /// The name under which CRIU keeps a dump's parent in its image directory (`--prev-images-dir`, which podman's
-    /// `--with-previous` uses too): a symbolic link. CRIU 4.1, `criu/image.c`, `CR_PARENT_LINK`.
+    /// `--with-previous` uses too), which counts where there is no [`LINK`](Self::LINK). CRIU (4.1, `criu/mem.c`,
+    /// `detect_pid_reuse`) refuses a dump with it unless both dumps tracked memory, for which the kernel must have
+    /// soft-dirty bits.
     pub const CRIU_LINK: &str = "parent";
 
     /// The image at `path`, relative to `dir`, in which the new image will be.
@@ -103,17 +108,20 @@ impl Base {
         Ok(Self { image, path: path.to_owned(), key, manifest_hash })
     }
 
-    /// The image of the directory that CRIU's parent link in `dir` leads to; `None` without such a link, or where that
-    /// directory has nothing of ours, as after CRIU's `pre-dump`.
+    /// The image of the directory that a [`LINK`](Self::LINK) in `dir`, or else [CRIU's](Self::CRIU_LINK), leads to;
+    /// `None` without such a link, or where that directory has nothing of ours, as after CRIU's `pre-dump`.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
     pub fn find(dir: &ImageDir) -> Result<Option<Self>, ImageError> {
-        match Self::open(dir, Path::new(Self::CRIU_LINK)) {
-            Err(error) if error.kind() == ErrorKind::NotAnImage => Ok(None),
-            Err(ImageError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            result => result.map(Some),
+        for link in [Self::LINK, Self::CRIU_LINK] {
+            match Self::open(dir, Path::new(link)) {
+                Err(error) if error.kind() == ErrorKind::NotAnImage => {}
+                Err(ImageError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+                result => return result.map(Some),
+            }
         }
+        Ok(None)
     }
 
     /// The image.

@@ -100,7 +100,7 @@ pub use manifest::{
     ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, UnknownProtocol, Window,
     WindowKind,
 };
-pub use names::{COMMIT, MANIFEST, code_name, data_name};
+pub use names::{COMMIT, MANIFEST, code_name, data_name, is_image_file};
 pub use region::{Region, RegionKind};
 pub use verify::{Problem, Progress, Report};
 pub use writer::{Committed, CreateOptions, ImageWriter};

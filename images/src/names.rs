@@ -26,6 +26,12 @@ pub fn code_name(hash: CodeHash) -> String {
     format!("rekindle-code-{hash}.bin")
 }
 
+/// Whether a file of this name in an image's directory belongs to the image.
+#[must_use]
+pub fn is_image_file(name: &str) -> bool {
+    Name::parse(name).is_some()
+}
+
 /// A file of ours, told by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {

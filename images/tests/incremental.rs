@@ -271,6 +271,11 @@ fn a_directory_without_a_parent_of_ours_has_no_base() {
     symlink("../image", image.join("parent")).unwrap();
     common::write(&image);
     assert_eq!(kind(find()), ErrorKind::Invalid);
+    // One of our own comes first.
+    symlink("../before", image.join(Base::LINK)).unwrap();
+    common::write(&dir.path().join("before"));
+    assert!(find().unwrap());
+    fs::remove_file(image.join(Base::LINK)).unwrap();
     // Of the first version, whose hashes say nothing here.
     let first = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1");
     fs::remove_file(image.join("parent")).unwrap();

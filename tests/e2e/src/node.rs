@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -311,6 +311,20 @@ impl Node {
     pub fn dump(&self, app: &App) -> Result<Image> {
         until("an image that holds no file open that changes", || {
             let (criu, image) = self.start_dump(app, Fate::Running)?;
+            criu.wait()?.succeeds()?;
+            let open = app.identity().progress.as_ref().map(|file| image.holds_open(file));
+            Ok((!open.unwrap_or(Ok(false))?).then_some(image))
+        })
+    }
+
+    /// Dumps a program as [`dump`](Self::dump) does, into an image that builds on another.
+    pub fn dump_on(&self, app: &App, base: &Image) -> Result<Image> {
+        let name = base.dir.file_name().context("an image's directory has a name")?;
+        until("an image that holds no file open that changes", || {
+            let dir = self.fresh("image");
+            fs::create_dir(&dir)?;
+            symlink(Path::new("..").join(name), dir.join("rekindle-parent"))?;
+            let (criu, image) = self.start_dump_into(dir, app, Fate::Running)?;
             criu.wait()?.succeeds()?;
             let open = app.identity().progress.as_ref().map(|file| image.holds_open(file));
             Ok((!open.unwrap_or(Ok(false))?).then_some(image))

@@ -1,4 +1,4 @@
-//! What a new image builds on: the image of the directory that CRIU was given as the parent of its own.
+//! What a new image builds on: the image of the directory that a link in its own leads to.
 
 use rekindle_images::{Base, ImageDir};
 use tracing::{info, warn};
