@@ -230,9 +230,10 @@ fn what_did_not_come_back_fails_at_its_process() {
 #[test]
 fn a_restore_that_is_given_up_leaves_nothing() {
     let daemon = Daemon::start();
-    let Restored { dir, mut process } = dumped(&daemon, "app");
     eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+    // Before there was any client: of one that has just gone the daemon has something for a moment.
     let before = daemon.descriptors();
+    let Restored { dir, mut process } = dumped(&daemon, "app");
     let (session, restore) = begin(&daemon, dir.path());
     process.ask("map");
     process.ask(&format!("reattach {restore} 5"));

@@ -30,7 +30,14 @@ pub(super) struct Made {
     /// CRIU and all above it.
     makers: Vec<i32>,
     criu: Option<Criu>,
-    roots: Mutex<Vec<Process>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    roots: Vec<Process>,
+    /// Whoever becomes known now is ended too.
+    ended: bool,
 }
 
 /// Who makes them, and out of what.
@@ -94,7 +101,7 @@ impl Made {
         if let Err(error) = &found {
             debug!(criu, %error, "cannot tell what it makes before that connects");
         }
-        Self { makers: process::ancestry(criu), criu: found.ok(), roots: Mutex::default() }
+        Self { makers: process::ancestry(criu), criu: found.ok(), known: Mutex::default() }
     }
 
     /// Whether CRIU has died. What it had begun to make may keep its connection open.
@@ -141,15 +148,22 @@ impl Made {
         let Some(root) = made.last().and_then(|pid| Process::with_pid(pid).ok()) else {
             return;
         };
-        let mut roots = lock(&self.roots);
-        if !roots.contains(&root) {
-            roots.push(root);
+        let mut known = lock(&self.known);
+        if !known.roots.contains(&root) {
+            known.roots.push(root);
+        }
+        // One that has just come while its restore was given up.
+        if known.ended {
+            drop(known);
+            self.kill();
         }
     }
 
-    /// Ends those that are known of, and all below them.
+    /// Ends those that are known of, and all below them; from now on, also those that become known.
     pub(super) fn kill(&self) {
-        for root in lock(&self.roots).iter().filter(|it| it.is_alive()) {
+        let mut known = lock(&self.known);
+        known.ended = true;
+        for root in known.roots.iter().filter(|it| it.is_alive()) {
             warn!(root = root.pid, "killing the processes of a restore that was given up");
             for pid in process::tree(root.pid).unwrap_or_default() {
                 let killed = sys::pidfd_open(pid).and_then(|it| sys::pidfd_kill(it.as_fd()));
@@ -170,7 +184,7 @@ mod tests {
     #[test]
     fn all_below_the_maker_is_killed_and_nothing_else() {
         let own = std::process::id() as i32;
-        let made = Made { makers: process::ancestry(own), criu: None, roots: Mutex::default() };
+        let made = Made { makers: process::ancestry(own), criu: None, known: Mutex::default() };
         // The maker itself, and what is above it, are never taken for its work.
         made.note(Process::with_pid(own).unwrap());
         made.kill();
@@ -181,8 +195,8 @@ mod tests {
         let mut said = std::io::BufReader::new(root.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut said, &mut line).unwrap();
         let below = Process::with_pid(line.trim().parse().unwrap()).unwrap();
+        // It has come to say where it belongs while that was given up.
         made.note(below);
-        made.kill();
         assert_eq!(root.wait().unwrap().signal(), Some(libc::SIGKILL));
         let begun = std::time::Instant::now();
         while below.is_alive() {
