@@ -115,7 +115,7 @@ fn dumps(dir: &Path, failures: &[&str]) -> std::thread::JoinHandle<Vec<Option<St
             let (stream, _) = listener.accept().unwrap();
             let opening = frame::receive::<Opening>(&stream).unwrap().body;
             let request = serde_json::from_value(opening.request).unwrap();
-            let Request::Checkpoint { root: 1, protocol } = request else {
+            let Request::Checkpoint { root: 1, protocol, moment_ms: None } = request else {
                 assert!(matches!(request, Request::Check { pid: 1 }));
                 frame::send(&stream, &Reply::Checked(Vec::new()), &[], &[]).unwrap();
                 continue;

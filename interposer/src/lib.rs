@@ -29,6 +29,7 @@ mod counts;
 mod graphs;
 mod log;
 mod maps;
+mod moment;
 mod moves;
 mod prints;
 mod private;

@@ -24,6 +24,8 @@
 //!   Progress*         -> Progress             until this connection closes
 //! ```
 //!
+//! With `moment_ms` the answer to `Pause` waits until a client of the tree says `Moment`, which its application has it do.
+//!
 //! A restore:
 //!
 //! ```text
@@ -180,7 +182,12 @@ pub enum Request {
         root: i32,
         /// By this protocol, whatever others say.
         protocol: Option<String>,
+        /// Whether a dump of it begins only when one of its processes says `Moment`, and fails if none does for so many
+        /// milliseconds.
+        moment_ms: Option<u64>,
     },
+    /// The asker, a client, is where it wants to be checkpointed. Answered when its worker takes no more commands.
+    Moment,
     /// How far is the last dump of the tree?
     Progress,
 
@@ -312,6 +319,11 @@ pub enum Reply {
     },
     /// To `Checkpoint`: go ahead.
     Awaited,
+    /// To `Moment`.
+    Moment {
+        /// Whether somebody has waited for it.
+        awaited: bool,
+    },
     /// To `Progress`; none as long as no dump of the tree has come, or where none of its processes is a client.
     Progress(Option<DumpInfo>),
     /// To `Grant`: the UUIDs of all that the container may use now.
@@ -382,7 +394,8 @@ pub struct ClientInfo {
 /// A dump, as far as it has come.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DumpInfo {
-    /// What it is at: a phase, by the name that `rekindle inspect` has for it.
+    /// What it is at: a phase, by the name that `rekindle inspect` has for it; before these, `moment` while the application
+    /// is waited for.
     pub phase: String,
     /// Bytes of GPU memory that the image has by now, about.
     pub done: u64,
@@ -593,6 +606,11 @@ pub enum WorkerRequest {
     Describe,
     /// What the client has asked for.
     Calls,
+    /// Whether the client is to say when it is where it wants to be checkpointed.
+    Moment {
+        /// Somebody waits for it.
+        awaited: bool,
+    },
     /// What has been counted of the client's accesses. `Failed` where the reporting mode is off.
     Access,
     /// Whether the client has been at rest ever since it was quiesced. `Failed` if it has gone on by itself, since the

@@ -89,6 +89,8 @@ pub struct Header {
     pub pressure: AtomicU32,
     /// Whether kernels have printed what the client has not fetched ([`crate::command::PRINTS`]).
     pub printed: AtomicU32,
+    /// Whether somebody waits for the application to be where it wants to be checkpointed. Written by the worker.
+    pub moment: AtomicU32,
 }
 
 /// A field on a cache line of its own, so that the two sides do not fight over it.

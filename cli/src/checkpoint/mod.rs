@@ -59,6 +59,12 @@ pub(crate) struct Options {
     /// By this protocol: auto, stop, clone, cow or recopy [default: as `rekindle protocol PID` says]
     #[arg(long, value_name = "NAME")]
     protocol: Option<Protocol>,
+    /// Begin when the application says that it is where it wants to be checkpointed (`rekindle_checkpoint`)
+    #[arg(long)]
+    at_moment: bool,
+    /// For how long the application's moment is waited for, in seconds
+    #[arg(long, value_name = "S", default_value_t = 60, requires = "at_moment")]
+    timeout: u64,
     /// CRIU [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     criu: Option<PathBuf>,
@@ -112,11 +118,12 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
         report.refused(&processes, options.json)?;
         return Err(Failure::refused(anyhow!("process {} cannot be checkpointed now", maker.root())));
     }
-    let mut attempt = attempt(&socket, &maker, options.protocol)?;
+    let moment_ms = options.at_moment.then(|| options.timeout.saturating_mul(1000));
+    let mut attempt = attempt(&socket, &maker, options.protocol, moment_ms)?;
     if attempt.has_guessed_wrong() && options.protocol != Some(Protocol::Stop) {
         eprintln!("rekindle: {}; once more, by stop", attempt.reason());
         report.again();
-        attempt = self::attempt(&socket, &maker, Some(Protocol::Stop))?;
+        attempt = self::attempt(&socket, &maker, Some(Protocol::Stop), moment_ms)?;
     }
     if attempt.status.success() {
         return report.done(attempt.info.as_ref(), options.json);
@@ -135,9 +142,14 @@ fn stands_against(socket: &Path, pid: i32) -> Result<Option<Vec<CheckInfo>>, Fai
     Ok(refused.then_some(processes))
 }
 
-fn attempt(socket: &Path, maker: &Maker, protocol: Option<Protocol>) -> Result<Attempt, Failure> {
+fn attempt(
+    socket: &Path,
+    maker: &Maker,
+    protocol: Option<Protocol>,
+    moment_ms: Option<u64>,
+) -> Result<Attempt, Failure> {
     let protocol = protocol.map(|it| it.as_str().to_owned());
-    let (order, reply) = Session::open(socket, &Request::Checkpoint { root: maker.root(), protocol })?;
+    let (order, reply) = Session::open(socket, &Request::Checkpoint { root: maker.root(), protocol, moment_ms })?;
     if reply != Reply::Awaited {
         return Err(daemon::nonsense().into());
     }

@@ -11,10 +11,12 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rekindle_images::{Protocol, UnknownProtocol};
-use rekindle_wire::control::{DumpInfo, Reply, Request};
+use rekindle_wire::control::{DumpInfo, Reply, Request, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
 use tracing::debug;
 
 use super::clients::Client;
@@ -22,7 +24,14 @@ use super::connection::{self, MAX_REQUEST};
 use super::dump::Progress;
 use super::pidns::PidView;
 use super::sys::Credentials;
-use super::{Daemon, lock, process};
+use super::{Daemon, lock, process, sys};
+
+/// How often it is looked whether the moment has come.
+const GLANCE: Duration = Duration::from_millis(1);
+/// How long who says that it has is kept until it is at rest.
+const REST: Duration = Duration::from_secs(2);
+/// How long a worker may take to hear of it.
+const TELL: Duration = Duration::from_secs(2);
 
 /// All of them.
 #[derive(Default)]
@@ -42,8 +51,28 @@ struct Order {
     number: u64,
     root: i32,
     protocol: Option<Protocol>,
+    moment: Option<Moment>,
     /// The last one of the tree since then.
     dump: Option<Arc<Progress>>,
+}
+
+/// When the application says so, a dump begins.
+#[derive(Clone, Copy)]
+struct Moment {
+    /// For how long it is waited for.
+    patience: Duration,
+    has_come: bool,
+}
+
+/// Why a dump does not begin at a moment of the application's.
+#[derive(Debug, Error)]
+pub(crate) enum MomentError {
+    #[error(
+        "none of its processes has said within {0} s that it is where it wants to be checkpointed (rekindle_checkpoint)"
+    )]
+    Never(u64),
+    #[error("whoever waited for the application's moment is gone")]
+    Gone,
 }
 
 impl Checkpoints {
@@ -72,14 +101,46 @@ impl Checkpoints {
         for order in inner.orders.iter_mut().filter(|it| it.root == root) {
             order.dump = Some(Arc::clone(&progress));
         }
-        DumpGuard { checkpoints: self, progress }
+        DumpGuard { checkpoints: self, progress, root }
     }
 
-    fn order(&self, root: i32, protocol: Option<Protocol>) -> OrderGuard<'_> {
+    /// A client is where it wants to be checkpointed: returns whether somebody has waited for that, and then when it is at
+    /// rest, or a little later.
+    pub(crate) fn moment_has_come(&self, pid: i32) -> bool {
+        let above = process::ancestry(pid);
+        let dumps: Vec<_> = {
+            let mut inner = lock(&self.inner);
+            // Of those for which CRIU has come. One that is to be made yet waits for the next.
+            let here = inner.orders.iter_mut().filter(|it| above.contains(&it.root));
+            here.filter_map(|it| {
+                let (moment, dump) = (it.moment.as_mut()?, it.dump.as_ref()?);
+                (!moment.has_come && dump.is_awaiting()).then(|| {
+                    moment.has_come = true;
+                    Arc::clone(dump)
+                })
+            })
+            .collect()
+        };
+        let asked = Instant::now();
+        while dumps.iter().any(|it| !it.is_at_rest()) && asked.elapsed() < REST {
+            std::thread::sleep(GLANCE);
+        }
+        !dumps.is_empty()
+    }
+
+    /// The moment that a dump of this tree waits for, if it does.
+    fn moment(&self, dump: &DumpGuard<'_>) -> Option<Moment> {
+        let inner = lock(&self.inner);
+        let of_it = |order: &&Order| order.dump.as_ref().is_some_and(|it| Arc::ptr_eq(it, &dump.progress));
+        inner.orders.iter().filter(of_it).find_map(|it| it.moment)
+    }
+
+    fn order(&self, root: i32, protocol: Option<Protocol>, patience: Option<Duration>) -> OrderGuard<'_> {
         let mut inner = lock(&self.inner);
         inner.next += 1;
         let number = inner.next;
-        inner.orders.push(Order { number, root, protocol, dump: None });
+        let moment = patience.map(|patience| Moment { patience, has_come: false });
+        inner.orders.push(Order { number, root, protocol, moment, dump: None });
         OrderGuard { checkpoints: self, number }
     }
 }
@@ -88,6 +149,66 @@ impl Checkpoints {
 pub(crate) struct DumpGuard<'a> {
     checkpoints: &'a Checkpoints,
     pub(crate) progress: Arc<Progress>,
+    root: i32,
+}
+
+/// What is said of a checkpoint beforehand.
+pub(crate) struct Asked {
+    pub(crate) root: i32,
+    pub(crate) protocol: Option<String>,
+    /// For how long the application's moment is waited for, if it is.
+    pub(crate) patience: Option<Duration>,
+}
+
+/// Waits until the application says that the moment has come, where that is ordered for this dump. CRIU waits for the answer
+/// to its first question, and the processes run.
+pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
+    let Some(Moment { patience, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
+    let mut told = Told(Vec::new());
+    let began = Instant::now();
+    let waited = loop {
+        let tree = process::tree(dump.root).unwrap_or_default();
+        told.tell(daemon.registry.clients_among(&tree));
+        let pids: Vec<_> = told.0.iter().map(|it| it.process.pid).collect();
+        dump.progress.waits(true, &pids);
+        match daemon.checkpoints.moment(dump) {
+            None => break Err(MomentError::Gone),
+            Some(moment) if moment.has_come => break Ok(()),
+            Some(_) if sys::is_hung_up(stream) => break Err(MomentError::Gone),
+            Some(_) if began.elapsed() >= patience => break Err(MomentError::Never(patience.as_secs())),
+            Some(_) => std::thread::sleep(GLANCE),
+        }
+    };
+    let pids: Vec<_> = told.0.iter().map(|it| it.process.pid).collect();
+    dump.progress.waits(false, &pids);
+    waited
+}
+
+/// Clients that have been told that somebody waits. When this is dropped, nobody does.
+struct Told(Vec<Arc<Client>>);
+
+impl Told {
+    fn tell(&mut self, clients: Vec<Arc<Client>>) {
+        for client in clients {
+            if !self.0.iter().any(|it| Arc::ptr_eq(it, &client)) {
+                ask(&client, true);
+                self.0.push(client);
+            }
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|client| ask(client, false));
+    }
+}
+
+/// One that cannot be told says nothing, or says it to nobody.
+fn ask(client: &Client, awaited: bool) {
+    if let Err(error) = client.worker.ask(&WorkerRequest::Moment { awaited }, &[], Some(TELL)) {
+        debug!(%client, %error, "cannot be told whether its moment is waited for");
+    }
 }
 
 impl Drop for DumpGuard<'_> {
@@ -118,12 +239,12 @@ impl Drop for OrderGuard<'_> {
 }
 
 /// Serves an order until its connection closes.
-pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, root: i32, protocol: Option<&str>) {
+pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, asked: &Asked) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
         Err(error) => return connection::fail(stream, error.to_string()),
     };
-    let order = match accept(daemon, peer, root, protocol) {
+    let order = match accept(daemon, peer, asked) {
         Ok(order) => order,
         Err(reason) => return connection::fail(stream, reason),
     };
@@ -140,17 +261,13 @@ pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, roo
     }
 }
 
-fn accept<'a>(
-    daemon: &'a Daemon,
-    peer: Credentials,
-    root: i32,
-    protocol: Option<&str>,
-) -> Result<OrderGuard<'a>, String> {
-    let ours = PidView::of(peer.pid).and_then(|it| it.to_ours(root)).map_err(|error| error.to_string())?;
+fn accept<'a>(daemon: &'a Daemon, peer: Credentials, asked: &Asked) -> Result<OrderGuard<'a>, String> {
+    let ours = PidView::of(peer.pid).and_then(|it| it.to_ours(asked.root)).map_err(|error| error.to_string())?;
     let owner = process::user(ours);
     if owner.is_none() || !connection::is_operator(peer) && owner != Some(peer.uid) {
-        return Err(format!("there is no process {root} of yours"));
+        return Err(format!("there is no process {} of yours", asked.root));
     }
-    let protocol = protocol.map(str::parse).transpose();
-    Ok(daemon.checkpoints.order(ours, protocol.map_err(|error: UnknownProtocol| error.to_string())?))
+    let protocol = asked.protocol.as_deref().map(str::parse).transpose();
+    let protocol = protocol.map_err(|error: UnknownProtocol| error.to_string())?;
+    Ok(daemon.checkpoints.order(ours, protocol, asked.patience))
 }

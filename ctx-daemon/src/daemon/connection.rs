@@ -218,10 +218,16 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             reply(&stream, &check::check(daemon, peer, pid));
         }
-        Request::Checkpoint { root, protocol } => {
+        Request::Checkpoint { root, protocol, moment_ms } => {
             // Who asks is not about to attach.
             drop(pending);
-            checkpoints::serve(daemon, &stream, peer, root, protocol.as_deref());
+            let asked = checkpoints::Asked { root, protocol, patience: moment_ms.map(Duration::from_millis) };
+            checkpoints::serve(daemon, &stream, peer, &asked);
+        }
+        Request::Moment => {
+            // It is a client, and not about to become one.
+            drop(pending);
+            reply(&stream, &Reply::Moment { awaited: daemon.checkpoints.moment_has_come(process.pid) });
         }
         Request::Protocol { pid, change } => reply(&stream, &protocol::serve(daemon, peer, pid, change)),
         Request::Grant { container, pid, gpus, limits, protocol } => {

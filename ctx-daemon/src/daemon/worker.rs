@@ -491,6 +491,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Hold => "Hold",
         WorkerRequest::Alive => "Alive",
         WorkerRequest::Calls => "Calls",
+        WorkerRequest::Moment { .. } => "Moment",
         WorkerRequest::Access => "Access",
         WorkerRequest::Check => "Check",
         WorkerRequest::Memory => "Memory",

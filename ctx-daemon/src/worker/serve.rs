@@ -287,6 +287,11 @@ impl Server {
                 };
                 return Ok((description, Vec::new()));
             }
+            (WorkerRequest::Moment { awaited }, _) => {
+                if let Some(shared) = self.executor.shared {
+                    shared.header().moment.store(u32::from(awaited), Ordering::Release);
+                }
+            }
             (WorkerRequest::Calls, _) => {
                 return Ok((WorkerReply::Calls { counts: self.executor.counts() }, Vec::new()));
             }
@@ -356,6 +361,8 @@ impl Server {
     fn begin(&mut self, head: u64) -> Result<(), String> {
         let shared = self.executor.shared.ok_or("there is no ring")?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
+        // Whoever waited for a restored process waits no more.
+        shared.header().moment.store(0, Ordering::Release);
         self.consumer = Some(Consumer::new(shared, head));
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rekindle_wire::attach::{Answer, Attach};
-use rekindle_wire::control::{Opening, Request};
+use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::frame;
 use rekindle_wire::layout::{SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE};
 
@@ -73,6 +73,14 @@ pub(crate) fn main() {
                 frame::send(&stream, &Opening::new(&request).unwrap(), &[], &[]).unwrap();
                 connection = Some(stream);
                 say("reattached");
+            }
+            ["moment"] => {
+                let stream = UnixStream::connect(&socket).unwrap();
+                frame::send(&stream, &Opening::new(&Request::Moment).unwrap(), &[], &[]).unwrap();
+                match frame::receive::<Reply>(&stream).unwrap().body {
+                    Reply::Moment { awaited } => say(&format!("moment {awaited}")),
+                    other => panic!("{other:?}"),
+                }
             }
             ["cookie"] => say(&cookie_of(connection.as_ref().unwrap()).to_string()),
             // Whether the other end closes.

@@ -396,7 +396,8 @@ fn progress(order: &Session) -> Option<DumpInfo> {
 /// Who has CRIU dump a tree says so.
 fn order(daemon: &Daemon, root: i32, protocol: Option<&str>) -> Session {
     let protocol = protocol.map(str::to_owned);
-    let (order, reply) = Session::open(daemon, &Request::Checkpoint { root, protocol }, Path::new("/"));
+    let (order, reply) =
+        Session::open(daemon, &Request::Checkpoint { root, protocol, moment_ms: None }, Path::new("/"));
     assert_eq!(reply, Reply::Awaited);
     order
 }
@@ -458,7 +459,49 @@ fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
     let outcome = eventually("it is over", || progress(&said).and_then(|it| it.outcome));
     assert!(matches!(outcome, DumpOutcome::Failed { reason } if reason.starts_with("given up")));
     for (root, protocol) in [(i32::MAX, None), (client.pid, Some("cov".to_owned()))] {
-        let ordered = Session::open(&daemon, &Request::Checkpoint { root, protocol }, Path::new("/"));
-        reason(ordered.1);
+        let request = Request::Checkpoint { root, protocol, moment_ms: None };
+        reason(Session::open(&daemon, &request, Path::new("/")).1);
     }
+}
+
+#[test]
+fn a_dump_waits_for_the_moment_that_its_application_says() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    assert_eq!(client.ask("moment"), "moment false", "nobody waits");
+    let root = client.pid;
+    let waits = |moment_ms| {
+        let request = Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms) };
+        let (order, reply) = Session::open(&daemon, &request, Path::new("/"));
+        assert_eq!(reply, Reply::Awaited);
+        order
+    };
+    let order = waits(60_000);
+    let (daemon_socket, pid, folder) = (daemon.socket(), client.pid, dir.path().to_owned());
+    let dump = std::thread::spawn(move || Session::open_at(&daemon_socket, &pause(pid, true), &folder));
+    daemon.wait_for_event("app Moment");
+    assert_eq!(daemon.state_of(client.pid).unwrap(), "running");
+    assert_eq!(progress(&order).unwrap().phase, "moment");
+    assert_eq!(client.ask("moment"), "moment true");
+    // It has its answer when it is at rest.
+    assert_ne!(daemon.state_of(client.pid).unwrap(), "running");
+    let (session, reply) = dump.join().unwrap();
+    assert_eq!(reply, Reply::Paused { pids: vec![client.pid] });
+    assert!(daemon.events().iter().any(|it| it == "app no Moment"));
+    drop((session, order));
+    daemon.wait_for_state(&client, Some("running"));
+
+    // Nobody says so; and who waited goes.
+    let order = waits(1);
+    let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
+    assert!(reason(reply).contains("rekindle_checkpoint"));
+    drop(order);
+    let order = waits(60_000);
+    let (daemon_socket, folder) = (daemon.socket(), dir.path().to_owned());
+    let dump = std::thread::spawn(move || Session::open_at(&daemon_socket, &pause(pid, true), &folder));
+    eventually("it waits", || progress(&order).filter(|it| it.phase == "moment"));
+    drop(order);
+    assert!(reason(dump.join().unwrap().1).contains("is gone"));
+    assert_eq!(daemon.state_of(client.pid).unwrap(), "running");
 }

@@ -272,7 +272,11 @@ pub(crate) struct Session(pub(crate) UnixStream);
 
 impl Session {
     pub(crate) fn open(daemon: &Daemon, request: &Request, dir: &Path) -> (Self, Reply) {
-        let stream = UnixStream::connect(daemon.socket()).unwrap();
+        Self::open_at(&daemon.socket(), request, dir)
+    }
+
+    pub(crate) fn open_at(socket: &Path, request: &Request, dir: &Path) -> (Self, Reply) {
+        let stream = UnixStream::connect(socket).unwrap();
         let dir = std::fs::File::open(dir).unwrap();
         let opening = Opening::new(request).unwrap();
         frame::send(&stream, &opening, &[], &[dir.as_raw_fd()]).unwrap();

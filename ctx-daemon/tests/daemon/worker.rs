@@ -227,6 +227,10 @@ impl Worker {
             WorkerRequest::Hold if self.is("went-on") => self.failed("it has gone on by itself"),
             WorkerRequest::Hold => self.reply(&WorkerReply::Done),
             WorkerRequest::Alive => {}
+            WorkerRequest::Moment { awaited } => {
+                self.note(if awaited { "Moment" } else { "no Moment" });
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::Calls => self.reply(&WorkerReply::Calls {
                 // A function that there is, and one that there is not.
                 counts: vec![

@@ -171,6 +171,58 @@ fn a_full_disk_fails_a_checkpoint_and_the_process_goes_on() -> Result {
     node.finish()
 }
 
+/// What `moment` has counted in the GPU memory of an image.
+fn counted(dir: &Path) -> Result<u64> {
+    let mark = [0x6d6f_6d65_6e74_206f_u64, 0x6620_7468_6520_676f, 0x6f64_206b_696e_6421, 0x5265_6b69_6e64_6c65];
+    let mark: Vec<u8> = mark.iter().flat_map(|it| it.to_le_bytes()).collect();
+    let data = fs::read(dir.join("rekindle-data-0.raw"))?;
+    let at = data.windows(mark.len()).position(|it| it == mark).context("there is no such buffer in the image")?;
+    let count = data.get(at + mark.len()..at + mark.len() + 8).context("the data ends")?;
+    Ok(u64::from_le_bytes(count.try_into()?))
+}
+
+#[test]
+fn an_application_chooses_its_moment() -> Result {
+    const STEPS: u64 = 16;
+    let node = Node::start()?;
+    let end = node.path("end");
+    let steps = STEPS.to_string();
+    let app = node.run("moment", &["--steps", &steps, "--sleep-us", "3000", "--until", &end.display().to_string()])?;
+    app.says("ready")?;
+    for name in ["first", "second", "third"] {
+        let dir = node.path(name);
+        let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--at-moment"])?);
+        ensure!(code == Some(0), "{out} {err}");
+        let count = counted(&dir)?;
+        ensure!(count > 0 && count % STEPS == 0, "{count} steps are not the start of an iteration");
+    }
+    let dir = node.path("last");
+    let tree = process::tree(app.pid());
+    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--at-moment", "--kill"])?);
+    ensure!(code == Some(0), "{out} {err}");
+    ensure!(counted(&dir)? % STEPS == 0, "{} steps are not the start of an iteration", counted(&dir)?);
+    let identity = app.was_killed(&tree)?;
+    let (code, out, err) = ended(&restore(&node, &dir)?);
+    ensure!(code == Some(0), "{out} {err}");
+    let app = App::adopt(identity);
+    fs::write(&end, "")?;
+    assert!(app.finish()?.ends_with("counted all\n"));
+    node.finish()
+}
+
+#[test]
+fn a_moment_that_never_comes_is_waited_for_no_longer_than_it_is_said() -> Result {
+    let node = Node::start()?;
+    let (app, end) = idle(&node, "end", &[])?;
+    let dir = node.path("image");
+    let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--at-moment", "--timeout", "1"])?);
+    assert_eq!((code, err.contains("has said within 1 s")), (Some(1), true), "{err}");
+    assert!(!dir.join(MANIFEST).exists());
+    fs::write(&end, "")?;
+    app.finish()?;
+    node.finish()
+}
+
 #[test]
 fn a_container_is_checkpointed_by_its_name() -> Result {
     let node = Node::at_default_socket()?;

@@ -40,6 +40,7 @@ pub(super) use self::progress::Progress;
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
 use super::Daemon;
+use super::checkpoints;
 use super::clients::{Client, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
 use super::ipc::{self, SharingError};
@@ -129,6 +130,11 @@ pub(super) fn serve(
     };
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
     let under = daemon.checkpoints.begin(ours.unwrap_or(root));
+    if let Err(error) = checkpoints::wait_for_moment(daemon, stream, &under) {
+        warn!(root, "dump failed: {error}");
+        under.progress.failed(&error.to_string());
+        return connection::fail(stream, error.to_string());
+    }
     let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds, &under.progress) {
         Ok(begun) => begun,
         Err(error) => {

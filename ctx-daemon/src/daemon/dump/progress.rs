@@ -22,6 +22,8 @@ pub(in crate::daemon) struct Progress {
 
 struct State {
     phase: PhaseName,
+    /// The application is yet to say that the moment has come.
+    waits: bool,
     /// The clients' processes.
     pids: Vec<i32>,
     /// Of GPU memory.
@@ -41,6 +43,7 @@ impl Default for Progress {
     fn default() -> Self {
         let state = State {
             phase: PhaseName::Quiesce,
+            waits: false,
             pids: Vec::new(),
             bytes: 0,
             files: Vec::new(),
@@ -60,6 +63,24 @@ impl Progress {
         let mut state = lock(&self.state);
         state.pids = clients.map(|it| it.process.pid).collect();
         state.bytes = bytes;
+    }
+
+    /// Whether the application is waited for, which is these processes.
+    pub(in crate::daemon) fn waits(&self, waits: bool, pids: &[i32]) {
+        let mut state = lock(&self.state);
+        state.waits = waits;
+        state.pids = pids.to_vec();
+    }
+
+    /// Whether it waits for the application.
+    pub(in crate::daemon) fn is_awaiting(&self) -> bool {
+        lock(&self.state).waits
+    }
+
+    /// Whether its clients are at rest, or it is over.
+    pub(in crate::daemon) fn is_at_rest(&self) -> bool {
+        let state = lock(&self.state);
+        !state.waits && state.phase != PhaseName::Quiesce || state.outcome.is_some()
     }
 
     /// This is what it does now.
@@ -130,7 +151,7 @@ impl Progress {
         let durable = matches!(state.outcome, Some(DumpOutcome::Durable { .. }));
         let done = if durable { state.bytes } else { state.saved.max(blocks.saturating_mul(BLOCK)).min(state.bytes) };
         DumpInfo {
-            phase: state.phase.as_str().to_owned(),
+            phase: if state.waits { "moment" } else { state.phase.as_str() }.to_owned(),
             done,
             bytes: state.bytes,
             elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
