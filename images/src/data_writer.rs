@@ -191,6 +191,14 @@ impl DataWriter {
     /// # Errors
     /// The file cannot be made that long.
     pub fn finish(self) -> Result<u64, ImageError> {
+        self.seal()
+    }
+
+    /// As [`finish`](Self::finish), where others have the writer too: none of them appends any more.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish).
+    pub fn seal(&self) -> Result<u64, ImageError> {
         let length = self.length();
         match self.file.set_len(length) {
             Ok(()) => Ok(length),

@@ -44,9 +44,10 @@
 //!   spare        Ready (unasked)
 //!   attach       (Belong -> Done | Failed)    Adopt   -> Done | Failed     it has answered the client itself, either way
 //!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
-//!                Save -> Saved | Failed (Cancel cuts it short)     SaveCode -> Done | Failed
-//!                Alive again and again, Hold -> Done | Failed
-//!                Open    -> Done
+//!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
+//!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
+//!                (Cancel cuts the copy short)     Alive again and again, Hold -> Done | Failed
+//!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
@@ -553,16 +554,35 @@ pub enum WorkerRequest {
     },
     /// Open the ring again.
     Open,
-    /// Write the device memory into the data file that comes with this, and say what the image needs. Only while
-    /// quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
+    /// Set device memory aside for clones, in the background. Before the quiesce; given back when the copy is over, or
+    /// with `Open`.
+    Reserve {
+        /// How much on each device, where it is free: bytes, or as much as the client has.
+        bytes: Option<u64>,
+    },
+    /// Begin to copy the device memory into the data file that comes with this while the client runs, or copy again what
+    /// has changed since the last one. The blob is as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into
+    /// the same file.
+    Precopy {
+        /// As in `Save`.
+        hash_key: [u8; 16],
+        /// As in `Save`.
+        file: u32,
+    },
+    /// Begin to write the device memory into the data file that comes with this, and say what the image needs. Only
+    /// while quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
     Save {
-        /// Goes into every hash of content; of the image.
+        /// Goes into every hash; from the image's manifest.
         hash_key: [u8; 16],
         /// The number of the data file.
         file: u32,
         /// Memory that is saved with other clients of the image.
         elsewhere: Vec<PieceId>,
+        /// How memory is kept as it is while the client goes on.
+        copying: Copying,
     },
+    /// How far is it?
+    Progress,
     /// Write a code image into the file that comes with this.
     SaveCode {
         /// Which, by its content's hash as lowercase hex.
@@ -670,6 +690,48 @@ pub struct Limits {
     pub pinned_memory: Option<u64>,
 }
 
+/// How a worker keeps the state of the quiesce while it copies.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub enum Copying {
+    /// The ring stays closed until all is copied.
+    #[default]
+    Stop,
+    /// What fits into the memory that was set aside is cloned on the device; the rest is kept as in `Cow`.
+    Clone,
+    /// What a command may write is cloned, or copied out, before the command.
+    Cow,
+}
+
+/// What a worker has done at a quiesce, and is about to do.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Secured {
+    /// Bytes whose hashes were made on the device, and how long that took, in nanoseconds.
+    pub hashed: u64,
+    /// See `hashed`.
+    pub hash_ns: u64,
+    /// Bytes that were cloned (and hashed in passing), and how long that took, in nanoseconds.
+    pub cloned: u64,
+    /// See `cloned`.
+    pub clone_ns: u64,
+    /// Bytes that are copied before the ring may open.
+    pub closed: u64,
+    /// Bytes that a copy made while the client ran has already.
+    pub unchanged: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+}
+
+/// What commands had to wait for after the ring was open.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Waits {
+    /// Commands before which memory had to be cloned or copied out.
+    pub commands: u64,
+    /// Bytes that were cloned for them.
+    pub cloned: u64,
+    /// How long they waited, in nanoseconds.
+    pub ns: u64,
+}
+
 /// A code image that a `Save` found.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SavedCode {
@@ -699,12 +761,28 @@ pub enum WorkerReply {
         /// One line.
         reason: String,
     },
-    /// To `Save`: the client's part of the manifest is the blob.
-    Saved {
+    /// To `Save`: the copy has begun.
+    Begun {
         /// The code images that the manifest refers to.
         code: Vec<SavedCode>,
+        /// What has been done at the quiesce.
+        secured: Secured,
+    },
+    /// To `Progress`: it goes on.
+    Saving {
+        /// Whether the ring may be opened.
+        may_open: bool,
+        /// Bytes copied.
+        copied: u64,
+        /// Of so many.
+        bytes: u64,
+    },
+    /// To `Progress`: everything is copied. After a `Save` the client's part of the manifest is the blob.
+    Saved {
         /// Bytes of device memory.
         bytes: u64,
+        /// What commands had to wait for.
+        waits: Waits,
     },
     /// To `Describe`.
     Description {

@@ -7,6 +7,7 @@
 //! ```text
 //!   0x1000_0000_0000  what the application reserves and maps itself, 6 TiB
 //!   0x1600_0000_0000  the worker alone: pieces of the application's, mapped to be saved and loaded, 2 TiB
+//!   0x1800_0000_0000  the worker alone: clones of memory that is being saved, 512 GiB for each device
 //!   0x2000_0000_0000  device 0   4 TiB each, 16 devices at most
 //!   0x2400_0000_0000  device 1   ...
 //!   0x6000_0000_0000  pinned host memory, 16 TiB
@@ -26,6 +27,10 @@ pub const RESERVED_SIZE: u64 = 6 << 40;
 pub const ALIAS_BASE: u64 = RESERVED_BASE + RESERVED_SIZE;
 /// How much address space there is for that.
 pub const ALIAS_SIZE: u64 = 2 << 40;
+/// Where a worker maps clones of memory, while they are copied into an image. The application has nothing there.
+pub const CLONE_BASE: u64 = ALIAS_BASE + ALIAS_SIZE;
+/// How much address space there is for the clones of one device.
+pub const CLONE_SIZE: u64 = 512 << 30;
 /// Where device 0's window begins.
 pub const DEVICE_BASE: u64 = 0x2000_0000_0000;
 /// The distance between the windows of two devices, and their size.
@@ -62,6 +67,12 @@ pub fn aliases() -> Range<u64> {
     ALIAS_BASE..ALIAS_BASE + ALIAS_SIZE
 }
 
+/// The window of clones of a device's memory.
+pub fn clones(ordinal: usize) -> Range<u64> {
+    let base = CLONE_BASE + ordinal as u64 * CLONE_SIZE;
+    base..base + CLONE_SIZE
+}
+
 /// The window of pinned host memory.
 pub fn pinned() -> Range<u64> {
     PINNED_BASE..PINNED_BASE + PINNED_SIZE
@@ -74,7 +85,8 @@ mod tests {
     #[test]
     fn windows_do_not_meet() {
         assert!(device(MAX_DEVICES - 1).end <= PINNED_BASE);
-        assert!(reserved().end <= aliases().start && aliases().end <= device(0).start);
+        assert!(reserved().end <= aliases().start && aliases().end <= clones(0).start);
+        assert!(clones(MAX_DEVICES - 1).end <= device(0).start);
         assert_eq!(device_of(device(3).start + 5), Some(3));
         assert_eq!(device_of(device(0).start - 1), None);
         assert_eq!(device_of(PINNED_BASE), None);

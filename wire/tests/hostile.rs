@@ -13,7 +13,7 @@ use proptest::sample::Index;
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
-use rekindle_wire::control::{DataFile, Limits, Opening, Reply, Request, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Copying, DataFile, Limits, Opening, Reply, Request, Secured, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::layout::{MAX_COMMAND, REPLIES, REPLY_BYTES, SHARED_SIZE, Shared, UNIT, UNITS};
 use rekindle_wire::reply;
@@ -81,9 +81,9 @@ fn messages() -> Vec<Vec<u8>> {
         limits,
     };
     all.push(serde_json::to_vec(&load).unwrap());
-    let save = WorkerRequest::Save { hash_key: [255; 16], file: 1, elsewhere: vec![[2; 16]] };
+    let save = WorkerRequest::Save { hash_key: [255; 16], file: 1, elsewhere: vec![[2; 16]], copying: Copying::Cow };
     all.push(serde_json::to_vec(&save).unwrap());
-    all.push(serde_json::to_vec(&WorkerReply::Saved { code: vec![], bytes: 1 }).unwrap());
+    all.push(serde_json::to_vec(&WorkerReply::Begun { code: vec![], secured: Secured::default() }).unwrap());
     all.push(serde_json::to_vec(&Reply::Paused { pids: vec![1, 2] }).unwrap());
     all.push(serde_json::to_vec(&Answer::Refused { reason: "no".into() }).unwrap());
     all.push(serde_json::to_vec(&Pinned { address: 1, size: 2, serial: 3 }).unwrap());

@@ -43,7 +43,7 @@ pub(super) struct Channel {
     /// How long the daemon has said nothing.
     pub(super) silence: Silence,
     /// Set when a save is to be cut short.
-    pub(super) cancel: AtomicBool,
+    pub(super) cancel: Arc<AtomicBool>,
     /// Something has come for the executor to look at.
     pub(super) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
@@ -64,7 +64,7 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         socket: Mutex::new(socket),
         answers,
         silence: Silence::new(),
-        cancel: AtomicBool::new(false),
+        cancel: Arc::default(),
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
@@ -98,7 +98,7 @@ impl Channel {
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
                 Ok(message) => {
                     // Here and not when the executor comes to it: a `Cancel` may follow at once.
-                    if matches!(message.body, WorkerRequest::Save { .. }) {
+                    if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
                         self.cancel.store(false, Ordering::Release);
                     }
                     if events.send(Event::Request(message)).is_err() {

@@ -464,7 +464,11 @@ impl Executor {
     pub(crate) fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
         // Copies of other devices go through the same staging.
         self.finish_streams(0)?;
-        self.engine.release(self.driver(), ordinal);
+        self.wait_for_background();
+        let driver = self.driver();
+        if let Some(engine) = &mut self.engine {
+            engine.release(driver, ordinal);
+        }
         self.release_hasher(ordinal);
         self.unregister_staging(ordinal);
         self.unregister_events(ordinal);
@@ -480,6 +484,10 @@ impl Executor {
         self.devices[ordinal].primary = real;
         self.devices[ordinal].used = false;
         self.devices[ordinal].reset = true;
+        // As a worker's start does, for the sake of the addresses that later code gets.
+        let hasher = self.hasher.prepare(self.driver(), (ordinal, device), real);
+        self.context_changed();
+        hasher.map_err(|failed| Refused::Code(failed.code))?;
         self.register_staging(ordinal)?;
         self.register_events(ordinal)
     }

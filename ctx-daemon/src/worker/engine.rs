@@ -1,21 +1,22 @@
 //! The copy engine: moves pieces between the device and the image's data files, several at a time.
 //!
 //! ```text
-//!   save   device ──copy──> lane's pinned buffer ──hash, write──> data file
+//!   save   device ──copy──> lane's pinned buffer ──hash, as expected? write──> data file
 //!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
 //! ```
 //!
 //! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
 //! the engine never allocates or uses the legacy stream while it copies.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
+use rekindle_wire::control::WRONG_GUESS;
 use thiserror::Error;
 
 use super::boxes::ArrayPart;
+use super::copying::{Copying, Place, Taken};
 use super::driver::{CallFailed, Driver, expect};
 
 /// Why a copy was not finished.
@@ -27,6 +28,9 @@ pub(crate) enum EngineError {
     Image(#[from] ImageError),
     #[error("it was cancelled")]
     Cancelled,
+    /// A job's memory is not as it was at the quiesce.
+    #[error("{WRONG_GUESS}: {length} bytes at {address:#x} were written while they were copied")]
+    WrongGuess { place: Place, address: u64, length: u64 },
     #[error("a copying thread failed")]
     Lost,
 }
@@ -150,6 +154,11 @@ impl Engine {
     /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`super::start`].
     pub(crate) fn warm_up(&mut self) {
         let count = self.lanes.len();
+        // And the thread's that starts them while a client runs on.
+        std::thread::scope(|scope| drop(scope.spawn(|| self.warm_lanes(count)).join()));
+    }
+
+    fn warm_lanes(&mut self, count: usize) {
         let all_here = std::sync::Barrier::new(count);
         let started = self.run(count, &AtomicBool::new(false), |_, _| {
             all_here.wait();
@@ -174,33 +183,27 @@ impl Engine {
         }
     }
 
-    /// Copies the jobs' memory into the data file. The pieces come in the jobs' order.
-    pub(crate) fn save(
+    /// Copies jobs' memory into the data file, until there is none left to take. Whoever waits for a job hears of a
+    /// failure too.
+    pub(crate) fn copy_out(
         &mut self,
         driver: &Driver,
-        jobs: &[Job],
+        copying: &Copying,
         writer: &DataWriter,
         cancel: &AtomicBool,
-    ) -> Result<Vec<Piece>, EngineError> {
-        let pieces: Mutex<Vec<Option<Piece>>> = Mutex::new(vec![None; jobs.len()]);
-        self.run(jobs.len(), cancel, |lane, i| {
-            let job = jobs[i];
-            let stream = enter(driver, lane, &job)?;
-            // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's.
-            let content = unsafe {
-                let host = lane.buffer;
-                job.read(driver, host, stream)?;
-                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
-                std::slice::from_raw_parts(host, job.length as usize)
-            };
-            let piece = writer.append(job.offset, content)?;
-            if let Ok(mut pieces) = pieces.lock() {
-                pieces[i] = Some(piece);
+    ) -> Result<(), EngineError> {
+        let lanes = self.lanes.len().min(copying.tasks.len());
+        self.run(lanes, &AtomicBool::new(false), |lane, _| {
+            while let Some(taken) = copying.take() {
+                let copied = if cancel.load(Relaxed) {
+                    Err(EngineError::Cancelled)
+                } else {
+                    copy_one(driver, lane, copying, &taken, writer)
+                };
+                copied.inspect_err(|_| copying.fail())?;
             }
             Ok(())
-        })?;
-        let pieces = pieces.into_inner().map_err(|_| EngineError::Lost)?;
-        pieces.into_iter().collect::<Option<Vec<_>>>().ok_or(EngineError::Lost)
+        })
     }
 
     /// Fills device memory from data files.
@@ -271,6 +274,36 @@ impl Engine {
             result
         })
     }
+}
+
+/// Copies one job's memory to the host, and from there into the data file.
+fn copy_one(
+    driver: &Driver,
+    lane: &Lane,
+    copying: &Copying,
+    taken: &Taken,
+    writer: &DataWriter,
+) -> Result<(), EngineError> {
+    let job = taken.job;
+    let stream = enter(driver, lane, &job)?;
+    // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a clone.
+    let content = unsafe {
+        job.read(driver, lane.buffer, stream)?;
+        expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+        std::slice::from_raw_parts(lane.buffer, job.length as usize)
+    };
+    copying.is_read(taken);
+    let hash = writer.hash(content);
+    let task = &copying.tasks[taken.index];
+    if task.expected.is_some_and(|expected| expected != hash) {
+        return Err(EngineError::WrongGuess { place: task.place, address: task.job.address, length: task.job.length });
+    }
+    let piece = match &task.before {
+        Some(before) => writer.replace_hashed(before, content, hash)?,
+        None => writer.append_hashed(job.offset, content, hash)?,
+    };
+    copying.is_written(taken, piece);
+    Ok(())
 }
 
 /// Makes a job's context current in this thread, and says which stream to copy in.

@@ -13,8 +13,8 @@
 //! From quiesced to open nothing is written to memory that the client shares: no reply, no chunk, not even the ring's
 //! head. So what CRIU saves of it is its state at the quiesce, plus what the client enqueues until it is frozen.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 
 use rekindle_cuda_abi::table::{self, Function};
 use rekindle_cuda_abi::types::*;
@@ -28,10 +28,13 @@ use rekindle_wire::ring::CommandHeader;
 use thiserror::Error;
 use tracing::{error, warn};
 
+use super::access::Tracker;
+use super::access::hash::Hasher;
 use super::access::observe::Observation;
 use super::arrays::Arrays;
 use super::code::Globals;
 use super::code_store::{CodeStore, Image};
+use super::copying::{Clones, Guard, Place, Precopied};
 use super::driver::Driver;
 use super::engine::Engine;
 use super::graphs::Graphs;
@@ -44,6 +47,7 @@ use super::objects::{Object, Objects};
 use super::pinned::PinnedMemory;
 use super::pools::Pools;
 use super::prints::Prints;
+use super::save::Background;
 use super::textures::Filler;
 use super::times::Ages;
 use super::uses::Shapes;
@@ -112,7 +116,22 @@ pub(crate) struct Executor {
     pub(crate) vmm: Vmm,
     pub(crate) arrived: Arrived,
     pub(crate) ipc_events: IpcEvents,
-    pub(crate) engine: Engine,
+    /// What copies; not here while it does so in the background.
+    pub(crate) engine: Option<Engine>,
+    /// Hashes device memory.
+    pub(crate) hasher: Hasher,
+    /// What is known of the memory that commands use; not here while it is asked.
+    pub(crate) tracker: Option<Box<Tracker>>,
+    /// A copy that goes on in the background.
+    pub(crate) background: Option<Background>,
+    /// What commands have to look at before they are executed, meanwhile.
+    pub(crate) guard: Option<Guard>,
+    /// Device memory that was set aside for clones.
+    pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
+    /// What was copied before the quiesce.
+    pub(crate) precopied: Option<Precopied>,
+    /// Memory that was written by what was not expected to.
+    pub(crate) surprised: HashSet<Place>,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
     pub(crate) staging: *mut u8,
@@ -142,7 +161,13 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new(driver: &'static Driver, devices: Vec<Device>, engine: Engine, attached: Attached) -> Self {
+    pub(crate) fn new(
+        driver: &'static Driver,
+        devices: Vec<Device>,
+        engine: Engine,
+        hasher: Hasher,
+        attached: Attached,
+    ) -> Self {
         let table = table::parse(table::TEXT).unwrap_or_default();
         let event_record = command::number(&table, "cuEventRecord").unwrap_or(u16::MAX);
         let elapsed = ["cuEventElapsedTime", "cuEventElapsedTime_v2"];
@@ -156,7 +181,14 @@ impl Executor {
             arrived: Arrived::default(),
             ipc_events: IpcEvents::new(&table),
             devices,
-            engine,
+            engine: Some(engine),
+            hasher,
+            tracker: Some(Box::new(Tracker::new(&table))),
+            background: None,
+            guard: None,
+            reserved: Arc::default(),
+            precopied: None,
+            surprised: HashSet::new(),
             table,
             objects: Objects::default(),
             waiting: Waiting::default(),
@@ -196,27 +228,17 @@ impl Executor {
     /// Hands one command to the driver. An error means that the client does not speak our language, and is given up.
     pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.header = header;
+        self.graph_may_change(&header, parameters);
+        if self.guard.is_some() {
+            self.look_out(&header, parameters);
+        }
         let watch = if self.observed.is_some() { self.watch(&header, parameters) } else { None };
         let mut payload = Writer::new();
-        let outcome = self.enter_context(header.context).and_then(|()| {
-            let mut args = Reader::new(parameters);
-            if header.call < command::FIRST {
-                let mut result = dispatch(self, header.call, &mut args, &mut payload)?;
-                if result == CUDA_SUCCESS {
-                    result = self.ipc_event_call(header.call, parameters)?;
-                }
-                if header.call == self.event_record && result == CUDA_SUCCESS {
-                    let event = Reader::new(parameters).word()?;
-                    self.recorded.insert(event, self.commands);
-                    self.ages.remove(&event);
-                } else if self.elapsed.contains(&header.call) && !self.ages.is_empty() {
-                    self.correct_elapsed(parameters, &mut payload);
-                }
-                Ok(Outcome::Done(result))
-            } else {
-                self.command(header.call, &mut args, &mut payload)
-            }
-        });
+        let mut outcome = self.carry_out(&header, parameters, &mut payload);
+        if is_out_of_memory(&outcome) && self.make_room() {
+            payload = Writer::new();
+            outcome = self.carry_out(&header, parameters, &mut payload);
+        }
         match outcome {
             Ok(Outcome::Later) => {}
             Ok(Outcome::Done(result)) => self.answer(header.reply, result, payload.bytes()),
@@ -235,6 +257,33 @@ impl Executor {
             self.watched(watch);
         }
         Ok(())
+    }
+
+    fn carry_out(
+        &mut self,
+        header: &CommandHeader,
+        parameters: &[u8],
+        payload: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        self.enter_context(header.context).and_then(|()| {
+            let mut args = Reader::new(parameters);
+            if header.call < command::FIRST {
+                let mut result = dispatch(self, header.call, &mut args, payload)?;
+                if result == CUDA_SUCCESS {
+                    result = self.ipc_event_call(header.call, parameters)?;
+                }
+                if header.call == self.event_record && result == CUDA_SUCCESS {
+                    let event = Reader::new(parameters).word()?;
+                    self.recorded.insert(event, self.commands);
+                    self.ages.remove(&event);
+                } else if self.elapsed.contains(&header.call) && !self.ages.is_empty() {
+                    self.correct_elapsed(parameters, payload);
+                }
+                Ok(Outcome::Done(result))
+            } else {
+                self.command(header.call, &mut args, payload)
+            }
+        })
     }
 
     /// A copy through a staging chunk does not happen: nobody must wait for it.
@@ -510,6 +559,10 @@ impl Executor {
         // kernel frees everything, and the closing connection tells the client.
         unsafe { libc::_exit(3) }
     }
+}
+
+fn is_out_of_memory(outcome: &Result<Outcome, Refused>) -> bool {
+    matches!(outcome, Ok(Outcome::Done(CUDA_ERROR_OUT_OF_MEMORY)) | Err(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY)))
 }
 
 /// Errors after which the context is lost, and every later call returns the same.

@@ -91,7 +91,9 @@ impl Executor {
         // SAFETY: the out parameters are locals.
         check(unsafe { (self.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         let room = self.devices.get(device).map_or(0, |d| d.memory.room());
-        reply.word((free as u64).min(room));
+        // What clones take for a while is the client's to have.
+        let free = (free as u64).saturating_add(self.taken_by_clones(device));
+        reply.word(free.min(room));
         let most = self.devices.get(device).map_or(u64::MAX, |d| d.memory.most());
         reply.word((total as u64).min(most));
         Ok(Outcome::Done(CUDA_SUCCESS))

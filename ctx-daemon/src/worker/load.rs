@@ -240,8 +240,9 @@ impl Executor {
         }
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
-        self.engine.prepare(driver, &primaries).map_err(|e| e.to_string())?;
-        let loaded = self.engine.load(driver, &list, reader, &AtomicBool::new(false));
+        let engine = self.engine.as_mut().ok_or("a copy is under way")?;
+        engine.prepare(driver, &primaries).map_err(|e| e.to_string())?;
+        let loaded = engine.load(driver, &list, reader, &AtomicBool::new(false));
         self.context_changed();
         loaded.map_err(|e| e.to_string())?;
         self.restore_blobs(client, reader)

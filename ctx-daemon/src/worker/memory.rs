@@ -18,6 +18,7 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 use thiserror::Error;
 
+use super::copying::Copying;
 use super::driver::{CallFailed, Driver, expect};
 use super::ipc::{POSIX_FILE, read_name, write_name};
 use crate::share::{Share, What};
@@ -103,6 +104,8 @@ pub(crate) struct DeviceMemory {
     ids: BTreeMap<u64, PieceId>,
     /// Pieces to be mapped at an address instead of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
+    /// A copy that is under way: what it needs stays mapped.
+    kept: Option<Arc<Copying>>,
     /// What others of its container have counts too; as which device.
     share: Option<(Arc<Share>, What)>,
 }
@@ -126,8 +129,14 @@ impl DeviceMemory {
             exported: BTreeMap::new(),
             ids: BTreeMap::new(),
             made: BTreeMap::new(),
+            kept: None,
             share: None,
         }
+    }
+
+    /// What this copy needs stays mapped; or nothing does any more.
+    pub(crate) fn set_kept(&mut self, by: Option<Arc<Copying>>) {
+        self.kept = by;
     }
 
     /// No more than this is mapped from here on.
@@ -505,6 +514,9 @@ impl DeviceMemory {
 
     fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
         let Some((length, backing)) = self.backings.remove(&base) else { return Ok(()) };
+        if let Some(copying) = &self.kept {
+            copying.let_go(base, base + length);
+        }
         self.publish();
         self.shared.retain(|(b, _)| *b != base);
         let pieces = match backing {

@@ -19,6 +19,7 @@ mod check;
 mod code;
 mod code_store;
 mod commands;
+mod copying;
 mod driver;
 mod engine;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]

@@ -1,20 +1,25 @@
 //! Saving a quiesced client: its device memory into the data file, everything else into its part of the manifest.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
+use rekindle_images::content::ContentKey;
 use rekindle_images::{
-    Allocation, Blob, Client, ClientGpu, DataWriter, Global, Object, ObjectKind, Pinned, Ring, Window, WindowKind,
+    Allocation, Blob, Client, ClientGpu, DataWriter, Global, Object, ObjectKind, Piece, Pinned, Ring, Window,
+    WindowKind,
 };
 use rekindle_wire::codec::Writer;
-use rekindle_wire::control::SavedCode;
+use rekindle_wire::control::{Copying as How, SavedCode, Secured, Waits};
 use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
 
-use super::engine::{Job, jobs};
+use super::copying::{Clones, Copying, Guard, Keeping, Place, Precopied, Task};
+use super::engine::{Engine, EngineError, Job, jobs};
 use super::executor::Executor;
 use super::times::Ages;
-use super::vmm::Alias;
+use super::vmm::{self, Alias};
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
 pub(crate) const STATE_VERSION: u32 = 8;
@@ -39,67 +44,121 @@ pub(crate) const POOLED: u64 = 1;
 /// In [`Allocation::flags`]: it is the piece that its handle names, at the address where it was saved.
 pub(crate) const PIECE: u64 = 2;
 
-/// What saving gives.
-pub(crate) struct Saved {
-    pub(crate) client: Client,
-    pub(crate) code: Vec<SavedCode>,
-    pub(crate) bytes: u64,
+/// A client's part of the manifest, but for where the content of its memory is.
+struct Draft {
+    client: Client,
+    /// To be the first of the client's blobs.
+    arrays: Vec<Blob>,
+    /// For each job, whose it is.
+    regions: Vec<Region>,
+}
+
+impl Draft {
+    /// With the jobs' pieces, in their order.
+    fn complete(self, pieces: Vec<Piece>) -> Client {
+        let Self { mut client, mut arrays, regions } = self;
+        for (region, piece) in regions.iter().zip(pieces) {
+            match *region {
+                Region::Allocation(i) => client.allocations[i].pieces.push(piece),
+                Region::Global(i) => client.globals[i].pieces.push(piece),
+                Region::Array(i) => arrays[i].pieces.push(piece),
+            }
+        }
+        client.blobs.extend(arrays);
+        client
+    }
+}
+
+/// A copy that goes on in the background: until it is over the engine is with it.
+pub(crate) struct Background {
+    pub(crate) copying: Arc<Copying>,
+    thread: JoinHandle<(Engine, Result<(), EngineError>)>,
+    /// Of a save.
+    draft: Option<Draft>,
+}
+
+/// What is asked of a save.
+pub(crate) struct Wanted {
+    /// The position of the first command that is not executed yet.
+    pub(crate) head: u64,
+    pub(crate) key: ContentKey,
+    /// Of the data file; not used where a pre-copy has one already.
+    pub(crate) writer: DataWriter,
+    pub(crate) elsewhere: BTreeSet<PieceId>,
+    pub(crate) how: How,
+    pub(crate) cancel: Arc<AtomicBool>,
+}
+
+/// How far a copy is.
+pub(crate) enum Progress {
+    Saving {
+        may_open: bool,
+        copied: u64,
+        bytes: u64,
+    },
+    /// It is over; the client's part of the manifest, if it was a save.
+    Saved {
+        client: Option<Box<Client>>,
+        bytes: u64,
+        waits: Waits,
+    },
 }
 
 impl Executor {
-    /// Saves the client but for memory that is elsewhere in the image. Nothing runs on the device, and nothing is written to memory that the client shares.
-    pub(crate) fn save(
-        &mut self,
-        head: u64,
-        writer: DataWriter,
-        elsewhere: &BTreeSet<PieceId>,
-        cancel: &AtomicBool,
-    ) -> Result<Saved, String> {
-        self.leave_out(elsewhere);
+    /// Begins to save the client but for memory that is elsewhere in the image. Nothing runs on the device, and nothing
+    /// is written to memory that the client shares. What it says is true of this moment; the copy goes on in the
+    /// background, see [`Executor::progress`].
+    pub(crate) fn begin_saving(&mut self, wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), String> {
+        self.leave_out(&wanted.elsewhere);
         if let Some(why) = &self.unsavable {
             return Err(format!("it cannot be checkpointed: {why}"));
         }
         if let Some(why) = self.held_for_others() {
             return Err(format!("it cannot be checkpointed now: {why}; the next dump may find that it has"));
         }
+        self.discard_finished();
+        if self.background.is_some() {
+            return Err("it is being copied already: wait until that is over".into());
+        }
         let aliases = self.map_aliases()?;
-        let saved = self.save_with(&aliases, head, writer, cancel);
-        self.unmap_aliases(&aliases);
-        saved
+        let begun = self.begin_with(&aliases, wanted);
+        if begun.is_err() {
+            self.unmap_aliases(&aliases);
+        }
+        begun
     }
 
-    fn save_with(
-        &mut self,
-        aliases: &[Alias],
-        head: u64,
-        writer: DataWriter,
-        cancel: &AtomicBool,
-    ) -> Result<Saved, String> {
-        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
-        let driver = self.driver();
+    fn begin_with(&mut self, aliases: &[Alias], wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), String> {
         let failed = |e: &dyn std::fmt::Display| e.to_string();
-        self.engine.prepare(driver, &primaries).map_err(|e| failed(&e))?;
-        self.context_changed();
+        self.prepare_engine()?;
         // Every stream is idle: what was freed in its order is free.
-        self.pools.settle(driver);
+        self.pools.settle(self.driver());
+        let precopied = self.precopied.take();
+        let writer = match &precopied {
+            Some(precopied) => Arc::clone(&precopied.writer),
+            None => Arc::new(wanted.writer),
+        };
 
         let mut all = Vec::new();
-        let mut allocations = self.describe_allocations(aliases, &mut all);
-        let mut globals = self.describe_globals(&mut all)?;
+        let allocations = self.describe_allocations(aliases, &mut all);
+        let globals = self.describe_globals(&mut all)?;
         let mut arrays = Vec::new();
         for (blob, jobs) in self.describe_arrays()? {
-            all.extend(jobs.into_iter().map(|job| (Region::Array(arrays.len()), job)));
+            all.extend(jobs.into_iter().map(|job| (Region::Array(arrays.len()), Place::Other, job)));
             arrays.push(blob);
         }
-        let list: Vec<Job> = all.iter().map(|(_, job)| *job).collect();
-        let pieces = self.engine.save(driver, &list, &writer, cancel).map_err(|e| failed(&e))?;
-        for ((region, _), piece) in all.iter().zip(pieces) {
-            match *region {
-                Region::Allocation(i) => allocations[i].pieces.push(piece),
-                Region::Global(i) => globals[i].pieces.push(piece),
-                Region::Array(i) => arrays[i].pieces.push(piece),
+        let (regions, mut tasks): (Vec<_>, Vec<_>) =
+            all.into_iter().map(|(region, place, job)| (region, self.task(place, job))).unzip();
+        let mut room = self.reserved.lock().ok().and_then(|mut reserved| reserved.take());
+        let secured = self.secure(&mut tasks, wanted.how, &wanted.key, room.as_mut(), precopied.as_ref(), &writer);
+        let secured = match secured {
+            Ok(secured) => secured,
+            Err(why) => {
+                room.into_iter().for_each(|room| room.release(self.driver()));
+                return Err(why);
             }
-        }
+        };
+
         let mut blobs = self.save_arriving(&writer)?;
         if let Some(held) = self.held_bytes() {
             let pieces = writer.append_all(&held).map_err(|e| failed(&e))?;
@@ -111,7 +170,6 @@ impl Executor {
         }
         blobs.extend(self.save_prints(&writer)?);
         blobs.extend(self.save_code_logs(&writer)?);
-        writer.finish().map_err(|e| failed(&e))?;
         let ages = self.event_ages();
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
@@ -122,14 +180,10 @@ impl Executor {
                 size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or("a code image is missing")
             })
             .collect::<Result<_, _>>()?;
-        let bytes = allocations.iter().map(|a| a.size).sum::<u64>()
-            + globals.iter().map(|g| g.size).sum::<u64>()
-            + arrays.iter().map(|a| a.size).sum::<u64>();
-        blobs.extend(arrays);
         let client = Client {
             wire_version: rekindle_wire::WIRE_VERSION,
             gpus: self.describe_gpus(),
-            ring: Ring { size: layout::SHARED_SIZE as u64, head },
+            ring: Ring { size: layout::SHARED_SIZE as u64, head: wanted.head },
             worker_version: STATE_VERSION,
             worker_state: self.state_bytes(&ages),
             windows: self.describe_windows(),
@@ -141,15 +195,250 @@ impl Executor {
             blobs,
             ..Default::default()
         };
-        Ok(Saved { client, code, bytes })
+        let copying = Copying::new(tasks, room, false);
+        let draft = Draft { client, arrays, regions };
+        self.guard = Some(Guard::new(Arc::clone(&copying)));
+        self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft))?;
+        Ok((code, secured))
     }
 
-    fn describe_allocations(&self, aliases: &[Alias], all: &mut Vec<(Region, Job)>) -> Vec<Allocation> {
+    /// Begins to copy while the client runs; or again what has changed since, into the same file.
+    pub(crate) fn begin_precopy(
+        &mut self,
+        key: ContentKey,
+        writer: DataWriter,
+        cancel: Arc<AtomicBool>,
+    ) -> Result<(), String> {
+        self.discard_finished();
+        if self.background.is_some() {
+            return Err("it is being copied already: wait until that is over".into());
+        }
+        self.prepare_engine()?;
+        let mut precopied = match self.precopied.take() {
+            Some(precopied) => precopied,
+            None => Precopied::new(Arc::new(writer)),
+        };
+        let aliases = self.map_aliases()?;
+        let mut all = Vec::new();
+        self.describe_allocations(&aliases, &mut all);
+        let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
+        // What others write too is copied when all are at rest.
+        let mut tasks: Vec<_> = tasks.filter(|task| task.keeping != Keeping::Closed).collect();
+        if !precopied.is_empty() {
+            let hashed = self.hasher.set_key(self.driver(), &key).map_err(|e| e.to_string());
+            let hashed = hashed.and_then(|()| self.hash_tasks(&mut tasks, |_| true));
+            self.context_changed();
+            if let Err(why) = hashed {
+                self.unmap_aliases(&aliases);
+                return Err(why);
+            }
+            let changed = |task: &Task| {
+                let still = |hash| precopied.still(task.place, task.job.offset, task.job.length, hash);
+                task.expected.and_then(still).is_none()
+            };
+            tasks.retain(changed);
+        }
+        for task in &mut tasks {
+            (task.keeping, task.expected) = (Keeping::Unkept, None);
+            task.before = precopied.before(task.place, task.job.offset, task.job.length);
+        }
+        let writer = Arc::clone(&precopied.writer);
+        precopied.begin();
+        self.precopied = Some(precopied);
+        let copying = Copying::new(tasks, None, true);
+        self.copy_in_background(copying, writer, cancel, aliases, None)
+    }
+
+    /// A job, kept closed where nothing else keeps it.
+    fn task(&self, place: Place, job: Job) -> Task {
+        let shared = match place {
+            Place::Allocation(address) => {
+                let memory = self.devices.get(job.device).map(|device| &device.memory);
+                let size = memory.and_then(|m| m.allocations().get(&address)).map_or(0, |a| a.size);
+                memory.is_some_and(|memory| memory.is_given_away(address, size))
+            }
+            Place::Piece(handle) => self.vmm.pieces.get(&handle).is_none_or(|piece| piece.sharing.is_some()),
+            Place::Other => true,
+        };
+        let closed = shared || self.surprised.contains(&place);
+        Task {
+            job,
+            place,
+            keeping: if closed { Keeping::Closed } else { Keeping::Protected },
+            expected: None,
+            before: None,
+        }
+    }
+
+    fn prepare_engine(&mut self) -> Result<(), String> {
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let driver = self.driver();
+        let engine = self.engine.as_mut().ok_or("it is being copied already: wait until that is over")?;
+        let prepared = engine.prepare(driver, &primaries).map_err(|e| e.to_string());
+        self.context_changed();
+        prepared
+    }
+
+    fn copy_in_background(
+        &mut self,
+        copying: Arc<Copying>,
+        writer: Arc<DataWriter>,
+        cancel: Arc<AtomicBool>,
+        aliases: Vec<Alias>,
+        draft: Option<Draft>,
+    ) -> Result<(), String> {
+        let mut engine = self.engine.take().ok_or("it is being copied already: wait until that is over")?;
+        for device in &mut self.devices {
+            device.memory.set_kept(Some(Arc::clone(&copying)));
+        }
+        let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
+        let last = draft.is_some();
+        let work = move || {
+            let mut result = engine.copy_out(driver, &of_thread, &writer, &cancel);
+            if result.is_ok() && last {
+                result = writer.seal().map(|_| ()).map_err(Into::into);
+            }
+            vmm::unmap_aliases(driver, &aliases);
+            // From here on memory may go away and clones are given back: no lane is at work any more.
+            of_thread.end().into_iter().for_each(|room| room.release(driver));
+            (engine, result)
+        };
+        match std::thread::Builder::new().name("copy".into()).spawn(work) {
+            Ok(thread) => {
+                self.background = Some(Background { copying, thread, draft });
+                Ok(())
+            }
+            // The engine is gone with the thread that there is not.
+            Err(error) => {
+                copying.end().into_iter().for_each(|room| room.release(driver));
+                self.end_guard();
+                Err(format!("cannot start a thread that copies: {error}"))
+            }
+        }
+    }
+
+    /// How far the copy is. Once it is over this is said once.
+    pub(crate) fn progress(&mut self) -> Result<Progress, String> {
+        let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
+        let copying = Arc::clone(&background.copying);
+        if !copying.is_over() {
+            self.background = Some(background);
+            return Ok(Progress::Saving {
+                may_open: copying.may_open(),
+                copied: copying.copied(),
+                bytes: copying.bytes,
+            });
+        }
+        let Ok((engine, result)) = background.thread.join() else { return Err("a copying thread failed".into()) };
+        self.engine = Some(engine);
+        let (waits, names) = self.end_guard();
+        match result {
+            Ok(()) => {}
+            Err(error) => {
+                self.precopied = None;
+                let EngineError::WrongGuess { place, .. } = error else { return Err(error.to_string()) };
+                self.surprised.insert(place);
+                return Err(format!("{error}, by one of the kernels {}", names.join(", ")));
+            }
+        }
+        let client = match background.draft {
+            Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?))),
+            None => {
+                if let Some(precopied) = &mut self.precopied {
+                    precopied.add(copying.copied_pieces());
+                }
+                None
+            }
+        };
+        Ok(Progress::Saved { client, bytes: copying.bytes, waits })
+    }
+
+    /// Forgets a copy that is over and that nobody has asked about.
+    fn discard_finished(&mut self) {
+        if self.background.as_ref().is_some_and(|background| background.copying.is_over())
+            && let Err(why) = self.progress()
+        {
+            tracing::debug!("a copy that nobody asked about: {why}");
+        }
+    }
+
+    /// Waits until nothing is copied in the background any more; what came of it is told by [`Executor::progress`].
+    pub(crate) fn wait_for_background(&mut self) {
+        if let Some(background) = &self.background {
+            background.copying.wait_until_over();
+        }
+    }
+
+    /// The ring is about to be opened: a copy that needs it closed is given up, and memory that was set aside for one
+    /// that did not begin is given back.
+    pub(crate) fn before_opening(&mut self, cancel: &AtomicBool) {
+        if let Some(background) = &self.background
+            && !background.copying.may_open()
+        {
+            cancel.store(true, Ordering::Release);
+            background.copying.wait_until_over();
+        }
+        if self.background.is_none() {
+            self.give_up_reserved();
+            self.precopied = None;
+        }
+    }
+
+    /// Sets device memory aside for clones, and says `done` when that has been done.
+    pub(crate) fn reserve_clones(
+        &self,
+        bytes: Option<u64>,
+        done: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
+        let devices: Vec<_> = self.devices.iter().map(|d| (d.device, d.primary)).collect();
+        let has = |ordinal: usize| {
+            let memory = self.devices.get(ordinal).map_or(0, |d| d.memory.bytes());
+            memory.saturating_add(self.vmm.bytes(ordinal))
+        };
+        // Each job begins at a boundary of its own.
+        let wanted: Vec<u64> =
+            (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
+        let (driver, reserved) = (self.driver(), Arc::clone(&self.reserved));
+        let work = move || {
+            let clones = Clones::reserve(driver, &devices, &wanted);
+            let former = reserved.lock().ok().and_then(|mut reserved| reserved.replace(clones));
+            former.into_iter().for_each(|former| former.release(driver));
+            done();
+        };
+        std::thread::Builder::new().name("reserve".into()).spawn(work).map(|_| ())
+    }
+
+    /// Bytes of a device's memory that clones take.
+    pub(crate) fn taken_by_clones(&self, device: usize) -> u64 {
+        let aside = self.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
+        let used = self.background.as_ref().map(|background| background.copying.reserved(device));
+        aside.or(used).unwrap_or(0)
+    }
+
+    /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
+    /// copied.
+    pub(crate) fn make_room(&mut self) -> bool {
+        if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
+            return false;
+        }
+        self.wait_for_background();
+        self.give_up_reserved();
+        true
+    }
+
+    /// Gives back device memory that was set aside and is not used.
+    pub(crate) fn give_up_reserved(&mut self) {
+        let reserved = self.reserved.lock().ok().and_then(|mut reserved| reserved.take());
+        reserved.into_iter().for_each(|reserved| reserved.release(self.driver()));
+    }
+
+    fn describe_allocations(&self, aliases: &[Alias], all: &mut Vec<(Region, Place, Job)>) -> Vec<Allocation> {
         let mut list = Vec::new();
         for (ordinal, device) in self.devices.iter().enumerate() {
             for (&address, allocation) in device.memory.allocations() {
                 let region = Region::Allocation(list.len());
-                all.extend(jobs(address, allocation.size, ordinal, device.primary).map(|j| (region, j)));
+                let place = Place::Allocation(address);
+                all.extend(jobs(address, allocation.size, ordinal, device.primary).map(|j| (region, place, j)));
                 list.push(Allocation {
                     device: ordinal as u32,
                     address,
@@ -164,7 +453,8 @@ impl Executor {
         for Alias { address, handle, piece } in aliases {
             let Some(device) = self.devices.get(piece.device) else { continue };
             let region = Region::Allocation(list.len());
-            all.extend(jobs(*address, piece.size, piece.device, device.primary).map(|j| (region, j)));
+            let place = Place::Piece(*handle);
+            all.extend(jobs(*address, piece.size, piece.device, device.primary).map(|j| (region, place, j)));
             list.push(Allocation {
                 device: piece.device as u32,
                 address: *address,
@@ -178,7 +468,7 @@ impl Executor {
         list
     }
 
-    fn describe_globals(&self, all: &mut Vec<(Region, Job)>) -> Result<Vec<Global>, String> {
+    fn describe_globals(&self, all: &mut Vec<(Region, Place, Job)>) -> Result<Vec<Global>, String> {
         let mut list = Vec::new();
         let mut places: Vec<_> = self.globals.iter().collect();
         places.sort_by_key(|(key, _)| **key);
@@ -190,7 +480,8 @@ impl Executor {
                     continue;
                 }
                 let region = Region::Global(list.len());
-                all.extend(jobs(global.address, global.size, ordinal, known.real).map(|j| (region, j)));
+                let jobs = jobs(global.address, global.size, ordinal, known.real);
+                all.extend(jobs.map(|j| (region, Place::Other, j)));
                 list.push(Global {
                     device: ordinal as u32,
                     module,

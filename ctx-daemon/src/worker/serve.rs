@@ -1,6 +1,5 @@
 //! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn.
 
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -14,7 +13,6 @@ use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
-use rekindle_wire::ipc::PieceId;
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
 use tracing::{error, info, warn};
@@ -24,6 +22,7 @@ use super::channel::{self, Channel, Event};
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
 use super::rest::{Closing, Rest};
+use super::save::{Progress, Wanted};
 use super::silence;
 
 /// Commands taken before anything else is looked at.
@@ -96,6 +95,12 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
     };
     server.run(&events);
     ExitCode::SUCCESS
+}
+
+/// Writes a data file, but for what is known from other images.
+fn writer(data: OwnedFd, number: u32, key: ContentKey, known: &[u8]) -> Result<DataWriter, String> {
+    let writer = DataWriter::new(channel::file(data), number, key).map_err(|e| e.to_string())?;
+    Ok(writer.with_known(Known::from_bytes(known).map_err(|e| e.to_string())?))
 }
 
 impl Server {
@@ -192,6 +197,9 @@ impl Server {
                 return;
             }
         };
+        if let WorkerRequest::Reserve { bytes } = message.body {
+            return self.reserve(bytes);
+        }
         if let Some((reply, files)) = self.sharing(&message) {
             return self.channel.answer_with(reply, Vec::new(), files);
         }
@@ -200,6 +208,16 @@ impl Server {
             Err(reason) => (WorkerReply::Failed { reason }, Vec::new()),
         };
         self.channel.answer(reply, blob);
+    }
+
+    /// Sets memory aside for clones; answers when that has been done, and the client runs on meanwhile.
+    fn reserve(&mut self, bytes: Option<u64>) {
+        let channel = Arc::clone(&self.channel);
+        let begun = self.executor.reserve_clones(bytes, move || channel.answer(WorkerReply::Done, Vec::new()));
+        if let Err(error) = begun {
+            let reason = format!("cannot start a thread: {error}");
+            self.channel.answer(WorkerReply::Failed { reason }, Vec::new());
+        }
     }
 
     /// Answers what is answered with descriptors.
@@ -236,17 +254,40 @@ impl Server {
             (WorkerRequest::Open, State::Closing | State::Quiesced | State::Restoring) if self.consumer.is_some() => {
                 self.open();
             }
-            (WorkerRequest::Open, State::Open) => {}
+            (WorkerRequest::Open, State::Open) => self.executor.before_opening(&self.channel.cancel),
             (WorkerRequest::Hold, State::Quiesced) => {}
             (WorkerRequest::Hold, _) => {
                 return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
             }
-            (WorkerRequest::Save { hash_key, file, elsewhere }, State::Quiesced) => {
+            (WorkerRequest::Precopy { hash_key, file }, State::Open) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
-                let elsewhere = elsewhere.into_iter().collect();
-                let writer = DataWriter::new(channel::file(data), file, ContentKey::from_bytes(hash_key));
-                let known = Known::from_bytes(&blob).map_err(|e| e.to_string())?;
-                return self.save(writer.map_err(|e| e.to_string())?.with_known(known), &elsewhere);
+                let cancel = Arc::clone(&self.channel.cancel);
+                let key = ContentKey::from_bytes(hash_key);
+                self.executor.begin_precopy(key, writer(data, file, key, &blob)?, cancel)?;
+            }
+            (WorkerRequest::Save { hash_key, file, elsewhere, copying }, State::Quiesced) => {
+                let data = fds.next().ok_or("no data file came with the request")?;
+                let key = ContentKey::from_bytes(hash_key);
+                let (code, secured) = self.executor.begin_saving(Wanted {
+                    head: self.consumer.as_ref().map_or(0, Consumer::head),
+                    writer: writer(data, file, key, &blob)?,
+                    key,
+                    elsewhere: elsewhere.into_iter().collect(),
+                    how: copying,
+                    cancel: Arc::clone(&self.channel.cancel),
+                })?;
+                return Ok((WorkerReply::Begun { code, secured }, Vec::new()));
+            }
+            (WorkerRequest::Progress, State::Open | State::Closing | State::Quiesced) => {
+                return Ok(match self.executor.progress()? {
+                    Progress::Saving { may_open, copied, bytes } => {
+                        (WorkerReply::Saving { may_open, copied, bytes }, Vec::new())
+                    }
+                    Progress::Saved { client, bytes, waits } => {
+                        let blob = client.map(|client| client.to_bytes()).transpose().map_err(|e| e.to_string())?;
+                        (WorkerReply::Saved { bytes, waits }, blob.unwrap_or_default())
+                    }
+                });
             }
             (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
                 self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
@@ -421,16 +462,10 @@ impl Server {
     }
 
     fn open(&mut self) {
+        self.executor.before_opening(&self.channel.cancel);
         self.channel.silence.listen(false);
         self.executor.held.open();
         self.state = State::Open;
-    }
-
-    fn save(&mut self, writer: DataWriter, elsewhere: &BTreeSet<PieceId>) -> Result<(WorkerReply, Vec<u8>), String> {
-        let head = self.consumer.as_ref().map_or(0, Consumer::head);
-        let saved = self.executor.save(head, writer, elsewhere, &self.channel.cancel)?;
-        let blob = saved.client.to_bytes().map_err(|e| e.to_string())?;
-        Ok((WorkerReply::Saved { code: saved.code, bytes: saved.bytes }, blob))
     }
 
     fn save_code(&mut self, hash: &str, file: OwnedFd) -> Result<(), String> {

@@ -9,10 +9,12 @@ use std::ffi::CStr;
 use std::path::Path;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::content::ContentKey;
 use rekindle_wire::attach::{self, Attached};
 use rekindle_wire::window::MAX_DEVICES;
 use tracing::warn;
 
+use super::access::hash::{BATCH_BYTES, Hasher};
 use super::driver::{self, CallFailed, Driver, expect};
 use super::engine::Engine;
 use super::executor::{Device, Executor};
@@ -94,8 +96,14 @@ fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {
     let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
     engine.prepare(driver, &primaries)?;
     engine.warm_up();
+    // Now, for the sake of the addresses that later code gets.
+    let key = ContentKey::from_bytes([0; 16]);
+    let mut hasher = Hasher::new(&key, devices.len(), BATCH_BYTES);
+    for (ordinal, device) in devices.iter().enumerate() {
+        hasher.prepare(driver, (ordinal, device.device), device.primary)?;
+    }
     let attached = Attached { driver_version: version, api_version, devices: described };
-    let mut executor = Executor::new(driver, devices, engine, attached);
+    let mut executor = Executor::new(driver, devices, engine, hasher, attached);
     executor.context_changed();
     Ok(executor)
 }

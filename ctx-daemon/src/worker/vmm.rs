@@ -117,6 +117,12 @@ impl Vmm {
         bytes > 0
     }
 
+    /// The pieces that are mapped in a range, by their handles.
+    pub(crate) fn pieces_in(&self, start: u64, end: u64) -> impl Iterator<Item = u64> {
+        let mapped = self.mappings.range(..end).rev().take_while(move |(base, m)| *base + m.size > start);
+        mapped.map(|(_, mapping)| mapping.piece)
+    }
+
     /// Changes whenever mappings may have.
     pub(crate) fn version(&self) -> u64 {
         self.mappings.version()
@@ -569,15 +575,20 @@ impl Executor {
         Ok(mapped)
     }
 
-    /// Ends what [`Executor::map_aliases`] began. The engine is done with them.
+    /// Ends what [`Executor::map_aliases`] began.
     pub(crate) fn unmap_aliases(&self, aliases: &[Alias]) {
-        for alias in aliases {
-            let size = alias.piece.size as usize;
-            // SAFETY: mapped in `map_alias`, and nobody else's.
-            let gone = unsafe { expect("cuMemUnmap", (self.driver().cuMemUnmap)(alias.address, size)) };
-            if let Err(failed) = gone {
-                tracing::warn!("what was mapped at {:#x} to be saved stays there: {failed}", alias.address);
-            }
+        unmap_aliases(self.driver(), aliases);
+    }
+}
+
+/// Ends what [`Executor::map_aliases`] began. The engine is done with them.
+pub(crate) fn unmap_aliases(driver: &Driver, aliases: &[Alias]) {
+    for alias in aliases {
+        let size = alias.piece.size as usize;
+        // SAFETY: mapped in `map_alias`, and nobody else's.
+        let gone = unsafe { expect("cuMemUnmap", (driver.cuMemUnmap)(alias.address, size)) };
+        if let Err(failed) = gone {
+            tracing::warn!("what was mapped at {:#x} to be saved stays there: {failed}", alias.address);
         }
     }
 }

@@ -193,7 +193,7 @@ fn a_connection_that_closes_gives_the_dump_up() {
         let session = begin(&daemon, dir.path(), pid, true, &[pid]);
         steps[..count].iter().for_each(|step| step(&session));
         if count > 1 {
-            daemon.wait_for_event("slow-save Save");
+            daemon.wait_for_event("slow-save Save Stop");
         }
         drop(session);
         daemon.wait_for_state(&client, Some("running"));
@@ -360,7 +360,7 @@ fn a_daemon_that_stops_gives_dumps_up() {
     let session = begin(&daemon, dir.path(), client.pid, true, &[client.pid]);
     let pid = client.pid;
     assert!(ours(&session.ask(&Request::Frozen { pid })));
-    daemon.wait_for_event("slow-save Save");
+    daemon.wait_for_event("slow-save Save Stop");
     daemon.kill(libc::SIGTERM);
     assert!(daemon.wait_for_exit().success());
     assert!(is_empty(dir.path()));

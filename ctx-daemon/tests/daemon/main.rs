@@ -13,6 +13,7 @@ mod hostile;
 mod life;
 mod nvml;
 mod pool;
+mod protocols;
 mod restore;
 mod support;
 mod worker;

@@ -13,7 +13,7 @@ use rekindle_images::{
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, Device};
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{SavedCode, Secured, WRONG_GUESS, Waits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
 
 use crate::rejoin;
@@ -32,6 +32,8 @@ struct Worker {
     attach: Option<Attach>,
     attached: Attached,
     client: Option<UnixStream>,
+    /// What is to be saved: the key, the file with its number, and what is known.
+    saving: Option<([u8; 16], u32, Vec<u8>, std::fs::File)>,
     pinned: usize,
     code: usize,
 }
@@ -62,6 +64,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         command: "spare".to_owned(),
         attach: None,
         client: None,
+        saving: None,
         pinned: 0,
         code: 0,
     };
@@ -171,7 +174,19 @@ impl Worker {
                 self.note("Open");
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Save { hash_key, file, .. } => self.save(hash_key, file, &blob, fds),
+            WorkerRequest::Reserve { .. } => {
+                self.note("Reserve");
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Precopy { file, .. } => {
+                self.note(&format!("Precopy {file}"));
+                self.reply(&WorkerReply::Done);
+            }
+            WorkerRequest::Save { hash_key, file, copying, .. } => {
+                self.note(&format!("Save {copying:?}"));
+                self.save(hash_key, file, blob, fds);
+            }
+            WorkerRequest::Progress => self.progress(),
             WorkerRequest::SaveCode { hash } => {
                 self.note("SaveCode");
                 assert_eq!(hash, CodeHash::of(CODE).to_string());
@@ -273,13 +288,32 @@ impl Worker {
         self.reply(&WorkerReply::Done);
     }
 
-    fn save(&self, hash_key: [u8; 16], index: u32, known: &[u8], fds: Vec<OwnedFd>) {
-        self.note("Save");
+    fn save(&mut self, hash_key: [u8; 16], index: u32, known: Vec<u8>, fds: Vec<OwnedFd>) {
         if self.is("dies-on-save") {
             std::process::exit(12);
         }
         if self.is("fails-save") {
             return self.failed("copy of 0x2000 failed: 700");
+        }
+        let file = std::fs::File::from(fds.into_iter().next().unwrap());
+        self.saving = Some((hash_key, index, known, file));
+        let code = vec![SavedCode { hash: CodeHash::of(CODE).to_string(), size: CODE.len() as u64 }];
+        let secured = Secured { bytes: MEMORY as u64, ..Secured::default() };
+        self.reply(&WorkerReply::Begun { code, secured });
+    }
+
+    fn progress(&mut self) {
+        let bytes = MEMORY as u64;
+        // A pre-copy.
+        let Some((hash_key, index, known, file)) = self.saving.take() else {
+            return self.reply(&WorkerReply::Saved { bytes, waits: Waits::default() });
+        };
+        if self.is("clones") && !self.dir.join("save-now").exists() {
+            self.saving = Some((hash_key, index, known, file));
+            return self.reply(&WorkerReply::Saving { may_open: true, copied: 0, bytes });
+        }
+        if self.is("guesses-wrong") {
+            return self.failed(&format!("{WRONG_GUESS}: 8 bytes at 0x2000 were written while they were copied"));
         }
         if self.is("slow-save") {
             // Until it is cancelled, as a worker that looks for that between two chunks.
@@ -295,9 +329,8 @@ impl Worker {
                 return self.failed("cancelled");
             }
         }
-        let file = std::fs::File::from(fds.into_iter().next().unwrap());
         let writer = DataWriter::new(file, index, ContentKey::from_bytes(hash_key)).unwrap();
-        let writer = writer.with_known(Known::from_bytes(known).unwrap());
+        let writer = writer.with_known(Known::from_bytes(&known).unwrap());
         let mut content = self.command.clone().into_bytes();
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
@@ -316,9 +349,7 @@ impl Worker {
             record.pinned = vec![Pinned { address: PINNED.0, size: PINNED.1, ..Pinned::default() }];
         }
         writer.finish().unwrap();
-        let code = vec![SavedCode { hash: hash.to_string(), size: CODE.len() as u64 }];
-        let bytes = MEMORY as u64;
-        let saved = WorkerReply::Saved { code, bytes };
+        let saved = WorkerReply::Saved { bytes, waits: Waits::default() };
         self.reply_with(&saved, &record.to_bytes().unwrap());
     }
 

@@ -6,15 +6,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rekindle_images::{Client as Record, Gpu, Grant, Host, Manifest, Phase, PhaseName, Protocol, Setting};
+use rekindle_images::{Client as Record, Gpu, Grant, Host, Manifest, Phase, PhaseName, Setting};
 use rekindle_wire::attach::{Attach, Attached, Device};
+use rekindle_wire::control::{Secured, Waits};
 use rekindle_wire::layout::SHARED_SIZE;
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 
 use super::super::clients::Client;
 use super::super::process::{self, Process};
+use super::protocol::Chosen;
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const COMPUTE_CAPABILITY: [usize; 2] = [75, 76];
@@ -120,8 +122,14 @@ fn ids_of(process: Process, attached: bool, sockets: &[(Whose, u32)]) -> Vec<u32
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeline {
     pub(super) began: Instant,
+    pub(super) quiesce_began: Instant,
+    /// Bytes copied before the quiesce, and how long that took.
+    pub(super) precopied: (u64, Duration),
     pub(super) idle_at: Instant,
     pub(super) frozen_at: Instant,
+    pub(super) costs: Costs,
+    /// All that needs closed rings is copied.
+    pub(super) may_open_at: Instant,
     pub(super) copied_at: Instant,
     pub(super) synced_at: Instant,
     pub(super) finished_at: Instant,
@@ -139,16 +147,24 @@ impl Timeline {
             duration: nanoseconds(from, to),
             bytes,
         };
-        let mut phases = vec![
-            phase(PhaseName::Quiesce, self.began, self.idle_at, 0),
+        let mut phases = Vec::new();
+        if !self.precopied.1.is_zero() {
+            phases.push(phase(PhaseName::PreCopy, self.began, self.began + self.precopied.1, self.precopied.0));
+        }
+        phases.extend([
+            phase(PhaseName::Quiesce, self.quiesce_began, self.idle_at, 0),
             phase(PhaseName::Freeze, self.frozen_at, self.finished_at, 0),
             phase(PhaseName::Copy, self.frozen_at, self.copied_at, self.bytes),
             phase(PhaseName::Write, self.copied_at, self.synced_at, self.bytes),
-        ];
+        ]);
+        let costs = [(PhaseName::Hash, self.costs.hash), (PhaseName::Clone, self.costs.clone)];
+        for (name, (bytes, duration)) in costs.into_iter().filter(|(_, (bytes, _))| *bytes > 0) {
+            phases.push(phase(name, self.frozen_at, self.frozen_at + duration, bytes));
+        }
         if let Some(opened_at) = self.opened_at {
             let freeze = self.finished_at.saturating_duration_since(self.frozen_at);
             let closed = opened_at.saturating_duration_since(self.idle_at);
-            let resume_from = self.copied_at.max(self.finished_at);
+            let resume_from = self.may_open_at.max(self.finished_at);
             phases.push(phase(PhaseName::Resume, resume_from, opened_at, 0));
             phases.push(Phase {
                 name: PhaseName::Stall,
@@ -161,6 +177,33 @@ impl Timeline {
     }
 }
 
+/// What securing memory has cost: bytes and time, of the worker that took longest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Costs {
+    hash: (u64, Duration),
+    clone: (u64, Duration),
+    /// What commands waited for once rings were open.
+    waits: Waits,
+}
+
+impl Costs {
+    /// Of one more worker.
+    pub(super) fn add(&mut self, secured: &Secured) {
+        let longer = |all: &mut (u64, Duration), bytes: u64, ns: u64| {
+            *all = (all.0.saturating_add(bytes), all.1.max(Duration::from_nanos(ns)));
+        };
+        longer(&mut self.hash, secured.hashed, secured.hash_ns);
+        longer(&mut self.clone, secured.cloned, secured.clone_ns);
+    }
+
+    /// See [`Costs::waits`].
+    pub(super) fn wait(&mut self, waits: &Waits) {
+        self.waits.commands = self.waits.commands.saturating_add(waits.commands);
+        self.waits.cloned = self.waits.cloned.saturating_add(waits.cloned);
+        self.waits.ns = self.waits.ns.max(waits.ns);
+    }
+}
+
 fn nanoseconds(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_nanos()).unwrap_or(u64::MAX)
 }
@@ -168,10 +211,10 @@ fn nanoseconds(from: Instant, to: Instant) -> u64 {
 /// The manifest.
 pub(super) fn build<'a>(
     timeline: &Timeline,
+    chosen: &Chosen,
     workers: impl Iterator<Item = &'a Attached>,
     mut records: Vec<Record>,
     sockets: &[(Whose, u32)],
-    asked: &[(Protocol, String)],
 ) -> Manifest {
     let unattached: BTreeMap<_, _> =
         sockets.iter().filter_map(|(whose, _)| whose.unattached()).map(|it| (it.process.pid, it)).collect();
@@ -180,25 +223,13 @@ pub(super) fn build<'a>(
     records.extend(more.map(|(index, it)| it.record(index, sockets)));
 
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let mut manifest = Manifest::new(now.map_or(0, |it| it.as_secs()), Protocol::Stop);
-    manifest.protocol_reason = reason(asked);
+    let mut manifest = Manifest::new(now.map_or(0, |it| it.as_secs()), chosen.protocol);
+    manifest.protocol_reason.clone_from(&chosen.reason);
     env!("CARGO_PKG_VERSION").clone_into(&mut manifest.rekindle_version);
     manifest.host = host(workers, &records);
     manifest.phases = timeline.phases();
     manifest.clients = records;
     manifest
-}
-
-/// What was asked for by whom, each once.
-fn reason(asked: &[(Protocol, String)]) -> String {
-    let mut reasons: Vec<String> = Vec::new();
-    for (protocol, who) in asked {
-        let reason = format!("{} asked for by {who}", protocol.as_str());
-        if !reasons.contains(&reason) {
-            reasons.push(reason);
-        }
-    }
-    reasons.join("; ")
 }
 
 fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> Host {
@@ -248,7 +279,7 @@ pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use rekindle_images::Protocol;
 
     #[test]
     fn the_stall_is_what_the_rings_were_closed_for_less_the_freeze() {
@@ -256,8 +287,12 @@ mod tests {
         let at = |ms| began + Duration::from_millis(ms);
         let mut timeline = Timeline {
             began,
+            quiesce_began: began,
+            precopied: Default::default(),
+            costs: Costs::default(),
             idle_at: at(10),
             frozen_at: at(20),
+            may_open_at: at(500),
             copied_at: at(500),
             synced_at: at(700),
             finished_at: at(120),
@@ -274,15 +309,16 @@ mod tests {
         assert_eq!(phase(&timeline, PhaseName::Copy), Some((20, 480, 5)));
         assert_eq!(phase(&timeline, PhaseName::Resume), Some((500, 10, 0)));
         assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 400, 0)));
+        // What a clone or a guard keeps is copied afterwards.
+        timeline.may_open_at = at(125);
+        timeline.opened_at = Some(at(126));
+        timeline.costs.add(&Secured { cloned: 7, clone_ns: 3_000_000, ..Secured::default() });
+        assert_eq!(phase(&timeline, PhaseName::Clone), Some((20, 3, 7)));
+        assert_eq!(phase(&timeline, PhaseName::Hash), None);
+        assert_eq!(phase(&timeline, PhaseName::Resume), Some((125, 1, 0)));
+        assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 16, 0)));
         timeline.opened_at = None;
         assert_eq!(phase(&timeline, PhaseName::Stall), None);
-    }
-
-    #[test]
-    fn what_was_asked_for_is_said_once() {
-        let asked = [Protocol::Cow, Protocol::Cow, Protocol::Stop].map(|it| (it, "somebody".to_owned()));
-        assert_eq!(reason(&asked), "cow asked for by somebody; stop asked for by somebody");
-        assert_eq!(reason(&[]), "");
     }
 
     #[test]
@@ -295,15 +331,20 @@ mod tests {
         let now = Instant::now();
         let timeline = Timeline {
             began: now,
+            quiesce_began: now,
+            precopied: Default::default(),
+            costs: Costs::default(),
             idle_at: now,
             frozen_at: now,
+            may_open_at: now,
             copied_at: now,
             synced_at: now,
             finished_at: now,
             opened_at: None,
             bytes: 0,
         };
-        let manifest = build(&timeline, std::iter::empty(), Vec::new(), &sockets, &[]);
+        let chosen = Chosen { protocol: Protocol::Stop, reason: String::new() };
+        let manifest = build(&timeline, &chosen, std::iter::empty(), Vec::new(), &sockets);
         let [record] = manifest.clients.as_slice() else { panic!("{:?}", manifest.clients) };
         assert!(is_unattached(record));
         assert_eq!(record.socket_ids, [31]);

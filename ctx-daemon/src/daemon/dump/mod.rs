@@ -1,7 +1,7 @@
 //! A dump: CRIU's plugin says what CRIU is doing, on one connection.
 //!
 //! ```text
-//!            Pause                     Frozen (first)              Finish
+//!            Pause (pre-copy)          Frozen (first)              Finish
 //!  opened ──────────► quiesced ───────────────────► saving ───────────────► finishing ──► durable
 //!            │  │       tree held, rings closed       │  sockets noted       │  rings open    │
 //!            │  └─► not ours                          │                      │  (if the tasks │
@@ -18,7 +18,9 @@
 
 mod base;
 mod manifest;
+mod precopy;
 mod progress;
+mod protocol;
 mod quiesce;
 mod save;
 mod socket;
@@ -26,17 +28,19 @@ mod socket;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName};
-use rekindle_wire::control::{Reply, Request};
+use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName, Protocol};
+use rekindle_wire::control::{Reply, Request, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use self::manifest::{Unattached, Whose};
 pub(super) use self::manifest::{driver_version, gpu, is_unattached, shared_state};
+use self::precopy::Planned;
 pub(super) use self::progress::Progress;
+use self::protocol::Chosen;
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
 use super::Daemon;
@@ -46,7 +50,10 @@ use super::connection::{self, MAX_REQUEST};
 use super::ipc::{self, SharingError};
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
-use super::sys::Credentials;
+use super::sys::{self, Credentials};
+
+/// How long a worker may take to hear that a dump is over before it began.
+const LET_GO: Duration = Duration::from_secs(10);
 
 /// Why a dump fails. The applications go on.
 #[derive(Debug, Error)]
@@ -78,6 +85,8 @@ pub(super) enum DumpError {
     NoSocket(String),
     #[error("{0} cannot be asked at this point of a dump")]
     Order(&'static str),
+    #[error("{0} has ended while its memory was copied: dump again")]
+    EndedMeanwhile(String),
     #[error("this dump has failed already: {0}")]
     Failed(String),
     #[error("the connection closed")]
@@ -95,6 +104,8 @@ struct Dump<'a> {
     root: i32,
     leave_running: bool,
     began: Instant,
+    /// Pre-copies were made.
+    quiesce_began: Instant,
     stage: Stage,
     sockets: Vec<(Whose, u32)>,
     progress: Arc<Progress>,
@@ -106,7 +117,10 @@ enum Stage {
     /// There is no client in the tree. A process of it may have been frozen in the middle of a question.
     NotOurs(Option<ImageDir>),
     Quiesced {
-        dir: ImageDir,
+        /// Where nothing is in the image yet.
+        dir: Option<ImageDir>,
+        writer: Option<ImageWriter>,
+        planned: Vec<Planned>,
         rings: Vec<ClosedRing>,
         idle_at: Instant,
     },
@@ -203,6 +217,7 @@ impl<'a> Dump<'a> {
             root,
             leave_running,
             began,
+            quiesce_began: began,
             stage: Stage::NotOurs(None),
             sockets: Vec::new(),
             progress: Arc::clone(progress),
@@ -217,8 +232,21 @@ impl<'a> Dump<'a> {
         }
         let needed = check_space(&dir, &clients)?;
         progress.clients(clients.iter().map(|it| &**it), needed);
+        let planned = dump.plan(&clients, 0);
+        let (writer, dir) = if planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy) {
+            (Some(begin_image(dir)?), None)
+        } else {
+            (None, Some(dir))
+        };
+        if writer.is_some() {
+            progress.phase(PhaseName::PreCopy);
+        }
+        let planned = dump.prepare(writer.as_ref(), planned)?;
+        progress.phase(PhaseName::Quiesce);
+        let quiesce_began = Instant::now();
         let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout)?;
         let idle_at = Instant::now();
+        dump.quiesce_began = quiesce_began;
         ipc::within(daemon, &clients)?;
         let ms = began.elapsed().as_millis() as u64;
         info!(root, clients = clients.len(), ms, "quiesced");
@@ -226,8 +254,44 @@ impl<'a> Dump<'a> {
         let processes = processes.chain(pending.iter().map(|it| it.process));
         let pids = processes.filter_map(|it| view.to_theirs(it.pid)).collect();
         progress.phase(PhaseName::Freeze);
-        dump.stage = Stage::Quiesced { dir, rings, idle_at };
+        dump.stage = Stage::Quiesced { dir, writer, planned, rings, idle_at };
         Ok((dump, Reply::Paused { pids }))
+    }
+
+    /// Decides how each client is dumped.
+    fn plan(&self, clients: &[Arc<Client>], first: u32) -> Vec<Planned> {
+        let planned = (first..).zip(clients).map(|(index, client)| {
+            let bytes = client.worker.describe().device_memory.iter().sum();
+            let (asked, who) = self.daemon.protocol_of(client);
+            let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
+            info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
+            Planned::new(Arc::clone(client), index, chosen)
+        });
+        planned.collect()
+    }
+
+    /// Does what can be done while the clients run.
+    fn prepare(&self, writer: Option<&ImageWriter>, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
+        let config = &self.daemon.config.checkpoint;
+        let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
+        let prepare = |it: &mut Planned| {
+            it.reserve(config.cow_pool)?;
+            writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, goes_on))
+        };
+        let results: Vec<Result<(), SaveError>> = std::thread::scope(|scope| {
+            let asked: Vec<_> = planned.iter_mut().map(|it| scope.spawn(|| prepare(it))).collect();
+            asked.into_iter().filter_map(|it| it.join().ok()).collect()
+        });
+        match results.into_iter().collect::<Result<(), _>>() {
+            Ok(()) => Ok(planned),
+            Err(error) => {
+                // What was set aside is given back.
+                for it in &planned {
+                    let _ = it.client.worker.ask(&WorkerRequest::Open, &[], Some(LET_GO));
+                }
+                Err(error.into())
+            }
+        }
     }
 
     fn serve(&mut self, request: Request) -> Result<Reply, DumpError> {
@@ -274,9 +338,9 @@ impl<'a> Dump<'a> {
     /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
     fn start_saving(&mut self) -> Result<(), DumpError> {
         let stage = std::mem::replace(&mut self.stage, Stage::NotOurs(None));
-        let (dir, mut rings, mut idle_at) = match stage {
-            Stage::Quiesced { dir, rings, idle_at } => (dir, rings, idle_at),
-            Stage::NotOurs(Some(dir)) => (dir, Vec::new(), Instant::now()),
+        let (dir, writer, mut planned, mut rings, mut idle_at) = match stage {
+            Stage::Quiesced { dir, writer, planned, rings, idle_at } => (dir, writer, planned, rings, idle_at),
+            Stage::NotOurs(Some(dir)) => (Some(dir), None, Vec::new(), Vec::new(), Instant::now()),
             _ => return Err(DumpError::Order("Frozen")),
         };
         for ring in &rings {
@@ -291,26 +355,30 @@ impl<'a> Dump<'a> {
             rings.extend(quiesce::quiesce(&clients, self.daemon.config.quiesce_timeout)?);
             idle_at = Instant::now();
         }
-        let options = CreateOptions {
-            // CRIU is replacing its own images in there.
-            replace: true,
-            ..CreateOptions::new()?
+        let is_there = |it: &Planned| rings.iter().any(|ring| Arc::ptr_eq(ring.client(), &it.client));
+        if let Some(gone) = planned.iter().find(|it| it.file.is_some() && !is_there(it)) {
+            return Err(DumpError::EndedMeanwhile(gone.client.to_string()));
+        }
+        planned.retain(is_there);
+        let next = planned.iter().map(|it| it.index + 1).max().unwrap_or(0);
+        planned.extend(self.plan(&clients, next));
+        let writer = match (writer, dir) {
+            (Some(writer), _) => writer,
+            (None, Some(dir)) => begin_image(dir)?,
+            (None, None) => return Err(DumpError::NoDirectory),
         };
-        let base = base::find(&dir);
-        let writer = ImageWriter::create_on(dir, options, base)?;
-        let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
+        let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
         let sharing = ipc::within(self.daemon, &clients)?;
         let how = save::How {
             began: self.began,
+            quiesce_began: self.quiesce_began,
             idle_at,
             leave_running: self.leave_running,
             stall: self.daemon.config.stall_timeout,
             sharing,
-            protocols: clients.iter().map(|it| self.daemon.protocol_of(it)).collect(),
-            checkpoint: self.daemon.config.checkpoint.clone(),
             progress: Arc::clone(&self.progress),
         };
-        let job = SaveJob::start(writer, rings, how);
+        let job = SaveJob::start(writer, rings, planned, how);
         self.stage = Stage::Saving(job.map_err(DumpError::Thread)?);
         Ok(())
     }
@@ -394,6 +462,12 @@ impl<'a> Dump<'a> {
         self.stage = Stage::Durable(job);
         Ok(Reply::Durable)
     }
+}
+
+/// CRIU is replacing its own images in there.
+fn begin_image(dir: ImageDir) -> Result<ImageWriter, ImageError> {
+    let base = base::find(&dir);
+    ImageWriter::create_on(dir, CreateOptions { replace: true, ..CreateOptions::new()? }, base)
 }
 
 fn image_directory(fds: Vec<OwnedFd>) -> Result<ImageDir, DumpError> {

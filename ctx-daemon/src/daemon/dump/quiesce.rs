@@ -43,6 +43,8 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 pub(super) struct ClosedRing {
     client: Arc<Client>,
     closed: bool,
+    /// Its state is an [`OpenRing`]'s affair.
+    handed_on: bool,
     /// Its worker hears from the daemon as long as this is there.
     _heartbeat: Sender<()>,
 }
@@ -53,19 +55,32 @@ impl ClosedRing {
         &self.client
     }
 
-    /// Lets it go on, and waits until it does.
-    pub(super) fn open(mut self) -> Result<(), WorkerError> {
+    /// Lets it go on, and waits until it does. It counts as being saved until the result is dropped.
+    pub(super) fn open(mut self) -> Result<OpenRing, WorkerError> {
         let worker = &self.client.worker;
         worker.ask(&WorkerRequest::Open, &[], Some(OPEN_TIMEOUT))?;
-        self.closed = false;
+        (self.closed, self.handed_on) = (false, true);
+        Ok(OpenRing { client: Arc::clone(&self.client) })
+    }
+}
+
+/// A client that goes on while its memory is copied.
+pub(super) struct OpenRing {
+    client: Arc<Client>,
+}
+
+impl Drop for OpenRing {
+    fn drop(&mut self) {
         self.client.set_state(ClientState::Running);
-        Ok(())
     }
 }
 
 impl Drop for ClosedRing {
     /// In the background, since a worker may have to end first what it was asked before.
     fn drop(&mut self) {
+        if self.handed_on {
+            return;
+        }
         if !self.closed || self.client.worker.is_dead() {
             self.client.set_state(ClientState::Running);
             return;
@@ -184,7 +199,8 @@ impl Closing {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let ring = ClosedRing { client: Arc::clone(client), closed: true, _heartbeat: heartbeat(client)? };
+        let ring =
+            ClosedRing { client: Arc::clone(client), closed: true, handed_on: false, _heartbeat: heartbeat(client)? };
         Ok(Self { ring, busy: None })
     }
 

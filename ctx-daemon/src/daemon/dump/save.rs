@@ -1,9 +1,9 @@
 //! Writing the image while CRIU writes its own.
 //!
 //! ```text
-//!   per client:  Save ─► SaveCode… ─┬─► saved ──(all)──► data durable ─┐
-//!                                   │                                  ├─► manifest, commit ─► durable
-//!   session:     Finish ────────────┴─► (tasks go on: rings open) ─────┘
+//!   per client:  Save ─► SaveCode… ─► may open ─┬─► Progress… ─► saved ──(all)──► data durable ─┐
+//!                                               │                                               ├─► manifest, commit ─► durable
+//!   session:     Finish ────────────────────────┴─► (tasks go on: rings open) ──────────────────┘
 //!
 //!   a client that fails, or a session that ends: the other Saves are cancelled, the image is removed, rings open
 //! ```
@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter, PhaseName, Protocol};
 use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
-use rekindle_wire::ipc::PieceId;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -32,10 +31,11 @@ use super::super::ipc::Sharing;
 use super::super::worker::WorkerError;
 use super::super::{lock, process, sys, thread, wait};
 use super::DumpError;
-use super::manifest::{self, Timeline, Whose};
+use super::manifest::{self, Costs, Timeline, Whose};
+use super::precopy::{LOOK, Planned};
 use super::progress::Progress;
+use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
-use crate::config::CheckpointConfig;
 
 /// How long a worker may take to say that it is at rest.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,8 +48,13 @@ const CODE_TIMEOUT: Duration = Duration::from_secs(60);
 pub(in crate::daemon) struct SaveError(String);
 
 impl SaveError {
-    fn of(client: &Client, error: &WorkerError) -> Self {
+    pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
         Self(format!("{client} cannot be saved: {error}"))
+    }
+
+    /// Whoever wanted it does not wait for it any more.
+    pub(super) fn given_up() -> Self {
+        Self("the dump was given up".to_owned())
     }
 }
 
@@ -63,6 +68,8 @@ impl From<ImageError> for SaveError {
 pub(super) struct How {
     /// `Pause` came.
     pub(super) began: Instant,
+    /// Clients were asked to come to rest.
+    pub(super) quiesce_began: Instant,
     /// All clients were at rest.
     pub(super) idle_at: Instant,
     /// The tasks go on.
@@ -71,11 +78,6 @@ pub(super) struct How {
     pub(super) stall: Duration,
     /// What the clients share.
     pub(super) sharing: Sharing,
-    /// The protocol that is asked for each client, in their order, and who asks.
-    pub(super) protocols: Vec<(Protocol, String)>,
-    /// Pools and limits of the protocols.
-    #[allow(dead_code, reason = "for protocols that copy while the application runs")]
-    pub(super) checkpoint: CheckpointConfig,
     /// Told how far it is.
     pub(super) progress: Arc<Progress>,
 }
@@ -100,7 +102,7 @@ struct Shared {
 }
 
 /// How often it is looked whether the image comes further.
-const LOOK: Duration = Duration::from_millis(500);
+const WATCH: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct State {
@@ -108,9 +110,15 @@ struct State {
     steps: u64,
     /// What clients' memory is written to.
     files: Vec<File>,
-    /// Clients whose memory is in the image's files.
+    /// Clients whose rings may open, and those whose memory is in the image's files.
+    may_open: usize,
     saved: usize,
+    /// Bytes of device memory, and of those copied by now.
     bytes: u64,
+    copied: u64,
+    costs: Costs,
+    /// All may open.
+    may_open_at: Option<Instant>,
     copied_at: Option<Instant>,
     /// CRIU is through with the processes' memory; whose sockets it dumped.
     finish: Option<(Instant, Vec<(Whose, u32)>)>,
@@ -124,20 +132,32 @@ struct State {
 }
 
 impl State {
+    /// One more of so many.
+    fn now_may_open(&mut self, all: usize) {
+        self.may_open += 1;
+        if self.may_open == all {
+            self.may_open_at = Some(Instant::now());
+        }
+    }
+
     /// Changes whenever the image comes further.
     fn progress(&self) -> (u64, u64) {
         let written = self.files.iter().filter_map(|file| file.metadata().ok());
-        (self.steps, written.map(|it| it.blocks()).sum())
+        (self.steps + self.copied, written.map(|it| it.blocks()).sum())
     }
 }
 
 impl SaveJob {
     /// Begins.
-    pub(super) fn start(writer: ImageWriter, rings: Vec<ClosedRing>, how: How) -> io::Result<Self> {
+    pub(super) fn start(
+        writer: ImageWriter,
+        rings: Vec<ClosedRing>,
+        planned: Vec<Planned>,
+        how: How,
+    ) -> io::Result<Self> {
         let stall = how.stall;
         let (over, theirs) = UnixStream::pair()?;
-        let clients: Vec<_> = rings.iter().map(|it| Arc::clone(it.client())).collect();
-        let of_job = clients.clone();
+        let clients = planned.iter().map(|it| Arc::clone(&it.client)).collect();
         for ring in &rings {
             ring.client().set_state(ClientState::Saving);
         }
@@ -146,11 +166,11 @@ impl SaveJob {
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), how, began: Instant::now() });
         let of_thread = Arc::clone(&shared);
         let thread = thread("save", move || {
-            let outcome = of_thread.run(writer, &clients);
+            let outcome = of_thread.run(writer, &planned);
             lock(&of_thread.state).outcome = Some(outcome);
             drop(theirs);
         })?;
-        Ok(Self { shared, stall, clients: of_job, over, thread: Some(thread) })
+        Ok(Self { shared, stall, clients, over, thread: Some(thread) })
     }
 
     /// Whose memory is saved.
@@ -174,7 +194,7 @@ impl SaveJob {
         let (mut progress, mut progressed) = (None, Instant::now());
         loop {
             let fds = [self.over.as_fd(), session.as_fd()];
-            let [over, spoke] = sys::wait_readable(fds, Some(LOOK)).map_err(DumpError::Thread)?;
+            let [over, spoke] = sys::wait_readable(fds, Some(WATCH)).map_err(DumpError::Thread)?;
             if over {
                 let outcome = lock(&self.shared.state).outcome.clone();
                 // Without an outcome only if its thread panicked.
@@ -198,7 +218,7 @@ impl SaveJob {
 impl Drop for SaveJob {
     fn drop(&mut self) {
         if !matches!(lock(&self.shared.state).outcome, Some(Ok(_))) {
-            self.shared.fail(SaveError("the dump was given up".to_owned()));
+            self.shared.fail(SaveError::given_up());
         }
         if let Some(thread) = self.thread.take() {
             let patience = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall };
@@ -221,8 +241,8 @@ struct Saved {
 }
 
 impl Shared {
-    fn run(&self, writer: ImageWriter, clients: &[Arc<Client>]) -> Result<Committed, SaveError> {
-        match self.write(&writer, clients).and_then(|it| self.check().map(|()| it)) {
+    fn run(&self, writer: ImageWriter, planned: &[Planned]) -> Result<Committed, SaveError> {
+        match self.write(&writer, planned).and_then(|it| self.check().map(|()| it)) {
             Ok(manifest) => {
                 let dir = writer.dir().try_clone();
                 let committed = writer.commit(manifest).map_err(SaveError::from);
@@ -246,13 +266,14 @@ impl Shared {
     }
 
     /// Everything but the commit.
-    fn write(&self, writer: &ImageWriter, clients: &[Arc<Client>]) -> Result<rekindle_images::Manifest, SaveError> {
+    fn write(&self, writer: &ImageWriter, planned: &[Planned]) -> Result<rekindle_images::Manifest, SaveError> {
         let (saved, synced) = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0_u32..)
-                .zip(clients)
-                .map(|(index, client)| scope.spawn(move || self.save_client(writer, index, client)))
+            let threads: Vec<_> = planned
+                .iter()
+                .enumerate()
+                .map(|(place, it)| scope.spawn(move || self.save_client(writer, place, it, planned.len())))
                 .collect();
-            let synced = self.wait_for_copies(clients).and_then(|()| {
+            let synced = self.wait_for_copies(planned).and_then(|()| {
                 let synced = writer.sync().map(|()| Instant::now());
                 self.step();
                 synced.map_err(|error| self.fail(error.into()))
@@ -271,8 +292,13 @@ impl Shared {
         else {
             return Err(SaveError("the dump ended before it was whole".to_owned()));
         };
+        let precopied = planned.iter().map(|it| it.precopied);
         let timeline = Timeline {
             began: self.how.began,
+            quiesce_began: self.how.quiesce_began,
+            precopied: precopied.max_by_key(|it| it.1).unwrap_or_default(),
+            costs: state.costs,
+            may_open_at: state.may_open_at.unwrap_or(copied_at),
             idle_at: self.how.idle_at,
             frozen_at: self.began,
             copied_at,
@@ -291,16 +317,16 @@ impl Shared {
             manifest::identify(&mut one.record, &one.client, one.namespace_pid, &sockets);
             records.push(one.record);
         }
-        let workers = clients.iter().map(|it| it.worker.attached());
-        let manifest = manifest::build(&timeline, workers, records, &sockets, &self.how.protocols);
+        let workers = planned.iter().map(|it| it.client.worker.attached());
+        let manifest = manifest::build(&timeline, &protocol_of_all(planned), workers, records, &sockets);
         self.how.progress.describe(&manifest);
         Ok(manifest)
     }
 
     /// Waits until every client is saved. When one fails, the others are cut short.
-    fn wait_for_copies(&self, clients: &[Arc<Client>]) -> Result<(), ()> {
+    fn wait_for_copies(&self, planned: &[Planned]) -> Result<(), ()> {
         let mut state = lock(&self.state);
-        while state.failed.is_none() && state.saved < clients.len() {
+        while state.failed.is_none() && state.saved < planned.len() {
             state = wait(&self.changed, state);
         }
         if state.failed.is_none() {
@@ -310,86 +336,138 @@ impl Shared {
             return Ok(());
         }
         drop(state);
-        for client in clients {
-            client.worker.cancel();
+        for it in planned {
+            it.client.worker.cancel();
         }
         Err(())
     }
 
     /// Saves one client, and lets it go on when CRIU is through with it.
-    fn save_client(&self, writer: &ImageWriter, index: u32, client: &Arc<Client>) -> Option<Saved> {
-        let elsewhere = self.how.sharing.elsewhere.get(index as usize).cloned().unwrap_or_default();
-        let record = match self.save(writer, index, client, elsewhere) {
-            Ok(record) => record,
+    fn save_client(&self, writer: &ImageWriter, place: usize, planned: &Planned, all: usize) -> Option<Saved> {
+        let client = &planned.client;
+        // While it is there: a task that does not go on is killed when this dump is over.
+        let namespace_pid = namespace_pid(client) as i32;
+        let mut open = None;
+        let saved = self.begin(writer, place, planned).and_then(|()| {
+            let early = self.copy(client, planned.index, Until::MayOpen, all)?;
+            if self.wait_for_finish().is_none() {
+                return Err(SaveError::given_up());
+            }
+            self.wait_for_those_it_shares_with();
+            // CRIU is through, and so is who copies memory that this client has too: what they have written is good if
+            // the ring was closed all the time.
+            self.hold(client)?;
+            self.step();
+            if self.how.leave_running {
+                // Not there any more if the image has been given up.
+                let ring = self.take_ring(client).ok_or_else(SaveError::given_up)?;
+                open = Some(ring.open().map_err(|error| SaveError::of(client, &error))?);
+                lock(&self.state).opened_at = Some(Instant::now());
+            }
+            match early {
+                Some(record) => Ok(Some(record)),
+                None => self.copy(client, planned.index, Until::Saved, all),
+            }
+        });
+        match saved {
+            Ok(record) => Some(Saved { record: record?, client: Arc::clone(client), namespace_pid }),
             Err(error) => {
                 self.fail(error);
-                return None;
+                client.worker.cancel();
+                None
             }
-        };
-        // While it is there: a task that does not go on is killed when this dump is over.
-        let saved = Saved { record, namespace_pid: namespace_pid(client) as i32, client: Arc::clone(client) };
-        self.wait_for_finish()?;
-        self.wait_for_those_it_shares_with();
-        self.check().ok()?;
-        // CRIU is through, and so is who copies memory that this client has too: what they have written is good if the ring
-        // was closed all the time.
-        if let Err(error) = client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT)) {
-            self.fail(SaveError::of(client, &error));
-            return None;
         }
-        self.step();
-        if self.how.leave_running {
-            // Not there any more if the image has been given up.
-            let ring = self.take_ring(client)?;
-            if let Err(error) = ring.open() {
-                self.fail(SaveError::of(client, &error));
-                return None;
-            }
-            lock(&self.state).opened_at = Some(Instant::now());
-        }
-        Some(saved)
     }
 
-    fn save(
-        &self,
-        writer: &ImageWriter,
-        index: u32,
-        client: &Client,
-        elsewhere: Vec<PieceId>,
-    ) -> Result<Record, SaveError> {
-        let file = writer.data_file(index)?;
+    fn hold(&self, client: &Client) -> Result<(), SaveError> {
+        let held = client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT));
+        held.map_err(|error| SaveError::of(client, &error))
+    }
+
+    /// Has the worker begin, and write the code that it has.
+    fn begin(&self, writer: &ImageWriter, place: usize, planned: &Planned) -> Result<(), SaveError> {
+        let client = &planned.client;
+        let elsewhere = self.how.sharing.elsewhere.get(place).cloned().unwrap_or_default();
+        let file = match &planned.file {
+            Some(file) => Arc::clone(file),
+            None => Arc::new(writer.data_file(planned.index)?),
+        };
         self.check()?;
         lock(&self.state).files.extend(file.try_clone().ok());
         self.how.progress.writes(&file);
         let failed = |error: WorkerError| SaveError::of(client, &error);
-        let request = WorkerRequest::Save { hash_key: writer.key().to_bytes(), file: index, elsewhere };
+        let request = WorkerRequest::Save {
+            hash_key: writer.key().to_bytes(),
+            file: planned.index,
+            elsewhere,
+            copying: planned.chosen.copying(),
+        };
         let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
         let blob = known.to_bytes();
         let answered = client.worker.call(&request, &blob, &[file.as_raw_fd()], None).map_err(failed)?;
-        let WorkerReply::Saved { code, bytes } = answered.reply else {
+        let WorkerReply::Begun { code, secured } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
-        let mut record = Record::from_bytes(&answered.blob)?;
-        record.index = index;
+        debug!(%client, ?secured, code = code.len(), "secured");
+        let mut state = lock(&self.state);
+        state.bytes = state.bytes.saturating_add(secured.bytes);
+        state.costs.add(&secured);
+        state.steps += 1;
+        drop(state);
         for image in &code {
             save_code(writer, client, image)?;
         }
-        debug!(%client, bytes, code = code.len(), "saved");
-        let mut state = lock(&self.state);
-        state.saved += 1;
-        state.steps += 1;
-        state.bytes = state.bytes.saturating_add(bytes);
-        self.how.progress.saved(bytes);
-        drop(state);
-        self.changed.notify_all();
-        Ok(record)
+        Ok(())
     }
 
-    /// What is not copied yet may be memory that this client has too.
+    /// Waits until the worker's copy is so far. The client's part of the manifest once it is over.
+    fn copy(&self, client: &Client, index: u32, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
+        let failed = |error: WorkerError| SaveError::of(client, &error);
+        let (mut pause, mut copied_before) = (LOOK[0], 0);
+        loop {
+            self.check()?;
+            let answered = client.worker.call(&WorkerRequest::Progress, &[], &[], None).map_err(failed)?;
+            match answered.reply {
+                WorkerReply::Saved { bytes, waits } => {
+                    debug!(%client, bytes, ?waits, "saved");
+                    let mut record = Record::from_bytes(&answered.blob)?;
+                    record.index = index;
+                    let mut state = lock(&self.state);
+                    state.saved += 1;
+                    state.steps += 1;
+                    state.costs.wait(&waits);
+                    if until == Until::MayOpen {
+                        state.now_may_open(all);
+                    }
+                    drop(state);
+                    self.changed.notify_all();
+                    return Ok(Some(record));
+                }
+                WorkerReply::Saving { may_open, copied, .. } => {
+                    let mut state = lock(&self.state);
+                    let more = copied.saturating_sub(copied_before);
+                    state.copied = state.copied.saturating_add(more);
+                    copied_before = copied;
+                    self.how.progress.saved(more);
+                    if may_open && until == Until::MayOpen {
+                        state.now_may_open(all);
+                        drop(state);
+                        self.changed.notify_all();
+                        return Ok(None);
+                    }
+                }
+                _ => return Err(failed(WorkerError::Protocol("Progress"))),
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK[1]);
+        }
+    }
+
+    /// What must be copied before rings open may be memory that this client has too.
     fn wait_for_those_it_shares_with(&self) {
         let shared = self.how.sharing.elsewhere.iter().any(|it| !it.is_empty());
         let mut state = lock(&self.state);
-        while shared && state.failed.is_none() && state.copied_at.is_none() {
+        while shared && state.failed.is_none() && state.may_open_at.is_none() {
             state = wait(&self.changed, state);
         }
     }
@@ -449,9 +527,34 @@ impl Shared {
 }
 
 /// The client's process as it sees itself.
-fn namespace_pid(client: &Client) -> u32 {
+pub(super) fn namespace_pid(client: &Client) -> u32 {
     let pids = process::namespace_pids(client.process.pid).unwrap_or_default();
     pids.last().copied().unwrap_or(client.process.pid) as u32
+}
+
+/// What a worker's copy is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    MayOpen,
+    Saved,
+}
+
+/// The protocol of the whole image, and why.
+fn protocol_of_all(planned: &[Planned]) -> Chosen {
+    let mut all: Vec<&Chosen> = planned.iter().map(|it| &it.chosen).collect();
+    all.dedup();
+    match all.as_slice() {
+        [] => Chosen { protocol: Protocol::Stop, reason: "there is no GPU memory".to_owned() },
+        [one] => (*one).clone(),
+        several => {
+            let reasons = planned
+                .iter()
+                .map(|it| format!("{}: {}, {}", it.client, it.chosen.protocol.as_str(), it.chosen.reason));
+            let same = several.iter().all(|it| it.protocol == several[0].protocol);
+            let protocol = if same { several[0].protocol } else { Protocol::Auto };
+            Chosen { protocol, reason: reasons.collect::<Vec<_>>().join("; ") }
+        }
+    }
 }
 
 fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode) -> Result<(), SaveError> {

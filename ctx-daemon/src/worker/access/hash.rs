@@ -13,6 +13,8 @@ const PTX: &str = concat!(include_str!("../../../kernels/hash.ptx"), "\0");
 
 /// As many pieces are hashed at a time at most.
 pub(crate) const MOST_PIECES: usize = 1 << 16;
+/// As many bytes are hashed at a time at most, at a quiesce.
+pub(crate) const BATCH_BYTES: u64 = 4 << 30;
 const NON_BLOCKING: u32 = 1;
 /// Blocks for each multiprocessor: enough to hide one's end behind another's loads.
 const BLOCKS: u32 = 8;
@@ -64,6 +66,23 @@ impl Hasher {
         let areas = vec![0; devices];
         let devices = (0..devices).map(|_| None).collect();
         Self { schedule: key.schedule(), devices, areas, most_bytes }
+    }
+
+    /// Hashes under another key from here on.
+    pub(crate) fn set_key(&mut self, driver: &Driver, key: &ContentKey) -> Result<(), CallFailed> {
+        self.schedule = key.schedule();
+        let bytes = self.schedule.bytes();
+        for loaded in self.devices.iter().flatten() {
+            // SAFETY: as in `prepare`; no kernel of ours runs.
+            unsafe {
+                expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
+                let copy =
+                    (driver.cuMemcpyHtoDAsync_v2)(loaded.area, bytes.as_ptr().cast(), bytes.len(), loaded.stream);
+                expect("cuMemcpyHtoDAsync", copy)?;
+                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+            }
+        }
+        Ok(())
     }
 
     fn table_at(&self) -> usize {

@@ -15,16 +15,17 @@
 //! a kernel that was wrong once names everything from then on.
 //!
 //! Besides what its parameters name, a kernel may write the variables of its own code, which it reaches by their names.
-//! What it writes through surfaces, and through tensor maps that were encoded before tracking began, it is not known
-//! to.
+//! What it writes through surfaces, and through tensor maps that were that a restored client encoded before, it is not
+//! known to.
 //!
-//! There is a [`Tracker`] only where the daemon's configuration asks for one. Without it nothing here costs anything.
+//! A [`Tracker`] is asked only while memory that is not copied yet must stay as it is, or where the daemon's configuration
+//! asks for a report. Otherwise nothing here costs anything but the note of a tensor map.
 
 pub(crate) mod bench;
 mod command;
 mod function;
 mod graph;
-mod hash;
+pub(crate) mod hash;
 pub(crate) mod observe;
 mod params;
 mod signature;

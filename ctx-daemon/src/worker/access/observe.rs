@@ -22,7 +22,7 @@ use rekindle_wire::ring::CommandHeader;
 use tracing::{info, warn};
 
 use super::hash::{Hasher, MOST_PIECES};
-use super::{Access, Class, Tracker, Unit};
+use super::{Access, Class, Unit};
 use crate::worker::executor::Executor;
 
 /// How long a command may take.
@@ -59,7 +59,6 @@ fn count(add: impl FnOnce(&mut AccessReport)) {
 
 /// Looks at a client's commands.
 pub(crate) struct Observation {
-    tracker: Tracker,
     hasher: Hasher,
     /// The most bytes that are hashed.
     limit: u64,
@@ -90,9 +89,8 @@ impl Executor {
             hasher.prepare(self.driver(), (ordinal, device.device), device.primary).map_err(|e| e.to_string())?;
         }
         self.context_changed();
-        let tracker = Tracker::new(&self.table);
         let last = Some(HashMap::new());
-        self.observed = Some(Box::new(Observation { tracker, hasher, limit, last, restless: false, stopped: false }));
+        self.observed = Some(Box::new(Observation { hasher, limit, last, restless: false, stopped: false }));
         *report() = Some(AccessReport::default());
         Ok(())
     }
@@ -100,14 +98,10 @@ impl Executor {
     /// A primary context is about to be reset.
     pub(crate) fn release_hasher(&mut self, ordinal: usize) {
         let driver = self.driver();
+        self.hasher.release(driver, ordinal);
         if let Some(observation) = &mut self.observed {
             observation.hasher.release(driver, ordinal);
         }
-    }
-
-    /// What is tracked, where something is.
-    pub(crate) fn tracker(&mut self) -> Option<&mut Tracker> {
-        self.observed.as_mut().map(|observation| &mut observation.tracker)
     }
 
     /// A command is about to be executed. `None` where it concerns no memory.
@@ -126,8 +120,17 @@ impl Executor {
         }
     }
 
+    /// All units of device memory that have bytes at addresses.
+    fn all_units(&mut self) -> Vec<Unit> {
+        let Some(mut tracker) = self.tracker.take() else { return Vec::new() };
+        tracker.gathered.update(self);
+        let units = tracker.gathered.all(self);
+        self.tracker = Some(tracker);
+        units
+    }
+
     /// Multiprocessors of a device.
-    fn processors(&self, ordinal: usize) -> u32 {
+    pub(crate) fn processors(&self, ordinal: usize) -> u32 {
         const MULTIPROCESSOR_COUNT: usize = 16;
         let described = self.attached.devices.get(ordinal);
         described.and_then(|d| d.attributes.get(MULTIPROCESSOR_COUNT)).map_or(1, |a| a.1.unsigned_abs())
@@ -161,12 +164,8 @@ impl Executor {
 
 impl Observation {
     fn watch(&mut self, worker: &mut Executor, header: &CommandHeader, parameters: &[u8]) -> Option<Watch> {
-        if matches!(header.call, command::GRAPH_CREATE | command::GRAPH_SET | command::GRAPH_DESTROY) {
-            let handle = crate::worker::uses::word(parameters, 0);
-            handle.into_iter().for_each(|handle| self.tracker.graph_changed(handle));
-        }
         worker.enter_context(header.context).ok()?;
-        let access = self.tracker.access(worker, header, parameters);
+        let access = worker.access_of(header, parameters);
         if access.is_nothing() {
             let asks = [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT];
             // Memory may come and go with it, and come back at the same addresses with another content.
@@ -175,30 +174,10 @@ impl Observation {
             }
             return None;
         }
-        self.count(&access, header.call);
+        count_command(worker, &access, header.call);
         let patience = if self.restless { Duration::ZERO } else { PATIENCE };
         let before = self.content(worker, patience, true);
         Some(Watch { access, call: header.call, before })
-    }
-
-    /// Counts a command.
-    fn count(&self, access: &Access, call: u16) {
-        let classes: Vec<_> = access.functions.iter().filter_map(|f| Some(self.tracker.function(*f)?.0)).collect();
-        count(|report| {
-            for class in &classes {
-                match class {
-                    Class::Values => report.launches.values += 1,
-                    Class::Signature => report.launches.signature += 1,
-                    Class::Everything => report.launches.everything += 1,
-                }
-            }
-            match call {
-                command::GRAPH_LAUNCH => report.graphs += 1,
-                command::LAUNCH if !classes.contains(&Class::Everything) => report.count_named(access.named),
-                command::LAUNCH | command::LAUNCH_ON_DEVICES => {}
-                _ => report.exact += 1,
-            }
-        });
     }
 
     fn watched(&mut self, worker: &mut Executor, watch: Watch) {
@@ -211,32 +190,13 @@ impl Observation {
         let outside: Vec<Unit> =
             changed.map(|(unit, _)| *unit).filter(|unit| !watch.access.writes.contains(unit)).collect();
         if !outside.is_empty() {
-            let by = self.blame(worker, &watch);
+            let by = blame(worker, &watch);
             for unit in outside {
                 warn!("{by} has written {} bytes at {:#x}, which it had not named", unit.size(), unit.start);
                 count(|report| report.count_outside(&by, unit.start, unit.size()));
             }
         }
         self.last = Some(after);
-    }
-
-    /// Says what a command is, whose kernels name everything from now on.
-    fn blame(&mut self, worker: &Executor, watch: &Watch) -> String {
-        let mut names: Vec<String> = Vec::new();
-        for function in &watch.access.functions {
-            if let Some((_, name)) = self.tracker.function(*function)
-                && !names.iter().any(|known| known == name)
-            {
-                names.push(name.to_owned());
-            }
-        }
-        names.iter().for_each(|name| self.tracker.was_wrong(name));
-        match names.as_slice() {
-            [] => command::name(&worker.table, watch.call).unwrap_or("a command").to_owned(),
-            [one] if watch.call != command::GRAPH_LAUNCH => one.clone(),
-            all if all.len() > NAMED => format!("a graph of {} kernels: {}, ...", all.len(), all[..NAMED].join(", ")),
-            all => format!("a graph of {}", all.join(", ")),
-        }
     }
 
     /// The hashes of all memory, now that nothing runs. `None` where that is not to be had.
@@ -273,9 +233,9 @@ impl Observation {
     }
 
     /// Hashes what is not known from after the last command, which is all there is once that has been forgotten.
-    fn hash(&mut self, worker: &Executor, before: bool) -> Result<Option<HashMap<Unit, ContentHash>>, String> {
-        self.tracker.gathered.update(worker);
-        let units = readable(worker, &self.tracker.gathered.all(worker));
+    fn hash(&mut self, worker: &mut Executor, before: bool) -> Result<Option<HashMap<Unit, ContentHash>>, String> {
+        let all = worker.all_units();
+        let units = readable(worker, &all);
         if units.len() > MOST_PIECES || units.iter().map(|(_, unit)| unit.size()).sum::<u64>() > self.limit {
             self.last = None;
             return Ok(None);
@@ -292,6 +252,47 @@ impl Observation {
             content.extend(new.into_iter().zip(hashes));
         }
         Ok(Some(content))
+    }
+}
+
+/// Counts a command.
+fn count_command(worker: &Executor, access: &Access, call: u16) {
+    let Some(tracker) = &worker.tracker else { return };
+    let classes: Vec<_> = access.functions.iter().filter_map(|f| Some(tracker.function(*f)?.0)).collect();
+    count(|report| {
+        for class in &classes {
+            match class {
+                Class::Values => report.launches.values += 1,
+                Class::Signature => report.launches.signature += 1,
+                Class::Everything => report.launches.everything += 1,
+            }
+        }
+        match call {
+            command::GRAPH_LAUNCH => report.graphs += 1,
+            command::LAUNCH if !classes.contains(&Class::Everything) => report.count_named(access.named),
+            command::LAUNCH | command::LAUNCH_ON_DEVICES => {}
+            _ => report.exact += 1,
+        }
+    });
+}
+
+/// Says what a command is, whose kernels name everything from now on.
+fn blame(worker: &mut Executor, watch: &Watch) -> String {
+    let mut names: Vec<String> = Vec::new();
+    let Some(tracker) = &mut worker.tracker else { return String::new() };
+    for function in &watch.access.functions {
+        if let Some((_, name)) = tracker.function(*function)
+            && !names.iter().any(|known| known == name)
+        {
+            names.push(name.to_owned());
+        }
+    }
+    names.iter().for_each(|name| tracker.was_wrong(name));
+    match names.as_slice() {
+        [] => command::name(&worker.table, watch.call).unwrap_or("a command").to_owned(),
+        [one] if watch.call != command::GRAPH_LAUNCH => one.clone(),
+        all if all.len() > NAMED => format!("a graph of {} kernels: {}, ...", all.len(), all[..NAMED].join(", ")),
+        all => format!("a graph of {}", all.join(", ")),
     }
 }
 

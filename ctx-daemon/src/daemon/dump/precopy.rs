@@ -1,0 +1,103 @@
+//! Before the quiesce, while everything runs: memory is set aside for clones, and copied once where the protocol says so.
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{ImageWriter, Protocol};
+use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use tracing::{debug, info};
+
+use super::super::clients::Client;
+use super::super::worker::WorkerError;
+use super::protocol::Chosen;
+use super::save::{SaveError, namespace_pid};
+
+/// How long a worker may take to set memory aside, and to begin.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often it is looked how far copies are, at first and at most.
+pub(super) const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+/// Another round is not worth it for less, nor where the last one had more than this part of the one before it.
+const LITTLE: u64 = 64 << 20;
+const SHRINKS: (u64, u64) = (7, 10);
+
+/// A client with what is decided about it.
+#[derive(Clone)]
+pub(super) struct Planned {
+    pub(super) client: Arc<Client>,
+    /// The number of its data file and of its part of the manifest.
+    pub(super) index: u32,
+    pub(super) chosen: Chosen,
+    /// The file, where there is something in it already.
+    pub(super) file: Option<Arc<File>>,
+    /// Bytes that were copied before the quiesce, and how long that took.
+    pub(super) precopied: (u64, Duration),
+}
+
+impl Planned {
+    /// Nothing is done for it yet.
+    pub(super) fn new(client: Arc<Client>, index: u32, chosen: Chosen) -> Self {
+        Self { client, index, chosen, file: None, precopied: Default::default() }
+    }
+
+    /// Has its worker set memory aside. Where there is none to spare it does without.
+    pub(super) fn reserve(&self, cow_pool: u64) -> Result<(), SaveError> {
+        let Some(bytes) = self.chosen.reserves(cow_pool) else { return Ok(()) };
+        let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], Some(BEGIN_TIMEOUT));
+        asked.map_err(|error| SaveError::of(&self.client, &error))
+    }
+
+    /// Copies its memory while it runs, where that is its protocol: again and again as long as ever less has changed.
+    /// `goes_on` says whether the dump does.
+    pub(super) fn precopy(
+        &mut self,
+        writer: &ImageWriter,
+        rounds: u32,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), SaveError> {
+        if self.chosen.protocol != Protocol::Recopy {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let file = Arc::new(writer.data_file(self.index)?);
+        let known = writer.base().map(|base| base.known(namespace_pid(&self.client))).unwrap_or_default().to_bytes();
+        let mut last = u64::MAX;
+        for round in 0..rounds {
+            let request = WorkerRequest::Precopy { hash_key: writer.key().to_bytes(), file: self.index };
+            let worker = &self.client.worker;
+            let failed = |error: WorkerError| SaveError::of(&self.client, &error);
+            worker.ask_with(&request, &known, &[file.as_raw_fd()], Some(BEGIN_TIMEOUT)).map_err(failed)?;
+            let bytes = loop_until_saved(&self.client, &goes_on)?;
+            self.precopied.0 += bytes;
+            debug!(client = %self.client, round, bytes, "copied while it runs");
+            if bytes <= LITTLE || bytes.saturating_mul(SHRINKS.1) >= last.saturating_mul(SHRINKS.0) {
+                break;
+            }
+            last = bytes;
+        }
+        self.precopied.1 = began.elapsed();
+        info!(client = %self.client, bytes = self.precopied.0, ms = began.elapsed().as_millis() as u64, "pre-copied");
+        self.file = Some(file);
+        Ok(())
+    }
+}
+
+/// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
+fn loop_until_saved(client: &Client, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
+    let mut pause = LOOK[0];
+    loop {
+        let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(BEGIN_TIMEOUT));
+        match asked.map_err(|error| SaveError::of(client, &error))?.reply {
+            WorkerReply::Saved { bytes, .. } => return Ok(bytes),
+            WorkerReply::Saving { .. } => {}
+            _ => return Err(SaveError::of(client, &WorkerError::Protocol("Progress"))),
+        }
+        if !goes_on() {
+            client.worker.cancel();
+            return Err(SaveError::given_up());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LOOK[1]);
+    }
+}

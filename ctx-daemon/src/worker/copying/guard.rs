@@ -1,0 +1,263 @@
+//! What stands between the client's commands and memory that is not copied yet.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command;
+use rekindle_wire::control::Waits;
+use rekindle_wire::ring::CommandHeader;
+use rekindle_wire::window;
+
+use super::{Copying, Place, State};
+use crate::worker::access::{Set, Unit};
+use crate::worker::driver::{CallFailed, Driver, expect};
+use crate::worker::executor::Executor;
+
+/// As many kernels are named at most.
+const NAMED: usize = 8;
+
+/// A copy that commands have to look at.
+pub(crate) struct Guard {
+    copying: Arc<Copying>,
+    waits: Waits,
+    /// Functions that were launched since the ring is open.
+    ran: HashSet<u64>,
+}
+
+impl Guard {
+    pub(crate) fn new(copying: Arc<Copying>) -> Self {
+        Self { copying, waits: Waits::default(), ran: HashSet::new() }
+    }
+
+    pub(crate) fn waits(&self) -> Waits {
+        self.waits
+    }
+}
+
+impl Copying {
+    /// Whether any memory must stay as it is.
+    fn protects(&self) -> bool {
+        self.unsafe_left.load(Ordering::Acquire) > 0
+    }
+
+    /// Makes places safe to be written: by clones where there is room, else by having them copied next and waiting.
+    /// Says how many bytes were cloned.
+    ///
+    /// `stream` gives a stream of a device's, whose context it makes current.
+    fn secure(&self, driver: &Driver, places: &[Place], mut stream: impl FnMut(usize) -> Option<CUstream>) -> u64 {
+        let mut clones: Vec<(usize, u64)> = Vec::new();
+        let mut inner = self.lock();
+        for place in places {
+            let Some(jobs) = inner.places.get(place).copied().filter(|jobs| jobs.unsafe_left > 0) else { continue };
+            for index in jobs.first..jobs.end {
+                if inner.states[index] != State::Pending {
+                    continue;
+                }
+                let job = self.tasks[index].job;
+                match inner.room.as_mut().and_then(|room| room.take(job.device, job.length)) {
+                    Some(address) => {
+                        inner.states[index] = State::Cloning;
+                        clones.push((index, address));
+                    }
+                    None => inner.urgent.push_back(index),
+                }
+            }
+        }
+        let mut cloned = 0;
+        if !clones.is_empty() {
+            drop(inner);
+            let copied = self.clone_all(driver, &clones, &mut stream);
+            inner = self.lock();
+            for (index, address) in clones {
+                let job = self.tasks[index].job;
+                if copied.is_ok() {
+                    cloned += job.length;
+                    self.make_safe(&mut inner, index, State::Cloned(address));
+                    inner.clones.push_back(index);
+                } else {
+                    inner.states[index] = State::Pending;
+                    inner.urgent.push_back(index);
+                    if let Some(room) = &mut inner.room {
+                        room.give(job.device, address, job.length);
+                    }
+                }
+            }
+            self.changed.notify_all();
+        }
+        let is_unsafe =
+            |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
+        while !inner.failed && !self.is_over() && places.iter().any(|place| is_unsafe(place, &inner)) {
+            inner = self.wait(inner);
+        }
+        cloned
+    }
+
+    /// Copies jobs to their clones, and waits for that.
+    fn clone_all(
+        &self,
+        driver: &Driver,
+        clones: &[(usize, u64)],
+        stream: &mut impl FnMut(usize) -> Option<CUstream>,
+    ) -> Result<(), CallFailed> {
+        let mut devices: Vec<usize> = clones.iter().map(|(index, _)| self.tasks[*index].job.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        for device in devices {
+            let no_stream = CallFailed { call: "a stream for clones", code: CUDA_ERROR_INVALID_HANDLE };
+            let stream = stream(device).ok_or(no_stream)?;
+            for (index, address) in clones.iter().filter(|(index, _)| self.tasks[*index].job.device == device) {
+                let job = self.tasks[*index].job;
+                // SAFETY: the job's memory is the client's and stays mapped while the job is not safe; the clone's
+                // was taken for this.
+                let copied = unsafe { (driver.cuMemcpyAsync)(*address, job.address, job.length as usize, stream) };
+                expect("cuMemcpyAsync", copied)?;
+            }
+            // SAFETY: the stream is ours.
+            expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) })?;
+        }
+        Ok(())
+    }
+
+    /// Memory at these addresses is about to be unmapped: waits until nothing needs it.
+    pub(crate) fn let_go(&self, start: u64, end: u64) {
+        if !self.protects() {
+            return;
+        }
+        let mut inner = self.lock();
+        let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
+        let places: Vec<Place> = inner.allocations[from..]
+            .iter()
+            .take_while(|(address, _)| *address < end)
+            .map(|(address, _)| Place::Allocation(*address))
+            .collect();
+        for place in &places {
+            let Some(jobs) = inner.places.get(place).copied() else { continue };
+            for index in jobs.first..jobs.end {
+                if inner.states[index] != State::Pending {
+                    continue;
+                }
+                if self.leaves_out {
+                    self.make_safe(&mut inner, index, State::Gone);
+                    self.is_done(&mut inner, index);
+                } else {
+                    inner.urgent.push_back(index);
+                }
+            }
+        }
+        let is_unsafe =
+            |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
+        // A lane that is at it must be through even where the copy has failed.
+        let is_read = |place: &Place, inner: &super::Inner| {
+            let jobs = inner.places.get(place).copied();
+            jobs.is_some_and(|jobs| inner.states[jobs.first..jobs.end].contains(&State::Reading))
+        };
+        while !self.is_over()
+            && places.iter().any(|place| if inner.failed { is_read(place, &inner) } else { is_unsafe(place, &inner) })
+        {
+            inner = self.wait(inner);
+        }
+    }
+
+    /// Places that have memory in a range of addresses.
+    fn places_in(&self, start: u64, end: u64, found: &mut Vec<Place>) {
+        let inner = self.lock();
+        let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
+        let within = inner.allocations[from..].iter().take_while(|(address, _)| *address < end);
+        found.extend(within.map(|(address, _)| Place::Allocation(*address)));
+    }
+
+    fn all_places(&self) -> Vec<Place> {
+        self.lock().places.keys().copied().collect()
+    }
+}
+
+impl Executor {
+    /// A command is about to go to the driver, while memory is not copied yet that it may write.
+    pub(crate) fn look_out(&mut self, header: &CommandHeader, parameters: &[u8]) {
+        let Some(mut guard) = self.guard.take() else { return };
+        if guard.copying.protects() && self.enter_context(header.context).is_ok() {
+            let access = self.access_of(header, parameters);
+            guard.ran.extend(&access.functions);
+            let places = match &access.writes {
+                Set::Everything => guard.copying.all_places(),
+                Set::Units(units) => self.places_of(&guard.copying, units),
+            };
+            if !places.is_empty() {
+                self.hold_back(&mut guard, &places);
+                let _ = self.enter_context(header.context);
+            }
+        }
+        self.guard = Some(guard);
+    }
+
+    fn hold_back(&mut self, guard: &mut Guard, places: &[Place]) {
+        let (began, left) = (Instant::now(), guard.copying.unsafe_left.load(Ordering::Acquire));
+        let driver = self.driver();
+        let copying = Arc::clone(&guard.copying);
+        let cloned = copying.secure(driver, places, |device| {
+            let primary = self.devices.get(device)?.primary;
+            self.enter_real(primary).ok()?;
+            self.hasher.stream(device)
+        });
+        if guard.copying.unsafe_left.load(Ordering::Acquire) < left {
+            guard.waits.commands += 1;
+            guard.waits.cloned += cloned;
+            guard.waits.ns += began.elapsed().as_nanos() as u64;
+        }
+    }
+
+    /// What a copy protects of these units.
+    fn places_of(&self, copying: &Copying, units: &[Unit]) -> Vec<Place> {
+        let mut places = Vec::new();
+        for unit in units {
+            if window::device_of(unit.start).is_some() {
+                copying.places_in(unit.start, unit.end, &mut places);
+            } else if window::reserved().contains(&unit.start) {
+                places.extend(self.vmm.pieces_in(unit.start, unit.end).map(Place::Piece));
+            }
+        }
+        places
+    }
+
+    /// Nothing is looked at any more. Says what was waited for, and the names of kernels that ran meanwhile.
+    pub(crate) fn end_guard(&mut self) -> (Waits, Vec<String>) {
+        let Some(guard) = self.guard.take() else { return Default::default() };
+        for device in &mut self.devices {
+            device.memory.set_kept(None);
+        }
+        let mut names: Vec<String> = guard
+            .ran
+            .iter()
+            .filter_map(|function| Some(self.tracker.as_ref()?.function(*function)?.1.to_owned()))
+            .collect();
+        names.sort();
+        names.dedup();
+        if names.len() > NAMED {
+            let more = names.len() - NAMED;
+            names.truncate(NAMED);
+            names.push(format!("{more} more"));
+        }
+        (guard.waits(), names)
+    }
+
+    /// What a command may do; the context is current.
+    pub(crate) fn access_of(&mut self, header: &CommandHeader, parameters: &[u8]) -> crate::worker::access::Access {
+        let Some(mut tracker) = self.tracker.take() else { return Default::default() };
+        let access = tracker.access(self, header, parameters);
+        self.tracker = Some(tracker);
+        access
+    }
+
+    /// A command changes what is known of a graph.
+    pub(crate) fn graph_may_change(&mut self, header: &CommandHeader, parameters: &[u8]) {
+        if matches!(header.call, command::GRAPH_CREATE | command::GRAPH_SET | command::GRAPH_DESTROY)
+            && let Some(tracker) = &mut self.tracker
+            && let Some(handle) = crate::worker::uses::word(parameters, 0)
+        {
+            tracker.graph_changed(handle);
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! Copying a client's memory into an image, most of it while the client runs on already (PhoenixOS, SOSP'25, section 4).
+//!
+//! ```text
+//!   at the quiesce                          ring closed             ring open
+//!
+//!   closed     ─────────────────────────► lane copies it
+//!   cloned     ─copy and hash on device─► ........................ lane copies the clone ─────┐
+//!   protected  ─hash on device──────────► ........................ lane copies it ───────────┤
+//!                                              │ a command that may write it is about to run │
+//!                                              ├─ room for a clone: cloned                   │
+//!                                              └─ none: copied next, the command waits       ▼
+//!                                                                  host: hash as at the quiesce? ──► data file
+//! ```
+//!
+//! A **job** is a piece of memory of [`rekindle_images::PIECE_LENGTH`] at most, a **place** what its jobs are protected
+//! as: an allocation, or a piece of the client's own mappings. Which places a command may write is speculation
+//! ([`super::access`]), so the content is the judge: what reaches the image was hashed, and has the hash that it had at
+//! the quiesce. Where it has not, a command has written what it was not thought to, the copy fails, and that place is
+//! not left to speculation the next time.
+//!
+//! Everything is under one lock that is held for moments; lanes ([`super::engine`]) and the executor meet only here.
+//!
+//! A **pre-copy** is the same without a quiesce: nothing is protected, lanes copy what they find, and the copy made at
+//! the quiesce takes what still has the hash. Memory that goes away meanwhile is left out.
+
+mod clones;
+mod guard;
+mod precopy;
+mod secure;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rekindle_images::{Piece, PieceHash};
+
+pub(crate) use self::clones::Clones;
+pub(crate) use self::guard::Guard;
+pub(crate) use self::precopy::Precopied;
+use super::engine::{EngineError, Job};
+
+/// How a job's memory is kept as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// The ring stays closed until it is copied.
+    Closed,
+    /// As the clone at this address.
+    Cloned(u64),
+    /// By looking at commands.
+    Protected,
+    /// Not at all: the copy takes what is there at its time.
+    Unkept,
+    /// It is in the data file already.
+    There(Piece),
+}
+
+/// What has become of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Its memory must stay as it is.
+    Pending,
+    /// The executor is cloning it.
+    Cloning,
+    /// A clone at this address has it.
+    Cloned(u64),
+    /// A lane is copying it out of its own place.
+    Reading,
+    /// Its memory may be written: it is on the host, or in a clone that a lane is at.
+    Safe,
+    /// It has a place in the image.
+    Done,
+    /// Its memory went away before a pre-copy came to it.
+    Gone,
+}
+
+impl State {
+    /// Whether the job's memory may be written or taken away.
+    fn is_safe(self) -> bool {
+        !matches!(self, Self::Pending | Self::Cloning | Self::Reading)
+    }
+}
+
+/// What is protected as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Place {
+    /// An allocation, by its address.
+    Allocation(u64),
+    /// A piece of the client's own mapping, by its handle.
+    Piece(u64),
+    /// Something that only a closed ring keeps as it is.
+    Other,
+}
+
+/// A place's jobs, which follow each other.
+#[derive(Clone, Copy, Debug)]
+struct Jobs {
+    first: usize,
+    end: usize,
+    /// As many of them are not safe.
+    unsafe_left: usize,
+}
+
+/// A job with what becomes of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    pub(crate) job: Job,
+    pub(crate) place: Place,
+    pub(crate) keeping: Keeping,
+    /// Its hash at the quiesce.
+    pub(crate) expected: Option<PieceHash>,
+    /// Its piece from before the quiesce, whose place in the file its content takes.
+    pub(crate) before: Option<Piece>,
+}
+
+/// A copy that is under way.
+pub(crate) struct Copying {
+    pub(crate) tasks: Vec<Task>,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    /// As many jobs are not safe: 0 frees commands from all of this.
+    unsafe_left: AtomicUsize,
+    copied: AtomicU64,
+    /// Bytes of all jobs.
+    pub(crate) bytes: u64,
+    is_over: AtomicBool,
+    /// Whether what goes away is left out, rather than waited for.
+    leaves_out: bool,
+}
+
+struct Inner {
+    states: Vec<State>,
+    pieces: Vec<Option<Piece>>,
+    places: HashMap<Place, Jobs>,
+    /// Places by address, for ranges.
+    allocations: Vec<(u64, u64)>,
+    /// Jobs that something waits for.
+    urgent: VecDeque<usize>,
+    /// Jobs whose clones were made since.
+    clones: VecDeque<usize>,
+    /// The order of all others, and how far lanes are in it.
+    order: Vec<usize>,
+    next: usize,
+    /// As many are not done.
+    left: usize,
+    /// Of those, as many must be before the ring opens.
+    closed_left: usize,
+    failed: bool,
+    room: Option<Clones>,
+}
+
+/// What a lane is to copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) index: usize,
+    /// Where it lies.
+    pub(crate) job: Job,
+    /// Whether that is a clone.
+    clone: bool,
+}
+
+impl Copying {
+    /// Begins. `room` is device memory for clones that are made later, with those that were.
+    pub(crate) fn new(tasks: Vec<Task>, room: Option<Clones>, leaves_out: bool) -> Arc<Self> {
+        let state = |task: &Task| match task.keeping {
+            Keeping::Cloned(address) => State::Cloned(address),
+            Keeping::There(_) => State::Done,
+            Keeping::Closed | Keeping::Protected | Keeping::Unkept => State::Pending,
+        };
+        let states: Vec<_> = tasks.iter().map(state).collect();
+        let pieces: Vec<_> = tasks
+            .iter()
+            .map(|task| match task.keeping {
+                Keeping::There(piece) => Some(piece),
+                _ => None,
+            })
+            .collect();
+        let mut places: HashMap<Place, Jobs> = HashMap::new();
+        let mut allocations: Vec<(u64, u64)> = Vec::new();
+        for (i, task) in tasks.iter().enumerate().filter(|(_, task)| task.place != Place::Other) {
+            let jobs = places.entry(task.place).or_insert(Jobs { first: i, end: i, unsafe_left: 0 });
+            jobs.end = i + 1;
+            jobs.unsafe_left += usize::from(!states[i].is_safe());
+            if let Place::Allocation(address) = task.place {
+                let end = task.job.address + task.job.length;
+                match allocations.last_mut() {
+                    Some(last) if last.0 == address => last.1 = end,
+                    _ => allocations.push((address, end)),
+                }
+            }
+        }
+        allocations.sort_unstable();
+        let there: u64 = tasks.iter().zip(&states).filter(|(_, s)| **s == State::Done).map(|(t, _)| t.job.length).sum();
+        // What keeps the ring closed first; then what a command may have to wait for; clones can wait.
+        let mut order: Vec<usize> = (0..tasks.len()).filter(|i| states[*i] != State::Done).collect();
+        order.sort_by_key(|i| match tasks[*i].keeping {
+            Keeping::Closed => 0,
+            Keeping::Protected | Keeping::Unkept => 1,
+            _ => 2,
+        });
+        let closed = |task: &&Task| task.keeping == Keeping::Closed;
+        let inner = Inner {
+            pieces,
+            places,
+            allocations,
+            urgent: VecDeque::new(),
+            clones: VecDeque::new(),
+            next: 0,
+            left: order.len(),
+            closed_left: tasks.iter().filter(closed).count(),
+            order,
+            failed: false,
+            room,
+            states,
+        };
+        let unsafe_left = inner.states.iter().filter(|state| !state.is_safe()).count();
+        Arc::new(Self {
+            bytes: tasks.iter().map(|task| task.job.length).sum(),
+            tasks,
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+            unsafe_left: AtomicUsize::new(unsafe_left),
+            copied: AtomicU64::new(there),
+            is_over: AtomicBool::new(false),
+            leaves_out,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job for a lane; waits while others are being cloned. None when there is none any more.
+    pub(crate) fn take(&self) -> Option<Taken> {
+        let mut inner = self.lock();
+        loop {
+            if inner.failed || inner.left == 0 {
+                return None;
+            }
+            if let Some(taken) = self.take_one(&mut inner) {
+                return Some(taken);
+            }
+            // What is left is with other lanes, or is being cloned.
+            if !inner.states.contains(&State::Cloning) {
+                return None;
+            }
+            inner = self.wait(inner);
+        }
+    }
+
+    fn take_one(&self, inner: &mut Inner) -> Option<Taken> {
+        loop {
+            let crowded = inner.room.as_ref().is_some_and(Clones::is_crowded);
+            let index = if let Some(index) = inner.urgent.pop_front() {
+                index
+            } else if crowded && let Some(index) = inner.clones.pop_front() {
+                index
+            } else if inner.next < inner.order.len() {
+                inner.next += 1;
+                inner.order[inner.next - 1]
+            } else {
+                inner.clones.pop_front()?
+            };
+            let job = self.tasks[index].job;
+            match inner.states[index] {
+                State::Pending => {
+                    inner.states[index] = State::Reading;
+                    return Some(Taken { index, job, clone: false });
+                }
+                State::Cloned(address) => {
+                    inner.states[index] = State::Safe;
+                    return Some(Taken { index, job: Job { address, ..job }, clone: true });
+                }
+                // It was taken out of turn.
+                _ => {}
+            }
+        }
+    }
+
+    /// A lane has the job's content on the host.
+    pub(crate) fn is_read(&self, taken: &Taken) {
+        let mut inner = self.lock();
+        if taken.clone {
+            if let Some(room) = &mut inner.room {
+                room.give(taken.job.device, taken.job.address, taken.job.length);
+            }
+        } else {
+            self.make_safe(&mut inner, taken.index, State::Safe);
+        }
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    /// A job's memory may be written from here on.
+    fn make_safe(&self, inner: &mut Inner, index: usize, state: State) {
+        let was_safe = inner.states[index].is_safe();
+        inner.states[index] = state;
+        if was_safe {
+            return;
+        }
+        if let Some(jobs) = inner.places.get_mut(&self.tasks[index].place) {
+            jobs.unsafe_left = jobs.unsafe_left.saturating_sub(1);
+        }
+        self.unsafe_left.fetch_sub(1, Ordering::Release);
+    }
+
+    /// A lane has written the job's content.
+    pub(crate) fn is_written(&self, taken: &Taken, piece: Piece) {
+        let mut inner = self.lock();
+        inner.pieces[taken.index] = Some(piece);
+        inner.states[taken.index] = State::Done;
+        self.is_done(&mut inner, taken.index);
+        drop(inner);
+        self.copied.fetch_add(taken.job.length, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn is_done(&self, inner: &mut Inner, index: usize) {
+        inner.left -= 1;
+        if self.tasks[index].keeping == Keeping::Closed {
+            inner.closed_left -= 1;
+        }
+    }
+
+    /// A lane could not copy its job: none of them takes another.
+    pub(crate) fn fail(&self) {
+        self.lock().failed = true;
+        self.changed.notify_all();
+    }
+
+    /// Where each job is in the image, once all are.
+    pub(crate) fn pieces(&self) -> Result<Vec<Piece>, EngineError> {
+        let inner = self.lock();
+        inner.pieces.iter().copied().collect::<Option<_>>().ok_or(EngineError::Cancelled)
+    }
+
+    /// The jobs that have a piece, and these.
+    pub(crate) fn copied_pieces(&self) -> Vec<(Place, u64, Piece)> {
+        let inner = self.lock();
+        let pieces = self.tasks.iter().zip(&inner.pieces);
+        pieces.filter_map(|(task, piece)| Some((task.place, task.job.offset, (*piece)?))).collect()
+    }
+
+    /// Nothing uses the client's memory for this copy any more, or will.
+    pub(crate) fn end(&self) -> Option<Clones> {
+        let room = {
+            let mut inner = self.lock();
+            inner.failed |= inner.left > 0;
+            inner.room.take()
+        };
+        self.unsafe_left.store(0, Ordering::Release);
+        self.is_over.store(true, Ordering::Release);
+        self.changed.notify_all();
+        room
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Waits until it has.
+    pub(crate) fn wait_until_over(&self) {
+        let mut inner = self.lock();
+        while !self.is_over() {
+            inner = self.wait(inner);
+        }
+    }
+
+    /// Whether the ring may be opened as far as this is concerned.
+    pub(crate) fn may_open(&self) -> bool {
+        self.lock().closed_left == 0
+    }
+
+    /// Bytes copied.
+    pub(crate) fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
+    }
+
+    /// Device memory that clones take and that is the client's to have.
+    pub(crate) fn reserved(&self, device: usize) -> u64 {
+        self.lock().room.as_ref().map_or(0, |room| room.bytes(device))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+use super::*;
+use rekindle_images::Storage;
+
+const MIB: u64 = 1 << 20;
+const BASE: u64 = 0x2000_0000_0000;
+
+/// Jobs of 1 MiB each: three of an allocation, one of another, and one of a piece.
+fn tasks(keeping: Keeping) -> Vec<Task> {
+    let task = |place, address, offset| Task {
+        job: Job { address: address + offset, offset, length: MIB, device: 0, context: 0, array: None },
+        place,
+        keeping,
+        expected: None,
+        before: None,
+    };
+    let first = (0..3).map(|i| task(Place::Allocation(BASE), BASE, i * MIB));
+    let more = [task(Place::Allocation(BASE + 8 * MIB), BASE + 8 * MIB, 0), task(Place::Piece(7), 0x1600, 0)];
+    first.chain(more).collect()
+}
+
+fn piece(offset: u64) -> Piece {
+    Piece { offset, length: MIB, hash: PieceHash::from_bytes([1; 16]), storage: Storage::Zero }
+}
+
+fn copy(copying: &Copying, taken: &Taken) {
+    copying.is_read(taken);
+    copying.is_written(taken, piece(taken.job.offset));
+}
+
+#[test]
+fn everything_is_copied_once_and_closed_jobs_come_first() {
+    let mut tasks = tasks(Keeping::Protected);
+    tasks[4].keeping = Keeping::Closed;
+    tasks[1].keeping = Keeping::There(piece(MIB));
+    let copying = Copying::new(tasks, None, false);
+    assert!(!copying.may_open());
+    let mut order = Vec::new();
+    while let Some(taken) = copying.take() {
+        order.push(taken.index);
+        copy(&copying, &taken);
+        assert!(copying.may_open());
+    }
+    assert_eq!(order, [4, 0, 2, 3]);
+    assert_eq!((copying.copied(), copying.bytes), (5 * MIB, 5 * MIB));
+    assert_eq!(copying.pieces().unwrap().len(), 5);
+    assert!(copying.end().is_none() && copying.is_over());
+}
+
+#[test]
+fn what_a_lane_could_not_copy_is_in_no_image() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let taken = copying.take().unwrap();
+    copying.is_read(&taken);
+    copying.fail();
+    assert!(copying.take().is_none() && copying.pieces().is_err());
+    copying.end();
+    // Nobody waits for it any more.
+    copying.let_go(BASE, BASE + MIB);
+    copying.wait_until_over();
+}
+
+#[test]
+fn whoever_unmaps_memory_waits_for_its_copy_alone_and_it_is_next() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let first = copying.take().unwrap();
+    let unmapping = {
+        let copying = Arc::clone(&copying);
+        std::thread::spawn(move || copying.let_go(BASE + 8 * MIB, BASE + 9 * MIB))
+    };
+    while copying.lock().urgent.is_empty() {
+        std::thread::yield_now();
+    }
+    let next = copying.take().unwrap();
+    assert_eq!((first.index, next.index), (0, 3));
+    assert!(!unmapping.is_finished());
+    copying.is_read(&next);
+    unmapping.join().unwrap();
+    // Of an address that nothing has nobody waits.
+    copying.let_go(BASE + 100 * MIB, BASE + 200 * MIB);
+}
+
+#[test]
+fn a_precopy_leaves_out_what_goes_away() {
+    let copying = Copying::new(tasks(Keeping::Unkept), None, true);
+    copying.let_go(BASE, BASE + 3 * MIB);
+    let mut order = Vec::new();
+    while let Some(taken) = copying.take() {
+        order.push(taken.index);
+        copy(&copying, &taken);
+    }
+    assert_eq!(order, [3, 4]);
+    let places: Vec<_> = copying.copied_pieces().iter().map(|(place, _, _)| *place).collect();
+    assert_eq!(places, [Place::Allocation(BASE + 8 * MIB), Place::Piece(7)]);
+}
+
+#[test]
+fn clones_are_copied_from_their_place_and_give_it_back() {
+    let mut room = Clones::imagined(8 * MIB);
+    let mut tasks = tasks(Keeping::Protected);
+    let clone = room.take(0, MIB).unwrap();
+    tasks[0].keeping = Keeping::Cloned(clone);
+    let copying = Copying::new(tasks, Some(room), false);
+    let taken: Vec<_> = std::iter::from_fn(|| {
+        let taken = copying.take()?;
+        copy(&copying, &taken);
+        Some((taken.index, taken.job.address))
+    })
+    .collect();
+    // What a command may have to wait for comes before what is safe already.
+    assert_eq!(taken.last(), Some(&(0, clone)));
+    assert_eq!(copying.lock().room.as_mut().unwrap().take(0, 8 * MIB), Some(clone));
+}

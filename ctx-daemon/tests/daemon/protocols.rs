@@ -1,0 +1,87 @@
+//! Dumps whose clients go on before they are copied, and such as are copied before they stop.
+
+use rekindle_images::{Image, Protocol};
+use rekindle_wire::control::{Reply, Request, WRONG_GUESS};
+use tempfile::TempDir;
+
+use crate::dump::pause;
+use crate::support::{Client, Daemon, Session, eventually, reason};
+
+fn with_protocol(name: &str) -> Daemon {
+    Daemon::start_with(&[("config.toml", &format!("[checkpoint]\nprotocol = \"{name}\"\n"))])
+}
+
+/// A dump up to where CRIU is through with the processes.
+fn up_to_finish(daemon: &Daemon, dir: &TempDir, client: &mut Client, leave_running: bool) -> Session {
+    let (session, reply) = Session::open(daemon, &pause(client.pid, leave_running), dir.path());
+    assert!(matches!(reply, Reply::Paused { .. }), "{reply:?}");
+    assert_eq!(session.ask(&Request::Frozen { pid: client.pid }), Reply::Frozen { ours: true });
+    let cookie = client.cookie();
+    assert!(matches!(session.ask(&Request::Socket { id: 5, cookie }), Reply::Socket { ours: true, .. }));
+    session.tell(&Request::Finish);
+    session
+}
+
+fn place(daemon: &Daemon, event: &str) -> usize {
+    let events = daemon.events();
+    events.iter().position(|it| it == event).unwrap_or_else(|| panic!("no {event} in {events:?}"))
+}
+
+#[test]
+fn one_whose_memory_is_cloned_goes_on_before_it_is_copied() {
+    let daemon = with_protocol("clone");
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "clones");
+    let session = up_to_finish(&daemon, &dir, &mut client, true);
+    daemon.wait_for_event("clones Open");
+    assert!(place(&daemon, "clones Reserve") < place(&daemon, "clones Quiesce"));
+    assert!(place(&daemon, "clones Save Clone") < place(&daemon, "clones Open"));
+    // Its image is not whole: no other dump begins.
+    assert!(Image::open(dir.path()).is_err());
+    let (_, refused) = Session::open(&daemon, &pause(client.pid, true), TempDir::new().unwrap().path());
+    assert!(reason(refused).contains("already"));
+    std::fs::write(daemon.dir.path().join("save-now"), "").unwrap();
+    assert_eq!(session.hear(), Reply::Durable);
+    daemon.wait_for_state(&client, Some("running"));
+    let image = Image::open(dir.path()).unwrap();
+    assert_eq!(image.manifest().protocol, Protocol::Clone);
+    assert!(image.verify(|_| ()).problems.is_empty());
+}
+
+#[test]
+fn one_that_is_copied_before_it_stops() {
+    let daemon = with_protocol("recopy");
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    let session = up_to_finish(&daemon, &dir, &mut client, false);
+    assert_eq!(session.hear(), Reply::Durable);
+    assert!(place(&daemon, "app Precopy 0") < place(&daemon, "app Quiesce"));
+    assert!(place(&daemon, "app Quiesce") < place(&daemon, "app Save Stop"));
+    assert_eq!(Image::open(dir.path()).unwrap().manifest().protocol, Protocol::Recopy);
+}
+
+#[test]
+fn what_is_not_as_it_was_is_in_no_image_and_the_client_goes_on() {
+    let daemon = with_protocol("cow");
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "guesses-wrong");
+    let session = up_to_finish(&daemon, &dir, &mut client, true);
+    let why = reason(session.hear());
+    assert!(why.contains(WRONG_GUESS), "{why}");
+    drop(session);
+    daemon.wait_for_state(&client, Some("running"));
+    eventually("the image is removed", || std::fs::read_dir(dir.path()).unwrap().next().is_none().then_some(()));
+}
+
+#[test]
+fn a_dump_given_up_while_its_client_goes_on_leaves_nothing() {
+    let daemon = with_protocol("clone");
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "clones");
+    let session = up_to_finish(&daemon, &dir, &mut client, true);
+    daemon.wait_for_event("clones Open");
+    drop(session);
+    daemon.wait_for_event("clones Cancel");
+    daemon.wait_for_state(&client, Some("running"));
+    eventually("the image is removed", || std::fs::read_dir(dir.path()).unwrap().next().is_none().then_some(()));
+}

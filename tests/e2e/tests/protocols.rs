@@ -1,0 +1,74 @@
+//! Dumps of programs that go on while they are copied. The software GPU copies slowly here, so that they do: what a
+//! program writes after the dump's moment must not be in the image, and what it does must not be disturbed by the copy.
+
+use anyhow::ensure;
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::random::{Random, repetitions};
+use rekindle_e2e::{Fate, Node, Result};
+use rekindle_wire::control::WRONG_GUESS;
+
+/// 40 MB a second, and room for clones.
+const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.04")];
+
+/// Dumps a program at random moments, leaving it running, and lets it end: as if nothing had been. Then each of its images
+/// does so too.
+fn goes_on_from_each(protocol: &str, pool: u64, name: &str, arguments: &[&str], moments: u64) -> Result {
+    let expected = undisturbed(name, arguments)?;
+    let configuration = format!("[checkpoint]\nprotocol = \"{protocol}\"\ncow_pool = {pool}\n");
+    let node = Node::configured(&configuration, &SLOW)?;
+    let mut random = Random::new();
+    for _ in 0..repetitions() {
+        let app = node.run(name, arguments)?;
+        let mut images = Vec::new();
+        for _ in 0..moments {
+            app.reaches(app.progress()? + 1 + random.below(20))?;
+            std::thread::sleep(std::time::Duration::from_micros(random.below(3000)));
+            let (dump, image) = node.start_dump(&app, Fate::Running)?;
+            let outcome = dump.wait()?;
+            if outcome.status.success() {
+                images.push(image);
+                continue;
+            }
+            // Said, and never silent; the program goes on.
+            ensure!(outcome.log.contains(WRONG_GUESS), "{}", outcome.log);
+            ensure!(!image.dir.join("rekindle.commit").exists(), "an image that is not what it should be");
+        }
+        ensure!(!images.is_empty(), "no dump was right");
+        assert_eq!(app.finish()?, expected, "{name}, left running under {protocol}");
+        for image in images {
+            assert_eq!(node.restore(&image)?.finish()?, expected, "{name}, restored from an image by {protocol}");
+        }
+    }
+    node.finish()
+}
+
+const STREAMS: [&str; 4] = ["--iterations", "300", "--words", "8192"];
+
+#[test]
+fn four_threads_go_on_while_their_memory_is_cloned() -> Result {
+    goes_on_from_each("clone", 1 << 30, "streams4", &STREAMS, 3)
+}
+
+#[test]
+fn four_threads_go_on_while_what_they_write_is_copied_before() -> Result {
+    goes_on_from_each("cow", 1 << 30, "streams4", &STREAMS, 3)
+}
+
+#[test]
+fn without_a_pool_a_command_waits_for_the_copy() -> Result {
+    goes_on_from_each("cow", 0, "streams4", &STREAMS, 2)
+}
+
+#[test]
+fn four_threads_are_copied_while_they_run_and_again_what_has_changed() -> Result {
+    goes_on_from_each("recopy", 0, "streams4", &STREAMS, 3)
+}
+
+#[test]
+fn memory_that_comes_and_goes_meanwhile() -> Result {
+    let arguments = ["--iterations", "250", "--largest-kib", "1024", "--sleep-us", "10000"];
+    for protocol in ["cow", "clone", "recopy"] {
+        goes_on_from_each(protocol, 1 << 20, "memory", &arguments, 2)?;
+    }
+    Ok(())
+}
