@@ -95,7 +95,14 @@ pub(crate) fn launch(what: Launch<'_>) -> Result<(), CUresult> {
         std::ptr::null_mut(),
     ];
     // SAFETY: parameters of the function's layout, which live through the call.
-    unsafe { launches::launch(Launch { parameters: &[], ..what }, std::ptr::null_mut(), extra.as_mut_ptr()) }
+    unsafe {
+        launches::launch(
+            Launch { parameters: &[], ..what },
+            std::ptr::null_mut(),
+            extra.as_mut_ptr(),
+            launches::By::Parts,
+        )
+    }
 }
 
 /// Enqueues a memset.

@@ -11,7 +11,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::{Kernel, hook};
 use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, EVENT_ATTRIBUTES, LAUNCH, Launch, PLAIN_ATTRIBUTES};
 
-use super::{check, code, library};
+use super::{check, code, legacy, library};
 use crate::client::Call;
 use crate::named_stream;
 use crate::state::contexts;
@@ -23,6 +23,15 @@ pub(super) const BUFFER_SIZE: usize = 2;
 
 /// The most bytes of parameters that any kernel takes (`cuda.h`: 32,764 from Volta on).
 pub(super) const MAX_PARAMETERS: usize = 32_764;
+
+/// How a launch comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// By a call that says all of it.
+    Call,
+    /// By what was set one by one, or is in a graph.
+    Parts,
+}
 
 /// Gathers a launch's parameters at their offsets.
 ///
@@ -91,11 +100,19 @@ pub(super) unsafe fn launch(
     mut what: Launch<'_>,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
+    by: By,
 ) -> Result<(), CUresult> {
     let function = library::known(what.function)?;
+    let overwrites = by == By::Call && function.has_legacy.load(Relaxed);
     // SAFETY: the caller's promise.
     if let Some(answer) = hook::launch(what.stream, || unsafe { node(&function, &what, params, extra) }) {
-        return check(answer);
+        check(answer)?;
+        let mut parameters = Vec::new();
+        // SAFETY: the caller's promise.
+        if overwrites && unsafe { gather(&function, params, extra, &mut parameters) }.is_ok() {
+            legacy::overwrite(&function, &what, &parameters);
+        }
+        return Ok(());
     }
     crate::prints::deliver(crate::client::get()?);
     what.stream = named_stream(what.stream);
@@ -104,6 +121,9 @@ pub(super) unsafe fn launch(
     let sent = unsafe { gather(&function, params, extra, &mut parameters) }.and_then(|()| {
         let mut call = Call::in_context(LAUNCH)?;
         Launch { parameters: &parameters, ..what }.write(call.writer());
+        if overwrites {
+            legacy::overwrite(&function, &what, &parameters);
+        }
         let digest = digest(&what);
         if function.proven.load(Relaxed) == digest {
             return check(call.send());
@@ -191,7 +211,7 @@ pub(crate) unsafe fn cuLaunchKernel(
         parameters: &[],
     };
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(what, params, extra) })
+    code(unsafe { launch(what, params, extra, By::Call) })
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(
@@ -217,7 +237,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
         parameters: &[],
     };
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(what, params, std::ptr::null_mut()) })
+    code(unsafe { launch(what, params, std::ptr::null_mut(), By::Call) })
 }
 
 pub(crate) unsafe fn cuLaunchKernelEx(
@@ -237,7 +257,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
         Err(error) => return error,
     };
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(with_attributes(f, &config, &attributes), params, extra) })
+    code(unsafe { launch(with_attributes(f, &config, &attributes), params, extra, By::Call) })
 }
 
 /// A configuration's attributes as they travel.

@@ -2,22 +2,36 @@
 //! several devices.
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch};
 
-use super::launch::{BUFFER_POINTER, BUFFER_SIZE, MAX_PARAMETERS, gather, launch};
+use super::launch::{BUFFER_POINTER, BUFFER_SIZE, By, MAX_PARAMETERS, gather, launch};
 use super::{check, code, library};
 use crate::client::{self, Call};
-use crate::state::functions::Legacy;
+use crate::state::functions::{Function, Legacy};
 
 /// Changes what is set of a function's next launch.
 fn set(function: CUfunction, change: impl FnOnce(&mut Legacy) -> Result<(), CUresult>) -> CUresult {
     code(library::known(function).and_then(|known| {
         let mut legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        known.has_legacy.store(true, Relaxed);
         change(&mut legacy)
     }))
+}
+
+/// A launch by another call overwrites what was set (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
+pub(super) fn overwrite(known: &Function, what: &Launch<'_>, parameters: &[u8]) {
+    if let Ok(mut legacy) = known.legacy.lock() {
+        *legacy = Legacy {
+            block: what.block,
+            shared_bytes: what.shared_bytes,
+            parameters: parameters.to_vec(),
+            size: parameters.len(),
+        };
+    }
 }
 
 fn set_bytes(function: CUfunction, offset: i32, bytes: &[u8]) -> CUresult {
@@ -106,7 +120,7 @@ pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height:
             std::ptr::null_mut(),
         ];
         // SAFETY: the array announces a buffer and its size, which live through the call.
-        unsafe { launch(what, std::ptr::null_mut(), extra.as_mut_ptr()) }
+        unsafe { launch(what, std::ptr::null_mut(), extra.as_mut_ptr(), By::Parts) }
     });
     code(launched)
 }

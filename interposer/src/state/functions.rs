@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 
 /// What is known of a function or kernel.
@@ -24,6 +24,8 @@ pub(crate) struct Function {
     pub(crate) checked: AtomicU64,
     /// What the calls from before CUDA 4 have set for a launch by `cuLaunch` and its like.
     pub(crate) legacy: Mutex<Legacy>,
+    /// Whether they have set anything: a launch by other calls then sets all of it.
+    pub(crate) has_legacy: AtomicBool,
 }
 
 /// The parts of a launch that are set one by one.
@@ -47,6 +49,7 @@ impl Function {
             proven: AtomicU64::new(0),
             checked: AtomicU64::new(0),
             legacy: Mutex::default(),
+            has_legacy: AtomicBool::new(false),
         }
     }
 }

@@ -87,6 +87,39 @@ GROUP(before_cuda_4) {
     TRY("without a context", cuLaunch, add);
 }
 
+GROUP(before_and_after_cuda_4) {
+    // A launch by one of the newer calls overwrites what the older ones have set.
+    with_module();
+    CUdeviceptr sum, other;
+    SET(cuMemAlloc_v2, &sum, 4096);
+    SET(cuMemAlloc_v2, &other, 4096);
+    SET(cuMemsetD8_v2, sum, 0, 4096);
+    SET(cuMemsetD8_v2, other, 0, 4096);
+    SET(cuCtxSynchronize);
+    CUfunction add = function("add");
+    SET(cuFuncSetBlockShape, add, 4, 1, 1);
+    SET(cuFuncSetSharedSize, add, 64);
+    SET(cuParamSetSize, add, 12);
+    SET(cuParamSetv, add, 0, &sum, 8);
+    SET(cuParamSeti, add, 8, 3);
+    int five = 5;
+    void *parameters[] = {&other, &five};
+    TRY("2 threads, each 5", cuLaunchKernel, add, 1, 1, 1, 2, 1, 1, 0, NULL, parameters, NULL);
+    TRY("as cuLaunchKernel left it", cuLaunch, add);
+    TELL(cuLaunch, "as cuLaunchKernel left it, where it was set", "%d", word_at(sum));
+    TELL(cuLaunch, "as cuLaunchKernel left it, there", "%d", word_at(other));
+    SET(cuFuncSetBlockShape, add, 8, 1, 1);
+    TRY("of 8 threads", cuLaunch, add);
+    TELL(cuLaunch, "of 8 threads, each 5", "%d", word_at(other));
+    five = 7;
+    TRY("3 threads, each 7", cuLaunchCooperativeKernel, add, 1, 1, 1, 3, 1, 1, 0, NULL, parameters);
+    TRY("as cuLaunchCooperativeKernel left it", cuLaunch, add);
+    TELL(cuLaunch, "as cuLaunchCooperativeKernel left it, there", "%d", word_at(other));
+    SET(cuParamSeti, add, 8, 1);
+    TRY("each 1", cuLaunch, add);
+    TELL(cuLaunch, "3 threads, each 1", "%d", word_at(other));
+}
+
 GROUP(several_devices) {
     with_module();
     CUstream stream;

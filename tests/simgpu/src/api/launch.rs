@@ -1,7 +1,7 @@
 //! Launches.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
@@ -16,6 +16,7 @@ use crate::current;
 use crate::execution::launch::{Shape, gather, launch, launch_in};
 use crate::handles::{self, Object};
 use crate::library::function_in;
+use crate::module::Legacy;
 use crate::status::{Result, ensure, status};
 use crate::stream::{Mark, Stream};
 
@@ -95,10 +96,17 @@ unsafe fn launch_or_capture(
         }
         Ok(kernel)
     });
+    let (block, shared) = (shape.block, shape.shared);
     match captured {
         Some(code) => ensure(code == CUDA_SUCCESS, code),
         None => unsafe { launch(handle, shape, stream, params, extra) },
-    }
+    }?;
+    // What was set one by one is overwritten (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
+    let function = function_in(&current::healthy()?, handle)?;
+    let parameters = unsafe { gather(&function, params, extra) }?;
+    let size = parameters.len();
+    *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = Legacy { block, shared, parameters, size };
+    Ok(())
 }
 
 /// The shape that a configuration with attributes describes.
