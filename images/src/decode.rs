@@ -199,6 +199,8 @@ impl Decoder {
                 device_memory: Some(it.device_memory).filter(|it| *it != 0),
                 pinned_memory: Some(it.pinned_memory).filter(|it| *it != 0),
                 workers: Some(it.workers).filter(|it| *it != 0),
+                // A later version's is none of ours: a restored process can be checkpointed by another.
+                protocol: it.protocol.parse().ok(),
             }),
             blobs: each(from.blobs, |it| {
                 Ok(Blob {

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::hash::CheckpointId;
-use crate::manifest::{Client, Manifest, Piece, Storage};
+use crate::manifest::{Client, Manifest, PhaseName, Piece, Storage};
 
 /// A manifest in short. Serialises to what `rekindle inspect --json` prints; shown, it is what
 /// `rekindle inspect` prints. Sizes are bytes and times nanoseconds unless a name says otherwise.
@@ -38,6 +38,8 @@ pub struct Summary {
     pub bytes: ByteSummary,
     /// Objects of all clients by kind.
     pub objects: Vec<ObjectSummary>,
+    /// What the GPU side cost the application beyond CRIU's freeze, in nanoseconds; none where it did not go on.
+    pub stall_ns: Option<u64>,
     /// How long each phase took.
     pub phases: Vec<PhaseSummary>,
     /// The image it builds on.
@@ -168,6 +170,7 @@ impl Summary {
             clients,
             bytes,
             objects: objects(manifest),
+            stall_ns: manifest.phases.iter().find(|it| it.name == PhaseName::Stall).map(|it| it.duration),
             phases: manifest
                 .phases
                 .iter()
@@ -302,6 +305,9 @@ impl fmt::Display for Summary {
         if let Some(parent) = &self.parent {
             writeln!(f, "parent      {} ({})", plain(&parent.path), parent.id)?;
         }
+        if let Some(stall) = self.stall_ns {
+            writeln!(f, "stall       {} of the application by its GPU, beyond CRIU's freeze", Duration(stall))?;
+        }
         writeln!(f, "memory      {}", self.bytes)?;
 
         writeln!(f, "\ngpus")?;
@@ -339,7 +345,7 @@ impl fmt::Display for Summary {
             write!(f, "  {:<10}{duration:>12}", phase.name)?;
             match phase.bytes {
                 0 => writeln!(f)?,
-                bytes => writeln!(f, "  {}", Size(bytes))?,
+                bytes => writeln!(f, "  {}, {}", Size(bytes), Rate(bytes, phase.duration_ns))?,
             }
         }
         Ok(())
@@ -388,6 +394,17 @@ impl fmt::Display for Size {
         let power = (self.0.ilog2() / 10) as usize;
         let value = self.0 as f64 / (1u64 << (10 * power)) as f64;
         write!(f, "{value:.1} {}", UNITS[power - 1])
+    }
+}
+
+/// Bytes in nanoseconds, as a rate.
+struct Rate(u64, u64);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Bytes in a nanosecond are GB in a second.
+        let rate = self.0 as f64 / self.1.max(1) as f64;
+        if rate >= 1.0 { write!(f, "{rate:.1} GB/s") } else { write!(f, "{:.0} MB/s", rate * 1e3) }
     }
 }
 

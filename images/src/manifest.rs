@@ -292,6 +292,8 @@ pub struct Grant {
     pub pinned_memory: Option<u64>,
     /// Processes that use a GPU.
     pub workers: Option<u32>,
+    /// The protocol that it is to be checkpointed by.
+    pub protocol: Option<Protocol>,
 }
 
 /// An environment variable.

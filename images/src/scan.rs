@@ -124,7 +124,7 @@ static PINNED: Shape = shape(size_of::<proto::Pinned>(), &[Fixed, Number, Number
 
 static BLOB: Shape = shape(size_of::<proto::Blob>(), &[Number, Number, Number, Number, Message(&PIECE)]);
 
-static GRANT: Shape = shape(size_of::<proto::Grant>(), &[Bytes, Number, Number, Number, Number]);
+static GRANT: Shape = shape(size_of::<proto::Grant>(), &[Bytes, Number, Number, Number, Number, Bytes]);
 
 static PIECE: Shape =
     shape(size_of::<proto::Piece>(), &[Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number]);

@@ -208,9 +208,10 @@ fn a_summary_says_what_is_in_an_image() {
     assert_eq!(json["id"], ID.to_string());
     assert_eq!(json["clients"][1]["pid"], 4243);
     assert_eq!(json["phases"][2]["name"], "stall");
+    assert_eq!(json["stall_ns"], json["phases"][2]["duration_ns"]);
 
     let text = summary.to_string();
-    for part in ["clone: free memory suffices", "NVIDIA H200", "train", "quiesce"] {
+    for part in ["clone: free memory suffices", "NVIDIA H200", "train", "quiesce", "of the application by its GPU"] {
         assert!(text.contains(part), "{part:?} in:\n{text}");
     }
 }

@@ -119,6 +119,14 @@ mod tests {
     }
 
     #[test]
+    fn a_protocol_is_a_text_which_the_daemon_judges() {
+        let protocol = |annotations: Value| super::protocol(&json!({ "annotations": annotations }));
+        assert_eq!(protocol(json!({})).unwrap(), None);
+        assert_eq!(protocol(json!({ PROTOCOL: "cow" })).unwrap().as_deref(), Some("cow"));
+        assert!(protocol(json!({ PROTOCOL: 3 })).is_err());
+    }
+
+    #[test]
     fn limits_are_whole_numbers() {
         let limits = |annotations: Value| super::limits(&json!({ "annotations": annotations }));
         assert_eq!(limits(json!({})).unwrap(), ContainerLimits::default());

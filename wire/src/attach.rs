@@ -37,6 +37,10 @@ pub const SETTINGS: &[&str] = &["CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDE
 /// is the daemon's affair alone.
 pub const PROTOCOL: &str = "REKINDLE_PROTOCOL";
 
+/// Among the settings of a worker that offers itself to another daemon: the protocol that was chosen for its client
+/// ([`crate::control::ProtocolChange::Choose`]). No process can say that of itself.
+pub const CHOSEN_PROTOCOL: &str = "rekindle protocol";
+
 /// The answer to [`Attach`].
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub enum Answer {

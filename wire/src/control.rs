@@ -626,6 +626,11 @@ pub enum WorkerRequest {
     Describe,
     /// What the client has asked for.
     Calls,
+    /// Keep this of the client for the daemon that takes the place of this one: the protocol that was chosen for it.
+    Remember {
+        /// By its name; none is chosen any more.
+        protocol: Option<String>,
+    },
     /// Whether the client is to say when it is where it wants to be checkpointed.
     Moment {
         /// Somebody waits for it.

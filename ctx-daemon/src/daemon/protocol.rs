@@ -3,14 +3,19 @@
 //! The first that says something: who is making a checkpoint, `rekindle protocol`, the program's environment, its container's annotation, the
 //! configuration.
 
+use std::time::Duration;
+
 use rekindle_images::{Protocol, UnknownProtocol};
 use rekindle_wire::attach::PROTOCOL;
-use rekindle_wire::control::{ProtocolChange, Reply};
-use tracing::info;
+use rekindle_wire::control::{ProtocolChange, Reply, WorkerRequest};
+use tracing::{info, warn};
 
 use super::clients::Client;
 use super::sys::Credentials;
 use super::{Daemon, list};
+
+/// How long a worker may take to note it.
+const REMEMBER: Duration = Duration::from_secs(2);
 
 impl Daemon {
     /// The protocol, and who said so. What a program's environment says counts if it means something.
@@ -57,6 +62,10 @@ fn try_serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChang
     };
     if chosen != client.chosen_protocol() {
         client.choose_protocol(chosen);
+        let protocol = chosen.map(|it| it.as_str().to_owned());
+        if let Err(error) = client.worker.ask(&WorkerRequest::Remember { protocol }, &[], Some(REMEMBER)) {
+            warn!(%client, "what is chosen for it will be forgotten with this daemon: {error}");
+        }
         info!(%client, protocol = chosen.map_or("none", Protocol::as_str), "a protocol is chosen for it");
     }
     let (protocol, reason) = daemon.protocol_of(&client);

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_wire::attach::{Attach, Attached};
+use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL};
 use rekindle_wire::control::{Reply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
@@ -72,7 +72,7 @@ fn take_over(
     daemon: &Arc<Daemon>,
     stream: UnixStream,
     peer: Credentials,
-    attach: Attach,
+    mut attach: Attach,
     attached: Attached,
     fds: Vec<OwnedFd>,
 ) -> Result<i32, TakeoverError> {
@@ -94,8 +94,12 @@ fn take_over(
     };
     frame::send(&stream, &Reply::Rejoined, &[], &[])?;
     let worker = Worker::new(peer.pid, None, attached, stream)?;
+    let chosen = attach.settings.iter().find(|(name, _)| name == CHOSEN_PROTOCOL);
+    let chosen = chosen.and_then(|(_, protocol)| protocol.parse().ok());
+    attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);
     let state = ClientState::Running;
     let client = Client::new(process, attach, allowed, Arc::clone(&worker), state);
+    client.choose_protocol(chosen);
     daemon.registry.add(Arc::clone(&client));
     attach::forget_when_dead(daemon, &client);
     // It has opened its ring when its daemon went; if it has not, its client would hang.

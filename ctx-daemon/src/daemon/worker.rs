@@ -495,6 +495,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Alive => "Alive",
         WorkerRequest::Calls => "Calls",
         WorkerRequest::Moment { .. } => "Moment",
+        WorkerRequest::Remember { .. } => "Remember",
         WorkerRequest::Access => "Access",
         WorkerRequest::Check => "Check",
         WorkerRequest::Memory => "Memory",

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use rekindle_wire::attach::{Attach, Attached, Pinned};
+use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::Shared;
@@ -167,6 +167,16 @@ impl Channel {
         let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob, files }).is_ok());
         if sent != Some(true) {
             warn!("an answer to the daemon is lost");
+        }
+    }
+
+    /// What the next daemon is to know of the client.
+    pub(super) fn remember(&self, protocol: Option<String>) {
+        if let Ok(mut client) = self.client.lock()
+            && let Some((attach, ..)) = client.as_mut()
+        {
+            attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);
+            attach.settings.extend(protocol.map(|it| (CHOSEN_PROTOCOL.to_owned(), it)));
         }
     }
 

@@ -328,6 +328,7 @@ impl Server {
                 };
                 return Ok((description, Vec::new()));
             }
+            (WorkerRequest::Remember { protocol }, _) => self.channel.remember(protocol),
             (WorkerRequest::Moment { awaited }, _) => {
                 if let Some(shared) = self.executor.shared {
                     shared.header().moment.store(u32::from(awaited), Ordering::Release);

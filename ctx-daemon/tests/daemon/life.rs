@@ -2,7 +2,9 @@
 
 use std::process::{Command, Stdio};
 
-use crate::support::{Client, Daemon, eventually};
+use rekindle_wire::control::{ProtocolChange, Reply, Request};
+
+use crate::support::{Client, Daemon, ask, eventually};
 
 fn start_second(daemon: &Daemon) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_rekindled"))
@@ -68,11 +70,14 @@ fn workers_survive(signal: i32) {
     let mut daemon = Daemon::start();
     let mut client = Client::attached(&daemon, "app");
     let worker = daemon.clients()[0].worker;
+    let protocol = Request::Protocol { pid: client.pid, change: ProtocolChange::Choose("recopy".to_owned()) };
+    assert!(matches!(ask(&daemon.socket(), &protocol, &[]), Reply::Protocol { .. }));
     eventually("a spare", || (daemon.status().spare == 1).then_some(()));
     daemon.kill(signal);
     daemon.wait_for_event("app daemon gone");
     daemon.start_again();
     daemon.wait_for_state(&client, Some("running"));
+    assert_eq!(daemon.clients()[0].protocol, "recopy");
     assert_eq!(daemon.clients()[0].worker, worker);
     daemon.wait_for_event("app Open");
     // The taken over worker is as good as any.

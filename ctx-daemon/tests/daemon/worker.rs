@@ -11,7 +11,7 @@ use rekindle_images::content::ContentKey;
 use rekindle_images::{
     Allocation, Client as Record, ClientGpu, CodeHash, DataFile, DataReader, DataWriter, HashKey, Known, Object, Pinned,
 };
-use rekindle_wire::attach::{Answer, Attach, Attached, Device};
+use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{SavedCode, Secured, WRONG_GUESS, Waits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
@@ -242,6 +242,12 @@ impl Worker {
             WorkerRequest::Hold if self.is("went-on") => self.failed("it has gone on by itself"),
             WorkerRequest::Hold => self.reply(&WorkerReply::Done),
             WorkerRequest::Alive => {}
+            WorkerRequest::Remember { protocol } => {
+                let attach = self.attach.as_mut().unwrap();
+                attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);
+                attach.settings.extend(protocol.map(|it| (CHOSEN_PROTOCOL.to_owned(), it)));
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::Moment { awaited } => {
                 self.note(if awaited { "Moment" } else { "no Moment" });
                 self.reply(&WorkerReply::Done);

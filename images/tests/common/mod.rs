@@ -160,6 +160,7 @@ fn client_with(writer: &ImageWriter, index: u32, code: &[CodeHash], counter: &[u
             device_memory: Some(1 << 30),
             pinned_memory: None,
             workers: Some(2),
+            protocol: Some(Protocol::Cow),
         }),
     })
 }

@@ -4,14 +4,14 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::{Identity, undisturbed};
 use rekindle_e2e::disk::SmallDisk;
 use rekindle_e2e::image::{COMMIT, MANIFEST};
 use rekindle_e2e::podman::Podman;
-use rekindle_e2e::{App, Node, Result, process, stage};
+use rekindle_e2e::{App, Gate, Moment, Node, Result, process, stage, until};
 use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "2000"];
@@ -166,6 +166,49 @@ fn a_full_disk_fails_a_checkpoint_and_the_process_goes_on() -> Result {
     let (code, out, err) = ended(&checkpoint(&node, app.pid(), &disk.dir, &[])?);
     ensure!(code == Some(0), "{out} {err}");
     drop(disk);
+    fs::write(&end, "")?;
+    app.finish()?;
+    node.finish()
+}
+
+#[test]
+fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
+    let node = Node::start()?;
+    let (app, end) = idle(&node, "end", &[])?;
+    let folder = node.path("gate");
+    fs::create_dir(&folder)?;
+    let gate = Gate::start(&folder, node.socket())?;
+    gate.hold(Moment::Before("Frozen"))?;
+    // CRIU's plugin alone goes through the gate.
+    let criu = node.path("criu");
+    let path = gate.setting(node.criu()).socket;
+    fs::write(&criu, format!("#!/bin/sh\nREKINDLE_SOCKET='{}' exec criu \"$@\"\n", path.display()))?;
+    fs::set_permissions(&criu, fs::Permissions::from_mode(0o755))?;
+    let (program, shown, dir) = (stage::program("rekindle")?, node.path("shown"), node.path("image"));
+    let line = format!("{} checkpoint {} {} --criu {}", program.display(), app.pid(), dir.display(), criu.display());
+    let mut terminal = Command::new("script");
+    stage::clean_environment(&mut terminal);
+    terminal.args(["--quiet", "--return", "--flush", "--command", &line]).arg(&shown);
+    terminal.env("REKINDLE_SOCKET", node.socket()).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut terminal = terminal.spawn()?;
+    let at = |shown: &str| {
+        let bar = format!("freeze   [{}] 0 B of 4 B", ".".repeat(30));
+        shown.contains(&bar)
+    };
+    until("the terminal shows where it is", || {
+        ensure!(terminal.try_wait()?.is_none(), "it has ended: {}", fs::read_to_string(&shown)?);
+        Ok(at(&String::from_utf8_lossy(&fs::read(&shown).unwrap_or_default())).then_some(()))
+    })?;
+    let (_, listed, _) = ended(&node.rekindle(&[OsStr::new("ps")])?);
+    assert!(listed.contains("quiesced: freeze, 0 B of 4 B, 0 MB/s"), "{listed}");
+    gate.open()?;
+    let status = until("it ends", || Ok(terminal.try_wait()?))?;
+    let shown = String::from_utf8_lossy(&fs::read(&shown)?).into_owned();
+    ensure!(status.success(), "{shown}");
+    assert!(shown.contains("by stop (quiesce "), "{shown}");
+    let (_, listed, _) = ended(&node.rekindle(&[OsStr::new("ps")])?);
+    assert!(listed.contains("running") && !listed.contains("freeze"), "{listed}");
+    drop(gate);
     fs::write(&end, "")?;
     app.finish()?;
     node.finish()

@@ -98,6 +98,7 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
         device_memory: it.limits.device_memory,
         pinned_memory: it.limits.pinned_memory,
         workers: it.limits.workers,
+        protocol: it.protocol,
     });
 }
 

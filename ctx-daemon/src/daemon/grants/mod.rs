@@ -174,10 +174,9 @@ impl Grants {
         }
         let id = place.cgroups.name().unwrap_or(&recorded.container);
         let gpus = (!recorded.all_gpus).then(|| sees.to_vec());
-        let Recorded { device_memory, pinned_memory, workers, .. } = *recorded;
+        let Recorded { device_memory, pinned_memory, workers, protocol, .. } = *recorded;
         let limits = ContainerLimits { device_memory, pinned_memory, workers };
-        // How it is checkpointed is no part of what an image says that it was given.
-        let container = self.give(id, first, Given { gpus, limits, protocol: None })?;
+        let container = self.give(id, first, Given { gpus, limits, protocol })?;
         info!(container = id, "a restored container has what its image says that it was given");
         Ok(Allowed { container: Some(container) })
     }
