@@ -24,15 +24,44 @@ def driver_version(real):
     return done.stdout.split("\n")[0]
 
 
+def criu_of(tree, folder):
+    """A `criu` that runs outside the tree that it comes from: with the tree's libraries, and this machine's C library where
+    that is new enough."""
+    if not tree:
+        return "criu"
+    tree = os.path.abspath(tree)
+    newer = os.path.join(os.path.dirname(tree), "criu-4.2")
+    binary = next(p for p in (f"{newer}/usr/sbin/criu", f"{tree}/usr/sbin/criu") if os.path.exists(p))
+    libraries = os.path.join(folder, "criu-libraries")
+    os.mkdir(libraries)
+    own = ("ld-linux", "libc.so", "libm.so", "libpthread", "libdl.so", "librt.so", "libresolv", "libnss", "libutil", "libmvec")
+    folders = [f"{newer}/usr/lib/x86_64-linux-gnu", f"{tree}/usr/lib/x86_64-linux-gnu"]
+    for source in folders:
+        for name in os.listdir(source) if os.path.isdir(source) else []:
+            if ".so" in name and not name.startswith(own) and not os.path.lexists(f"{libraries}/{name}"):
+                os.symlink(os.path.realpath(f"{source}/{name}"), f"{libraries}/{name}")
+    wrapper = os.path.join(folder, "criu")
+    ways = (f"LD_LIBRARY_PATH={libraries} exec {binary}",
+            f"exec {tree}/usr/lib64/ld-linux-x86-64.so.2 --library-path {':'.join(folders)} {binary}")
+    for way in ways:
+        with open(wrapper, "w") as file:
+            file.write(f'#!/bin/sh\n{way} "$@"\n')
+        os.chmod(wrapper, 0o755)
+        if subprocess.run([wrapper, "--version"], capture_output=True).returncode == 0:
+            break
+    return wrapper
+
+
 class Daemon:
     """A daemon on a socket of its own, with spare workers ready."""
 
-    def __init__(self, stage, driver, folder, spare=1):
+    def __init__(self, stage, driver, folder, spare=1, config=None):
         folder = tempfile.mkdtemp(dir=folder)
         self.socket = os.path.join(folder, "rekindled.sock")
         self.log_path = os.path.join(folder, "daemon.log")
         self.log = open(self.log_path, "w")
         self.command = [f"{stage}/bin/rekindled", "--socket", self.socket, "--cuda-driver", driver, "--spare", str(spare)]
+        self.command += ["--config", config] if config else []
         self.start()
 
     def start(self):

@@ -1,0 +1,363 @@
+"""One measured checkpoint: a program whose steps are timed, and what CRIU, or the driver itself, does to it."""
+
+import ctypes
+import json
+import mmap
+import os
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import step_times
+from bench_common import native_folder
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CRIU_OPTIONS = ["--tcp-established", "--network-lock", "skip", "--file-locks", "--link-remap", "--ghost-limit", "1G"]
+MS = 1e6  # nanoseconds
+STATS = ("freezing", "frozen", "memdump", "memwrite")  # the first fields of CRIU's DumpStatsEntry, in microseconds
+
+
+class Failed(Exception):
+    """What went wrong, in one line."""
+
+
+def read(path):
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+class Place:
+    """What all measurements of a run share."""
+
+    def __init__(self, stage, driver, criu, socket, folder, images, seed=1):
+        self.stage, self.driver, self.criu, self.socket, self.folder, self.images = stage, driver, criu, socket, folder, images
+        self.random = random.Random(seed)
+        self.real = "simgpu" not in driver
+
+    def image(self):
+        return tempfile.mkdtemp(dir=self.images)
+
+    def rekindle(self, *words):
+        done = subprocess.run([f"{self.stage}/bin/rekindle", *words], capture_output=True, text=True,
+                              env=dict(os.environ, REKINDLE_SOCKET=self.socket))
+        if done.returncode != 0:
+            raise Failed(f"rekindle {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+
+class Work:
+    """A workload's process, natively or under Rekindle, when it is in its steps."""
+
+    def __init__(self, place, command, native, limit):
+        folder = tempfile.mkdtemp(dir=place.folder)
+        self.place = place
+        self.times = step_times.Times(f"{folder}/times", make=True)
+        env = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        before = [env["LD_LIBRARY_PATH"]] if "LD_LIBRARY_PATH" in env else []
+        library = native_folder(place.stage, place.driver) if native else f"{place.stage}/lib/rekindle"
+        if not native:
+            env["REKINDLE_SOCKET"] = place.socket
+        if not native or not place.real:
+            env["LD_LIBRARY_PATH"] = ":".join([library, *before])
+        self.errors = f"{folder}/err"
+        with open(f"{folder}/out", "w") as out, open(self.errors, "w") as err:
+            self.process = subprocess.Popen([word.replace("TIMES", f"{folder}/times") for word in command], env=env, cwd=folder,
+                                            stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+        self.pid = self.process.pid
+        try:
+            self.wait_for("its first steps", lambda: self.times.count() >= 1, limit)
+        except Failed:
+            self.stop()
+            raise
+
+    def wait_for(self, what, condition, limit):
+        deadline = time.monotonic() + limit
+        while not condition():
+            if self.process.poll() is not None:
+                raise Failed(f"it ends with {self.process.returncode}: {read(self.errors)[-400:].strip()}")
+            if time.monotonic() > deadline:
+                raise Failed(f"{what} does not come within {limit:.0f} s")
+            time.sleep(0.002)
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def stuck(self):
+        """Whether it does no more steps. That is waited for."""
+        try:
+            count = self.times.count()
+            self.wait_for("a step", lambda: self.times.count() > count, 10)
+            return False
+        except Failed:
+            return True
+
+    def stop(self):
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def undisturbed(self, idle, least=1.0):
+        """Lets it do steps without disturbance until a random moment; the first of these steps."""
+        if idle:
+            time.sleep(0.2 + self.place.random.random() * 0.2)
+            return 0
+        first, begin = self.times.count(), time.monotonic()
+        self.wait_for("its steps", lambda: self.times.count() >= first + 20 and time.monotonic() >= begin + least, 60)
+        ends = self.times.ends(first)
+        time.sleep(self.place.random.random() * max(0.05, (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9))
+        return first
+
+    def measured(self, first, begin, end, stopped, resumed):
+        """What its steps say of what was done to it between two moments, in milliseconds; the rest in parts of one."""
+        after = self.times.count() + 3
+        self.wait_for("its steps after that", lambda: self.times.count() >= after, 60)
+        ends = self.times.ends(first)
+        median, usual = step_times.undisturbed([it for it in ends if it < begin])
+        longest, total = step_times.gaps(ends, begin, end, median, usual)
+        found = {"step_ms": median / MS, "step_usual_ms": usual / MS, "gap_ms": longest / MS, "gaps_ms": total / MS}
+        if resumed and end - resumed > max(2 * median, 20 * MS):
+            found["throughput"] = step_times.share(ends, stopped, resumed, end, median)
+        return found
+
+
+class Watch(threading.Thread):
+    """When a process is stopped, looked at from outside every millisecond."""
+
+    def __init__(self, pid):
+        super().__init__(daemon=True)
+        self.path, self.first, self.last, self.over = f"/proc/{pid}/stat", None, None, False
+        self.start()
+
+    def run(self):
+        with open(self.path) as file:
+            while not self.over:
+                file.seek(0)
+                try:
+                    state = file.read().rpartition(")")[2].split()[0]
+                except (OSError, IndexError):
+                    return
+                now = time.monotonic_ns()
+                if state in "tT":
+                    self.first = self.first or now
+                    self.last = now
+                time.sleep(0.001)
+
+    def end(self):
+        """Nanoseconds of the clock when it was stopped and when it went on; None where it never was."""
+        self.over = True
+        self.join()
+        return self.first, self.last
+
+
+def criu_stats(path):
+    """Milliseconds that CRIU itself says, from its `stats-dump`: after magics and a size an entry of Protocol Buffers, in
+    whose first field are those of a dump, numbers only."""
+    def fields(data):
+        at = 0
+
+        def number():
+            nonlocal at
+            value = shift = 0
+            while True:
+                value |= (data[at] & 127) << shift
+                shift, at = shift + 7, at + 1
+                if data[at - 1] < 128:
+                    return value
+        while at < len(data):
+            key = number()
+            value = number()
+            if key & 7 == 2:
+                value, at = data[at:at + value], at + value
+            yield key >> 3, value
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        size = struct.unpack_from("<I", data, 8)[0]
+        dump = dict(fields(dict(fields(data[12:12 + size]))[1]))
+        return {f"criu_{name}_ms": dump[i + 1] / 1000 for i, name in enumerate(STATS)}
+    except (OSError, KeyError, IndexError, struct.error, TypeError):
+        return {}
+
+
+def sizes(image):
+    """Bytes of an image: the GPU's part, the CPU's, and what of that is memory."""
+    found = {"gpu_bytes": 0, "cpu_bytes": 0, "pages_bytes": 0}
+    for name in os.listdir(image):
+        path = os.path.join(image, name)
+        if os.path.islink(path) or not os.path.isfile(path) or name.endswith(".log"):
+            continue
+        part = "gpu_bytes" if name.startswith("rekindle") else "cpu_bytes"
+        found[part] += os.stat(path).st_size
+        if name.startswith("pages-"):
+            found["pages_bytes"] += os.stat(path).st_size
+    return found
+
+
+def run_criu(place, image, pid, limit, plugins):
+    """Nanoseconds that it took."""
+    command = [place.criu, "dump", "-t", str(pid), "-D", image, "-o", "dump.log", "-v3", "--leave-running", "--libdir", plugins,
+               *CRIU_OPTIONS]
+    begin = time.monotonic_ns()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, start_new_session=True,
+                              env=dict(os.environ, REKINDLE_SOCKET=place.socket))
+    except subprocess.TimeoutExpired:
+        raise Failed(f"criu dump takes more than {limit:.0f} s")
+    end = time.monotonic_ns()
+    if done.returncode != 0:
+        lines = [line for line in read(f"{image}/dump.log").splitlines() if "Error" in line or "rekindle: " in line]
+        raise Failed("criu dump: " + " / ".join(lines[-3:] or [done.stderr.strip()]))
+    return end - begin
+
+
+def dump(work, image, protocol, idle, limit, parent=None):
+    """Checkpoints a program under Rekindle while it runs; what that took."""
+    place = work.place
+    place.rekindle("protocol", str(work.pid), protocol)
+    first = work.undisturbed(idle)
+    if parent:
+        os.symlink(os.path.relpath(parent, image), f"{image}/rekindle-parent")
+    watch = Watch(work.pid)
+    begin = time.monotonic_ns()
+    try:
+        took = run_criu(place, image, work.pid, limit, f"{place.stage}/lib/rekindle/criu")
+    finally:
+        stopped, resumed = watch.end()
+    about = json.loads(place.rekindle("inspect", "--json", image))
+    found = {"durable_ms": took / MS, "protocol": about["protocol"], "reason": about["protocol_reason"],
+             "parent": about["parent"] is not None, "bytes": about["bytes"], **sizes(image), **criu_stats(f"{image}/stats-dump")}
+    if stopped:
+        found["freeze_ms"] = (resumed - stopped) / MS
+    for phase in about["phases"]:
+        name = phase["name"].replace("-", "_")
+        found[f"{name}_ms"] = phase["duration_ns"] / MS
+        if phase["bytes"]:
+            found[f"{name}_bytes"] = phase["bytes"]
+    # Hashing and cloning come first, and are counted in the copying. What is copied beforehand is copied in one go.
+    before = found.get("hash_ms", 0) + found.get("clone_ms", 0)
+    if found.get("pre_copy_ms"):
+        found["copy_gb_s"] = found.get("pre_copy_bytes", 0) / found["pre_copy_ms"] / MS
+    elif found.get("copy_bytes") and found["copy_ms"] > before:
+        found["copy_gb_s"] = found["copy_bytes"] / (found["copy_ms"] - before) / MS
+        found["image_gb_s"] = found["copy_bytes"] / (found["copy_ms"] - before + found.get("write_ms", 0)) / MS
+    if not idle:
+        found.update(work.measured(first, begin, begin + took, stopped or begin, resumed))
+    return found
+
+
+class Driver:
+    """The driver's own checkpoints, asked for by a process of its own."""
+
+    def __init__(self, place):
+        self.place = place
+        self.process = subprocess.Popen([sys.executable, f"{HERE}/driver_calls.py", place.driver, "checkpoint"], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if self.process.stdout.readline() != "ready\n":
+            raise Failed("the driver cannot be asked for checkpoints")
+
+    def ask(self, verb, pid):
+        self.process.stdin.write(f"{verb} {pid}\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline() or '{"code": -2, "ns": 0}')
+        if answer["code"] != 0:
+            raise Failed(f"the driver's {verb} returns {answer['code']}")
+        return answer["ns"] / MS
+
+    def checkpoint(self, work, image, idle, limit):
+        """What a checkpoint takes as CRIU's own plugin makes it: the driver takes the memory into the process, CRIU dumps
+        the process, and the driver puts it back."""
+        first = work.undisturbed(idle)
+        none = tempfile.mkdtemp(dir=self.place.folder)  # no plugins
+        found, why = {}, None
+        begin = time.monotonic_ns()
+        found["driver_lock_ms"] = self.ask("lock", work.pid)
+        try:
+            found["driver_checkpoint_ms"] = self.ask("checkpoint", work.pid)
+            try:
+                found["freeze_ms"] = run_criu(self.place, image, work.pid, limit, none) / MS
+                found["durable_ms"] = (time.monotonic_ns() - begin) / MS
+            except Failed as error:
+                why = str(error)
+            found["driver_restore_ms"] = self.ask("restore", work.pid)
+        finally:
+            found["driver_unlock_ms"] = self.ask("unlock", work.pid)
+        end = time.monotonic_ns()
+        found.update(sizes(image), **({"criu_failed": why} if why else {}))
+        if not idle:
+            found.update(work.measured(first, begin, end, begin, None))
+        return found
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def touch(size, threads):
+    """Has so much memory be there once: on some machines that is slow the first time."""
+    chunk, at, lock = 64 << 20, [0], threading.Lock()
+    memory = mmap.mmap(-1, size)
+    view = ctypes.c_char.from_buffer(memory)
+    address = ctypes.addressof(view)
+
+    def fill():
+        while True:
+            with lock:
+                offset, at[0] = at[0], at[0] + chunk
+            if offset >= size:
+                return
+            ctypes.memset(address + offset, 1, min(chunk, size - offset))
+    in_threads(fill, threads)
+    del view
+    memory.close()
+
+
+def in_threads(do, count):
+    threads = [threading.Thread(target=do) for _ in range(count)]
+    for it in threads:
+        it.start()
+    for it in threads:
+        it.join()
+
+
+def write_rate(folder, size, threads):
+    """GB/s at which so many threads write a file of this size there. What they write is in memory before."""
+    path, chunk, at, lock = f"{folder}/sink", memoryview(bytearray(os.urandom(1 << 16) * 64)), [0], threading.Lock()
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+
+    def write():
+        while True:
+            with lock:
+                offset, at[0] = at[0], at[0] + len(chunk)
+            if offset >= size:
+                return
+            os.pwrite(file, chunk[:size - offset], offset)
+    try:
+        begin = time.monotonic_ns()
+        in_threads(write, threads)
+        return size / (time.monotonic_ns() - begin)
+    finally:
+        os.close(file)
+        os.unlink(path)
+
+
+def forget(image):
+    shutil.rmtree(image, ignore_errors=True)
+
+
+def criu_version(criu):
+    done = subprocess.run([criu, "--version"], capture_output=True, text=True)
+    found = re.search(r"Version: (\S+)", done.stdout)
+    return found.group(1) if found else "unknown"
