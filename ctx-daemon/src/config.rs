@@ -38,6 +38,9 @@
 //! recopy_rounds = 4           # how often what has changed is copied again before the program is held
 //! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
 //!
+//! [image]
+//! compression = "off"         # or lz4, zstd, auto: what makes it durable soonest, as measured at each dump
+//!
 //! [access]                    # for counting on small sizes: every command waits for the GPU, twice
 //! report = false              # compare what each command writes with what it is expected to; `rekindle ps --access`
 //! limit_mib = 1024            # of more GPU memory than this nothing is compared
@@ -47,7 +50,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use rekindle_images::{Protocol, UnknownProtocol};
+use rekindle_images::{CompressionChoice, NoCompression, Protocol, UnknownProtocol};
 use rekindle_wire::control::{ContainerLimits, Limits};
 use serde::Deserialize;
 use thiserror::Error;
@@ -124,6 +127,8 @@ pub(crate) struct Config {
     pub(crate) stall_timeout: Duration,
     pub(crate) worker_program: PathBuf,
     pub(crate) checkpoint: CheckpointConfig,
+    /// Of images.
+    pub(crate) compression: CompressionChoice,
     pub(crate) sandbox: SandboxConfig,
     /// How many bytes are hashed around commands, in the reporting mode.
     pub(crate) report_access: Option<u64>,
@@ -208,6 +213,8 @@ pub(crate) enum ConfigError {
     Parse { file: PathBuf, source: Box<toml::de::Error> },
     #[error("{what}: {value:?} {problem}")]
     Value { what: &'static str, value: String, problem: &'static str },
+    #[error("image.compression: {0}")]
+    Compression(#[from] NoCompression),
     #[error("checkpoint.protocol: {0}")]
     Protocol(#[from] UnknownProtocol),
     #[error("cannot tell where this program is or runs: {0}")]
@@ -238,6 +245,14 @@ struct File {
     access: AccessTable,
     #[serde(default)]
     checkpoint: CheckpointTable,
+    #[serde(default)]
+    image: ImageTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ImageTable {
+    compression: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -390,6 +405,7 @@ impl Config {
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
             checkpoint: file.checkpoint.checked()?,
+            compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),
             report_access: file.access.limit()?,
             limits: file.limits.bytes(),
             containers: file.containers.limits(),
@@ -499,6 +515,14 @@ mod tests {
         for odd in ["recopy_rounds = 0", "recopy_rounds = 65", "bandwidth = 0"] {
             assert!(parse(&format!("[checkpoint]\n{odd}")).unwrap_err().contains("checkpoint."), "{odd}");
         }
+    }
+
+    #[test]
+    fn images_are_compressed_as_is_said() {
+        assert_eq!(parse("").unwrap().compression, CompressionChoice::Off);
+        assert_eq!(parse("[image]\ncompression = \"auto\"").unwrap().compression, CompressionChoice::Auto);
+        let error = parse("[image]\ncompression = \"gzip\"").unwrap_err();
+        assert!(error.contains("image.compression") && error.contains("off, lz4, zstd or auto"), "{error}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::ImageError;
+use crate::compress::decompress;
 use crate::hash::{HashKey, Hasher};
 use crate::manifest::{Compression, Extent, Piece, Storage};
 use crate::names::data_name;
@@ -80,7 +81,7 @@ impl DataReader {
     ///
     /// # Errors
     /// [`ImageError::Corrupt`] if the content is not what was written, [`ImageError::Missing`]
-    /// without the file, [`ImageError::Unsupported`] for pieces that are compressed, [`ImageError::Invalid`] if the buffer is not as long as the piece.
+    /// without the file, [`ImageError::Invalid`] if the buffer is not as long as the piece.
     pub fn read(&self, piece: &Piece, buffer: &mut [u8]) -> Result<(), ImageError> {
         if buffer.len() as u64 != piece.length {
             return Err(ImageError::Invalid { what: format!("{} bytes asked for of {}", buffer.len(), piece.length) });
@@ -90,14 +91,29 @@ impl DataReader {
             buffer.fill(0);
             return Ok(());
         };
-        check_compression(&extent)?;
         let name = file.to_string();
-        self.file(file)?.read_exact_at(buffer, extent.offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => ImageError::corrupt_at(&name, extent.offset, "it is too short"),
-            _ => ImageError::io("read", &*name, error),
-        })?;
+        let corrupt = |what: &str| ImageError::corrupt_at(&name, extent.offset, what);
+        let file = self.file(file)?;
+        let fill = |buffer: &mut [u8]| {
+            file.read_exact_at(buffer, extent.offset).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => corrupt("it is too short"),
+                _ => ImageError::io("read", &*name, error),
+            })
+        };
+        match extent.compression {
+            Compression::None => fill(buffer)?,
+            // No more than the content itself, for which there was room.
+            _ if extent.length >= piece.length => return Err(corrupt("it is longer than what it holds")),
+            method => {
+                let mut stored = vec![0; extent.length as usize];
+                fill(&mut stored)?;
+                if !decompress(method, &stored, buffer) {
+                    return Err(corrupt("it cannot be decompressed"));
+                }
+            }
+        }
         if self.hasher.hash(buffer) != piece.hash {
-            return Err(ImageError::corrupt_at(&name, extent.offset, "content does not match its hash"));
+            return Err(corrupt("content does not match its hash"));
         }
         Ok(())
     }
@@ -153,13 +169,4 @@ impl DataReader {
             .get(&file)
             .ok_or_else(|| ImageError::Missing { file: file.to_string(), dir: "the files at hand".into() })
     }
-}
-
-pub(crate) fn check_compression(extent: &Extent) -> Result<(), ImageError> {
-    let name = match extent.compression {
-        Compression::None => return Ok(()),
-        Compression::Lz4 => "lz4",
-        Compression::Zstd => "zstd",
-    };
-    Err(ImageError::Unsupported { what: format!("{name} compression") })
 }

@@ -4,14 +4,16 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use crate::ImageError;
+use crate::compress::{Chooser, CompressionChoice, compress};
 use crate::content::{ContentKey, Schedule};
 use crate::hash::PieceHash;
 use crate::known::Known;
 use crate::limits::{BLOCK, MAX_PIECE_LENGTH, PIECE_LENGTH};
 use crate::manifest::{Compression, Extent, Piece, Storage};
 use crate::names::data_name;
+use crate::{ImageError, sys};
 
 /// Writes the pieces of one data file.
 ///
@@ -29,6 +31,7 @@ pub struct DataWriter {
     name: String,
     schedule: Schedule,
     known: Known,
+    chooser: Chooser,
     zero: OnceLock<PieceHash>,
     end: AtomicU64,
 }
@@ -44,8 +47,8 @@ impl DataWriter {
         match file.metadata() {
             Ok(status) => {
                 let end = AtomicU64::new(status.len().next_multiple_of(BLOCK));
-                let (known, zero) = (Known::default(), OnceLock::new());
-                Ok(Self { end, file, index, name, schedule: key.schedule(), known, zero })
+                let (known, chooser, zero) = (Known::default(), Chooser::default(), OnceLock::new());
+                Ok(Self { end, file, index, name, schedule: key.schedule(), known, chooser, zero })
             }
             Err(error) => Err(ImageError::io("read the size of", name, error)),
         }
@@ -55,6 +58,12 @@ impl DataWriter {
     #[must_use]
     pub fn with_known(self, known: Known) -> Self {
         Self { known, ..self }
+    }
+
+    /// Compresses pieces.
+    #[must_use]
+    pub fn with_compression(self, choice: CompressionChoice) -> Self {
+        Self { chooser: Chooser::new(choice), ..self }
     }
 
     /// Where content of this hash and length is already, if it is: nowhere since it is zero (of pieces of
@@ -109,11 +118,28 @@ impl DataWriter {
         } else if let Some(known) = self.known.get(hash, length) {
             known
         } else {
-            let at = self.reserve(length)?;
-            self.write_at(at, content)?;
-            Storage::Stored(Extent { file: self.index, offset: at, length, compression: Compression::None })
+            let began = Instant::now();
+            let method = self.chooser.method();
+            let extent = self.store(content, method)?;
+            if method == Compression::None {
+                self.chooser.wrote(&self.file, content, began.elapsed());
+            }
+            Storage::Stored(extent)
         };
         Ok(Piece { offset, length, hash, storage })
+    }
+
+    /// Writes content by this method, or as it is if it does not shrink.
+    pub(crate) fn store(&self, content: &[u8], method: Compression) -> Result<Extent, ImageError> {
+        let compressed = compress(method, content);
+        let (stored, compression) = match &compressed {
+            Some(compressed) => (&**compressed, method),
+            None => (content, Compression::None),
+        };
+        let length = stored.len() as u64;
+        let offset = self.reserve(length)?;
+        self.write_at(offset, stored)?;
+        Ok(Extent { file: self.index, offset, length, compression })
     }
 
     /// The hash of content under the checkpoint's key.
@@ -123,9 +149,9 @@ impl DataWriter {
     }
 
     /// Puts new content in the place of a piece that this writer made before, in the same region at the same offset,
-    /// and says where it is now: in the same extent where the piece has one in this file, which then holds it even if it
-    /// is zero throughout, else as [`append_hashed`](Self::append_hashed) does. The piece given is not to be used any
-    /// more. While this runs nobody else may replace or read it.
+    /// and says where it is now: in the same extent where the piece has one in this file that it fits into, which then
+    /// holds it even if it is zero throughout, else as [`append_hashed`](Self::append_hashed) does. The piece given is not
+    /// to be used any more. While this runs nobody else may replace or read it.
     ///
     /// # Errors
     /// Those of [`append`](Self::append); [`ImageError::Invalid`] if the content is not as long as the piece.
@@ -137,17 +163,38 @@ impl DataWriter {
         match piece.storage {
             Storage::Stored(extent)
                 if extent.file == self.index
-                    && extent.compression == Compression::None
-                    && extent.length == length
-                    && extent.offset.checked_add(length).is_some_and(|end| end <= self.length()) =>
+                    && (extent.compression != Compression::None || extent.length == length)
+                    && extent.length <= length
+                    && extent.offset.checked_add(extent.length).is_some_and(|end| end <= self.length()) =>
             {
-                self.write_at(extent.offset, content)?;
-                Ok(Piece { hash, ..*piece })
+                if extent.compression == Compression::None {
+                    self.write_at(extent.offset, content)?;
+                    return Ok(Piece { hash, ..*piece });
+                }
+                self.recompress(piece, &extent, content, hash)
             }
             Storage::Stored(_) => {
                 Err(ImageError::Invalid { what: format!("a piece to be replaced that is not in {}", self.name) })
             }
             Storage::Zero | Storage::Parent { .. } => self.append_hashed(piece.offset, content, hash),
+        }
+    }
+
+    /// What is not used any more of an extent becomes zero, as everything between pieces is.
+    fn recompress(&self, piece: &Piece, extent: &Extent, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
+        let room = extent.length.next_multiple_of(BLOCK);
+        match compress(extent.compression, content) {
+            Some(mut stored) if stored.len() as u64 <= room => {
+                let length = stored.len() as u64;
+                // What was there may be longer.
+                stored.resize(extent.length.max(length) as usize, 0);
+                self.write_at(extent.offset, &stored)?;
+                Ok(Piece { hash, storage: Storage::Stored(Extent { length, ..*extent }), ..*piece })
+            }
+            _ => {
+                self.erase(extent.offset, extent.length)?;
+                self.append_hashed(piece.offset, content, hash)
+            }
         }
     }
 
@@ -194,6 +241,47 @@ impl DataWriter {
         self.seal()
     }
 
+    /// As [`seal`](Self::seal), where pieces have been written that are not in the image: of everything but these, which
+    /// are those in the manifest, nothing is left in the file.
+    ///
+    /// # Errors
+    /// Those of [`write_at`](Self::write_at) and of [`finish`](Self::finish).
+    pub fn seal_keeping<'a>(&self, pieces: impl IntoIterator<Item = &'a Piece>) -> Result<u64, ImageError> {
+        let place = |piece: &Piece| match piece.storage {
+            // What ends beyond all files is refused at the commit.
+            Storage::Stored(extent) if extent.file == self.index => {
+                Some((extent.offset, extent.offset.saturating_add(extent.length)))
+            }
+            _ => None,
+        };
+        let mut used: Vec<_> = pieces.into_iter().filter_map(place).collect();
+        used.sort_unstable();
+        let length = self.seal()?;
+        let mut covered = 0;
+        for (start, end) in used.into_iter().chain([(length, length)]) {
+            // A piece's last block is zero behind it already.
+            let from = u64::next_multiple_of(covered, BLOCK);
+            if start > from {
+                self.erase(from, start.min(length).saturating_sub(from))?;
+            }
+            covered = covered.max(end.min(length));
+        }
+        Ok(length)
+    }
+
+    /// Makes a range zero.
+    fn erase(&self, offset: u64, length: u64) -> Result<(), ImageError> {
+        if length == 0 || sys::punch_hole(&self.file, offset, length).is_ok() {
+            return Ok(());
+        }
+        // A file system that has no holes.
+        let zeros = vec![0; length.min(PIECE_LENGTH) as usize];
+        for at in (0..length).step_by(zeros.len()) {
+            self.write_at(offset + at, &zeros[..(length - at).min(PIECE_LENGTH) as usize])?;
+        }
+        Ok(())
+    }
+
     /// As [`finish`](Self::finish), where others have the writer too: none of them appends any more.
     ///
     /// # Errors
@@ -222,6 +310,7 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_reader::{DataFile, DataReader};
     use std::fs::OpenOptions;
 
     const KEY: ContentKey = ContentKey::from_bytes([7; 16]);
@@ -278,6 +367,67 @@ mod tests {
         // Still nothing.
         let now = writer.replace_hashed(&was_zero, &[0; 5000], hash(&[0; 5000])).unwrap();
         assert_eq!(now, was_zero);
+    }
+
+    #[test]
+    fn new_content_takes_the_place_of_what_was_compressed_there() {
+        let length = 20_000;
+        let noise = |seed: u64, noisy: usize| -> Vec<u8> {
+            let mut state = seed;
+            let mut next = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            };
+            (0..length).map(|i| if i < noisy { next() } else { 9 }).collect()
+        };
+        for choice in [CompressionChoice::Lz4, CompressionChoice::Zstd] {
+            let writer = writer().with_compression(choice);
+            let mut piece = writer.append(0, &noise(1, 6000)).unwrap();
+            assert!(matches!(piece.storage, Storage::Stored(extent) if extent.compression != Compression::None));
+            let behind = writer.append(0, &noise(2, 5000)).unwrap();
+            // Larger and within the room, smaller, too large for what is left, smaller, not compressible at all.
+            for (noisy, moves) in [(7000, false), (10, false), (7000, true), (3000, false), (length, true), (3, false)]
+            {
+                let content = noise(noisy as u64 + 3, noisy);
+                let (before, now) = (piece, writer.replace_hashed(&piece, &content, hash(&content)).unwrap());
+                assert_eq!(before.storage.place().unwrap().1.offset != now.storage.place().unwrap().1.offset, moves);
+                piece = now;
+                let reader = DataReader::new(KEY.into(), [(DataFile::own(3), writer.file().try_clone().unwrap())]);
+                let mut found = vec![0; length];
+                reader.read(&piece, &mut found).unwrap();
+                assert_eq!(found, content);
+                reader.read(&behind, &mut found).unwrap();
+                // Nothing is left between the two.
+                let mut all = vec![0; writer.length() as usize];
+                let end = writer.file().metadata().unwrap().len() as usize;
+                writer.file().read_exact_at(&mut all[..end], 0).unwrap();
+                for (_, extent) in [piece, behind].iter().filter_map(|it| it.storage.place()) {
+                    all[extent.offset as usize..(extent.offset + extent.length) as usize].fill(0);
+                }
+                assert!(is_zero(&all));
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_piece_uses_is_gone_from_a_file_that_is_sealed() {
+        let file = writer();
+        let all: Vec<_> = (0..8_u8).map(|n| file.append(0, &vec![n + 1; 5000]).unwrap()).collect();
+        assert_eq!(file.seal_keeping(&[all[6], all[1], all[2], all[2]]).unwrap(), 8 * 8192);
+        let mut found = vec![0; 8 * 8192];
+        file.file().read_exact_at(&mut found, 0).unwrap();
+        for (n, place) in (0_u8..).zip(found.chunks(8192)) {
+            let kept = [1, 2, 6].contains(&n);
+            assert_eq!(place[..5000], vec![if kept { n + 1 } else { 0 }; 5000]);
+            assert!(is_zero(&place[5000..]));
+        }
+        // A file without any piece in it.
+        let writer = writer();
+        writer.append(0, &[1; 5000]).unwrap();
+        writer.seal_keeping([]).unwrap();
+        let mut found = [1; 8192];
+        writer.file().read_exact_at(&mut found, 0).unwrap();
+        assert!(is_zero(&found));
     }
 
     #[test]

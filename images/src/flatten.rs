@@ -64,7 +64,12 @@ fn copy(client: &mut Client, reader: &DataReader, data: &DataWriter) -> Result<(
         // Bounded: every piece of an open image is at most MAX_PIECE_LENGTH.
         content.resize(piece.length as usize, 0);
         reader.read(piece, &mut content)?;
-        *piece = data.append(piece.offset, &content)?;
+        // Compressed as it was.
+        let method = piece.storage.place().map(|(_, extent)| extent.compression);
+        piece.hash = data.hash(&content);
+        if let Some(method) = method {
+            piece.storage = Storage::Stored(data.store(&content, method)?);
+        }
         written.insert(before, (piece.hash, piece.storage));
     }
     Ok(())

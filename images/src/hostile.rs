@@ -164,6 +164,33 @@ fn zeros_that_do_not_have_the_hash_of_zeros_are_found() {
 }
 
 proptest! {
+    /// A manifest may say anything of where and how its pieces are stored, in this image or others.
+    #[test]
+    fn no_extent_makes_the_reader_panic_or_give_out_what_was_not_hashed(
+        extents in proptest::collection::vec(
+            (0_u64..9000, 0_u64..20_000, 0_u64..9000, 0_u8..3, 0_u32..3, 0_u32..3, any::<bool>()), 1..5),
+    ) {
+        let file = tempfile::tempfile()?;
+        let data = crate::DataWriter::new(file.try_clone()?, 0, sample::KEY).unwrap();
+        let good = crate::DataWriter::with_compression(data, crate::CompressionChoice::Zstd);
+        good.append(0, &b"device memory ".repeat(700)).unwrap();
+        good.finish().unwrap();
+        let reader = crate::DataReader::new(sample::HASH_KEY, [(crate::DataFile::own(0), file)]);
+        for (length, offset, stored, method, number, depth, aligned) in extents {
+            let compression =
+                [crate::Compression::None, crate::Compression::Lz4, crate::Compression::Zstd][usize::from(method)];
+            let offset = if aligned { offset / 4096 * 4096 } else { u64::MAX - offset };
+            let extent = crate::Extent { file: number, offset, length: stored, compression };
+            let storage = crate::Storage::Parent { depth, extent };
+            let piece = crate::Piece { offset: 0, length, hash: sample::HASH_KEY.hash(b"not that"), storage };
+            prop_assert!(reader.read(&piece, &mut vec![0; length as usize]).is_err());
+            let mut manifest = empty_manifest();
+            let blob = crate::Blob { size: length, pieces: vec![piece], ..Default::default() };
+            manifest.clients.push(Client { blobs: vec![blob], ..Client::default() });
+            prop_assert!(open(&encode::manifest(&manifest).unwrap(), Vec::new()).is_err());
+        }
+    }
+
     #[test]
     fn no_bytes_make_a_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = Decoder::new("x").manifest(&bytes, FORMAT_VERSION);

@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::ImageError;
 use crate::chain::{self, Ancestor};
 use crate::commit::{CommitRecord, FileEntry, FileSizes};
-use crate::data_reader::{DataFile, DataReader, check_compression};
+use crate::data_reader::{DataFile, DataReader};
 use crate::decode::Decoder;
 use crate::dir::ImageDir;
 use crate::envelope;
@@ -87,8 +87,7 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError::NotAnImage`] if nothing of ours is there, [`ImageError::Uncommitted`] if a
-    /// dump did not finish, [`ImageError::NewerFormat`], [`ImageError::Unsupported`] for a
-    /// compressed image, [`ImageError::Missing`] and [`ImageError::Corrupt`] for
+    /// dump did not finish, [`ImageError::NewerFormat`], [`ImageError::Missing`] and [`ImageError::Corrupt`] for
     /// what was lost or changed since, [`ImageError::Parent`] for that in an image that it builds on,
     /// [`ImageError::TooLarge`], [`ImageError::Io`].
     pub fn open_at(dir: ImageDir) -> Result<Self, ImageError> {
@@ -96,7 +95,6 @@ impl Image {
         let ancestors = chain::open(&layer.dir, &layer.manifest)?;
         let files: Vec<_> = std::iter::once(&layer.files).chain(ancestors.iter().map(|it| &it.files)).collect();
         validate::check(&layer.manifest, &files).map_err(|what| ImageError::corrupt(MANIFEST, what))?;
-        check_supported(&layer.manifest)?;
         Ok(Self { layer, ancestors })
     }
 
@@ -267,16 +265,6 @@ fn without_manifest(dir: ImageDir) -> ImageError {
     }
     let dir = dir.path().to_owned();
     if unfinished { ImageError::Uncommitted { dir } } else { ImageError::NotAnImage { dir } }
-}
-
-fn check_supported(manifest: &Manifest) -> Result<(), ImageError> {
-    let regions = manifest.clients.iter().flat_map(Client::regions);
-    for piece in regions.flat_map(|region| region.pieces) {
-        if let Some((_, extent)) = piece.storage.place() {
-            check_compression(&extent)?;
-        }
-    }
-    Ok(())
 }
 
 fn open_code_file(dir: &ImageDir, hash: CodeHash, size: u64) -> Result<File, ImageError> {

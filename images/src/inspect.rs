@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::hash::CheckpointId;
-use crate::manifest::{Client, Manifest, PhaseName, Piece, Storage};
+use crate::manifest::{Client, Compression, Manifest, PhaseName, Piece, Storage};
 
 /// A manifest in short. Serialises to what `rekindle inspect --json` prints; shown, it is what
 /// `rekindle inspect` prints. Sizes are bytes and times nanoseconds unless a name says otherwise.
@@ -95,6 +95,8 @@ pub struct ByteSummary {
     pub other: u64,
     /// Content in this image's data files.
     pub stored: u64,
+    /// Bytes of [`stored`](Self::stored) that are compressed.
+    pub compressed: u64,
     /// Content that is zero and not stored.
     pub zero: u64,
     /// Content that is in a parent.
@@ -191,13 +193,14 @@ impl Summary {
 
 impl ByteSummary {
     fn add(&mut self, other: &Self) {
-        let Self { device, globals, pinned, other: rest, stored, zero, parent, code } = *other;
+        let Self { device, globals, pinned, other: rest, stored, compressed, zero, parent, code } = *other;
         for (sum, more) in [
             (&mut self.device, device),
             (&mut self.globals, globals),
             (&mut self.pinned, pinned),
             (&mut self.other, rest),
             (&mut self.stored, stored),
+            (&mut self.compressed, compressed),
             (&mut self.zero, zero),
             (&mut self.parent, parent),
             (&mut self.code, code),
@@ -207,6 +210,11 @@ impl ByteSummary {
     }
 
     fn add_piece(&mut self, piece: &Piece) {
+        if let Storage::Stored(extent) = &piece.storage
+            && extent.compression != Compression::None
+        {
+            self.compressed = self.compressed.saturating_add(extent.length);
+        }
         let (sum, more) = match &piece.storage {
             Storage::Zero => (&mut self.zero, piece.length),
             Storage::Stored(extent) => (&mut self.stored, extent.length),
@@ -361,6 +369,7 @@ impl fmt::Display for ByteSummary {
             (self.other, "in other objects"),
             (self.code, "of code"),
             (self.stored, "stored"),
+            (self.compressed, "of that compressed"),
             (self.zero, "zero"),
             (self.parent, "in the parent"),
         ];

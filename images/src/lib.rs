@@ -15,7 +15,7 @@
 //! * `rekindle.img` and `rekindle.commit` are protobuf messages (`proto/image.proto`) in an
 //!   envelope of magic bytes, format version, length and checksum.
 //! * A code file is named by the hash of its content, so equal code is stored once.
-//! * A data file is nothing but pieces, each aligned to [`BLOCK`] and followed by zeros up to the
+//! * A data file is nothing but pieces, compressed each by itself or not at all, each aligned to [`BLOCK`] and followed by zeros up to the
 //!   next; the manifest says what they are, and carries a keyed hash of each ([`content`]). Content that is zero
 //!   throughout is not stored.
 //!
@@ -45,6 +45,7 @@
 
 mod chain;
 mod commit;
+mod compress;
 pub mod content;
 mod data_reader;
 mod data_writer;
@@ -85,6 +86,7 @@ mod proto {
 
 pub use chain::Base;
 pub use commit::FileEntry;
+pub use compress::{CompressionChoice, NoCompression};
 pub use data_reader::{DataFile, DataReader};
 pub use data_writer::DataWriter;
 pub use dir::ImageDir;

@@ -486,8 +486,8 @@ pub enum Compression {
     /// Not at all.
     #[default]
     None,
-    /// LZ4. Defined by the format; this version neither writes nor reads it.
+    /// LZ4, one block of it.
     Lz4,
-    /// Zstandard. Defined by the format; this version neither writes nor reads it.
+    /// Zstandard, one frame of it.
     Zstd,
 }

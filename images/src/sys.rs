@@ -124,6 +124,15 @@ pub(crate) fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
     }
 }
 
+/// Makes a range of a file a hole, within its length.
+pub(crate) fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let number = |value| libc::off_t::try_from(value).map_err(|_| io::ErrorKind::InvalidInput);
+    let (offset, length) = (number(offset)?, number(length)?);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: the descriptor is open; nothing of ours is in the file's memory.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) }).map(drop)
+}
+
 /// Random bytes from the kernel.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], ImageError> {
     let mut bytes = [0; N];

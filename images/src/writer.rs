@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::chain::{Base, Tables};
 use crate::commit::{CommitRecord, FileEntry, FileSizes};
+use crate::compress::CompressionChoice;
 use crate::content::ContentKey;
 use crate::decode::Decoder;
 use crate::dir::ImageDir;
@@ -39,15 +40,22 @@ pub struct CreateOptions {
     /// Whether a committed image in the directory may be replaced. It is gone then as soon as the
     /// new one is begun.
     pub replace: bool,
+    /// How its pieces are to be compressed. For those who write them: a writer of data files is told so by itself.
+    pub compression: CompressionChoice,
 }
 
 impl CreateOptions {
-    /// A random name and key, replacing nothing.
+    /// A random name and key, replacing nothing, not compressed.
     ///
     /// # Errors
     /// The kernel gave no random numbers.
     pub fn new() -> Result<Self, ImageError> {
-        Ok(Self { id: CheckpointId::random()?, key: ContentKey::random()?, replace: false })
+        Ok(Self {
+            id: CheckpointId::random()?,
+            key: ContentKey::random()?,
+            replace: false,
+            compression: CompressionChoice::Off,
+        })
     }
 }
 
@@ -142,6 +150,12 @@ impl ImageWriter {
     #[must_use]
     pub fn key(&self) -> ContentKey {
         self.options.key
+    }
+
+    /// How its pieces are to be compressed.
+    #[must_use]
+    pub fn compression(&self) -> CompressionChoice {
+        self.options.compression
     }
 
     /// The image that this one builds on.

@@ -269,3 +269,48 @@ fn content_past_4_gib_of_a_data_file_reads_back() {
     DataReader::new(HASH_KEY, [(DataFile::own(0), file)]).read(&piece, &mut got).unwrap();
     assert_eq!(got, content()[..280]);
 }
+
+#[test]
+fn compressed_content_reads_back_and_damage_to_it_is_found() {
+    for choice in [CompressionChoice::Lz4, CompressionChoice::Zstd] {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = common::create(dir.path()).unwrap();
+        let mut manifest = common::manifest();
+        let content = b"device memory ".repeat(1 << 19);
+        let data = DataWriter::new(writer.data_file(0).unwrap(), 0, writer.key()).unwrap().with_compression(choice);
+        let pieces = data.append_all(&content).unwrap();
+        data.finish().unwrap();
+        let blob = Blob { size: content.len() as u64, pieces, ..Blob::default() };
+        manifest.clients.push(Client { blobs: vec![blob], ..Client::default() });
+        let committed = writer.commit(manifest).unwrap();
+        assert!(committed.bytes < content.len() as u64 / 4, "{committed:?}");
+
+        let check = |dir: &std::path::Path| {
+            let image = Image::open(dir).unwrap();
+            let report = image.verify(|_| ());
+            assert!(report.is_good(), "{report:?}");
+            let bytes = image.summary().bytes;
+            assert!(bytes.compressed > 0 && bytes.compressed == bytes.stored);
+            let mut got = vec![0; content.len()];
+            let pieces = &image.manifest().clients[0].blobs[0].pieces;
+            image.data_reader().unwrap().read_all(pieces, &mut got, NonZeroUsize::MIN).unwrap();
+            assert!(got == content);
+        };
+        check(dir.path());
+        // It stays compressed where it is written again.
+        let out = tempfile::tempdir().unwrap();
+        flatten(&Image::open(dir.path()).unwrap(), ImageDir::open(out.path()).unwrap()).unwrap();
+        check(out.path());
+
+        let path = dir.path().join(data_name(0));
+        let bytes = std::fs::read(&path).unwrap();
+        let image = Image::open(dir.path()).unwrap();
+        let (_, extent) = image.manifest().clients[0].blobs[0].pieces[1].storage.place().unwrap();
+        for at in (0..extent.length).step_by(extent.length as usize / 12 + 1).chain([extent.length - 1]) {
+            let mut changed = bytes.clone();
+            changed[(extent.offset + at) as usize] ^= 0x10;
+            std::fs::write(&path, &changed).unwrap();
+            assert_eq!(image.verify(|_| ()).problem_count, 1, "{choice}, byte {at}");
+        }
+    }
+}

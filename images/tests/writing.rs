@@ -281,21 +281,6 @@ fn threads_may_add_code_at_once() {
 }
 
 #[test]
-fn a_compressed_image_is_refused_by_name() {
-    let dir = directory();
-    let writer = create(dir.path()).unwrap();
-    let mut manifest = fill(&writer).unwrap();
-    if let Storage::Stored(extent) = &mut manifest.clients[1].globals[0].pieces[0].storage {
-        extent.compression = Compression::Zstd;
-        extent.length = 5;
-    }
-    writer.commit(manifest).unwrap();
-    let error = Image::open(dir.path()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("zstd"), "{error}");
-}
-
-#[test]
 fn free_space_is_that_of_the_file_system() {
     let dir = directory();
     let space = ImageDir::open(dir.path()).unwrap().free_space().unwrap();

@@ -568,6 +568,8 @@ pub enum WorkerRequest {
         hash_key: [u8; 16],
         /// As in `Save`.
         file: u32,
+        /// As in `Save`.
+        compression: String,
     },
     /// Begin to write the device memory into the data file that comes with this, and say what the image needs. Only
     /// while quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
@@ -578,6 +580,8 @@ pub enum WorkerRequest {
         file: u32,
         /// Memory that is saved with other clients of the image.
         elsewhere: Vec<PieceId>,
+        /// How content is compressed: `off`, `lz4`, `zstd`, `auto`.
+        compression: String,
         /// How memory is kept as it is while the client goes on.
         copying: Copying,
     },

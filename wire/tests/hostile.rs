@@ -81,7 +81,13 @@ fn messages() -> Vec<Vec<u8>> {
         limits,
     };
     all.push(serde_json::to_vec(&load).unwrap());
-    let save = WorkerRequest::Save { hash_key: [255; 16], file: 1, elsewhere: vec![[2; 16]], copying: Copying::Cow };
+    let save = WorkerRequest::Save {
+        hash_key: [255; 16],
+        file: 1,
+        elsewhere: vec![[2; 16]],
+        compression: "zstd".into(),
+        copying: Copying::Cow,
+    };
     all.push(serde_json::to_vec(&save).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Begun { code: vec![], secured: Secured::default() }).unwrap());
     all.push(serde_json::to_vec(&Reply::Paused { pids: vec![1, 2] }).unwrap());

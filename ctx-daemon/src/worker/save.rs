@@ -292,11 +292,15 @@ impl Executor {
             device.memory.set_kept(Some(Arc::clone(&copying)));
         }
         let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
-        let last = draft.is_some();
+        // What the file holds besides the memory.
+        let others = |draft: &Draft| draft.client.blobs.iter().flat_map(|it| it.pieces.clone()).collect::<Vec<_>>();
+        let last = draft.as_ref().map(others);
         let work = move || {
             let mut result = engine.copy_out(driver, &of_thread, &writer, &cancel);
-            if result.is_ok() && last {
-                result = writer.seal().map(|_| ()).map_err(Into::into);
+            if let (Ok(()), Some(others)) = (&result, last) {
+                // A pre-copy may have left what is not in the image after all.
+                let pieces = of_thread.pieces();
+                result = pieces.and_then(|all| Ok(writer.seal_keeping(all.iter().chain(&others)).map(drop)?));
             }
             vmm::unmap_aliases(driver, &aliases);
             // From here on memory may go away and clones are given back: no lane is at work any more.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known};
+use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known, NoCompression};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
@@ -98,9 +98,11 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
 }
 
 /// Writes a data file, but for what is known from other images.
-fn writer(data: OwnedFd, number: u32, key: ContentKey, known: &[u8]) -> Result<DataWriter, String> {
+fn writer(data: OwnedFd, number: u32, key: ContentKey, compression: &str, known: &[u8]) -> Result<DataWriter, String> {
     let writer = DataWriter::new(channel::file(data), number, key).map_err(|e| e.to_string())?;
-    Ok(writer.with_known(Known::from_bytes(known).map_err(|e| e.to_string())?))
+    let compression = compression.parse().map_err(|e: NoCompression| e.to_string())?;
+    let known = Known::from_bytes(known).map_err(|e| e.to_string())?;
+    Ok(writer.with_known(known).with_compression(compression))
 }
 
 impl Server {
@@ -259,18 +261,18 @@ impl Server {
             (WorkerRequest::Hold, _) => {
                 return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
             }
-            (WorkerRequest::Precopy { hash_key, file }, State::Open) => {
+            (WorkerRequest::Precopy { hash_key, file, compression }, State::Open) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 let cancel = Arc::clone(&self.channel.cancel);
                 let key = ContentKey::from_bytes(hash_key);
-                self.executor.begin_precopy(key, writer(data, file, key, &blob)?, cancel)?;
+                self.executor.begin_precopy(key, writer(data, file, key, &compression, &blob)?, cancel)?;
             }
-            (WorkerRequest::Save { hash_key, file, elsewhere, copying }, State::Quiesced) => {
+            (WorkerRequest::Save { hash_key, file, elsewhere, compression, copying }, State::Quiesced) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 let key = ContentKey::from_bytes(hash_key);
                 let (code, secured) = self.executor.begin_saving(Wanted {
                     head: self.consumer.as_ref().map_or(0, Consumer::head),
-                    writer: writer(data, file, key, &blob)?,
+                    writer: writer(data, file, key, &compression, &blob)?,
                     key,
                     elsewhere: elsewhere.into_iter().collect(),
                     how: copying,

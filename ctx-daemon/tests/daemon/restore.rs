@@ -44,7 +44,7 @@ fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
     let code = image.read_code(manifest.code[0].hash).unwrap();
     drop(image);
     let HashKey::Content(key) = manifest.hash_key else { panic!("{:?}", manifest.hash_key) };
-    let options = CreateOptions { id: manifest.id, key, replace: true };
+    let options = CreateOptions { id: manifest.id, key, replace: true, ..CreateOptions::new().unwrap() };
     let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
     std::io::Write::write_all(&mut writer.data_file(0).unwrap(), &content).unwrap();
     writer.put_code(&code).unwrap();

@@ -13,7 +13,7 @@ pub(crate) const CODE: [&[u8]; 2] = [b"\x7fELF, or so it seems", b".version 8.0 
 pub(crate) const UUID: [u8; 16] = [0x11; 16];
 
 pub(crate) fn options() -> CreateOptions {
-    CreateOptions { id: ID, key: KEY, replace: false }
+    CreateOptions { id: ID, key: KEY, replace: false, compression: CompressionChoice::Off }
 }
 
 pub(crate) fn create(dir: &Path) -> Result<ImageWriter, ImageError> {

@@ -1,10 +1,11 @@
-//! Dumps that build on earlier ones of the same processes.
+//! Dumps that build on earlier ones of the same processes, and compressed ones.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
+use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::image::length;
 use rekindle_e2e::{App, Image, Node, Result};
 
@@ -94,4 +95,27 @@ fn a_restored_program_is_dumped_on_its_own_image_and_on_none_that_is_bad() -> Re
     app.kill()?;
     goes_on_to_its_end(&node, &third, &until)?;
     node.finish()
+}
+
+#[test]
+fn a_compressed_image_is_smaller_and_is_built_on_and_restored_as_another() -> Result {
+    let arguments = ["--iterations", "150", "--largest-kib", "4096", "--sleep-us", "5000"];
+    let expected = undisturbed("memory", &arguments)?;
+    for compression in ["lz4", "zstd"] {
+        let node = Node::configured(&format!("[image]\ncompression = \"{compression}\"\n"), &[])?;
+        let app = node.run("memory", &arguments)?;
+        app.reaches(50)?;
+        let first = node.dump(&app)?;
+        let second = node.dump_on(&app, &first)?;
+        app.kill()?;
+        for image in [&first, &second] {
+            let (code, said) = rekindle(&node, "verify", image)?;
+            ensure!(code == Some(0), "{compression}: {said}");
+        }
+        let (_, said) = rekindle(&node, "inspect", &first)?;
+        ensure!(said.contains("of that compressed"), "{compression}: {said}");
+        assert_eq!(node.restore(&second)?.finish()?, expected, "{compression}");
+        node.finish()?;
+    }
+    Ok(())
 }

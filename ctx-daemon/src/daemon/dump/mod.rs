@@ -30,7 +30,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName, Protocol};
+use rekindle_images::{CompressionChoice, CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName, Protocol};
 use rekindle_wire::control::{Reply, Request, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
@@ -234,7 +234,7 @@ impl<'a> Dump<'a> {
         progress.clients(clients.iter().map(|it| &**it), needed);
         let planned = dump.plan(&clients, 0);
         let (writer, dir) = if planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy) {
-            (Some(begin_image(dir)?), None)
+            (Some(begin_image(dir, daemon.config.compression)?), None)
         } else {
             (None, Some(dir))
         };
@@ -364,7 +364,7 @@ impl<'a> Dump<'a> {
         planned.extend(self.plan(&clients, next));
         let writer = match (writer, dir) {
             (Some(writer), _) => writer,
-            (None, Some(dir)) => begin_image(dir)?,
+            (None, Some(dir)) => begin_image(dir, self.daemon.config.compression)?,
             (None, None) => return Err(DumpError::NoDirectory),
         };
         let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
@@ -465,9 +465,9 @@ impl<'a> Dump<'a> {
 }
 
 /// CRIU is replacing its own images in there.
-fn begin_image(dir: ImageDir) -> Result<ImageWriter, ImageError> {
+fn begin_image(dir: ImageDir, compression: CompressionChoice) -> Result<ImageWriter, ImageError> {
     let base = base::find(&dir);
-    ImageWriter::create_on(dir, CreateOptions { replace: true, ..CreateOptions::new()? }, base)
+    ImageWriter::create_on(dir, CreateOptions { replace: true, compression, ..CreateOptions::new()? }, base)
 }
 
 fn image_directory(fds: Vec<OwnedFd>) -> Result<ImageDir, DumpError> {

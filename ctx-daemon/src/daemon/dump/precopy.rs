@@ -64,7 +64,11 @@ impl Planned {
         let known = writer.base().map(|base| base.known(namespace_pid(&self.client))).unwrap_or_default().to_bytes();
         let mut last = u64::MAX;
         for round in 0..rounds {
-            let request = WorkerRequest::Precopy { hash_key: writer.key().to_bytes(), file: self.index };
+            let request = WorkerRequest::Precopy {
+                hash_key: writer.key().to_bytes(),
+                file: self.index,
+                compression: writer.compression().to_string(),
+            };
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
             worker.ask_with(&request, &known, &[file.as_raw_fd()], Some(BEGIN_TIMEOUT)).map_err(failed)?;

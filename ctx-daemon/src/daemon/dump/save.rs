@@ -400,6 +400,7 @@ impl Shared {
             hash_key: writer.key().to_bytes(),
             file: planned.index,
             elsewhere,
+            compression: writer.compression().to_string(),
             copying: planned.chosen.copying(),
         };
         let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
