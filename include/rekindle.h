@@ -15,7 +15,8 @@
 
 /* "If a checkpoint is wanted, now is a good moment." Where nobody waits (`rekindle checkpoint --at-moment`) this is a look
  * at one word of memory. Where somebody does, the checkpoint begins: the GPU memory in it is that of this moment, and the
- * call returns when that is certain, after a few milliseconds and 50 at most. It does not wait for the copy.
+ * call returns when that is certain: mostly after milliseconds, and after a second also where it is not, since processes
+ * may wait for each other. It does not wait for the copy.
  *
  * Returns 1 if a checkpoint has begun, 0 otherwise: nobody waits, CUDA is not in use yet, or there is no Rekindle. */
 static inline int rekindle_checkpoint(void)

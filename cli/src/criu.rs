@@ -47,7 +47,7 @@ pub(crate) fn plugin_folder() -> PathBuf {
     let home = env::var_os("HOME").map(PathBuf::from);
     let own = home.map(|it| it.join(".criu/default.conf"));
     let files = [Some(PathBuf::from(CONFIGURATION)), own];
-    let told = files.into_iter().flatten().filter_map(|file| libdir(&fs::read_to_string(file).ok()?)).last();
+    let told = files.into_iter().flatten().filter_map(|file| libdir(&fs::read_to_string(file).ok()?)).next_back();
     told.or_else(|| env::var_os("CRIU_LIBS_DIR").map(PathBuf::from)).unwrap_or_else(|| OWN_PLUGINS.into())
 }
 

@@ -10,9 +10,9 @@ use rekindle_wire::frame;
 
 use crate::client::{self, Client};
 
-/// For how long a caller is kept until its worker takes no more commands. What it enqueues later is no part of the image's
-/// GPU memory; but processes may wait for each other, so that it must go on.
-const KEPT: Duration = Duration::from_millis(50);
+/// For how long a caller is kept by a daemon that says nothing. One that is well answers when the worker is at rest, and
+/// before that where it takes long: processes may wait for each other, so that the caller must go on.
+const KEPT: Duration = Duration::from_secs(2);
 
 /// This is where the application wants to be checkpointed: 1 if somebody has waited for that, and a checkpoint begins; 0
 /// otherwise, after a look at one word of memory.

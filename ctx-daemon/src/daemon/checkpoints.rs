@@ -29,7 +29,7 @@ use super::{Daemon, lock, process, sys};
 /// How often it is looked whether the moment has come.
 const GLANCE: Duration = Duration::from_millis(1);
 /// How long who says that it has is kept until it is at rest.
-const REST: Duration = Duration::from_secs(2);
+const REST: Duration = Duration::from_secs(1);
 /// How long a worker may take to hear of it.
 const TELL: Duration = Duration::from_secs(2);
 
