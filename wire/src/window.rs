@@ -5,9 +5,9 @@
 //! and reserves as the memory grows; the worker reserves the same range with the driver.
 //!
 //! ```text
+//!   0x0800_0000_0000  the worker alone: clones of memory that is being saved, 512 GiB for each device
 //!   0x1000_0000_0000  what the application reserves and maps itself, 6 TiB
 //!   0x1600_0000_0000  the worker alone: pieces of the application's, mapped to be saved and loaded, 2 TiB
-//!   0x1800_0000_0000  the worker alone: clones of memory that is being saved, 512 GiB for each device
 //!   0x2000_0000_0000  device 0   4 TiB each, 16 devices at most
 //!   0x2400_0000_0000  device 1   ...
 //!   0x6000_0000_0000  pinned host memory, 16 TiB
@@ -28,7 +28,7 @@ pub const ALIAS_BASE: u64 = RESERVED_BASE + RESERVED_SIZE;
 /// How much address space there is for that.
 pub const ALIAS_SIZE: u64 = 2 << 40;
 /// Where a worker maps clones of memory, while they are copied into an image. The application has nothing there.
-pub const CLONE_BASE: u64 = ALIAS_BASE + ALIAS_SIZE;
+pub const CLONE_BASE: u64 = 0x0800_0000_0000;
 /// How much address space there is for the clones of one device.
 pub const CLONE_SIZE: u64 = 512 << 30;
 /// Where device 0's window begins.
@@ -85,8 +85,8 @@ mod tests {
     #[test]
     fn windows_do_not_meet() {
         assert!(device(MAX_DEVICES - 1).end <= PINNED_BASE);
-        assert!(reserved().end <= aliases().start && aliases().end <= clones(0).start);
-        assert!(clones(MAX_DEVICES - 1).end <= device(0).start);
+        assert!(reserved().end <= aliases().start && aliases().end <= device(0).start);
+        assert!(clones(MAX_DEVICES - 1).end <= reserved().start);
         assert_eq!(device_of(device(3).start + 5), Some(3));
         assert_eq!(device_of(device(0).start - 1), None);
         assert_eq!(device_of(PINNED_BASE), None);

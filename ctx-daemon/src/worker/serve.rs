@@ -474,7 +474,12 @@ impl Server {
     fn save_code(&mut self, hash: &str, file: OwnedFd) -> Result<(), String> {
         let parsed = hash.parse().map_err(|_| format!("{hash} is no hash"))?;
         let image = self.executor.code.get(&parsed).ok_or(format!("there is no code image {hash}"))?;
-        std::io::Write::write_all(&mut channel::file(file), &image.bytes).map_err(|e| format!("code image {hash}: {e}"))
+        std::io::Write::write_all(&mut channel::file(file), &image.bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::StorageFull => {
+                format!("no space to write code image {hash}: free some or dump elsewhere")
+            }
+            _ => format!("code image {hash}: {error}"),
+        })
     }
 
     fn load(&mut self, reader: DataReader, blob: &[u8]) -> Result<(), String> {

@@ -7,11 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use rekindle_wire::control::{ProtocolChange, Reply, Request};
 
 use crate::criu::{Running, Setting};
 use crate::disk::SmallDisk;
 use crate::gate::{Gate, Moment};
 use crate::image::COMMIT;
+use crate::random::Random;
 use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, stage, until};
 
 /// Copies so slow that saving and loading what `steady` has takes longer than what CRIU does.
@@ -49,6 +51,7 @@ pub struct Bench {
     pub gate: Gate,
     app: Option<App>,
     until: PathBuf,
+    random: Random,
 }
 
 impl Bench {
@@ -59,7 +62,7 @@ impl Bench {
         fs::create_dir(&dir)?;
         let gate = Gate::start(&dir, node.socket())?;
         let until = node.path("until");
-        Ok(Self { node, gate, app: None, until })
+        Ok(Self { node, gate, app: None, until, random: Random::new() })
     }
 
     /// The program, started if there is none, in the midst of its work. It has a namespace of its own, so that CRIU must
@@ -75,6 +78,17 @@ impl Bench {
         let app = self.app.as_ref().context("there is a program")?;
         app.advances()?;
         Ok(app)
+    }
+
+    /// The next dump is by any protocol.
+    fn choose_protocol(&mut self, app: &App) -> Result {
+        const PROTOCOLS: [&str; 4] = ["stop", "clone", "cow", "recopy"];
+        let protocol = PROTOCOLS[self.random.below(PROTOCOLS.len() as u64) as usize];
+        eprintln!("by {protocol}");
+        let change = ProtocolChange::Choose(protocol.to_owned());
+        let reply = self.node.ask(&Request::Protocol { pid: app.pid(), change })?;
+        ensure!(matches!(reply, Reply::Protocol { .. }), "{reply:?}");
+        Ok(())
     }
 
     /// CRIU as it comes through the gate.
@@ -117,6 +131,7 @@ impl Bench {
     fn try_kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate) -> Result {
         self.program()?;
         let app = self.app.take().context("there is a program")?;
+        self.choose_protocol(&app)?;
         let before = Footprint::of(&self.node, &app)?;
         let worker = self.node.client(app.pid())?.worker;
         self.gate.hold(moment.held_at())?;
@@ -165,6 +180,7 @@ impl Bench {
     fn try_fill_disk_in_dump(&mut self, moment: Moment, fate: Fate) -> Result {
         self.program()?;
         let app = self.app.take().context("there is a program")?;
+        self.choose_protocol(&app)?;
         let before = Footprint::of(&self.node, &app)?;
         let disk = SmallDisk::mount(self.node.fresh("disk"), DISK_KIB)?;
         let dir = disk.dir.join("image");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::window;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::worker::driver::{CallFailed, Driver, expect};
 
@@ -39,7 +39,7 @@ impl Clones {
         let rooms = devices.iter().zip(wanted).enumerate().map(|(ordinal, (&(device, primary), &wanted))| {
             let mut room = Room { base: window::clones(ordinal).start, ..Room::default() };
             if let Err(failed) = room.fill(driver, device, primary, wanted.min(window::CLONE_SIZE)) {
-                debug!("room for clones of {} of {wanted} bytes: {failed}", room.size);
+                warn!("there is room for clones of {} of {wanted} bytes: {failed}", room.size);
             }
             room
         });
