@@ -2,11 +2,13 @@
 //! good afterwards.
 
 use std::ffi::OsStr;
+use std::fs;
 
 use anyhow::Context;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::criu::Fate;
-use rekindle_e2e::{App, Node, Result, until};
+use rekindle_e2e::wait::until_true;
+use rekindle_e2e::{App, Node, Result, stage, until};
 
 /// In its middle, and that of the second process.
 fn in_the_middle(node: &Node, arguments: &[&str]) -> Result<(App, i32)> {
@@ -54,5 +56,43 @@ fn what_names_shared_memory_is_good_after_a_restore_under_another_daemon() -> Re
     node.start_daemon(&[])?;
     // The second process opens everything again by what it was given before the dump.
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
+    node.finish()
+}
+
+/// Natively another user's memory is as safe as its handle; here the daemon knows who asks.
+#[test]
+fn another_users_memory_is_not_to_be_had() -> Result {
+    let node = Node::configured("socket_mode = \"0666\"\n", &[])?;
+    // Where that user finds it.
+    let lib = node.path("lib");
+    fs::create_dir(&lib)?;
+    fs::copy(stage::interposer()?.join("libcuda.so.1"), lib.join("libcuda.so.1"))?;
+    let mut command = node.command(&stage::app("heirs")?)?;
+    let output = command.args(["--user", "65534"]).env("LD_LIBRARY_PATH", lib).output()?;
+    let said = String::from_utf8([output.stdout, output.stderr].concat())?;
+    let expected = ["cuIpcOpenMemHandle", "cuMemImportFromShareableHandle"]
+        .map(|call| format!("{call}: CUDA_ERROR_INVALID_HANDLE\n"));
+    assert_eq!(said, expected.concat());
+    node.finish()
+}
+
+#[test]
+fn sharing_a_pool_is_refused_by_code_and_name() -> Result {
+    let node = Node::start()?;
+    let until = node.path("until");
+    let app = node.run("heirs", &["--pools", &until.display().to_string()])?;
+    until_true("it has asked", || Ok(app.output()?.ends_with("ready\n")))?;
+    let pid = app.pid().to_string();
+    let output = node.rekindle(&["ps", "--calls", &pid, "--json"].map(OsStr::new))?;
+    let calls: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    fs::write(&until, "")?;
+    let mut expected = "handle types: 0\ncuMemPoolCreate: CUDA_ERROR_NOT_SUPPORTED\n".to_owned();
+    for call in ["ExportToShareableHandle", "ImportFromShareableHandle", "ExportPointer", "ImportPointer"] {
+        let name = format!("cuMemPool{call}");
+        expected += &format!("{name}: CUDA_ERROR_NOT_SUPPORTED\n");
+        let counted = calls.as_array().into_iter().flatten().find(|it| it["call"] == *name);
+        assert_eq!(counted.and_then(|it| it["refused"].as_u64()), Some(1), "{name}: {calls}");
+    }
+    assert_eq!(app.finish()?, expected + "ready\n");
     node.finish()
 }
