@@ -101,8 +101,10 @@ fn a_restored_program_is_dumped_on_its_own_image_and_on_none_that_is_bad() -> Re
 fn a_compressed_image_is_smaller_and_is_built_on_and_restored_as_another() -> Result {
     let arguments = ["--iterations", "150", "--largest-kib", "4096", "--sleep-us", "5000"];
     let expected = undisturbed("memory", &arguments)?;
-    for compression in ["lz4", "zstd"] {
-        let node = Node::configured(&format!("[image]\ncompression = \"{compression}\"\n"), &[])?;
+    for (compression, protocol) in [("lz4", "recopy"), ("zstd", "cow")] {
+        let configuration =
+            format!("[image]\ncompression = \"{compression}\"\n[checkpoint]\nprotocol = \"{protocol}\"\n");
+        let node = Node::configured(&configuration, &[])?;
         let app = node.run("memory", &arguments)?;
         app.reaches(50)?;
         let first = node.dump(&app)?;
@@ -110,11 +112,11 @@ fn a_compressed_image_is_smaller_and_is_built_on_and_restored_as_another() -> Re
         app.kill()?;
         for image in [&first, &second] {
             let (code, said) = rekindle(&node, "verify", image)?;
-            ensure!(code == Some(0), "{compression}: {said}");
+            ensure!(code == Some(0), "{compression}, {protocol}: {said}");
         }
         let (_, said) = rekindle(&node, "inspect", &first)?;
         ensure!(said.contains("of that compressed"), "{compression}: {said}");
-        assert_eq!(node.restore(&second)?.finish()?, expected, "{compression}");
+        assert_eq!(node.restore(&second)?.finish()?, expected, "{compression}, {protocol}");
         node.finish()?;
     }
     Ok(())

@@ -27,6 +27,8 @@ fn goes_on_from_each(protocol: &str, pool: u64, name: &str, arguments: &[&str], 
         }
         assert_eq!(app.finish()?, expected, "{name}, left running under {protocol}");
         for image in images {
+            let verified = node.rekindle(&["verify".as_ref(), image.dir.as_os_str()])?;
+            ensure!(verified.status.success(), "{protocol}: {}", String::from_utf8_lossy(&verified.stdout));
             assert_eq!(node.restore(&image)?.finish()?, expected, "{name}, restored from an image by {protocol}");
         }
     }
