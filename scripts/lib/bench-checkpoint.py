@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,19 +83,25 @@ def free(folder):
 
 
 def machine_rates(o, place):
-    """What device, link and memory do by themselves, in GB/s."""
+    """What device, link and memory do by themselves, in GB/s; without what cannot be measured."""
+    rates = {}
+
+    def ask(command):
+        try:
+            return json.loads(run(command, native_folder(o.stage, o.driver)))
+        except (SystemExit, ValueError) as error:  # one rate less, not the whole benchmark
+            say(str(error))
+            return {}
     command = [f"{o.stage}/bin/rekindled", "bench-hash", "--cuda-driver", o.driver]
     command += ["--kib", "4194304", "--repeats", "11"] if place.real else ["--kib", "64", "--repeats", "2", "--piece-kib", "64"]
-    figures = json.loads(run(command, native_folder(o.stage, o.driver)))["figures"][0]
-    rates = {f"device_{kind}": spread(figures[kind][1:]) for kind in ("copy", "hash", "copy_and_hash")}
-    link = json.loads(run([sys.executable, f"{HERE}/driver_calls.py", o.driver, "rates", "1024" if place.real else "4"],
-                          native_folder(o.stage, o.driver)))
+    for figures in ask(command).get("figures", []):
+        rates.update({f"device_{kind}": spread(figures[kind][1:]) for kind in ("copy", "hash", "copy_and_hash")})
+    link = ask([sys.executable, f"{HERE}/driver_calls.py", o.driver, "rates", "1024" if place.real else "4"])
     rates.update({f"link_{way}": spread(values) for way, values in link.items()})
     size = min(4 * GIB if place.real else 1 << 26, free(place.images) * 8 // 10)
-    for threads in (1, 4, 8, 16):
-        if threads <= os.cpu_count():
-            rates[f"sink_{threads}_threads"] = spread([write_rate(place.images, size, threads) for _ in range(2)])
-    rates["sink"] = max((rates[name] for name in rates if name.startswith("sink_")), key=lambda it: it["median"])
+    sinks = [threads for threads in (1, 4, 8, 16) if threads <= os.cpu_count()]
+    rates.update({f"sink_{threads}_threads": spread([write_rate(place.images, size, threads) for _ in range(2)]) for threads in sinks})
+    rates["sink"] = max((rates[f"sink_{threads}_threads"] for threads in sinks), key=lambda it: it["median"])
     return rates
 
 
@@ -135,6 +142,8 @@ class Item:
     def keep(self, protocol, sample, began):
         sample["wall_s"] = time.monotonic() - began
         self.samples.setdefault(protocol, []).append(sample)
+        if "criu_failed" in sample:
+            self.note(f"{protocol}: {sample['criu_failed']}")
         gap = f"gap {sample['gap_ms']:.1f} ms, " if "gap_ms" in sample else ""
         say(f"{self.name}, {protocol}: {gap}durable {sample.get('durable_ms', 0):.0f} ms ({sample['wall_s']:.1f} s)")
 
@@ -266,7 +275,7 @@ COLUMNS = (
     ("speed", "throughput", 0.01, 0),
 )
 DRIVER_COLUMNS = (
-    ("gap", "gap_ms", 1, 0), ("lock", "driver_lock_ms", 1, 0), ("checkpoint", "driver_checkpoint_ms", 1, 0), ("criu", "freeze_ms", 1, 0),
+    ("gap", "gap_ms", 1, 0), ("lock", "driver_lock_ms", 1, 0), ("checkpoint", "driver_checkpoint_ms", 1, 0), ("criu", "driver_criu_ms", 1, 0),
     ("restore", "driver_restore_ms", 1, 0), ("unlock", "driver_unlock_ms", 1, 0), ("CPU GB", "cpu_bytes", 1e9, 2),
 )
 
@@ -308,18 +317,18 @@ def aims(item, protocol, figures, rates):
         found.append({"what": what, "value": value, "at_most": at_most, "at_least": at_least, "reached": reached})
     rate = {"clone": "device_copy", "cow": "device_hash"}.get(protocol)
     handled = median({"clone": "clone_bytes", "cow": "hash_bytes"}.get(protocol)) or median("copy_bytes")
-    if rate and handled and median("stall_ms") is not None:
+    if rate in rates and handled and median("stall_ms") is not None:
         # What is hashed or copied while CRIU's freeze lasts costs nothing.
         most = 3 + handled / (0.85 * rates[rate]["median"]) / 1e6
         aim(f"ms that the GPU's side costs (3 ms and {handled / 1e9:.1f} GB at 85 % of the device's rate)", median("stall_ms"), most)
     if item.kind == "llama13b" and protocol in ("clone", "cow") and "gaps_ms" in figures and "freeze_ms" in figures:
         aim("ms of gaps (CRIU's freeze and 20 ms)", median("gaps_ms"), median("freeze_ms") + 20)
         aim("ms of gaps", median("gaps_ms"), 700)
-    if median("copy_gb_s"):
+    if median("copy_gb_s") and "link_to_host" in rates:
         aim("of the link's rate while copying", median("copy_gb_s") / rates["link_to_host"]["median"], at_least=0.95)
-    if median("image_gb_s"):
+    if median("image_gb_s") and "link_to_host" in rates:
         slower = min(rates["link_to_host"]["median"], rates["sink"]["median"])
-        aim("of the slower rate of link and sink, to an image on disk", median("image_gb_s") / slower, at_least=0.9)
+        aim("of the slower rate of link and sink, until the image is durable", median("image_gb_s") / slower, at_least=0.9)
     if protocol == "clone" and median("throughput"):
         aim("of the undisturbed speed while it is copied", median("throughput"), at_least=0.97)
     if protocol == INCREMENTAL and item.kind in ("idle", "llama13b"):
@@ -329,39 +338,50 @@ def aims(item, protocol, figures, rates):
 
 
 def report(o, place, rates, items, budget, took):
+    """Writes the JSON, and returns it."""
+    workloads = []
+    for item in items:
+        figures = {protocol: numbers(samples) for protocol, samples in item.samples.items()}
+        ratios = {protocol: aims(item, protocol, it, rates) for protocol, it in figures.items() if place.real and protocol != DRIVER}
+        if item.samples or item.notes:
+            workloads.append({"name": item.name, "gib": item.gib, "notes": item.notes, "figures": figures, "aims": ratios,
+                              "samples": item.samples})
+    config = None
+    if o.config:
+        with open(o.config) as file:
+            config = file.read()
     document = {
         "benchmark": "checkpoint", "date": datetime.date.today().isoformat(), "commit": o.commit, "version": o.version,
         "device": device_name(place.real), "driver": driver_version(place.real), "kernel": platform.release(),
-        "cores": os.cpu_count(), "criu": criu_version(place.criu), "config": open(o.config).read() if o.config else None,
-        "seconds": took, "rates": rates, "left_out": budget.left_out, "workloads": [],
+        "cores": os.cpu_count(), "criu": criu_version(place.criu), "config": config, "seconds": took, "rates": rates,
+        "left_out": budget.left_out, "workloads": workloads,
     }
-    print(f"\n{document['device']}, {document['driver']}, Linux {document['kernel']}, CRIU {document['criu']}, {o.commit}")
-    print("GB/s: " + ", ".join(f"{name.replace('_', ' ')} {it['median']:.1f}" for name, it in rates.items()))
-    for item in items:
-        if not item.samples and not item.notes:
-            continue
-        figures = {protocol: numbers(samples) for protocol, samples in item.samples.items()}
-        ratios = {protocol: aims(item, protocol, it, rates) for protocol, it in figures.items() if place.real and protocol != DRIVER}
-        document["workloads"].append({"name": item.name, "gib": item.gib, "notes": item.notes, "figures": figures, "aims": ratios,
-                                      "samples": item.samples})
-        ours = [(f"{protocol} x{len(item.samples[protocol])}", it) for protocol, it in figures.items() if protocol != DRIVER]
-        step = next((it["step_ms"]["median"] for it in figures.values() if "step_ms" in it), None)
-        title = f"\n{item.name}" + (f", {step:.2f} ms a step" if step else "") + ": milliseconds, GB, GB/s, percent; median, lowest..highest"
-        if ours:
-            table(title, ours, COLUMNS)
-        if DRIVER in figures:
-            table("" if ours else title, [(f"{DRIVER} x{len(item.samples[DRIVER])}", figures[DRIVER])], DRIVER_COLUMNS)
-        for protocol, of_it in ratios.items():
-            for it in of_it:
-                limit = f"at most {it['at_most']:.3g}" if it["at_least"] is None else f"at least {it['at_least']:.3g}"
-                print(f"  {protocol}: {it['value']:.3g} {it['what']}: {limit}, {'reached' if it['reached'] else 'not reached'}")
-        for note in item.notes:
-            print(f"  {note}")
-    if budget.left_out:
-        print("no time for: " + "; ".join(budget.left_out))
-    with open(o.out, "w") as file:
+    with open(o.out + ".new", "w") as file:
         json.dump(document, file, indent=1)
-    print(f"bench: {o.out}, {took:.0f} s")
+    os.rename(o.out + ".new", o.out)
+    return document
+
+
+def show(document):
+    print(f"\n{document['device']}, {document['driver']}, Linux {document['kernel']}, CRIU {document['criu']}, {document['commit']}")
+    print("GB/s: " + ", ".join(f"{name.replace('_', ' ')} {it['median']:.1f}" for name, it in document["rates"].items()))
+    for it in document["workloads"]:
+        figures = it["figures"]
+        step = next((of["step_ms"]["median"] for of in figures.values() if "step_ms" in of), None)
+        title = f"\n{it['name']}" + (f", {step:.2f} ms a step" if step else "") + ": milliseconds, GB, GB/s, percent; median, lowest..highest"
+        rows = [(f"{protocol} x{len(it['samples'][protocol])}", of) for protocol, of in figures.items() if protocol != DRIVER]
+        if rows:
+            table(title, rows, COLUMNS)
+        if DRIVER in figures:
+            table("" if rows else title, [(f"{DRIVER} x{len(it['samples'][DRIVER])}", figures[DRIVER])], DRIVER_COLUMNS)
+        for protocol, of in it["aims"].items():
+            for one in of:
+                limit = f"at most {one['at_most']:.3g}" if one["at_least"] is None else f"at least {one['at_least']:.3g}"
+                print(f"  {protocol}: {one['value']:.3g} {one['what']}: {limit}, {'reached' if one['reached'] else 'not reached'}")
+        for note in it["notes"]:
+            print(f"  {note}")
+    if document["left_out"]:
+        print("no time for: " + "; ".join(document["left_out"]))
 
 
 def device_name(real):
@@ -391,11 +411,12 @@ def main():
     o = options()
     begin, budget = time.monotonic(), Budget(o.budget)
     items, rates = plan(o, "simgpu" not in o.driver), {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what has been measured is reported all the same
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=o.images) as images:
         daemon = Daemon(o.stage, o.driver, folder, config=o.config)
+        place = Place(o.stage, o.driver, criu_of(o.tree, folder), daemon.socket, folder, images)
         try:
             daemon.wait_ready()
-            place = Place(o.stage, o.driver, criu_of(o.tree, folder), daemon.socket, folder, images)
             memory = Memory()
             memory.touch(min(16, max([it.gib for it in items], default=0)) * GIB * 9 // 8 if place.real else 0)
             rates = machine_rates(o, place)
@@ -403,10 +424,12 @@ def main():
             bench = Bench(o, place, budget, memory)
             for item in items:
                 bench.item(item)
+                report(o, place, rates, items, budget, time.monotonic() - begin)
         finally:
             daemon.stop()
             shutil.copy(daemon.log_path, os.path.splitext(o.out)[0] + "-daemon.log")
-        report(o, place, rates, items, budget, time.monotonic() - begin)
+            show(report(o, place, rates, items, budget, time.monotonic() - begin))
+            print(f"bench: {o.out}, {time.monotonic() - begin:.0f} s")
     return 0 if any(it.samples for it in items) else 1
 
 

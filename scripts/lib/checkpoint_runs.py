@@ -286,7 +286,7 @@ class Driver:
         try:
             found["driver_checkpoint_ms"] = self.ask("checkpoint", work.pid)
             try:
-                found["freeze_ms"] = run_criu(self.place, image, work.pid, limit, none) / MS
+                found["driver_criu_ms"] = run_criu(self.place, image, work.pid, limit, none) / MS
                 found["durable_ms"] = (time.monotonic_ns() - begin) / MS
             except Failed as error:
                 why = str(error)
@@ -308,7 +308,7 @@ class Driver:
 def touch(size, threads):
     """Has so much memory be there once: on some machines that is slow the first time."""
     chunk, at, lock = 64 << 20, [0], threading.Lock()
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     view = ctypes.c_char.from_buffer(memory)
     address = ctypes.addressof(view)
 
