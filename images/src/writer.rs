@@ -81,7 +81,7 @@ pub struct Committed {
 pub struct ImageWriter {
     dir: ImageDir,
     options: CreateOptions,
-    base: Option<Base>,
+    base: Option<Box<Base>>,
     files: Mutex<Files>,
     finished: bool,
 }
@@ -137,7 +137,7 @@ impl ImageWriter {
         for name in names.iter().filter(|name| Name::parse(name).is_some()) {
             dir.remove(name)?;
         }
-        Ok(Self { dir, options, base, files: Mutex::default(), finished: false })
+        Ok(Self { dir, options, base: base.map(Box::new), files: Mutex::default(), finished: false })
     }
 
     /// The checkpoint's name.
@@ -161,7 +161,7 @@ impl ImageWriter {
     /// The image that this one builds on.
     #[must_use]
     pub fn base(&self) -> Option<&Base> {
-        self.base.as_ref()
+        self.base.as_deref()
     }
 
     /// The directory.
@@ -252,7 +252,7 @@ impl ImageWriter {
         manifest.hash_key = self.options.key.into();
         manifest.code = self.code_list();
         manifest.parent = self.parent_of(&manifest)?;
-        let base = self.base.as_ref().filter(|_| manifest.parent.is_some());
+        let base = self.base().filter(|_| manifest.parent.is_some());
         let behind = base.map(Base::files).unwrap_or_default();
         let layers: Vec<_> = std::iter::once(&files).chain(behind).collect();
         let message = check_manifest(&manifest, &layers)?;
@@ -322,7 +322,7 @@ impl ImageWriter {
     /// The parent, if anything of the image is in one. Workers have said which pieces are, and are not trusted.
     fn parent_of(&self, manifest: &Manifest) -> Result<Option<Parent>, ImageError> {
         let mut used = manifest.code.iter().any(|it| it.parent_depth > 0);
-        let mut tables = self.base.as_ref().map(Tables::new);
+        let mut tables = self.base().map(Tables::new);
         for client in &manifest.clients {
             for piece in client.regions().flat_map(|region| region.pieces) {
                 let Storage::Parent { .. } = piece.storage else { continue };
@@ -335,7 +335,7 @@ impl ImageWriter {
                 }
             }
         }
-        Ok(self.base.as_ref().filter(|_| used).map(Base::reference))
+        Ok(self.base().filter(|_| used).map(Base::reference))
     }
 
     /// The sizes that the files have now, code compared with what was announced.
