@@ -96,16 +96,21 @@ unsafe fn launch_or_capture(
         }
         Ok(kernel)
     });
+    // Looked at before: the kernel may have broken the context when the launch is over.
     let (block, shared) = (shape.block, shape.shared);
+    let found = current::healthy().and_then(|context| {
+        let function = function_in(&context, handle)?;
+        Ok((unsafe { gather(&function, params, extra) }?, function))
+    });
     match captured {
         Some(code) => ensure(code == CUDA_SUCCESS, code),
         None => unsafe { launch(handle, shape, stream, params, extra) },
     }?;
     // What was set one by one is overwritten (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
-    let function = function_in(&current::healthy()?, handle)?;
-    let parameters = unsafe { gather(&function, params, extra) }?;
-    let size = parameters.len();
-    *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = Legacy { block, shared, parameters, size };
+    if let Ok((parameters, function)) = found {
+        let size = parameters.len();
+        *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = Legacy { block, shared, parameters, size };
+    }
     Ok(())
 }
 
