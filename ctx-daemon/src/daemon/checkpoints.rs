@@ -128,6 +128,13 @@ impl Checkpoints {
         !dumps.is_empty()
     }
 
+    /// From now on the next moment counts.
+    fn wait_again(&self, dump: &DumpGuard<'_>) {
+        let mut inner = lock(&self.inner);
+        let of_it = |order: &&mut Order| order.dump.as_ref().is_some_and(|it| Arc::ptr_eq(it, &dump.progress));
+        inner.orders.iter_mut().filter(of_it).filter_map(|it| it.moment.as_mut()).for_each(|it| it.has_come = false);
+    }
+
     /// The moment that a dump of this tree waits for, if it does.
     fn moment(&self, dump: &DumpGuard<'_>) -> Option<Moment> {
         let inner = lock(&self.inner);
@@ -160,10 +167,12 @@ pub(crate) struct Asked {
     pub(crate) patience: Option<Duration>,
 }
 
-/// Waits until the application says that the moment has come, where that is ordered for this dump. CRIU waits for the answer
+/// Waits until the application says that the moment has come, where that is ordered for this dump. One that copies memory
+/// beforehand waits twice: its image is of the moment after that copy. CRIU waits for the answer
 /// to its first question, and the processes run.
 pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
     let Some(Moment { patience, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
+    daemon.checkpoints.wait_again(dump);
     let mut told = Told(Vec::new());
     let began = Instant::now();
     let waited = loop {

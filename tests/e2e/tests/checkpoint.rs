@@ -12,6 +12,7 @@ use rekindle_e2e::disk::SmallDisk;
 use rekindle_e2e::image::{COMMIT, MANIFEST};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{App, Gate, Moment, Node, Result, process, stage, until};
+use rekindle_wire::control::WRONG_GUESS;
 use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "2000"];
@@ -214,6 +215,26 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
     node.finish()
 }
 
+#[test]
+fn a_wrong_guess_is_found_and_the_dump_made_again_by_stop() -> Result {
+    // What lies before it takes longer to copy than what CRIU does.
+    let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.002")])?;
+    let end = node.path("end");
+    let until = end.display().to_string();
+    let app = node.run("hidden", &["--kib", "64", "--ballast-kib", "2048", "--sleep-us", "1000", "--until", &until])?;
+    app.reaches(2)?;
+    let dir = node.path("image");
+    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--json", "--protocol", "cow"])?);
+    let said: Value = serde_json::from_str(&out).with_context(|| format!("{out} {err}"))?;
+    let found = (code, &said["attempts"], &said["dump"]["protocol"]);
+    assert_eq!(found, (Some(0), &2.into(), &"stop".into()), "{said} {err}");
+    assert!(err.contains(WRONG_GUESS) && err.contains("once more, by stop"), "{err}");
+    assert!(node.rekindle(&["verify".as_ref(), dir.as_os_str()])?.status.success());
+    fs::write(&end, "")?;
+    assert_eq!(app.finish()?, "hidden ok\n");
+    node.finish()
+}
+
 /// What `moment` has counted in the GPU memory of an image.
 fn counted(dir: &Path) -> Result<u64> {
     let mark = [0x6d6f_6d65_6e74_206f_u64, 0x6620_7468_6520_676f, 0x6f64_206b_696e_6421, 0x5265_6b69_6e64_6c65];
@@ -232,8 +253,12 @@ fn an_application_chooses_its_moment() -> Result {
     let steps = STEPS.to_string();
     let app = node.run("moment", &["--steps", &steps, "--sleep-us", "3000", "--until", &end.display().to_string()])?;
     app.says("ready")?;
-    for name in ["first", "second", "third"] {
+    for name in ["first", "recopy", "third"] {
         let dir = node.path(name);
+        if name == "recopy" {
+            let chosen = node.rekindle(&["protocol", &app.pid().to_string(), "recopy"].map(OsStr::new))?;
+            ensure!(chosen.status.success(), "{}", String::from_utf8_lossy(&chosen.stderr));
+        }
         let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--at-moment"])?);
         ensure!(code == Some(0), "{out} {err}");
         let count = counted(&dir)?;

@@ -44,7 +44,7 @@ use self::protocol::Chosen;
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
 use super::Daemon;
-use super::checkpoints;
+use super::checkpoints::{self, DumpGuard, MomentError};
 use super::clients::{Client, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
 use super::ipc::{self, SharingError};
@@ -89,6 +89,8 @@ pub(super) enum DumpError {
     EndedMeanwhile(String),
     #[error("this dump has failed already: {0}")]
     Failed(String),
+    #[error(transparent)]
+    Moment(#[from] MomentError),
     #[error("the connection closed")]
     Closed,
     #[error("cannot start a thread: {0}")]
@@ -149,7 +151,7 @@ pub(super) fn serve(
         under.progress.failed(&error.to_string());
         return connection::fail(stream, error.to_string());
     }
-    let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds, &under.progress) {
+    let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds, &under) {
         Ok(begun) => begun,
         Err(error) => {
             warn!(root, "dump failed: {error}");
@@ -203,8 +205,9 @@ impl<'a> Dump<'a> {
         root: i32,
         leave_running: bool,
         fds: Vec<OwnedFd>,
-        progress: &Arc<Progress>,
+        under: &DumpGuard<'_>,
     ) -> Result<(Self, Reply), DumpError> {
+        let progress = &under.progress;
         let began = Instant::now();
         let view = PidView::of(peer.pid)?;
         let root = view.to_ours(root)?;
@@ -243,6 +246,10 @@ impl<'a> Dump<'a> {
         }
         let planned = dump.prepare(writer.as_ref(), planned)?;
         progress.phase(PhaseName::Quiesce);
+        if writer.is_some() {
+            // The moment of the image is this one.
+            checkpoints::wait_for_moment(daemon, stream, under)?;
+        }
         let quiesce_began = Instant::now();
         let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout)?;
         let idle_at = Instant::now();
