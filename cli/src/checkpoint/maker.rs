@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, anyhow};
 
-use super::{Fate, Options};
+use super::{Fate, Options, base};
 use crate::criu;
 use crate::failure::Failure;
 
@@ -26,7 +26,7 @@ pub(super) struct Maker {
 
 enum Place {
     /// Of CRIU's images, and its log.
-    Directory { dir: PathBuf, log: PathBuf },
+    Directory { dir: PathBuf, log: PathBuf, on: Option<PathBuf> },
     /// podman's, which may put it into a file as well.
     Podman { export: Option<PathBuf> },
 }
@@ -64,8 +64,11 @@ impl Maker {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).env("REKINDLE_SOCKET", &self.socket).stdout(Stdio::null());
         match &self.place {
-            Place::Directory { dir, log } => {
+            Place::Directory { dir, log, on } => {
                 fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+                if let Some(on) = on {
+                    base::link(dir, on)?;
+                }
                 // Of an earlier dump.
                 let _ = fs::remove_file(log);
                 command.stdin(Stdio::null()).stderr(Stdio::null());
@@ -117,7 +120,7 @@ fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Mak
         arguments.extend(["--libdir".into(), libdir.into()]);
     }
     arguments.extend(options.more.iter().cloned());
-    let place = Place::Directory { dir, log };
+    let place = Place::Directory { dir, log, on: options.on.clone() };
     Ok(Maker { program, arguments, socket: socket.to_owned(), root: pid, place })
 }
 

@@ -8,6 +8,7 @@
 //!      └─────────────────────────────┘
 //! ```
 
+mod base;
 mod maker;
 mod report;
 
@@ -41,6 +42,9 @@ pub(crate) struct Options {
     /// The directory for the image, which is made where there is none
     #[arg(required_unless_present = "container")]
     dir: Option<PathBuf>,
+    /// The directory of an earlier image: only what has changed since is written, and this image needs that one
+    #[arg(long, value_name = "DIR", conflicts_with = "container")]
+    on: Option<PathBuf>,
     /// A container of podman's in place of a process
     #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "leave_stopped", "criu"])]
     container: Option<String>,

@@ -88,6 +88,14 @@ fn a_restored_program_is_dumped_on_its_own_image_and_on_none_that_is_bad() -> Re
     app.advances()?;
     let second = node.dump_on(&app, &first)?;
     ensure!(stored(&second)? < stored(&first)? / 4, "an image of a restored program is new");
+    // As a user says it.
+    let by_command = Image { dir: node.fresh("image"), ..second.clone() };
+    let (pid, on) = (app.pid().to_string(), second.dir.as_os_str());
+    let arguments = ["checkpoint".as_ref(), "--on".as_ref(), on, pid.as_ref(), by_command.dir.as_os_str()];
+    let said = node.rekindle(&arguments)?;
+    ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    ensure!(stored(&by_command)? < stored(&first)? / 4, "what is built on was written again");
+    assert_eq!(rekindle(&node, "verify", &by_command)?.0, Some(0));
     // One that is bad cannot be built on: the dump is whole by itself.
     fs::remove_file(first.path("rekindle.commit"))?;
     let third = node.dump_on(&app, &second)?;
