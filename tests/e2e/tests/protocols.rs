@@ -29,6 +29,11 @@ fn goes_on_from_each(protocol: &str, pool: u64, name: &str, arguments: &[&str], 
         for image in images {
             let verified = node.rekindle(&["verify".as_ref(), image.dir.as_os_str()])?;
             ensure!(verified.status.success(), "{protocol}: {}", String::from_utf8_lossy(&verified.stdout));
+            if (protocol, name) == ("clone", "streams4") {
+                let about = node.rekindle(&["inspect".as_ref(), "--json".as_ref(), image.dir.as_os_str()])?;
+                let about = String::from_utf8_lossy(&about.stdout).replace(' ', "");
+                ensure!(about.contains(r#""name":"clone""#), "nothing was cloned: {about}");
+            }
             assert_eq!(node.restore(&image)?.finish()?, expected, "{name}, restored from an image by {protocol}");
         }
     }
