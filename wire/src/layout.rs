@@ -81,7 +81,8 @@ pub struct Header {
     /// Changes when room was made for sleeping producers.
     pub room: AtomicU32,
 
-    /// A sticky error of the context (an illegal address and the like): every later call returns it.
+    /// A sticky error (an illegal address and the like): every later call returns it. Of these cuda.h says that the process
+    /// must be terminated and relaunched, so nothing takes it away again.
     pub sticky: Aligned<AtomicI32>,
     /// The error of a call that did not wait, to be delivered once by a later call.
     pub deferred: AtomicI32,

@@ -420,7 +420,6 @@ impl Executor {
         }
         self.clear_context(handle)?;
         self.objects.remove(handle);
-        self.forget_error();
         // SAFETY: the context is the driver's own, made by CONTEXT_CREATE, and not used again.
         let result = unsafe { (self.driver().cuCtxDestroy_v2)(real) };
         self.context_changed();
@@ -449,15 +448,7 @@ impl Executor {
         // The command came in a context that is no more.
         self.header.context = 0;
         self.devices[ordinal].used = true;
-        self.forget_error();
         Ok(ordinal)
-    }
-
-    /// A context takes the error that has broken it with it.
-    fn forget_error(&self) {
-        if let Some(shared) = self.shared {
-            shared.header().sticky.store(0, std::sync::atomic::Ordering::Release);
-        }
     }
 
     /// Makes a primary context as new. What the worker itself has in it is taken out before and put back after.

@@ -244,7 +244,7 @@ impl Drop for App {
 }
 
 /// Programs without the option by which all others say how far they are.
-const WITHOUT_PROGRESS: [&str; 7] = ["counter", "bad", "firstkernel", "micro", "moment", "never", "visible"];
+const WITHOUT_PROGRESS: [&str; 8] = ["counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "visible"];
 
 /// Whether a program can say how far it is.
 pub(crate) fn says_progress(name: &str) -> bool {

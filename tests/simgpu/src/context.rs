@@ -5,7 +5,10 @@
 //!   created   by cuCtxCreate, ended by cuCtxDestroy
 //! ```
 //!
-//! The first failure of a command is the context's for good: everything after it answers with that error.
+//! The first failure of a command is the context's for good: everything after it answers with that error. Of most such
+//! failures cuda.h says that they leave the process in an inconsistent state, so that any further CUDA work returns the same
+//! error until the process ends: all contexts have failed then, new ones too. (What a driver does with other devices'
+//! contexts nobody has looked at yet; `tests/apps/broken.cu` asks one.)
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -13,8 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult,
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_ASSERT, CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUDA_ERROR_INVALID_ADDRESS_SPACE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_SUCCESS, CUresult,
 };
 
 use crate::config::log;
@@ -29,6 +34,33 @@ use crate::texture::Bindings;
 
 /// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
 const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
+
+/// The error after which this process can do nothing more.
+static LOST: AtomicI32 = AtomicI32::new(CUDA_SUCCESS);
+
+/// Whether cuda.h says of an error that the process must be terminated and relaunched.
+fn loses_process(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+    )
+}
+
+/// An error if there can be no context in this process any more.
+pub(crate) fn process_is_well() -> Result<()> {
+    match LOST.load(Ordering::SeqCst) {
+        CUDA_SUCCESS => Ok(()),
+        code => Err(code),
+    }
+}
 
 /// A context that is alive.
 #[derive(Debug)]
@@ -97,11 +129,11 @@ impl Context {
         })
     }
 
-    /// The error that the context has failed with.
+    /// The error that the context, or the process, has failed with.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.error.load(Ordering::SeqCst) {
-            CUDA_SUCCESS => Ok(()),
-            code => Err(code),
+        match (self.error.load(Ordering::SeqCst), LOST.load(Ordering::SeqCst)) {
+            (CUDA_SUCCESS, CUDA_SUCCESS) => Ok(()),
+            (CUDA_SUCCESS, code) | (code, _) => Err(code),
         }
     }
 
@@ -110,6 +142,9 @@ impl Context {
         let first = self.error.compare_exchange(CUDA_SUCCESS, code, Ordering::SeqCst, Ordering::SeqCst);
         if first.is_ok() && code != CUDA_ERROR_CONTEXT_IS_DESTROYED {
             log!("a context of device {} fails with error {code}", self.device.ordinal);
+        }
+        if loses_process(code) {
+            let _ = LOST.compare_exchange(CUDA_SUCCESS, code, Ordering::SeqCst, Ordering::SeqCst);
         }
         self.cancel();
     }

@@ -27,6 +27,7 @@ pub unsafe fn cuCtxCreate_v2(out: *mut CUcontext, flags: u32, dev: CUdevice) -> 
     status(|| {
         check_flags(flags)?;
         let device = device(dev)?;
+        crate::context::process_is_well()?;
         let handle = handles::next();
         unsafe { put(out, handle) }?;
         handles::insert(handle, Object::Context(Context::new(handle, device, flags)));
