@@ -257,6 +257,7 @@ fn phase(from: &proto::Phase) -> Phase {
         Ok(proto::PhaseName::PHASE_LOAD) => PhaseName::Load,
         Ok(proto::PhaseName::PHASE_REPLAY) => PhaseName::Replay,
         Ok(proto::PhaseName::PHASE_STALL) => PhaseName::Stall,
+        Ok(proto::PhaseName::PHASE_WAIT) => PhaseName::Wait,
         Ok(proto::PhaseName::PHASE_UNKNOWN) | Err(_) => PhaseName::Unknown,
     };
     Phase { name, start: from.start, duration: from.duration, bytes: from.bytes }

@@ -118,6 +118,7 @@ fn phase(from: &Phase) -> proto::Phase {
         PhaseName::Load => proto::PhaseName::PHASE_LOAD,
         PhaseName::Replay => proto::PhaseName::PHASE_REPLAY,
         PhaseName::Stall => proto::PhaseName::PHASE_STALL,
+        PhaseName::Wait => proto::PhaseName::PHASE_WAIT,
         PhaseName::Unknown => proto::PhaseName::PHASE_UNKNOWN,
     };
     proto::Phase {

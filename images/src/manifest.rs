@@ -169,6 +169,8 @@ pub enum PhaseName {
     Replay,
     /// What the GPU side cost the application: from all idle to open rings, less the freeze.
     Stall,
+    /// What commands waited for once rings were open, since they would have written what was not copied yet.
+    Wait,
     /// Written by a later version.
     Unknown,
 }
@@ -189,6 +191,7 @@ impl PhaseName {
             Self::Load => "load",
             Self::Replay => "replay",
             Self::Stall => "stall",
+            Self::Wait => "wait",
             Self::Unknown => "unknown",
         }
     }

@@ -584,6 +584,8 @@ pub enum WorkerRequest {
         compression: String,
         /// How memory is kept as it is while the client goes on.
         copying: Copying,
+        /// Whether `Precopy` was asked for this image.
+        precopied: bool,
     },
     /// How far is it?
     Progress,

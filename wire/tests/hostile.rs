@@ -87,6 +87,7 @@ fn messages() -> Vec<Vec<u8>> {
         elsewhere: vec![[2; 16]],
         compression: "zstd".into(),
         copying: Copying::Cow,
+        precopied: true,
     };
     all.push(serde_json::to_vec(&save).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Begun { code: vec![], secured: Secured::default() }).unwrap());

@@ -15,20 +15,24 @@ use rekindle_wire::layout::Shared;
 use rekindle_wire::ring;
 use tracing::{info, warn};
 
+use super::copying::Cancel;
 use super::pinned::Arrived;
 use super::silence::{self, Silence};
 
 /// What comes from the daemon, or about it.
 pub(super) enum Event {
     /// A request, to be answered.
-    Request(Message<WorkerRequest>),
+    Request(Message<WorkerRequest>, Asker),
     /// The daemon is gone.
     DaemonGone,
 }
 
+/// The daemon that has asked: an answer is for it alone, also when another has taken over meanwhile.
+pub(super) type Asker = Arc<UnixStream>;
+
 /// A reply, and the daemon that it is for.
 struct Answer {
-    socket: UnixStream,
+    socket: Asker,
     reply: WorkerReply,
     blob: Vec<u8>,
     files: Vec<OwnedFd>,
@@ -37,13 +41,13 @@ struct Answer {
 /// What the threads share with the executor.
 pub(super) struct Channel {
     /// Where replies go; replaced when another daemon takes over.
-    socket: Mutex<UnixStream>,
+    socket: Mutex<Asker>,
     /// Their way to the thread that writes them.
     answers: Sender<Answer>,
     /// How long the daemon has said nothing.
     pub(super) silence: Silence,
     /// Set when a save is to be cut short.
-    pub(super) cancel: Arc<AtomicBool>,
+    pub(super) cancel: Arc<Cancel>,
     /// Something has come for the executor to look at.
     pub(super) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
@@ -61,7 +65,7 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
     let (answers, replies) = channel();
     let reading = socket.try_clone()?;
     let channel = Arc::new(Channel {
-        socket: Mutex::new(socket),
+        socket: Mutex::new(Arc::new(socket)),
         answers,
         silence: Silence::new(),
         cancel: Arc::default(),
@@ -84,31 +88,32 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
 
 impl Channel {
     fn read(&self, mut socket: UnixStream, events: &Sender<Event>) {
+        let Some(mut asker) = self.asker() else { return };
         loop {
             if !self.silence.wait_readable(&socket) {
                 // The executor sees it too, once it is through with what it was saving.
-                self.cancel.store(true, Ordering::Release);
+                self.cancel.fire();
                 std::thread::sleep(silence::LOOK);
                 continue;
             }
             let received = frame::receive::<WorkerRequest>(&socket);
             self.silence.heard();
             match received {
-                Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.store(true, Ordering::Release),
+                Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
                 Ok(message) => {
                     // Here and not when the executor comes to it: a `Cancel` may follow at once.
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
-                        self.cancel.store(false, Ordering::Release);
+                        self.cancel.expect_another();
                     }
-                    if events.send(Event::Request(message)).is_err() {
+                    if events.send(Event::Request(message, Arc::clone(&asker))).is_err() {
                         return;
                     }
                     self.wake();
                 }
                 Err(error) => {
                     info!("the daemon is gone ({error})");
-                    self.cancel.store(true, Ordering::Release);
+                    self.cancel.fire();
                     if events.send(Event::DaemonGone).is_err() {
                         return;
                     }
@@ -119,8 +124,9 @@ impl Channel {
                         unsafe { libc::_exit(0) }
                     };
                     let Ok(reading) = next.try_clone() else { return };
+                    asker = Arc::new(next);
                     if let Ok(mut current) = self.socket.lock() {
-                        *current = next;
+                        *current = Arc::clone(&asker);
                     }
                     socket = reading;
                 }
@@ -156,16 +162,19 @@ impl Channel {
         }
     }
 
+    /// The daemon that there is now.
+    pub(super) fn asker(&self) -> Option<Asker> {
+        self.socket.lock().ok().map(|it| Arc::clone(&it))
+    }
+
     /// Answers a request.
-    pub(super) fn answer(&self, reply: WorkerReply, blob: Vec<u8>) {
-        self.answer_with(reply, blob, Vec::new());
+    pub(super) fn answer(&self, asker: &Asker, reply: WorkerReply, blob: Vec<u8>) {
+        self.answer_with(asker, reply, blob, Vec::new());
     }
 
     /// Answers a request with descriptors.
-    pub(super) fn answer_with(&self, reply: WorkerReply, blob: Vec<u8>, files: Vec<OwnedFd>) {
-        let socket = self.socket.lock().ok().and_then(|it| it.try_clone().ok());
-        let sent = socket.map(|socket| self.answers.send(Answer { socket, reply, blob, files }).is_ok());
-        if sent != Some(true) {
+    pub(super) fn answer_with(&self, asker: &Asker, reply: WorkerReply, blob: Vec<u8>, files: Vec<OwnedFd>) {
+        if self.answers.send(Answer { socket: Arc::clone(asker), reply, blob, files }).is_err() {
             warn!("an answer to the daemon is lost");
         }
     }

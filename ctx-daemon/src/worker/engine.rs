@@ -16,7 +16,7 @@ use rekindle_wire::control::WRONG_GUESS;
 use thiserror::Error;
 
 use super::boxes::ArrayPart;
-use super::copying::{Copying, Place, Taken};
+use super::copying::{Copying, Taken};
 use super::driver::{CallFailed, Driver, expect};
 
 /// Why a copy was not finished.
@@ -30,7 +30,7 @@ pub(crate) enum EngineError {
     Cancelled,
     /// A job's memory is not as it was at the quiesce.
     #[error("{WRONG_GUESS}: {length} bytes at {address:#x} were written while they were copied")]
-    WrongGuess { place: Place, address: u64, length: u64 },
+    WrongGuess { address: u64, length: u64 },
     #[error("a copying thread failed")]
     Lost,
 }
@@ -190,20 +190,19 @@ impl Engine {
         driver: &Driver,
         copying: &Copying,
         writer: &DataWriter,
-        cancel: &AtomicBool,
     ) -> Result<(), EngineError> {
         let lanes = self.lanes.len().min(copying.tasks.len());
         self.run(lanes, &AtomicBool::new(false), |lane, _| {
             while let Some(taken) = copying.take() {
-                let copied = if cancel.load(Relaxed) {
-                    Err(EngineError::Cancelled)
-                } else {
-                    copy_one(driver, lane, copying, &taken, writer)
-                };
-                copied.inspect_err(|_| copying.fail())?;
+                copy_one(driver, lane, copying, &taken, writer).inspect_err(|_| copying.fail())?;
             }
             Ok(())
-        })
+        })?;
+        match copying.wrong() {
+            Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
+            None if copying.has_failed() => Err(EngineError::Cancelled),
+            None => Ok(()),
+        }
     }
 
     /// Fills device memory from data files.
@@ -296,9 +295,15 @@ fn copy_one(
     let hash = writer.hash(content);
     let task = &copying.tasks[taken.index];
     if task.expected.is_some_and(|expected| expected != hash) {
-        return Err(EngineError::WrongGuess { place: task.place, address: task.job.address, length: task.job.length });
+        copying.is_wrong(taken);
+        return Ok(());
+    }
+    if copying.is_in_vain() {
+        copying.is_passed(taken);
+        return Ok(());
     }
     let piece = match &task.before {
+        Some(before) if before.hash == hash => *before,
         Some(before) => writer.replace_hashed(before, content, hash)?,
         None => writer.append_hashed(job.offset, content, hash)?,
     };

@@ -126,6 +126,8 @@ pub(crate) struct Executor {
     pub(crate) background: Option<Background>,
     /// What commands have to look at before they are executed, meanwhile.
     pub(crate) guard: Option<Guard>,
+    /// Sets it aside.
+    pub(crate) reserving: Option<std::thread::JoinHandle<()>>,
     /// Device memory that was set aside for clones.
     pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
     /// What was copied before the quiesce.
@@ -186,6 +188,7 @@ impl Executor {
             tracker: Some(Box::new(Tracker::new(&table))),
             background: None,
             guard: None,
+            reserving: None,
             reserved: Arc::default(),
             precopied: None,
             surprised: HashSet::new(),
@@ -235,7 +238,7 @@ impl Executor {
         let watch = if self.observed.is_some() { self.watch(&header, parameters) } else { None };
         let mut payload = Writer::new();
         let mut outcome = self.carry_out(&header, parameters, &mut payload);
-        if is_out_of_memory(&outcome) && self.make_room() {
+        if is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room() {
             payload = Writer::new();
             outcome = self.carry_out(&header, parameters, &mut payload);
         }
@@ -559,6 +562,12 @@ impl Executor {
         // kernel frees everything, and the closing connection tells the client.
         unsafe { libc::_exit(3) }
     }
+}
+
+/// Whether a command that has failed can be executed again: it has taken nothing with it.
+fn is_repeatable(call: u16) -> bool {
+    use command::{ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC};
+    call < command::FIRST || [ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC].contains(&call)
 }
 
 fn is_out_of_memory(outcome: &Result<Outcome, Refused>) -> bool {

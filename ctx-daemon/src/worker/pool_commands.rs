@@ -172,11 +172,15 @@ impl Executor {
     pub(crate) fn retry_pool_alloc(&mut self, wanted: &Wanted, reply: u16) {
         self.pools.settle(self.driver());
         let mut payload = Writer::new();
-        let result = match self.allocate_from_pool(wanted, None, &mut payload) {
+        let mut allocate = |executor: &mut Self| match executor.allocate_from_pool(wanted, None, &mut payload) {
             Ok(result) => result,
             Err(Refused::Code(code)) => code,
             Err(_) => CUDA_ERROR_UNKNOWN,
         };
+        let mut result = allocate(self);
+        if result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room() {
+            result = allocate(self);
+        }
         self.answer(reply, result, payload.bytes());
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{
@@ -15,11 +15,14 @@ use rekindle_wire::control::{Copying as How, SavedCode, Secured, Waits};
 use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
 
-use super::copying::{Clones, Copying, Guard, Keeping, Place, Precopied, Task};
+use super::copying::{Cancel, Clones, Copying, Guard, Keeping, Place, Precopied, Task};
 use super::engine::{Engine, EngineError, Job, jobs};
 use super::executor::Executor;
 use super::times::Ages;
 use super::vmm::{self, Alias};
+
+/// How long a copy that was given up may take to end, before the next one.
+const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
 pub(crate) const STATE_VERSION: u32 = 8;
@@ -72,7 +75,10 @@ impl Draft {
 /// A copy that goes on in the background: until it is over the engine is with it.
 pub(crate) struct Background {
     pub(crate) copying: Arc<Copying>,
-    thread: JoinHandle<(Engine, Result<(), EngineError>)>,
+    /// Until it has been waited for.
+    thread: Option<JoinHandle<Option<(Engine, Result<(), EngineError>)>>>,
+    /// What came of it, then.
+    result: Option<Result<(), EngineError>>,
     /// Of a save.
     draft: Option<Draft>,
 }
@@ -84,9 +90,11 @@ pub(crate) struct Wanted {
     pub(crate) key: ContentKey,
     /// Of the data file; not used where a pre-copy has one already.
     pub(crate) writer: DataWriter,
+    /// Whether a pre-copy was made for this image.
+    pub(crate) precopied: bool,
     pub(crate) elsewhere: BTreeSet<PieceId>,
     pub(crate) how: How,
-    pub(crate) cancel: Arc<AtomicBool>,
+    pub(crate) cancel: Arc<Cancel>,
 }
 
 /// How far a copy is.
@@ -129,11 +137,11 @@ impl Executor {
     }
 
     fn begin_with(&mut self, aliases: &[Alias], wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), String> {
-        let failed = |e: &dyn std::fmt::Display| e.to_string();
         self.prepare_engine()?;
         // Every stream is idle: what was freed in its order is free.
         self.pools.settle(self.driver());
-        let precopied = self.precopied.take();
+        self.join_reserving();
+        let precopied = self.precopied.take().filter(|_| wanted.precopied);
         let writer = match &precopied {
             Some(precopied) => Arc::clone(&precopied.writer),
             None => Arc::new(wanted.writer),
@@ -159,7 +167,31 @@ impl Executor {
             }
         };
 
-        let mut blobs = self.save_arriving(&writer)?;
+        let described = self.describe(&writer, wanted.head, allocations, globals);
+        let (client, code) = match described {
+            Ok(described) => described,
+            Err(why) => {
+                room.into_iter().for_each(|room| room.release(self.driver()));
+                return Err(why);
+            }
+        };
+        let copying = Copying::new(tasks, room, false);
+        let draft = Draft { client, arrays, regions };
+        self.guard = Some(Guard::new(Arc::clone(&copying)));
+        self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft))?;
+        Ok((code, secured))
+    }
+
+    /// The client's part of the manifest, but for where the content of its memory is; and the code that it has.
+    fn describe(
+        &mut self,
+        writer: &DataWriter,
+        head: u64,
+        allocations: Vec<Allocation>,
+        globals: Vec<Global>,
+    ) -> Result<(Client, Vec<SavedCode>), String> {
+        let failed = |e: &dyn std::fmt::Display| e.to_string();
+        let mut blobs = self.save_arriving(writer)?;
         if let Some(held) = self.held_bytes() {
             let pieces = writer.append_all(&held).map_err(|e| failed(&e))?;
             blobs.push(Blob { kind: HELD_COMMANDS, handle: 0, device: 0, size: held.len() as u64, pieces });
@@ -168,8 +200,8 @@ impl Executor {
             let pieces = writer.append_all(&graphs).map_err(|e| failed(&e))?;
             blobs.push(Blob { kind: GRAPHS, handle: 0, device: 0, size: graphs.len() as u64, pieces });
         }
-        blobs.extend(self.save_prints(&writer)?);
-        blobs.extend(self.save_code_logs(&writer)?);
+        blobs.extend(self.save_prints(writer)?);
+        blobs.extend(self.save_code_logs(writer)?);
         let ages = self.event_ages();
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
@@ -179,11 +211,11 @@ impl Executor {
                 let size = self.code.get(hash).map(|i| i.bytes.len() as u64);
                 size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or("a code image is missing")
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
         let client = Client {
             wire_version: rekindle_wire::WIRE_VERSION,
             gpus: self.describe_gpus(),
-            ring: Ring { size: layout::SHARED_SIZE as u64, head: wanted.head },
+            ring: Ring { size: layout::SHARED_SIZE as u64, head: head },
             worker_version: STATE_VERSION,
             worker_state: self.state_bytes(&ages),
             windows: self.describe_windows(),
@@ -195,26 +227,17 @@ impl Executor {
             blobs,
             ..Default::default()
         };
-        let copying = Copying::new(tasks, room, false);
-        let draft = Draft { client, arrays, regions };
-        self.guard = Some(Guard::new(Arc::clone(&copying)));
-        self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft))?;
-        Ok((code, secured))
+        Ok((client, code))
     }
 
     /// Begins to copy while the client runs; or again what has changed since, into the same file.
-    pub(crate) fn begin_precopy(
-        &mut self,
-        key: ContentKey,
-        writer: DataWriter,
-        cancel: Arc<AtomicBool>,
-    ) -> Result<(), String> {
+    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), String> {
         self.discard_finished();
         if self.background.is_some() {
             return Err("it is being copied already: wait until that is over".into());
         }
         self.prepare_engine()?;
-        let mut precopied = match self.precopied.take() {
+        let precopied = match self.precopied.take() {
             Some(precopied) => precopied,
             None => Precopied::new(Arc::new(writer)),
         };
@@ -222,28 +245,14 @@ impl Executor {
         let mut all = Vec::new();
         self.describe_allocations(&aliases, &mut all);
         let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
-        // What others write too is copied when all are at rest.
+        // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
+        // again.
         let mut tasks: Vec<_> = tasks.filter(|task| task.keeping != Keeping::Closed).collect();
-        if !precopied.is_empty() {
-            let hashed = self.hasher.set_key(self.driver(), &key).map_err(|e| e.to_string());
-            let hashed = hashed.and_then(|()| self.hash_tasks(&mut tasks, |_| true));
-            self.context_changed();
-            if let Err(why) = hashed {
-                self.unmap_aliases(&aliases);
-                return Err(why);
-            }
-            let changed = |task: &Task| {
-                let still = |hash| precopied.still(task.place, task.job.offset, task.job.length, hash);
-                task.expected.and_then(still).is_none()
-            };
-            tasks.retain(changed);
-        }
         for task in &mut tasks {
             (task.keeping, task.expected) = (Keeping::Unkept, None);
             task.before = precopied.before(task.place, task.job.offset, task.job.length);
         }
         let writer = Arc::clone(&precopied.writer);
-        precopied.begin();
         self.precopied = Some(precopied);
         let copying = Copying::new(tasks, None, true);
         self.copy_in_background(copying, writer, cancel, aliases, None)
@@ -283,66 +292,89 @@ impl Executor {
         &mut self,
         copying: Arc<Copying>,
         writer: Arc<DataWriter>,
-        cancel: Arc<AtomicBool>,
+        cancel: Arc<Cancel>,
         aliases: Vec<Alias>,
         draft: Option<Draft>,
     ) -> Result<(), String> {
-        let mut engine = self.engine.take().ok_or("it is being copied already: wait until that is over")?;
+        let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
+        let last = draft.is_some();
+        let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
+        let to_unmap = aliases.clone();
+        let work = move || {
+            let mut engine = handed_over.recv().ok()?;
+            let mut result = engine.copy_out(driver, &of_thread, &writer);
+            if result.is_ok() && last {
+                result = writer.seal().map(|_| ()).map_err(Into::into);
+            }
+            // No lane is at work any more, and soon no clone is being made: what they used may go away.
+            let room = of_thread.stop();
+            vmm::unmap_aliases(driver, &aliases);
+            room.into_iter().for_each(|room| room.release(driver));
+            of_thread.end();
+            Some((engine, result))
+        };
+        let started = std::thread::Builder::new().name("copy".into()).spawn(work);
+        let engine = self.engine.take();
+        let (thread, engine) = match (started, engine) {
+            (Ok(thread), Some(engine)) => (thread, engine),
+            (started, engine) => {
+                self.engine = engine;
+                self.guard = None;
+                // Where there is a thread, it ends without an engine.
+                drop(hand_over);
+                drop(started.map(JoinHandle::join));
+                vmm::unmap_aliases(driver, &to_unmap);
+                copying.stop().into_iter().for_each(|room| room.release(driver));
+                copying.end();
+                return Err("cannot start a thread that copies".into());
+            }
+        };
         for device in &mut self.devices {
             device.memory.set_kept(Some(Arc::clone(&copying)));
         }
-        let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
-        // What the file holds besides the memory.
-        let others = |draft: &Draft| draft.client.blobs.iter().flat_map(|it| it.pieces.clone()).collect::<Vec<_>>();
-        let last = draft.as_ref().map(others);
-        let work = move || {
-            let mut result = engine.copy_out(driver, &of_thread, &writer, &cancel);
-            if let (Ok(()), Some(others)) = (&result, last) {
-                // A pre-copy may have left what is not in the image after all.
-                let pieces = of_thread.pieces();
-                result = pieces.and_then(|all| Ok(writer.seal_keeping(all.iter().chain(&others)).map(drop)?));
-            }
-            vmm::unmap_aliases(driver, &aliases);
-            // From here on memory may go away and clones are given back: no lane is at work any more.
-            of_thread.end().into_iter().for_each(|room| room.release(driver));
-            (engine, result)
-        };
-        match std::thread::Builder::new().name("copy".into()).spawn(work) {
-            Ok(thread) => {
-                self.background = Some(Background { copying, thread, draft });
-                Ok(())
-            }
-            // The engine is gone with the thread that there is not.
-            Err(error) => {
-                copying.end().into_iter().for_each(|room| room.release(driver));
-                self.end_guard();
-                Err(format!("cannot start a thread that copies: {error}"))
-            }
+        cancel.begun(&copying);
+        // It waits for the engine alone.
+        let _ = hand_over.send(engine);
+        self.background = Some(Background { copying, thread: Some(thread), result: None, draft });
+        Ok(())
+    }
+
+    /// Takes the engine back from a copy that is over, or about to be.
+    fn join_background(&mut self) {
+        let Some(background) = &mut self.background else { return };
+        if let Some(thread) = background.thread.take() {
+            let ended = thread.join().ok().flatten();
+            let (engine, result) =
+                ended.map_or((None, Err(EngineError::Lost)), |(engine, result)| (Some(engine), result));
+            (self.engine, background.result) = (engine, Some(result));
         }
     }
 
     /// How far the copy is. Once it is over this is said once.
     pub(crate) fn progress(&mut self) -> Result<Progress, String> {
-        let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
-        let copying = Arc::clone(&background.copying);
+        let copying = match &self.background {
+            None => return Err("nothing is being copied".into()),
+            Some(background) => Arc::clone(&background.copying),
+        };
         if !copying.is_over() {
-            self.background = Some(background);
             return Ok(Progress::Saving {
                 may_open: copying.may_open(),
                 copied: copying.copied(),
                 bytes: copying.bytes,
             });
         }
-        let Ok((engine, result)) = background.thread.join() else { return Err("a copying thread failed".into()) };
-        self.engine = Some(engine);
+        self.join_background();
+        let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
         let (waits, names) = self.end_guard();
-        match result {
+        match background.result.unwrap_or(Err(EngineError::Lost)) {
             Ok(()) => {}
             Err(error) => {
                 self.precopied = None;
-                let EngineError::WrongGuess { place, .. } = error else { return Err(error.to_string()) };
-                self.surprised.insert(place);
-                return Err(format!("{error}, by one of the kernels {}", names.join(", ")));
+                self.surprised.extend(copying.wrong_places());
+                return Err(match error {
+                    EngineError::WrongGuess { .. } => format!("{error}, by one of the kernels {}", names.join(", ")),
+                    error => error.to_string(),
+                });
             }
         }
         let client = match background.draft {
@@ -354,43 +386,54 @@ impl Executor {
                 None
             }
         };
-        Ok(Progress::Saved { client, bytes: copying.bytes, waits })
+        let bytes = if client.is_some() { copying.bytes } else { copying.changed() };
+        Ok(Progress::Saved { client, bytes, waits })
     }
 
-    /// Forgets a copy that is over and that nobody has asked about.
+    /// Forgets a copy that nobody asks about any more: one that is over, or that was given up and is about to be.
     fn discard_finished(&mut self) {
-        if self.background.as_ref().is_some_and(|background| background.copying.is_over())
+        let over = |background: &Background| {
+            let copying = &background.copying;
+            let patience = Instant::now() + GIVEN_UP;
+            while copying.has_failed() && !copying.is_over() && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            copying.is_over()
+        };
+        if self.background.as_ref().is_some_and(over)
             && let Err(why) = self.progress()
         {
             tracing::debug!("a copy that nobody asked about: {why}");
         }
     }
 
-    /// Waits until nothing is copied in the background any more; what came of it is told by [`Executor::progress`].
+    /// Waits until nothing is copied in the background any more, nor memory set aside, and has the engine back; what came
+    /// of the copy is told by [`Executor::progress`].
     pub(crate) fn wait_for_background(&mut self) {
+        self.join_reserving();
         if let Some(background) = &self.background {
             background.copying.wait_until_over();
         }
+        self.join_background();
     }
 
-    /// The ring is about to be opened: a copy that needs it closed is given up, and memory that was set aside for one
-    /// that did not begin is given back.
-    pub(crate) fn before_opening(&mut self, cancel: &AtomicBool) {
+    /// The ring is about to be opened: a copy that needs it closed is given up, and what was prepared for one that did not
+    /// begin is given back.
+    pub(crate) fn before_opening(&mut self) {
         if let Some(background) = &self.background
-            && !background.copying.may_open()
+            && (!background.copying.may_open() || background.draft.is_none())
         {
-            cancel.store(true, Ordering::Release);
-            background.copying.wait_until_over();
+            background.copying.fail();
+            background.copying.wait_until_quiet();
         }
-        if self.background.is_none() {
-            self.give_up_reserved();
-            self.precopied = None;
-        }
+        self.precopied = None;
+        self.join_reserving();
+        self.give_up_reserved();
     }
 
     /// Sets device memory aside for clones, and says `done` when that has been done.
     pub(crate) fn reserve_clones(
-        &self,
+        &mut self,
         bytes: Option<u64>,
         done: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<()> {
@@ -409,25 +452,35 @@ impl Executor {
             former.into_iter().for_each(|former| former.release(driver));
             done();
         };
-        std::thread::Builder::new().name("reserve".into()).spawn(work).map(|_| ())
+        self.join_reserving();
+        self.reserving = Some(std::thread::Builder::new().name("reserve".into()).spawn(work)?);
+        Ok(())
+    }
+
+    /// Waits until memory has been set aside that is being so.
+    fn join_reserving(&mut self) {
+        if let Some(thread) = self.reserving.take() {
+            drop(thread.join());
+        }
     }
 
     /// Bytes of a device's memory that clones take.
     pub(crate) fn taken_by_clones(&self, device: usize) -> u64 {
         let aside = self.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
         let used = self.background.as_ref().map(|background| background.copying.reserved(device));
-        aside.or(used).unwrap_or(0)
+        aside.unwrap_or(0).saturating_add(used.unwrap_or(0))
     }
 
     /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
     /// copied.
     pub(crate) fn make_room(&mut self) -> bool {
+        self.join_reserving();
         if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
             return false;
         }
-        self.wait_for_background();
         self.give_up_reserved();
-        true
+        // One that was given up may hang for a disk's sake.
+        self.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
     }
 
     /// Gives back device memory that was set aside and is not used.

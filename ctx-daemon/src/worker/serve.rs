@@ -18,7 +18,7 @@ use rekindle_wire::ring::Consumer;
 use tracing::{error, info, warn};
 
 use super::access::observe;
-use super::channel::{self, Channel, Event};
+use super::channel::{self, Asker, Channel, Event};
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
 use super::rest::{Closing, Rest};
@@ -79,7 +79,8 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    channel.answer(WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
+    let Some(asker) = channel.asker() else { return ExitCode::from(1) };
+    channel.answer(&asker, WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
     let few_cores = super::cores() < CORES_TO_SPIN;
     let mut server = Server {
         executor,
@@ -187,8 +188,8 @@ impl Server {
     }
 
     fn handle(&mut self, event: Event) {
-        let message = match event {
-            Event::Request(message) => message,
+        let (message, asker) = match event {
+            Event::Request(message, asker) => (message, asker),
             Event::DaemonGone => {
                 match self.state {
                     State::Closing | State::Quiesced => self.open(),
@@ -200,25 +201,26 @@ impl Server {
             }
         };
         if let WorkerRequest::Reserve { bytes } = message.body {
-            return self.reserve(bytes);
+            return self.reserve(bytes, asker);
         }
         if let Some((reply, files)) = self.sharing(&message) {
-            return self.channel.answer_with(reply, Vec::new(), files);
+            return self.channel.answer_with(&asker, reply, Vec::new(), files);
         }
         let (reply, blob) = match self.request(message) {
             Ok(done) => done,
             Err(reason) => (WorkerReply::Failed { reason }, Vec::new()),
         };
-        self.channel.answer(reply, blob);
+        self.channel.answer(&asker, reply, blob);
     }
 
     /// Sets memory aside for clones; answers when that has been done, and the client runs on meanwhile.
-    fn reserve(&mut self, bytes: Option<u64>) {
-        let channel = Arc::clone(&self.channel);
-        let begun = self.executor.reserve_clones(bytes, move || channel.answer(WorkerReply::Done, Vec::new()));
+    fn reserve(&mut self, bytes: Option<u64>, asker: Asker) {
+        let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
+        let done = move || channel.answer(&of_thread, WorkerReply::Done, Vec::new());
+        let begun = self.executor.reserve_clones(bytes, done);
         if let Err(error) = begun {
             let reason = format!("cannot start a thread: {error}");
-            self.channel.answer(WorkerReply::Failed { reason }, Vec::new());
+            self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
         }
     }
 
@@ -256,7 +258,7 @@ impl Server {
             (WorkerRequest::Open, State::Closing | State::Quiesced | State::Restoring) if self.consumer.is_some() => {
                 self.open();
             }
-            (WorkerRequest::Open, State::Open) => self.executor.before_opening(&self.channel.cancel),
+            (WorkerRequest::Open, State::Open) => self.executor.before_opening(),
             (WorkerRequest::Hold, State::Quiesced) => {}
             (WorkerRequest::Hold, _) => {
                 return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
@@ -265,15 +267,16 @@ impl Server {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 let cancel = Arc::clone(&self.channel.cancel);
                 let key = ContentKey::from_bytes(hash_key);
-                self.executor.begin_precopy(key, writer(data, file, key, &compression, &blob)?, cancel)?;
+                self.executor.begin_precopy(writer(data, file, key, &compression, &blob)?, cancel)?;
             }
-            (WorkerRequest::Save { hash_key, file, elsewhere, compression, copying }, State::Quiesced) => {
+            (WorkerRequest::Save { hash_key, file, elsewhere, compression, copying, precopied }, State::Quiesced) => {
                 let data = fds.next().ok_or("no data file came with the request")?;
                 let key = ContentKey::from_bytes(hash_key);
                 let (code, secured) = self.executor.begin_saving(Wanted {
                     head: self.consumer.as_ref().map_or(0, Consumer::head),
                     writer: writer(data, file, key, &compression, &blob)?,
                     key,
+                    precopied,
                     elsewhere: elsewhere.into_iter().collect(),
                     how: copying,
                     cancel: Arc::clone(&self.channel.cancel),
@@ -465,7 +468,7 @@ impl Server {
     }
 
     fn open(&mut self) {
-        self.executor.before_opening(&self.channel.cancel);
+        self.executor.before_opening();
         self.channel.silence.listen(false);
         self.executor.held.open();
         self.state = State::Open;

@@ -173,6 +173,10 @@ impl Timeline {
                 duration: closed.saturating_sub(freeze).as_nanos() as u64,
                 bytes: 0,
             });
+            if self.costs.waits.commands > 0 {
+                let ns = Duration::from_nanos(self.costs.waits.ns);
+                phases.push(phase(PhaseName::Wait, opened_at, opened_at + ns, self.costs.waits.cloned));
+            }
         }
         phases
     }

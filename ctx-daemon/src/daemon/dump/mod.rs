@@ -45,7 +45,7 @@ use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
 use super::Daemon;
 use super::checkpoints::{self, DumpGuard, MomentError};
-use super::clients::{Client, HoldGuard, Pending};
+use super::clients::{Client, ClientState, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
 use super::ipc::{self, SharingError};
 use super::pidns::{PidError, PidView};
@@ -251,7 +251,7 @@ impl<'a> Dump<'a> {
             checkpoints::wait_for_moment(daemon, stream, under)?;
         }
         let quiesce_began = Instant::now();
-        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout)?;
+        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| let_go(&planned))?;
         let idle_at = Instant::now();
         dump.quiesce_began = quiesce_began;
         ipc::within(daemon, &clients)?;
@@ -281,6 +281,9 @@ impl<'a> Dump<'a> {
     fn prepare(&self, writer: Option<&ImageWriter>, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
+        if let Some(held) = planned.iter().find(|it| it.client.state() != ClientState::Running) {
+            return Err(QuiesceError::Held(held.client.to_string()).into());
+        }
         let prepare = |it: &mut Planned| {
             it.reserve(config.cow_pool)?;
             writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, goes_on))
@@ -292,10 +295,7 @@ impl<'a> Dump<'a> {
         match results.into_iter().collect::<Result<(), _>>() {
             Ok(()) => Ok(planned),
             Err(error) => {
-                // What was set aside is given back.
-                for it in &planned {
-                    let _ = it.client.worker.ask(&WorkerRequest::Open, &[], Some(LET_GO));
-                }
+                let_go(&planned);
                 Err(error.into())
             }
         }
@@ -468,6 +468,15 @@ impl<'a> Dump<'a> {
         );
         self.stage = Stage::Durable(job);
         Ok(Reply::Durable)
+    }
+}
+
+/// What was prepared for a dump that does not begin is given back, but for clients that another dump has.
+fn let_go(planned: &[Planned]) {
+    for it in planned.iter().filter(|it| it.client.state() == ClientState::Running) {
+        if let Err(error) = it.client.worker.ask(&WorkerRequest::Open, &[], Some(LET_GO)) {
+            debug!("{} keeps what was prepared for its dump until the next: {error}", it.client);
+        }
     }
 }
 

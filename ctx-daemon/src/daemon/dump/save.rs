@@ -402,6 +402,7 @@ impl Shared {
             elsewhere,
             compression: writer.compression().to_string(),
             copying: planned.chosen.copying(),
+            precopied: planned.file.is_some(),
         };
         let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
         let blob = known.to_bytes();

@@ -50,6 +50,9 @@ impl Copying {
     fn secure(&self, driver: &Driver, places: &[Place], mut stream: impl FnMut(usize) -> Option<CUstream>) -> u64 {
         let mut clones: Vec<(usize, u64)> = Vec::new();
         let mut inner = self.lock();
+        if inner.failed {
+            return 0;
+        }
         for place in places {
             let Some(jobs) = inner.places.get(place).copied().filter(|jobs| jobs.unsafe_left > 0) else { continue };
             for index in jobs.first..jobs.end {
@@ -89,7 +92,7 @@ impl Copying {
         }
         let is_unsafe =
             |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
-        while !inner.failed && !self.is_over() && places.iter().any(|place| is_unsafe(place, &inner)) {
+        while !inner.failed && !inner.over && places.iter().any(|place| is_unsafe(place, &inner)) {
             inner = self.wait(inner);
         }
         cloned
@@ -108,15 +111,18 @@ impl Copying {
         for device in devices {
             let no_stream = CallFailed { call: "a stream for clones", code: CUDA_ERROR_INVALID_HANDLE };
             let stream = stream(device).ok_or(no_stream)?;
-            for (index, address) in clones.iter().filter(|(index, _)| self.tasks[*index].job.device == device) {
-                let job = self.tasks[*index].job;
-                // SAFETY: the job's memory is the client's and stays mapped while the job is not safe; the clone's
-                // was taken for this.
-                let copied = unsafe { (driver.cuMemcpyAsync)(*address, job.address, job.length as usize, stream) };
-                expect("cuMemcpyAsync", copied)?;
-            }
+            let own = clones.iter().filter(|(index, _)| self.tasks[*index].job.device == device);
+            let enqueued =
+                own.map(|(index, address)| (self.tasks[*index].job, address)).try_for_each(|(job, address)| {
+                    // SAFETY: the job's memory is the client's and stays mapped while the job is not safe; the clone's
+                    // was taken for this.
+                    let copied = unsafe { (driver.cuMemcpyAsync)(*address, job.address, job.length as usize, stream) };
+                    expect("cuMemcpyAsync", copied)
+                });
+            // What was enqueued is over also where something could not be.
             // SAFETY: the stream is ours.
-            expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) })?;
+            let done = expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) });
+            enqueued.and(done)?;
         }
         Ok(())
     }
@@ -154,7 +160,7 @@ impl Copying {
             let jobs = inner.places.get(place).copied();
             jobs.is_some_and(|jobs| inner.states[jobs.first..jobs.end].contains(&State::Reading))
         };
-        while !self.is_over()
+        while !inner.over
             && places.iter().any(|place| if inner.failed { is_read(place, &inner) } else { is_unsafe(place, &inner) })
         {
             inner = self.wait(inner);

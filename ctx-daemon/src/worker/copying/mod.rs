@@ -23,17 +23,19 @@
 //! A **pre-copy** is the same without a quiesce: nothing is protected, lanes copy what they find, and the copy made at
 //! the quiesce takes what still has the hash. Memory that goes away meanwhile is left out.
 
+mod cancel;
 mod clones;
 mod guard;
 mod precopy;
 mod secure;
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rekindle_images::{Piece, PieceHash};
 
+pub(crate) use self::cancel::Cancel;
 pub(crate) use self::clones::Clones;
 pub(crate) use self::guard::Guard;
 pub(crate) use self::precopy::Precopied;
@@ -120,9 +122,10 @@ pub(crate) struct Copying {
     /// As many jobs are not safe: 0 frees commands from all of this.
     unsafe_left: AtomicUsize,
     copied: AtomicU64,
+    /// Of those, bytes that were not in the file before.
+    changed_bytes: AtomicU64,
     /// Bytes of all jobs.
     pub(crate) bytes: u64,
-    is_over: AtomicBool,
     /// Whether what goes away is left out, rather than waited for.
     leaves_out: bool,
 }
@@ -145,6 +148,9 @@ struct Inner {
     /// Of those, as many must be before the ring opens.
     closed_left: usize,
     failed: bool,
+    /// Places that were not as they were at the quiesce: nothing more is written, but all are looked at.
+    wrong: BTreeSet<Place>,
+    over: bool,
     room: Option<Clones>,
 }
 
@@ -209,6 +215,8 @@ impl Copying {
             closed_left: tasks.iter().filter(closed).count(),
             order,
             failed: false,
+            wrong: BTreeSet::new(),
+            over: false,
             room,
             states,
         };
@@ -220,7 +228,7 @@ impl Copying {
             changed: Condvar::new(),
             unsafe_left: AtomicUsize::new(unsafe_left),
             copied: AtomicU64::new(there),
-            is_over: AtomicBool::new(false),
+            changed_bytes: AtomicU64::new(0),
             leaves_out,
         })
     }
@@ -304,7 +312,7 @@ impl Copying {
         if let Some(jobs) = inner.places.get_mut(&self.tasks[index].place) {
             jobs.unsafe_left = jobs.unsafe_left.saturating_sub(1);
         }
-        self.unsafe_left.fetch_sub(1, Ordering::Release);
+        let _ = self.unsafe_left.fetch_update(Ordering::Release, Ordering::Relaxed, |left| left.checked_sub(1));
     }
 
     /// A lane has written the job's content.
@@ -315,6 +323,45 @@ impl Copying {
         self.is_done(&mut inner, taken.index);
         drop(inner);
         self.copied.fetch_add(taken.job.length, Ordering::Relaxed);
+        if self.tasks[taken.index].before.is_none_or(|before| before.hash != piece.hash) {
+            self.changed_bytes.fetch_add(taken.job.length, Ordering::Relaxed);
+        }
+        self.changed.notify_all();
+    }
+
+    /// A lane has a job's content that is not what it was at the quiesce. There will be no image; the others are looked at
+    /// all the same, so that the next one does not meet the same in another place.
+    pub(crate) fn is_wrong(&self, taken: &Taken) {
+        let mut inner = self.lock();
+        inner.wrong.insert(self.tasks[taken.index].place);
+        drop(inner);
+        self.is_passed(taken);
+    }
+
+    /// Whether there will be no image, since something was wrong.
+    pub(crate) fn is_in_vain(&self) -> bool {
+        !self.lock().wrong.is_empty()
+    }
+
+    /// All that was wrong.
+    pub(crate) fn wrong_places(&self) -> BTreeSet<Place> {
+        self.lock().wrong.clone()
+    }
+
+    /// The first bytes that were wrong, and how many at most: of a whole place.
+    pub(crate) fn wrong(&self) -> Option<(u64, u64)> {
+        let first = *self.lock().wrong.first()?;
+        let of_it = self.tasks.iter().filter(|task| task.place == first);
+        let address = of_it.clone().map(|task| task.job.address).min()?;
+        Some((address, of_it.map(|task| task.job.length).sum()))
+    }
+
+    /// A lane has looked at a job, and written nothing.
+    pub(crate) fn is_passed(&self, taken: &Taken) {
+        let mut inner = self.lock();
+        inner.states[taken.index] = State::Done;
+        self.is_done(&mut inner, taken.index);
+        drop(inner);
         self.changed.notify_all();
     }
 
@@ -325,10 +372,15 @@ impl Copying {
         }
     }
 
-    /// A lane could not copy its job: none of them takes another.
+    /// The copy is given up, or a lane could not copy its job: none takes another, and nothing is waited for any more.
     pub(crate) fn fail(&self) {
         self.lock().failed = true;
         self.changed.notify_all();
+    }
+
+    /// Whether it was given up.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().failed
     }
 
     /// Where each job is in the image, once all are.
@@ -344,28 +396,51 @@ impl Copying {
         pieces.filter_map(|(task, piece)| Some((task.place, task.job.offset, (*piece)?))).collect()
     }
 
-    /// Nothing uses the client's memory for this copy any more, or will.
-    pub(crate) fn end(&self) -> Option<Clones> {
-        let room = {
-            let mut inner = self.lock();
-            inner.failed |= inner.left > 0;
-            inner.room.take()
-        };
+    /// No lane is at work any more: waits until nobody else uses the client's memory for this copy, or will. Gives back
+    /// what was for clones.
+    pub(crate) fn stop(&self) -> Option<Clones> {
+        let mut inner = self.lock();
+        inner.failed |= inner.left > 0;
+        while inner.states.contains(&State::Cloning) {
+            inner = self.wait(inner);
+        }
+        inner.room.take()
+    }
+
+    /// It is over. [`Copying::stop`] came before, and what it gave has been given back.
+    pub(crate) fn end(&self) {
         self.unsafe_left.store(0, Ordering::Release);
-        self.is_over.store(true, Ordering::Release);
+        self.lock().over = true;
         self.changed.notify_all();
-        room
     }
 
     /// Whether it has ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
+        self.lock().over
     }
 
     /// Waits until it has.
     pub(crate) fn wait_until_over(&self) {
         let mut inner = self.lock();
-        while !self.is_over() {
+        while !inner.over {
+            inner = self.wait(inner);
+        }
+    }
+
+    /// Waits until it has ended or was given up; whether it has ended.
+    pub(crate) fn wait_unless_failed(&self) -> bool {
+        let mut inner = self.lock();
+        while !inner.over && !inner.failed {
+            inner = self.wait(inner);
+        }
+        inner.over
+    }
+
+    /// Waits until nothing reads the client's memory, of a copy that was given up: what is on the host may yet have to be
+    /// written, by a disk that hangs.
+    pub(crate) fn wait_until_quiet(&self) {
+        let mut inner = self.lock();
+        while !inner.over && inner.states.iter().any(|state| matches!(state, State::Reading | State::Cloning)) {
             inner = self.wait(inner);
         }
     }
@@ -373,6 +448,11 @@ impl Copying {
     /// Whether the ring may be opened as far as this is concerned.
     pub(crate) fn may_open(&self) -> bool {
         self.lock().closed_left == 0
+    }
+
+    /// Bytes that were copied and were not in the file before.
+    pub(crate) fn changed(&self) -> u64 {
+        self.changed_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes copied.

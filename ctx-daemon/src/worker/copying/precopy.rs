@@ -11,23 +11,12 @@ use super::Place;
 pub(crate) struct Precopied {
     pub(crate) writer: Arc<DataWriter>,
     pieces: HashMap<(Place, u64), Piece>,
-    begun: bool,
 }
 
 impl Precopied {
     /// Nothing yet, into this file.
     pub(crate) fn new(writer: Arc<DataWriter>) -> Self {
-        Self { writer, pieces: HashMap::new(), begun: false }
-    }
-
-    /// Whether nothing was copied yet.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.begun
-    }
-
-    /// A round begins.
-    pub(crate) fn begin(&mut self) {
-        self.begun = true;
+        Self { writer, pieces: HashMap::new() }
     }
 
     /// These were copied, and take the place of what was.

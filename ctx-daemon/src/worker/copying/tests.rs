@@ -43,7 +43,9 @@ fn everything_is_copied_once_and_closed_jobs_come_first() {
     assert_eq!(order, [4, 0, 2, 3]);
     assert_eq!((copying.copied(), copying.bytes), (5 * MIB, 5 * MIB));
     assert_eq!(copying.pieces().unwrap().len(), 5);
-    assert!(copying.end().is_none() && copying.is_over());
+    assert!(copying.stop().is_none() && !copying.is_over());
+    copying.end();
+    assert!(copying.is_over());
 }
 
 #[test]
@@ -53,6 +55,7 @@ fn what_a_lane_could_not_copy_is_in_no_image() {
     copying.is_read(&taken);
     copying.fail();
     assert!(copying.take().is_none() && copying.pieces().is_err());
+    copying.stop();
     copying.end();
     // Nobody waits for it any more.
     copying.let_go(BASE, BASE + MIB);
@@ -109,4 +112,56 @@ fn clones_are_copied_from_their_place_and_give_it_back() {
     // What a command may have to wait for comes before what is safe already.
     assert_eq!(taken.last(), Some(&(0, clone)));
     assert_eq!(copying.lock().room.as_mut().unwrap().take(0, 8 * MIB), Some(clone));
+}
+
+#[test]
+fn what_is_wrong_in_one_place_does_not_keep_others_from_being_looked_at() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    while let Some(taken) = copying.take() {
+        copying.is_read(&taken);
+        if [1, 3].contains(&taken.index) {
+            copying.is_wrong(&taken);
+        } else {
+            copying.is_passed(&taken);
+        }
+    }
+    let places: Vec<_> = copying.wrong_places().into_iter().collect();
+    assert_eq!(places, [Place::Allocation(BASE), Place::Allocation(BASE + 8 * MIB)]);
+    assert_eq!(copying.wrong(), Some((BASE, 3 * MIB)));
+    assert!(copying.is_in_vain() && copying.pieces().is_err());
+}
+
+#[test]
+fn a_copy_stops_only_when_no_clone_is_being_made() {
+    let copying = Copying::new(tasks(Keeping::Protected), Some(Clones::imagined(8 * MIB)), false);
+    copying.lock().states[2] = State::Cloning;
+    copying.fail();
+    let stopping = {
+        let copying = Arc::clone(&copying);
+        std::thread::spawn(move || copying.stop().is_some())
+    };
+    assert!(!copying.wait_unless_failed());
+    let mut inner = copying.lock();
+    assert!(inner.room.is_some());
+    copying.make_safe(&mut inner, 2, State::Cloned(1));
+    drop(inner);
+    copying.changed.notify_all();
+    assert!(stopping.join().unwrap());
+}
+
+#[test]
+fn a_copy_that_is_cancelled_before_it_begins_does_not_begin() {
+    let cancel = Cancel::default();
+    cancel.expect_another();
+    cancel.fire();
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    cancel.begun(&copying);
+    assert!(copying.take().is_none());
+    // The next one is another's.
+    cancel.expect_another();
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    cancel.begun(&copying);
+    assert!(copying.take().is_some());
+    cancel.fire();
+    assert!(copying.take().is_none());
 }
