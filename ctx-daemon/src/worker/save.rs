@@ -297,14 +297,18 @@ impl Executor {
         draft: Option<Draft>,
     ) -> Result<(), String> {
         let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
-        let last = draft.is_some();
+        // What the file holds besides the memory.
+        let others = |draft: &Draft| draft.client.blobs.iter().flat_map(|it| it.pieces.clone()).collect::<Vec<_>>();
+        let last = draft.as_ref().map(others);
         let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
         let to_unmap = aliases.clone();
         let work = move || {
             let mut engine = handed_over.recv().ok()?;
             let mut result = engine.copy_out(driver, &of_thread, &writer);
-            if result.is_ok() && last {
-                result = writer.seal().map(|_| ()).map_err(Into::into);
+            if let (Ok(()), Some(others)) = (&result, last) {
+                // A pre-copy may have left what is not in the image after all.
+                let pieces = of_thread.pieces();
+                result = pieces.and_then(|all| Ok(writer.seal_keeping(all.iter().chain(&others)).map(drop)?));
             }
             // No lane is at work any more, and soon no clone is being made: what they used may go away.
             let room = of_thread.stop();

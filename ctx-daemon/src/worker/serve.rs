@@ -79,8 +79,10 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    let Some(asker) = channel.asker() else { return ExitCode::from(1) };
-    channel.answer(&asker, WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
+    // Whoever started it; not kept, so that its connection ends with it.
+    if let Some(asker) = channel.asker() {
+        channel.answer(&asker, WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
+    }
     let few_cores = super::cores() < CORES_TO_SPIN;
     let mut server = Server {
         executor,
