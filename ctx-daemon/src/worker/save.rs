@@ -72,11 +72,14 @@ impl Draft {
     }
 }
 
+/// The engine, and what came of its copy; nothing where it never got one.
+type Copied = Option<(Engine, Result<(), EngineError>)>;
+
 /// A copy that goes on in the background: until it is over the engine is with it.
 pub(crate) struct Background {
     pub(crate) copying: Arc<Copying>,
     /// Until it has been waited for.
-    thread: Option<JoinHandle<Option<(Engine, Result<(), EngineError>)>>>,
+    thread: Option<JoinHandle<Copied>>,
     /// What came of it, then.
     result: Option<Result<(), EngineError>>,
     /// Of a save.
@@ -215,7 +218,7 @@ impl Executor {
         let client = Client {
             wire_version: rekindle_wire::WIRE_VERSION,
             gpus: self.describe_gpus(),
-            ring: Ring { size: layout::SHARED_SIZE as u64, head: head },
+            ring: Ring { size: layout::SHARED_SIZE as u64, head },
             worker_version: STATE_VERSION,
             worker_state: self.state_bytes(&ages),
             windows: self.describe_windows(),
