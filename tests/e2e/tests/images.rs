@@ -152,7 +152,22 @@ fn another_compute_capability_fails_the_restore() -> Result {
 
 #[test]
 fn too_little_gpu_memory_fails_the_restore() -> Result {
-    elsewhere(&[("SIMGPU_MEMORY", "64K")], "restore on a GPU with more memory")
+    let mut node = Node::start()?;
+    let until = node.path("until");
+    let until_text = until.display().to_string();
+    let app = node.run("steady", &["--until", &until_text, "--ballast-kib", "32768", "--sleep-us", "3000"])?;
+    app.reaches(20)?;
+    let image = node.dump_and_kill(app)?;
+    node.stop_daemon()?;
+    // Enough for what a worker has of its own.
+    node.start_daemon(&[("SIMGPU_MEMORY", "16M")])?;
+    is_refused(&node, &image, "restore on a GPU with more memory")?;
+    node.stop_daemon()?;
+    node.start_daemon(&[])?;
+    let app = node.restore(&image)?;
+    fs::write(&until, "")?;
+    assert_eq!(app.finish()?, "steady ok\n");
+    node.finish()
 }
 
 #[test]
