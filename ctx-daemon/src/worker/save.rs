@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{
@@ -11,18 +9,15 @@ use rekindle_images::{
     WindowKind,
 };
 use rekindle_wire::codec::Writer;
-use rekindle_wire::control::{Copying as How, SavedCode, Secured, Waits};
+use rekindle_wire::control::{Copying as How, SavedCode, Secured};
 use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
 
-use super::copying::{Cancel, Clones, Copying, Guard, Keeping, Place, Precopied, Task};
-use super::engine::{Engine, EngineError, Job, jobs};
+use super::copying::{Cancel, Copying, Guard, Keeping, Place, Task};
+use super::engine::{Job, jobs};
 use super::executor::Executor;
 use super::times::Ages;
-use super::vmm::{self, Alias};
-
-/// How long a copy that was given up may take to end, before the next one.
-const GIVEN_UP: Duration = Duration::from_secs(5);
+use super::vmm::Alias;
 
 /// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
 pub(crate) const STATE_VERSION: u32 = 8;
@@ -48,7 +43,7 @@ pub(crate) const POOLED: u64 = 1;
 pub(crate) const PIECE: u64 = 2;
 
 /// A client's part of the manifest, but for where the content of its memory is.
-struct Draft {
+pub(crate) struct Draft {
     client: Client,
     /// To be the first of the client's blobs.
     arrays: Vec<Blob>,
@@ -57,8 +52,13 @@ struct Draft {
 }
 
 impl Draft {
+    /// Pieces of the data file that hold something else than the memory.
+    pub(crate) fn other_pieces(&self) -> Vec<Piece> {
+        self.client.blobs.iter().flat_map(|blob| blob.pieces.clone()).collect()
+    }
+
     /// With the jobs' pieces, in their order.
-    fn complete(self, pieces: Vec<Piece>) -> Client {
+    pub(crate) fn complete(self, pieces: Vec<Piece>) -> Client {
         let Self { mut client, mut arrays, regions } = self;
         for (region, piece) in regions.iter().zip(pieces) {
             match *region {
@@ -70,20 +70,6 @@ impl Draft {
         client.blobs.extend(arrays);
         client
     }
-}
-
-/// The engine, and what came of its copy; nothing where it never got one.
-type Copied = Option<(Engine, Result<(), EngineError>)>;
-
-/// A copy that goes on in the background: until it is over the engine is with it.
-pub(crate) struct Background {
-    pub(crate) copying: Arc<Copying>,
-    /// Until it has been waited for.
-    thread: Option<JoinHandle<Copied>>,
-    /// What came of it, then.
-    result: Option<Result<(), EngineError>>,
-    /// Of a save.
-    draft: Option<Draft>,
 }
 
 /// What is asked of a save.
@@ -98,21 +84,6 @@ pub(crate) struct Wanted {
     pub(crate) elsewhere: BTreeSet<PieceId>,
     pub(crate) how: How,
     pub(crate) cancel: Arc<Cancel>,
-}
-
-/// How far a copy is.
-pub(crate) enum Progress {
-    Saving {
-        may_open: bool,
-        copied: u64,
-        bytes: u64,
-    },
-    /// It is over; the client's part of the manifest, if it was a save.
-    Saved {
-        client: Option<Box<Client>>,
-        bytes: u64,
-        waits: Waits,
-    },
 }
 
 impl Executor {
@@ -233,36 +204,8 @@ impl Executor {
         Ok((client, code))
     }
 
-    /// Begins to copy while the client runs; or again what has changed since, into the same file.
-    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), String> {
-        self.discard_finished();
-        if self.background.is_some() {
-            return Err("it is being copied already: wait until that is over".into());
-        }
-        self.prepare_engine()?;
-        let precopied = match self.precopied.take() {
-            Some(precopied) => precopied,
-            None => Precopied::new(Arc::new(writer)),
-        };
-        let aliases = self.map_aliases()?;
-        let mut all = Vec::new();
-        self.describe_allocations(&aliases, &mut all);
-        let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
-        // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
-        // again.
-        let mut tasks: Vec<_> = tasks.filter(|task| task.keeping != Keeping::Closed).collect();
-        for task in &mut tasks {
-            (task.keeping, task.expected) = (Keeping::Unkept, None);
-            task.before = precopied.before(task.place, task.job.offset, task.job.length);
-        }
-        let writer = Arc::clone(&precopied.writer);
-        self.precopied = Some(precopied);
-        let copying = Copying::new(tasks, None, true);
-        self.copy_in_background(copying, writer, cancel, aliases, None)
-    }
-
     /// A job, kept closed where nothing else keeps it.
-    fn task(&self, place: Place, job: Job) -> Task {
+    pub(crate) fn task(&self, place: Place, job: Job) -> Task {
         let shared = match place {
             Place::Allocation(address) => {
                 let memory = self.devices.get(job.device).map(|device| &device.memory);
@@ -282,221 +225,11 @@ impl Executor {
         }
     }
 
-    fn prepare_engine(&mut self) -> Result<(), String> {
-        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
-        let driver = self.driver();
-        let engine = self.engine.as_mut().ok_or("it is being copied already: wait until that is over")?;
-        let prepared = engine.prepare(driver, &primaries).map_err(|e| e.to_string());
-        self.context_changed();
-        prepared
-    }
-
-    fn copy_in_background(
-        &mut self,
-        copying: Arc<Copying>,
-        writer: Arc<DataWriter>,
-        cancel: Arc<Cancel>,
-        aliases: Vec<Alias>,
-        draft: Option<Draft>,
-    ) -> Result<(), String> {
-        let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
-        // What the file holds besides the memory.
-        let others = |draft: &Draft| draft.client.blobs.iter().flat_map(|it| it.pieces.clone()).collect::<Vec<_>>();
-        let last = draft.as_ref().map(others);
-        let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
-        let to_unmap = aliases.clone();
-        let work = move || {
-            let mut engine = handed_over.recv().ok()?;
-            let mut result = engine.copy_out(driver, &of_thread, &writer);
-            if let (Ok(()), Some(others)) = (&result, last) {
-                // A pre-copy may have left what is not in the image after all.
-                let pieces = of_thread.pieces();
-                result = pieces.and_then(|all| Ok(writer.seal_keeping(all.iter().chain(&others)).map(drop)?));
-            }
-            // No lane is at work any more, and soon no clone is being made: what they used may go away.
-            let room = of_thread.stop();
-            vmm::unmap_aliases(driver, &aliases);
-            room.into_iter().for_each(|room| room.release(driver));
-            of_thread.end();
-            Some((engine, result))
-        };
-        let started = std::thread::Builder::new().name("copy".into()).spawn(work);
-        let engine = self.engine.take();
-        let (thread, engine) = match (started, engine) {
-            (Ok(thread), Some(engine)) => (thread, engine),
-            (started, engine) => {
-                self.engine = engine;
-                self.guard = None;
-                // Where there is a thread, it ends without an engine.
-                drop(hand_over);
-                drop(started.map(JoinHandle::join));
-                vmm::unmap_aliases(driver, &to_unmap);
-                copying.stop().into_iter().for_each(|room| room.release(driver));
-                copying.end();
-                return Err("cannot start a thread that copies".into());
-            }
-        };
-        for device in &mut self.devices {
-            device.memory.set_kept(Some(Arc::clone(&copying)));
-        }
-        cancel.begun(&copying);
-        // It waits for the engine alone.
-        let _ = hand_over.send(engine);
-        self.background = Some(Background { copying, thread: Some(thread), result: None, draft });
-        Ok(())
-    }
-
-    /// Takes the engine back from a copy that is over, or about to be.
-    fn join_background(&mut self) {
-        let Some(background) = &mut self.background else { return };
-        if let Some(thread) = background.thread.take() {
-            let ended = thread.join().ok().flatten();
-            let (engine, result) =
-                ended.map_or((None, Err(EngineError::Lost)), |(engine, result)| (Some(engine), result));
-            (self.engine, background.result) = (engine, Some(result));
-        }
-    }
-
-    /// How far the copy is. Once it is over this is said once.
-    pub(crate) fn progress(&mut self) -> Result<Progress, String> {
-        let copying = match &self.background {
-            None => return Err("nothing is being copied".into()),
-            Some(background) => Arc::clone(&background.copying),
-        };
-        if !copying.is_over() {
-            return Ok(Progress::Saving {
-                may_open: copying.may_open(),
-                copied: copying.copied(),
-                bytes: copying.bytes,
-            });
-        }
-        self.join_background();
-        let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
-        let (waits, names) = self.end_guard();
-        match background.result.unwrap_or(Err(EngineError::Lost)) {
-            Ok(()) => {}
-            Err(error) => {
-                self.precopied = None;
-                self.surprised.extend(copying.wrong_places());
-                return Err(match error {
-                    EngineError::WrongGuess { .. } => format!("{error}, by one of the kernels {}", names.join(", ")),
-                    error => error.to_string(),
-                });
-            }
-        }
-        let client = match background.draft {
-            Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?))),
-            None => {
-                if let Some(precopied) = &mut self.precopied {
-                    precopied.add(copying.copied_pieces());
-                }
-                None
-            }
-        };
-        let bytes = if client.is_some() { copying.bytes } else { copying.changed() };
-        Ok(Progress::Saved { client, bytes, waits })
-    }
-
-    /// Forgets a copy that nobody asks about any more: one that is over, or that was given up and is about to be.
-    fn discard_finished(&mut self) {
-        let over = |background: &Background| {
-            let copying = &background.copying;
-            let patience = Instant::now() + GIVEN_UP;
-            while copying.has_failed() && !copying.is_over() && Instant::now() < patience {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            copying.is_over()
-        };
-        if self.background.as_ref().is_some_and(over)
-            && let Err(why) = self.progress()
-        {
-            tracing::debug!("a copy that nobody asked about: {why}");
-        }
-    }
-
-    /// Waits until nothing is copied in the background any more, nor memory set aside, and has the engine back; what came
-    /// of the copy is told by [`Executor::progress`].
-    pub(crate) fn wait_for_background(&mut self) {
-        self.join_reserving();
-        if let Some(background) = &self.background {
-            background.copying.wait_until_over();
-        }
-        self.join_background();
-    }
-
-    /// The ring is about to be opened: a copy that needs it closed is given up, and what was prepared for one that did not
-    /// begin is given back.
-    pub(crate) fn before_opening(&mut self) {
-        if let Some(background) = &self.background
-            && (!background.copying.may_open() || background.draft.is_none())
-        {
-            background.copying.fail();
-            background.copying.wait_until_quiet();
-        }
-        self.precopied = None;
-        self.join_reserving();
-        self.give_up_reserved();
-    }
-
-    /// Sets device memory aside for clones, and says `done` when that has been done.
-    pub(crate) fn reserve_clones(
-        &mut self,
-        bytes: Option<u64>,
-        done: impl FnOnce() + Send + 'static,
-    ) -> std::io::Result<()> {
-        let devices: Vec<_> = self.devices.iter().map(|d| (d.device, d.primary)).collect();
-        let has = |ordinal: usize| {
-            let memory = self.devices.get(ordinal).map_or(0, |d| d.memory.bytes());
-            memory.saturating_add(self.vmm.bytes(ordinal))
-        };
-        // Each job begins at a boundary of its own.
-        let wanted: Vec<u64> =
-            (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
-        let (driver, reserved) = (self.driver(), Arc::clone(&self.reserved));
-        let work = move || {
-            let clones = Clones::reserve(driver, &devices, &wanted);
-            let former = reserved.lock().ok().and_then(|mut reserved| reserved.replace(clones));
-            former.into_iter().for_each(|former| former.release(driver));
-            done();
-        };
-        self.join_reserving();
-        self.reserving = Some(std::thread::Builder::new().name("reserve".into()).spawn(work)?);
-        Ok(())
-    }
-
-    /// Waits until memory has been set aside that is being so.
-    fn join_reserving(&mut self) {
-        if let Some(thread) = self.reserving.take() {
-            drop(thread.join());
-        }
-    }
-
-    /// Bytes of a device's memory that clones take.
-    pub(crate) fn taken_by_clones(&self, device: usize) -> u64 {
-        let aside = self.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
-        let used = self.background.as_ref().map(|background| background.copying.reserved(device));
-        aside.unwrap_or(0).saturating_add(used.unwrap_or(0))
-    }
-
-    /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
-    /// copied.
-    pub(crate) fn make_room(&mut self) -> bool {
-        self.join_reserving();
-        if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
-            return false;
-        }
-        self.give_up_reserved();
-        // One that was given up may hang for a disk's sake.
-        self.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
-    }
-
-    /// Gives back device memory that was set aside and is not used.
-    pub(crate) fn give_up_reserved(&mut self) {
-        let reserved = self.reserved.lock().ok().and_then(|mut reserved| reserved.take());
-        reserved.into_iter().for_each(|reserved| reserved.release(self.driver()));
-    }
-
-    fn describe_allocations(&self, aliases: &[Alias], all: &mut Vec<(Region, Place, Job)>) -> Vec<Allocation> {
+    pub(crate) fn describe_allocations(
+        &self,
+        aliases: &[Alias],
+        all: &mut Vec<(Region, Place, Job)>,
+    ) -> Vec<Allocation> {
         let mut list = Vec::new();
         for (ordinal, device) in self.devices.iter().enumerate() {
             for (&address, allocation) in device.memory.allocations() {
@@ -664,7 +397,7 @@ impl Executor {
 
 /// The region that a piece belongs to, by its place in its list.
 #[derive(Clone, Copy)]
-enum Region {
+pub(crate) enum Region {
     Allocation(usize),
     Global(usize),
     Array(usize),

@@ -19,10 +19,11 @@ use tracing::{error, info, warn};
 
 use super::access::observe;
 use super::channel::{self, Asker, Channel, Event};
+use super::copying::Progress;
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
 use super::rest::{Closing, Rest};
-use super::save::{Progress, Wanted};
+use super::save::Wanted;
 use super::silence;
 
 /// Commands taken before anything else is looked at.

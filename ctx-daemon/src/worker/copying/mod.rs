@@ -23,10 +23,12 @@
 //! A **pre-copy** is the same without a quiesce: nothing is protected, lanes copy what they find, and the copy made at
 //! the quiesce takes what still has the hash. Memory that goes away meanwhile is left out.
 
+mod background;
 mod cancel;
 mod clones;
 mod guard;
 mod precopy;
+mod room;
 mod secure;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -35,6 +37,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rekindle_images::{Piece, PieceHash};
 
+pub(crate) use self::background::{Background, Progress};
 pub(crate) use self::cancel::Cancel;
 pub(crate) use self::clones::Clones;
 pub(crate) use self::guard::Guard;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rekindle_images::{DataWriter, Piece, PieceHash};
 
-use super::Place;
+use super::{Cancel, Copying, Keeping, Place};
+use crate::worker::executor::Executor;
 
 /// The outcome of pre-copies into one data file.
 pub(crate) struct Precopied {
@@ -34,6 +35,36 @@ impl Precopied {
         let piece = self.pieces.get(&(place, offset))?;
         // Of variables and arrays it is not known which they were.
         (place != Place::Other && piece.length == length).then_some(*piece)
+    }
+}
+
+impl Executor {
+    /// Begins to copy while the client runs; or again what has changed since, into the same file.
+    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), String> {
+        self.discard_finished();
+        if self.background.is_some() {
+            return Err("it is being copied already: wait until that is over".into());
+        }
+        self.prepare_engine()?;
+        let precopied = match self.precopied.take() {
+            Some(precopied) => precopied,
+            None => Precopied::new(Arc::new(writer)),
+        };
+        let aliases = self.map_aliases()?;
+        let mut all = Vec::new();
+        self.describe_allocations(&aliases, &mut all);
+        let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
+        // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
+        // again.
+        let mut tasks: Vec<_> = tasks.filter(|task| task.keeping != Keeping::Closed).collect();
+        for task in &mut tasks {
+            (task.keeping, task.expected) = (Keeping::Unkept, None);
+            task.before = precopied.before(task.place, task.job.offset, task.job.length);
+        }
+        let writer = Arc::clone(&precopied.writer);
+        self.precopied = Some(precopied);
+        let copying = Copying::new(tasks, None, true);
+        self.copy_in_background(copying, writer, cancel, aliases, None)
     }
 }
 

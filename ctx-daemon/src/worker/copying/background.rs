@@ -1,0 +1,208 @@
+//! A copy that goes on in the background: its thread, what has become of it, and who waits for its end.
+//!
+//! ```text
+//!   begin (save or pre-copy) ──engine──► thread "copy": lanes; seal; aliases unmapped, room given back
+//!                                           │ over
+//!   progress: Saving, Saving, … ────────────┴─► Saved, and the engine is back
+//! ```
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{Client, DataWriter};
+use rekindle_wire::control::Waits;
+
+use super::{Cancel, Copying};
+use crate::worker::engine::{Engine, EngineError};
+use crate::worker::executor::Executor;
+use crate::worker::save::Draft;
+use crate::worker::vmm::{self, Alias};
+
+/// How long a copy that was given up may take to end, before the next one.
+const GIVEN_UP: Duration = Duration::from_secs(5);
+
+/// The engine, and what came of its copy; nothing where it never got one.
+type Copied = Option<(Engine, Result<(), EngineError>)>;
+
+/// A copy that goes on in the background: until it is over the engine is with it.
+pub(crate) struct Background {
+    pub(crate) copying: Arc<Copying>,
+    /// Until it has been waited for.
+    thread: Option<JoinHandle<Copied>>,
+    /// What came of it, then.
+    result: Option<Result<(), EngineError>>,
+    /// Of a save.
+    draft: Option<Draft>,
+}
+
+/// How far a copy is.
+pub(crate) enum Progress {
+    Saving {
+        may_open: bool,
+        copied: u64,
+        bytes: u64,
+    },
+    /// It is over; the client's part of the manifest, if it was a save.
+    Saved {
+        client: Option<Box<Client>>,
+        bytes: u64,
+        waits: Waits,
+    },
+}
+
+impl Executor {
+    pub(crate) fn prepare_engine(&mut self) -> Result<(), String> {
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let driver = self.driver();
+        let engine = self.engine.as_mut().ok_or("it is being copied already: wait until that is over")?;
+        let prepared = engine.prepare(driver, &primaries).map_err(|e| e.to_string());
+        self.context_changed();
+        prepared
+    }
+
+    pub(crate) fn copy_in_background(
+        &mut self,
+        copying: Arc<Copying>,
+        writer: Arc<DataWriter>,
+        cancel: Arc<Cancel>,
+        aliases: Vec<Alias>,
+        draft: Option<Draft>,
+    ) -> Result<(), String> {
+        let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
+        let last = draft.as_ref().map(Draft::other_pieces);
+        let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
+        let to_unmap = aliases.clone();
+        let work = move || {
+            let mut engine = handed_over.recv().ok()?;
+            let mut result = engine.copy_out(driver, &of_thread, &writer);
+            if let (Ok(()), Some(others)) = (&result, last) {
+                // A pre-copy may have left what is not in the image after all.
+                let pieces = of_thread.pieces();
+                result = pieces.and_then(|all| Ok(writer.seal_keeping(all.iter().chain(&others)).map(drop)?));
+            }
+            // No lane is at work any more, and soon no clone is being made: what they used may go away.
+            let room = of_thread.stop();
+            vmm::unmap_aliases(driver, &aliases);
+            room.into_iter().for_each(|room| room.release(driver));
+            of_thread.end();
+            Some((engine, result))
+        };
+        let started = std::thread::Builder::new().name("copy".into()).spawn(work);
+        let engine = self.engine.take();
+        let (thread, engine) = match (started, engine) {
+            (Ok(thread), Some(engine)) => (thread, engine),
+            (started, engine) => {
+                self.engine = engine;
+                self.guard = None;
+                // Where there is a thread, it ends without an engine.
+                drop(hand_over);
+                drop(started.map(JoinHandle::join));
+                vmm::unmap_aliases(driver, &to_unmap);
+                copying.stop().into_iter().for_each(|room| room.release(driver));
+                copying.end();
+                return Err("cannot start a thread that copies".into());
+            }
+        };
+        for device in &mut self.devices {
+            device.memory.set_kept(Some(Arc::clone(&copying)));
+        }
+        cancel.begun(&copying);
+        // It waits for the engine alone.
+        let _ = hand_over.send(engine);
+        self.background = Some(Background { copying, thread: Some(thread), result: None, draft });
+        Ok(())
+    }
+
+    /// How far the copy is. Once it is over this is said once.
+    pub(crate) fn progress(&mut self) -> Result<Progress, String> {
+        let copying = match &self.background {
+            None => return Err("nothing is being copied".into()),
+            Some(background) => Arc::clone(&background.copying),
+        };
+        if !copying.is_over() {
+            return Ok(Progress::Saving {
+                may_open: copying.may_open(),
+                copied: copying.copied(),
+                bytes: copying.bytes,
+            });
+        }
+        self.join_background();
+        let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
+        let (waits, names) = self.end_guard();
+        match background.result.unwrap_or(Err(EngineError::Lost)) {
+            Ok(()) => {}
+            Err(error) => {
+                self.precopied = None;
+                self.surprised.extend(copying.wrong_places());
+                return Err(match error {
+                    EngineError::WrongGuess { .. } => format!("{error}, by one of the kernels {}", names.join(", ")),
+                    error => error.to_string(),
+                });
+            }
+        }
+        let client = match background.draft {
+            Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?))),
+            None => {
+                if let Some(precopied) = &mut self.precopied {
+                    precopied.add(copying.copied_pieces());
+                }
+                None
+            }
+        };
+        let bytes = if client.is_some() { copying.bytes } else { copying.changed() };
+        Ok(Progress::Saved { client, bytes, waits })
+    }
+
+    /// Takes the engine back from a copy that is over, or about to be.
+    fn join_background(&mut self) {
+        let Some(background) = &mut self.background else { return };
+        if let Some(thread) = background.thread.take() {
+            let ended = thread.join().ok().flatten();
+            let (engine, result) =
+                ended.map_or((None, Err(EngineError::Lost)), |(engine, result)| (Some(engine), result));
+            (self.engine, background.result) = (engine, Some(result));
+        }
+    }
+
+    /// Forgets a copy that nobody asks about any more: one that is over, or that was given up and is about to be.
+    pub(crate) fn discard_finished(&mut self) {
+        let over = |background: &Background| {
+            let copying = &background.copying;
+            let patience = Instant::now() + GIVEN_UP;
+            while copying.has_failed() && !copying.is_over() && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            copying.is_over()
+        };
+        if self.background.as_ref().is_some_and(over)
+            && let Err(why) = self.progress()
+        {
+            tracing::debug!("a copy that nobody asked about: {why}");
+        }
+    }
+
+    /// Waits until nothing is copied in the background any more, nor memory set aside, and has the engine back; what came
+    /// of the copy is told by [`Executor::progress`].
+    pub(crate) fn wait_for_background(&mut self) {
+        self.join_reserving();
+        if let Some(background) = &self.background {
+            background.copying.wait_until_over();
+        }
+        self.join_background();
+    }
+
+    /// The ring is about to be opened: a copy that needs it closed is given up, and what was prepared for one that did not
+    /// begin is given back.
+    pub(crate) fn before_opening(&mut self) {
+        if let Some(background) = &self.background
+            && (!background.copying.may_open() || background.draft.is_none())
+        {
+            background.copying.fail();
+            background.copying.wait_until_quiet();
+        }
+        self.precopied = None;
+        self.join_reserving();
+        self.give_up_reserved();
+    }
+}

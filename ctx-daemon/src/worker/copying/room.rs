@@ -1,0 +1,66 @@
+//! Device memory that is set aside for clones before a quiesce, and what happens to it when the client needs it.
+
+use std::sync::Arc;
+
+use super::Clones;
+use crate::worker::executor::Executor;
+
+impl Executor {
+    /// Sets device memory aside for clones, and says `done` when that has been done.
+    pub(crate) fn reserve_clones(
+        &mut self,
+        bytes: Option<u64>,
+        done: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
+        let devices: Vec<_> = self.devices.iter().map(|d| (d.device, d.primary)).collect();
+        let has = |ordinal: usize| {
+            let memory = self.devices.get(ordinal).map_or(0, |d| d.memory.bytes());
+            memory.saturating_add(self.vmm.bytes(ordinal))
+        };
+        // Each job begins at a boundary of its own.
+        let wanted: Vec<u64> =
+            (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
+        let (driver, reserved) = (self.driver(), Arc::clone(&self.reserved));
+        let work = move || {
+            let clones = Clones::reserve(driver, &devices, &wanted);
+            let former = reserved.lock().ok().and_then(|mut reserved| reserved.replace(clones));
+            former.into_iter().for_each(|former| former.release(driver));
+            done();
+        };
+        self.join_reserving();
+        self.reserving = Some(std::thread::Builder::new().name("reserve".into()).spawn(work)?);
+        Ok(())
+    }
+
+    /// Waits until memory has been set aside that is being so.
+    pub(crate) fn join_reserving(&mut self) {
+        if let Some(thread) = self.reserving.take() {
+            drop(thread.join());
+        }
+    }
+
+    /// Bytes of a device's memory that clones take.
+    pub(crate) fn taken_by_clones(&self, device: usize) -> u64 {
+        let aside = self.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
+        let used = self.background.as_ref().map(|background| background.copying.reserved(device));
+        aside.unwrap_or(0).saturating_add(used.unwrap_or(0))
+    }
+
+    /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
+    /// copied.
+    pub(crate) fn make_room(&mut self) -> bool {
+        self.join_reserving();
+        if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
+            return false;
+        }
+        self.give_up_reserved();
+        // One that was given up may hang for a disk's sake.
+        self.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
+    }
+
+    /// Gives back device memory that was set aside and is not used.
+    pub(crate) fn give_up_reserved(&mut self) {
+        let reserved = self.reserved.lock().ok().and_then(|mut reserved| reserved.take());
+        reserved.into_iter().for_each(|reserved| reserved.release(self.driver()));
+    }
+}

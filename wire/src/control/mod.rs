@@ -1,0 +1,350 @@
+//! Messages on the daemon's control socket, and between the daemon and its workers.
+//!
+//! Every connection to the daemon opens with an [`Opening`], which names both versions; what follows depends on the
+//! request in it.
+//!
+//! A dump, on one connection of the plugin's (hook order as CRIU calls them):
+//!
+//! ```text
+//!   PAUSE_DEVICES(root)      Pause{root} + [image directory]  -> Paused{pids} | Failed      all clients of the tree quiesced
+//!   CHECKPOINT_DEVICES(pid)  Frozen{pid}                      -> Frozen{ours}  | Failed      the copy begins with the first
+//!   DUMP_UNIX_SK(fd, id)     Socket{id, cookie}               -> Socket{ours}
+//!   exit(DUMP, 0)            Finish                           -> Durable | Failed            after the early resume
+//!   exit(DUMP, error)        (close)
+//! ```
+//!
+//! When the connection closes, whatever the reason, rings that are still closed open again, and an image that is not
+//! durable is removed: a killed CRIU leaves the application running. A kill dump ends the same way, its tasks having
+//! been killed before CRIU exits.
+//!
+//! Who has CRIU make a dump may say before how, and hears what becomes of it (`rekindle checkpoint`), on a connection of its own:
+//!
+//! ```text
+//!   Checkpoint{root}  -> Awaited | Failed     (then CRIU is started, and the dump is told as above)
+//!   Progress*         -> Progress             until this connection closes
+//! ```
+//!
+//! With `moment_ms` the answer to `Pause` waits until a client of the tree says `Moment`, which its application has it do.
+//!
+//! A restore:
+//!
+//! ```text
+//!   init(RESTORE)            Restore + [image directory]      -> NotOurs | Prepared{restore, sockets} | Failed
+//!   RESTORE_UNIX_SK(id)      (a connection of its own, in the target) Reattach{restore, socket}
+//!   RESUME_DEVICES_LATE(pid) Resume{pid}                      -> Resumed{ours} | Failed      the last one opens the rings
+//!   exit(RESTORE, status)    (close)
+//! ```
+//!
+//! When that connection closes before the rings are open, the restore's workers are given up.
+//!
+//! What a worker and its daemon say to each other is [`WorkerRequest`] and [`WorkerReply`].
+
+mod info;
+mod worker;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::info::*;
+pub use self::worker::*;
+use crate::access::AccessReport;
+use crate::attach::Attach;
+use crate::ipc::Token;
+use crate::nvml;
+
+/// Where the daemon listens unless its configuration says otherwise, and where everybody looks for it unless
+/// `REKINDLE_SOCKET` does.
+pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
+
+/// What the reason of a [`Reply::Failed`] says when a dump found out, too late to make it good, that a command wrote to
+/// memory that it was not expected to write to. The same dump by the protocol `stop` does not depend on that.
+pub const WRONG_GUESS: &str = "a guess of what is written was wrong";
+
+/// The first message of a connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opening {
+    /// [`crate::WIRE_VERSION`] of who connects.
+    pub wire: u32,
+    /// [`crate::TABLE_FINGERPRINT`] of who connects. Only an `Attach` depends on it.
+    pub table: u64,
+    /// The request, as JSON, so that a daemon of another version can still read the versions and refuse.
+    pub request: serde_json::Value,
+}
+
+impl Opening {
+    /// Wraps a request with this build's versions.
+    pub fn new(request: &Request) -> Result<Self, serde_json::Error> {
+        let request = serde_json::to_value(request)?;
+        Ok(Self { wire: crate::WIRE_VERSION, table: crate::TABLE_FINGERPRINT, request })
+    }
+}
+
+/// What one can ask of the daemon. `Attach` and `Reattach` hand the connection to a worker; `Pause` and `Restore` open
+/// a session that lasts as long as the connection, whose later messages are bare `Request`s.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// The interposer asks for a worker. Comes with the ring's and the staging's memfd.
+    Attach(Attach),
+    /// The plugin, in a process being restored: this connection takes the place of the dumped one.
+    Reattach {
+        /// From [`Reply::Prepared`].
+        restore: u64,
+        /// CRIU's id of the socket.
+        socket: u32,
+        /// `SO_COOKIE` of this end of the connection: the next dump asks by it. There is no reply, since whatever came
+        /// would be queued to the restored process.
+        cookie: u64,
+    },
+    /// A worker whose daemon is gone offers itself to the one that took its place. Comes with a copy of its client's
+    /// connection, whose credentials say who the client is. After `Rejoined` this connection is the worker's channel.
+    Rejoin {
+        /// What the client said when it attached.
+        attach: Attach,
+        /// What the client was told.
+        attached: crate::attach::Attached,
+    },
+
+    /// Quiesce all clients of a process tree. Comes with the image directory.
+    Pause {
+        /// The root of the tree, as CRIU's pid namespace numbers it.
+        root: i32,
+        /// `criu dump --leave-running`.
+        leave_running: bool,
+    },
+    /// This task is stopped. The first of a session starts the copy.
+    Frozen {
+        /// The task.
+        pid: i32,
+    },
+    /// Whose socket is this?
+    Socket {
+        /// CRIU's id, by which the restore asks again.
+        id: u32,
+        /// `SO_COOKIE` of the socket.
+        cookie: u64,
+    },
+    /// Answer when the image is durable.
+    Finish,
+
+    /// Prepare a restore from the image directory that comes with this.
+    Restore,
+    /// This task is complete but stopped; its shared memory can be taken.
+    Resume {
+        /// The task, as CRIU's pid namespace numbers it.
+        pid: i32,
+    },
+
+    /// List the clients.
+    List,
+    /// Who are you?
+    Status,
+    /// What has this client asked for?
+    Calls {
+        /// The client's process, as the asker numbers it.
+        pid: i32,
+    },
+    /// What has been counted of this client's accesses to memory?
+    Access {
+        /// The client's process, as the asker numbers it.
+        pid: i32,
+    },
+    /// Can this process tree be checkpointed now?
+    Check {
+        /// Its root, as the asker numbers it.
+        pid: i32,
+    },
+
+    /// Which protocol is a client to be checkpointed by?
+    Protocol {
+        /// The client's process, as the asker numbers it.
+        pid: i32,
+        /// What is to be different from now on.
+        change: ProtocolChange,
+    },
+
+    /// This process tree is about to be checkpointed by whoever holds this connection, which is a session for as long as
+    /// that goes on. `Progress` follows, any number of times.
+    Checkpoint {
+        /// Its root, as the asker numbers it.
+        root: i32,
+        /// By this protocol, whatever others say.
+        protocol: Option<String>,
+        /// Whether a dump of it begins only when one of its processes says `Moment`, and fails if none does for so many
+        /// milliseconds.
+        moment_ms: Option<u64>,
+    },
+    /// The asker, a client, is where it wants to be checkpointed. Answered when its worker takes no more commands.
+    Moment,
+    /// How far is the last dump of the tree?
+    Progress,
+
+    /// Let a container use GPUs. Only root and the daemon's own user may. What it was given before it keeps; limits that
+    /// are said take the place of others.
+    Grant {
+        /// The container's id.
+        container: String,
+        /// The process that it begins with, as the asker numbers it.
+        pid: i32,
+        /// Which: `all`, numbers as `Status` lists GPUs, or UUIDs (`GPU-...`, which may be cut short).
+        gpus: Vec<String>,
+        /// Of all its processes together.
+        limits: ContainerLimits,
+        /// The protocol that they are to be checkpointed by, by its name, if its maker says so.
+        protocol: Option<String>,
+    },
+    /// A container is gone, and what it was given with it. One that is still there keeps it.
+    Revoke {
+        /// The container's id.
+        container: String,
+    },
+
+    /// Have the asker's worker get the memory that this names.
+    Import {
+        /// As the exporter's worker has given it.
+        token: Token,
+    },
+
+    /// Which GPUs may the asker see?
+    Gpus,
+    /// How much memory of this GPU is free?
+    GpuMemory {
+        /// Its place in [`Reply::Gpus`].
+        gpu: u32,
+    },
+    /// Who computes on this GPU?
+    GpuProcesses {
+        /// Its place in [`Reply::Gpus`].
+        gpu: u32,
+    },
+    /// What does the machine's NVML say?
+    GpuAsk(nvml::Question),
+}
+
+/// What becomes of the protocol that somebody has chosen for a client.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub enum ProtocolChange {
+    /// Nothing: only say which it is.
+    Keep,
+    /// It is this one, by its name, as long as the client lives.
+    Choose(String),
+    /// None is chosen: what the program, its container or the configuration says counts again.
+    Forget,
+}
+
+/// The most that the processes of one container may have together, where there is a limit.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ContainerLimits {
+    /// Bytes of memory on each GPU.
+    pub device_memory: Option<u64>,
+    /// Bytes of pinned host memory.
+    pub pinned_memory: Option<u64>,
+    /// Processes that use a GPU at a time, each of which has a worker.
+    pub workers: Option<u32>,
+}
+
+/// The daemon's answers.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub enum Reply {
+    /// The request failed, for this reason; it says what to do.
+    Failed {
+        /// One line.
+        reason: String,
+    },
+    /// The clients of the tree, quiesced. Empty: the dump is none of ours.
+    Paused {
+        /// Their pids.
+        pids: Vec<i32>,
+    },
+    /// To `Frozen`.
+    Frozen {
+        /// Whether the task is a client of ours.
+        ours: bool,
+    },
+    /// To `Socket`.
+    Socket {
+        /// Whether the socket leads to this daemon or one of its workers.
+        ours: bool,
+        /// Whether its process asks again when it finds it closed: what it has not read is no loss.
+        again: bool,
+    },
+    /// The image is complete and on disk, commit record included.
+    Durable,
+    /// There is no image of ours in the directory.
+    NotOurs,
+    /// Workers are loading; the processes may be rebuilt.
+    Prepared {
+        /// Names this restore.
+        restore: u64,
+        /// The sockets to connect anew.
+        sockets: Vec<RestoredSocket>,
+    },
+    /// To `Resume`.
+    Resumed {
+        /// Whether the task is one of this restore's clients.
+        ours: bool,
+        /// Whether it was the last, so that the rings are open now.
+        open: bool,
+    },
+    /// To `List`.
+    Clients(Vec<ClientInfo>),
+    /// To `Status`.
+    Status(StatusInfo),
+    /// To `Calls`: what was called at all, in the order of the driver table.
+    Calls(Vec<CallInfo>),
+    /// To `Access`.
+    Access(Box<AccessReport>),
+    /// To `Check`: the processes of the tree that use a GPU.
+    Checked(Vec<CheckInfo>),
+    /// To `Rejoin`: [`WorkerRequest`]s follow on this connection.
+    Rejoined,
+    /// To `Protocol`: what holds now.
+    Protocol {
+        /// By its name.
+        protocol: String,
+        /// Who said so.
+        reason: String,
+    },
+    /// To `Checkpoint`: go ahead.
+    Awaited,
+    /// To `Moment`.
+    Moment {
+        /// Whether somebody has waited for it.
+        awaited: bool,
+    },
+    /// To `Progress`; none as long as no dump of the tree has come, or where none of its processes is a client.
+    Progress(Option<DumpInfo>),
+    /// To `Grant`: the UUIDs of all that the container may use now.
+    Granted {
+        /// As `GPU-...`.
+        gpus: Vec<String>,
+    },
+    /// To `Revoke`.
+    Revoked,
+    /// To `Import`: the worker has it under this number.
+    Imported {
+        /// For [`crate::command::PIECE_IMPORT`].
+        ticket: u64,
+        /// Pieces.
+        count: usize,
+        /// Whether it is the asker's own.
+        own: bool,
+    },
+    /// To `Import`: nobody whom the asker may share with has memory of this name.
+    NotShared,
+    /// To `Gpus`.
+    Gpus(nvml::Gpus),
+    /// To `GpuMemory`.
+    GpuMemory(nvml::Memory),
+    /// To `GpuProcesses`: those that the asker may know of.
+    GpuProcesses(Vec<nvml::Process>),
+    /// To `GpuAsk`.
+    GpuAnswer(nvml::Answer),
+}
+
+/// A dumped socket that the restore connects anew.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RestoredSocket {
+    /// CRIU's id.
+    pub id: u32,
+    /// The daemon's socket as the process found it.
+    pub path: String,
+}

@@ -1,0 +1,355 @@
+//! A worker and its daemon, on the worker's channel, which the worker inherits from the daemon and later, when a daemon
+//! is replaced, is a connection of its own to the new one:
+//!
+//! ```text
+//!   spare        Ready (unasked)
+//!   attach       (Belong -> Done | Failed)    Adopt   -> Done | Failed     it has answered the client itself, either way
+//!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
+//!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
+//!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
+//!                (Cancel cuts the copy short)     Alive again and again, Hold -> Done | Failed
+//!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
+//!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
+//!   restore      MakeShared+, TakeShared*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
+//! ```
+//!
+//! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
+//! the daemon may be stopped, or hang. `Hold` tells the daemon, should it go on, so that no image is made of it.
+//!
+//! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
+//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it. It does so
+//! at a socket for workers, which is called as the daemon's with `.workers` behind.
+
+use serde::{Deserialize, Serialize};
+
+use super::ContainerLimits;
+use crate::access::AccessReport;
+use crate::attach::Attach;
+use crate::ipc::{PieceId, Shared, Token};
+use crate::nvml;
+
+/// What the daemon asks of a worker, one at a time, each but `Cancel` and `Alive` answered by a [`WorkerReply`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum WorkerRequest {
+    /// Serve this client. Comes with its connection, ring and staging; the worker sends it the [`crate::attach::Answer`].
+    Adopt {
+        /// What the client said.
+        attach: Attach,
+        /// What it may have.
+        limits: Limits,
+    },
+    /// Count what your client has with what others of its container have. Comes with the container's table, before
+    /// `Adopt`, or before `Connect`.
+    Belong {
+        /// Which row of it is yours.
+        row: u32,
+        /// The GPUs that the container has: the order of its columns.
+        gpus: Vec<[u8; 16]>,
+        /// What all may have together.
+        limits: ContainerLimits,
+    },
+    /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
+    Quiesce {
+        /// How long to wait for that.
+        timeout_ms: u64,
+    },
+    /// Execute what comes from the ring up to the next command for the device, that included, and quiesce again:
+    /// something may wait for it.
+    Advance {
+        /// How long to wait, for the command and for the rest.
+        timeout_ms: u64,
+    },
+    /// Open the ring again.
+    Open,
+    /// Set device memory aside for clones, in the background. Before the quiesce; given back when the copy is over, or
+    /// with `Open`.
+    Reserve {
+        /// How much on each device, where it is free: bytes, or as much as the client has.
+        bytes: Option<u64>,
+    },
+    /// Begin to copy the device memory into the data file that comes with this while the client runs, or copy again what
+    /// has changed since the last one. The blob is as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into
+    /// the same file.
+    Precopy {
+        /// As in `Save`.
+        hash_key: [u8; 16],
+        /// As in `Save`.
+        file: u32,
+        /// As in `Save`.
+        compression: String,
+    },
+    /// Begin to write the device memory into the data file that comes with this, and say what the image needs. Only
+    /// while quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
+    Save {
+        /// Goes into every hash; from the image's manifest.
+        hash_key: [u8; 16],
+        /// The number of the data file.
+        file: u32,
+        /// Memory that is saved with other clients of the image.
+        elsewhere: Vec<PieceId>,
+        /// How content is compressed: `off`, `lz4`, `zstd`, `auto`.
+        compression: String,
+        /// How memory is kept as it is while the client goes on.
+        copying: Copying,
+        /// Whether `Precopy` was asked for this image.
+        precopied: bool,
+    },
+    /// How far is it?
+    Progress,
+    /// Write a code image into the file that comes with this.
+    SaveCode {
+        /// Which, by its content's hash as lowercase hex.
+        hash: String,
+    },
+    /// Give up the `Save` that is going on; it then fails. With `Alive` the only request that comes before the answer
+    /// to another and has none of its own; a worker that is not saving (any more) takes no notice.
+    Cancel,
+    /// Code files for the `Load` that follows, where it has more than one message can carry. They come with this, in
+    /// order. Any number of times.
+    Code {
+        /// Their hashes.
+        code: Vec<String>,
+    },
+    /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
+    /// with the data files in the order of `data`, then the code files in the order of `code`.
+    Load {
+        /// The data files.
+        data: Vec<DataFile>,
+        /// How the image's pieces are hashed, as its format numbers that.
+        hash_algorithm: u32,
+        /// Goes into every hash; from the image's manifest.
+        hash_key: [u8; 16],
+        /// The hashes of the code files.
+        code: Vec<String>,
+        /// What the client may have beyond what it has in the image.
+        limits: Limits,
+    },
+    /// Memfds of pinned memory for the `Connect` that follows, where it has more than one message can carry. They come
+    /// with this, in order. Any number of times.
+    Pinned {
+        /// What they are.
+        pinned: Vec<crate::attach::Pinned>,
+    },
+    /// The restored process is there. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
+    Connect {
+        /// Pinned memory that the process has mapped.
+        pinned: Vec<crate::attach::Pinned>,
+    },
+    /// For `rekindle ps`.
+    Describe,
+    /// What the client has asked for.
+    Calls,
+    /// Keep this of the client for the daemon that takes the place of this one: the protocol that was chosen for it.
+    Remember {
+        /// By its name; none is chosen any more.
+        protocol: Option<String>,
+    },
+    /// Whether the client is to say when it is where it wants to be checkpointed.
+    Moment {
+        /// Somebody waits for it.
+        awaited: bool,
+    },
+    /// What has been counted of the client's accesses. `Failed` where the reporting mode is off.
+    Access,
+    /// Whether the client has been at rest ever since it was quiesced. `Failed` if it has gone on by itself, since the
+    /// daemon was silent.
+    Hold,
+    /// The daemon is there. Comes as long as a ring is to stay closed, at any time; not answered.
+    Alive,
+    /// Whether the client could be saved now.
+    Check,
+    /// How much memory the devices have, as the driver counts it.
+    Memory,
+    /// Descriptors of the memory that this names, from a certain piece on.
+    Export {
+        /// The name.
+        token: Token,
+        /// The first piece that is wanted.
+        first: usize,
+    },
+    /// Keep this memory for the client, which will ask for it. Comes with the descriptors of its pieces, which may take
+    /// several of these.
+    Import {
+        /// By this number.
+        ticket: u64,
+        /// What it is.
+        shared: Shared,
+    },
+    /// Which memory does the client share, or may it have shared?
+    Shares,
+    /// Of the client that the blob describes, to be loaded: make the memory whose content it has and others may share. `Load`
+    /// follows, when those that come have all been sent.
+    MakeShared {
+        /// The first whose descriptor is wanted.
+        first: usize,
+    },
+    /// Memory that others have made for the `Load` that follows. Comes with the descriptors, in this order.
+    TakeShared {
+        /// Its names.
+        ids: Vec<PieceId>,
+    },
+}
+
+/// A data file of an image or of one that it builds on.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct DataFile {
+    /// 0 for the image's own, 1 for its parent's, 2 for the parent's parent's.
+    pub depth: u32,
+    /// Its number in that image.
+    pub index: u32,
+}
+
+/// The most that one client may have, where there is a limit.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory on each device.
+    pub device_memory: Option<u64>,
+    /// Bytes of pinned host memory.
+    pub pinned_memory: Option<u64>,
+}
+
+/// How a worker keeps the state of the quiesce while it copies.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub enum Copying {
+    /// The ring stays closed until all is copied.
+    #[default]
+    Stop,
+    /// What fits into the memory that was set aside is cloned on the device; the rest is kept as in `Cow`.
+    Clone,
+    /// What a command may write is cloned, or copied out, before the command.
+    Cow,
+}
+
+/// What a worker has done at a quiesce, and is about to do.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Secured {
+    /// Bytes whose hashes were made on the device, and how long that took, in nanoseconds.
+    pub hashed: u64,
+    /// See `hashed`.
+    pub hash_ns: u64,
+    /// Bytes that were cloned (and hashed in passing), and how long that took, in nanoseconds.
+    pub cloned: u64,
+    /// See `cloned`.
+    pub clone_ns: u64,
+    /// Bytes that are copied before the ring may open.
+    pub closed: u64,
+    /// Bytes that a copy made while the client ran has already.
+    pub unchanged: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+}
+
+/// What commands had to wait for after the ring was open.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Waits {
+    /// Commands before which memory had to be cloned or copied out.
+    pub commands: u64,
+    /// Bytes that were cloned for them.
+    pub cloned: u64,
+    /// How long they waited, in nanoseconds.
+    pub ns: u64,
+}
+
+/// A code image that a `Save` found.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SavedCode {
+    /// Its content's hash, as lowercase hex.
+    pub hash: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// A worker's answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum WorkerReply {
+    /// Said once, unasked, when contexts are ready.
+    Ready {
+        /// The devices, for the daemon's checks.
+        attached: crate::attach::Attached,
+    },
+    /// Done.
+    Done,
+    /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.
+    Busy {
+        /// With what.
+        what: String,
+    },
+    /// Not done, and why; the client goes on as before.
+    Failed {
+        /// One line.
+        reason: String,
+    },
+    /// To `Save`: the copy has begun.
+    Begun {
+        /// The code images that the manifest refers to.
+        code: Vec<SavedCode>,
+        /// What has been done at the quiesce.
+        secured: Secured,
+    },
+    /// To `Progress`: it goes on.
+    Saving {
+        /// Whether the ring may be opened.
+        may_open: bool,
+        /// Bytes copied.
+        copied: u64,
+        /// Of so many.
+        bytes: u64,
+    },
+    /// To `Progress`: everything is copied. After a `Save` the client's part of the manifest is the blob.
+    Saved {
+        /// Bytes of device memory.
+        bytes: u64,
+        /// What commands had to wait for.
+        waits: Waits,
+    },
+    /// To `Describe`.
+    Description {
+        /// See [`ClientInfo`].
+        device_memory: Vec<u64>,
+        /// See [`ClientInfo`].
+        pinned_memory: u64,
+        /// See [`ClientInfo`].
+        commands: u64,
+    },
+    /// To `Calls`.
+    Calls {
+        /// By the places of functions in the driver table.
+        counts: Vec<crate::calls::Count>,
+    },
+    /// To `Access`.
+    Access {
+        /// The counts.
+        report: Box<AccessReport>,
+    },
+    /// To `Check`.
+    Checked {
+        /// Why it could not; none if it could.
+        reasons: Vec<String>,
+    },
+    /// To `Export`, with the descriptors.
+    Exported {
+        /// What it is.
+        shared: Shared,
+    },
+    /// To `MakeShared`, with the descriptors of `ids`.
+    MadeShared {
+        /// How many there are.
+        count: usize,
+        /// Those that come with this.
+        ids: Vec<PieceId>,
+        /// What it needs of others.
+        needed: Vec<PieceId>,
+    },
+    /// To `Shares`.
+    Shares {
+        /// Memory of its own that it has given names.
+        own: Vec<PieceId>,
+        /// Memory of others that it has.
+        others: Vec<PieceId>,
+    },
+    /// To `Memory`.
+    Memory {
+        /// Of each device.
+        devices: Vec<nvml::Memory>,
+    },
+}
