@@ -31,7 +31,7 @@ mod params;
 mod signature;
 mod units;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 pub(crate) use params::Class;
 pub(crate) use units::{Unit, Versioned, join};
@@ -115,6 +115,8 @@ pub(crate) struct Tracker {
     functions: HashMap<u64, Function>,
     /// Names of kernels that wrote what they did not name.
     wrong: HashSet<String>,
+    /// Names of kernels of which one did, nobody knows which.
+    suspects: BTreeSet<String>,
     maps: TensorMaps,
     graphs: HashMap<u64, GraphNames>,
 }
@@ -127,6 +129,7 @@ impl Tracker {
             fills: Fills::new(table),
             functions: HashMap::new(),
             wrong: HashSet::new(),
+            suspects: BTreeSet::new(),
             maps: TensorMaps::default(),
             graphs: HashMap::new(),
         }
@@ -150,8 +153,47 @@ impl Tracker {
         }
     }
 
+    /// One of these wrote what it did not name. One alone, and those that were among them before, name everything from now
+    /// on; else it is left at the suspicion, since to protect everything from all of them would be to stop.
+    pub(crate) fn one_was_wrong(&mut self, ran: &BTreeSet<String>) {
+        let again: Vec<String> = match ran.len() {
+            1 => ran.iter().cloned().collect(),
+            _ => ran.intersection(&self.suspects).cloned().collect(),
+        };
+        for name in &again {
+            tracing::info!("{name} is taken to write everything from now on: a guess of what it writes was wrong");
+            self.was_wrong(name);
+        }
+        if again.is_empty() {
+            self.suspects.extend(ran.iter().cloned());
+        } else {
+            self.suspects.clear();
+        }
+    }
+
     /// The class and name of a function that was launched.
     pub(crate) fn function(&self, handle: u64) -> Option<(Class, &str)> {
         self.functions.get(&handle).map(|f| (f.class, f.name.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_alone_was_wrong_or_was_among_them_twice_is_not_trusted_any_more() {
+        let mut tracker = Tracker::new(&[]);
+        let mut wrong = |ran: &[&str]| {
+            tracker.one_was_wrong(&ran.iter().map(|name| (*name).to_owned()).collect());
+            let mut all: Vec<_> = tracker.wrong.iter().cloned().collect();
+            all.sort();
+            all.join(" ")
+        };
+        assert_eq!(wrong(&["a", "b", "c"]), "");
+        assert_eq!(wrong(&["d", "e"]), "");
+        assert_eq!(wrong(&["b", "f"]), "b");
+        assert_eq!(wrong(&["g"]), "b g");
+        assert_eq!(wrong(&["a", "f"]), "b g");
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rekindle_images::{Client, DataWriter};
 use rekindle_wire::control::Waits;
 
+use super::guard::listed;
 use super::{Cancel, Copying};
 use crate::worker::engine::{Engine, EngineError};
 use crate::worker::executor::Executor;
@@ -129,17 +130,14 @@ impl Executor {
         }
         self.join_background();
         let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
-        let (waits, names) = self.end_guard();
-        match background.result.unwrap_or(Err(EngineError::Lost)) {
-            Ok(()) => {}
-            Err(error) => {
-                self.precopied = None;
-                self.surprised.extend(copying.wrong_places());
-                return Err(match error {
-                    EngineError::WrongGuess { .. } => format!("{error}, by one of the kernels {}", names.join(", ")),
-                    error => error.to_string(),
-                });
+        let (waits, ran) = self.end_guard();
+        if let Err(error) = background.result.unwrap_or(Err(EngineError::Lost)) {
+            self.precopied = None;
+            if !matches!(error, EngineError::WrongGuess { .. }) {
+                return Err(error.to_string());
             }
+            self.guessed_wrong(&copying, &ran);
+            return Err(format!("{error}, by one of the kernels {}", listed(&ran)));
         }
         let client = match background.draft {
             Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?))),

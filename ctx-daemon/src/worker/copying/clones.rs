@@ -107,14 +107,9 @@ impl Clones {
 
 impl Room {
     fn fill(&mut self, driver: &Driver, device: CUdevice, primary: CUcontext, wanted: u64) -> Result<(), CallFailed> {
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: out parameters are locals; the context is the device's primary one.
-        unsafe {
-            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
-            expect("cuMemGetInfo", (driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total))?;
-        }
-        let spare = (free as u64).saturating_sub(total as u64 / MARGIN);
-        let length = wanted.next_multiple_of(GRANULE).min(spare / GRANULE * GRANULE);
+        // SAFETY: the context is the device's primary one.
+        unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))? };
+        let length = wanted.next_multiple_of(GRANULE).min(spare(driver)?);
         if length == 0 {
             return Ok(());
         }
@@ -159,6 +154,11 @@ impl Room {
     fn map(&mut self, driver: &Driver, properties: &CUmemAllocationProp, length: u64) -> Result<(), CallFailed> {
         while self.size < length {
             let size = PIECE.min(length - self.size);
+            // Others on this device may be taking what there was.
+            if spare(driver)? < size {
+                warn!("there is room for clones of {} of {length} bytes", self.size);
+                break;
+            }
             let mut piece = 0_u64;
             // SAFETY: out parameters are locals, the properties live through the call; the addresses are our own.
             unsafe {
@@ -175,6 +175,14 @@ impl Room {
         }
         Ok(())
     }
+}
+
+/// What clones may take of the current context's device, in whole granules.
+fn spare(driver: &Driver) -> Result<u64, CallFailed> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: out parameters are locals.
+    expect("cuMemGetInfo", unsafe { (driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+    Ok((free as u64).saturating_sub(total as u64 / MARGIN) / GRANULE * GRANULE)
 }
 
 #[cfg(test)]

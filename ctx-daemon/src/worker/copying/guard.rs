@@ -1,6 +1,6 @@
 //! What stands between the client's commands and memory that is not copied yet.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -31,10 +31,15 @@ impl Guard {
     pub(crate) fn new(copying: Arc<Copying>) -> Self {
         Self { copying, waits: Waits::default(), ran: HashSet::new() }
     }
+}
 
-    pub(crate) fn waits(&self) -> Waits {
-        self.waits
+/// Names of kernels for a message.
+pub(super) fn listed(names: &BTreeSet<String>) -> String {
+    let mut list = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > NAMED {
+        list += &format!(", {} more", names.len() - NAMED);
     }
+    list
 }
 
 impl Copying {
@@ -229,24 +234,21 @@ impl Executor {
     }
 
     /// Nothing is looked at any more. Says what was waited for, and the names of kernels that ran meanwhile.
-    pub(crate) fn end_guard(&mut self) -> (Waits, Vec<String>) {
+    pub(crate) fn end_guard(&mut self) -> (Waits, BTreeSet<String>) {
         let Some(guard) = self.guard.take() else { return Default::default() };
         for device in &mut self.devices {
             device.memory.set_kept(None);
         }
-        let mut names: Vec<String> = guard
-            .ran
-            .iter()
-            .filter_map(|function| Some(self.tracker.as_ref()?.function(*function)?.1.to_owned()))
-            .collect();
-        names.sort();
-        names.dedup();
-        if names.len() > NAMED {
-            let more = names.len() - NAMED;
-            names.truncate(NAMED);
-            names.push(format!("{more} more"));
+        let name = |function: &u64| Some(self.tracker.as_ref()?.function(*function)?.1.to_owned());
+        (guard.waits, guard.ran.iter().filter_map(name).collect())
+    }
+
+    /// A copy has failed for one of these kernels: the next one relies less on what is thought of them.
+    pub(crate) fn guessed_wrong(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
+        self.surprised.extend(copying.wrong_places());
+        if let Some(tracker) = &mut self.tracker {
+            tracker.one_was_wrong(ran);
         }
-        (guard.waits(), names)
     }
 
     /// What a command may do; the context is current.
