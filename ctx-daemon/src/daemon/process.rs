@@ -23,6 +23,11 @@ impl Process {
     pub(crate) fn is_alive(&self) -> bool {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
     }
+
+    /// Whether it does not run: it is stopped, or gone.
+    pub(crate) fn is_stopped(&self) -> bool {
+        stat(self.pid).map_or(true, |it| it.start != self.start || it.dead || it.stopped)
+    }
 }
 
 /// What is of interest in `/proc/PID/stat`.
@@ -30,6 +35,8 @@ struct Stat {
     parent: i32,
     start: u64,
     dead: bool,
+    /// By a signal, or by who traces it.
+    stopped: bool,
 }
 
 fn stat(pid: i32) -> io::Result<Stat> {
@@ -43,6 +50,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
     let fields: Vec<_> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
     Some(Stat {
         dead: matches!(*fields.first()?, "Z" | "X"),
+        stopped: matches!(*fields.first()?, "T" | "t"),
         parent: fields.get(1)?.parse().ok()?,
         start: fields.get(19)?.parse().ok()?,
     })

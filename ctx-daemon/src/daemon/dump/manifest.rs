@@ -127,7 +127,10 @@ pub(super) struct Timeline {
     /// Bytes copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
     pub(super) idle_at: Instant,
+    /// The processes stood still.
     pub(super) frozen_at: Instant,
+    /// CRIU said so, and workers began.
+    pub(super) saving_at: Instant,
     pub(super) costs: Costs,
     /// All that needs closed rings is copied.
     pub(super) may_open_at: Instant,
@@ -155,12 +158,12 @@ impl Timeline {
         phases.extend([
             phase(PhaseName::Quiesce, self.quiesce_began, self.idle_at, 0),
             phase(PhaseName::Freeze, self.frozen_at, self.finished_at, 0),
-            phase(PhaseName::Copy, self.frozen_at, self.copied_at, self.bytes),
+            phase(PhaseName::Copy, self.saving_at, self.copied_at, self.bytes),
             phase(PhaseName::Write, self.copied_at, self.synced_at, self.bytes),
         ]);
         let costs = [(PhaseName::Hash, self.costs.hash), (PhaseName::Clone, self.costs.clone)];
         for (name, (bytes, duration)) in costs.into_iter().filter(|(_, (bytes, _))| *bytes > 0) {
-            phases.push(phase(name, self.frozen_at, self.frozen_at + duration, bytes));
+            phases.push(phase(name, self.saving_at, self.saving_at + duration, bytes));
         }
         if let Some(opened_at) = self.opened_at {
             let freeze = self.finished_at.saturating_duration_since(self.frozen_at);
@@ -297,6 +300,7 @@ mod tests {
             costs: Costs::default(),
             idle_at: at(10),
             frozen_at: at(20),
+            saving_at: at(25),
             may_open_at: at(500),
             copied_at: at(500),
             synced_at: at(700),
@@ -311,14 +315,14 @@ mod tests {
         };
         assert_eq!(phase(&timeline, PhaseName::Quiesce), Some((0, 10, 0)));
         assert_eq!(phase(&timeline, PhaseName::Freeze), Some((20, 100, 0)));
-        assert_eq!(phase(&timeline, PhaseName::Copy), Some((20, 480, 5)));
+        assert_eq!(phase(&timeline, PhaseName::Copy), Some((25, 475, 5)));
         assert_eq!(phase(&timeline, PhaseName::Resume), Some((500, 10, 0)));
         assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 400, 0)));
         // What a clone or a guard keeps is copied afterwards.
         timeline.may_open_at = at(125);
         timeline.opened_at = Some(at(126));
         timeline.costs.add(&Secured { cloned: 7, clone_ns: 3_000_000, ..Secured::default() });
-        assert_eq!(phase(&timeline, PhaseName::Clone), Some((20, 3, 7)));
+        assert_eq!(phase(&timeline, PhaseName::Clone), Some((25, 3, 7)));
         assert_eq!(phase(&timeline, PhaseName::Hash), None);
         assert_eq!(phase(&timeline, PhaseName::Resume), Some((125, 1, 0)));
         assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 16, 0)));
@@ -341,6 +345,7 @@ mod tests {
             costs: Costs::default(),
             idle_at: now,
             frozen_at: now,
+            saving_at: now,
             may_open_at: now,
             copied_at: now,
             synced_at: now,

@@ -17,6 +17,7 @@
 //! A failure is told in reply to whatever is asked next. Nothing that a dump holds outlives its connection.
 
 mod base;
+mod freeze;
 mod manifest;
 mod precopy;
 mod progress;
@@ -36,6 +37,7 @@ use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
+use self::freeze::FreezeWatch;
 use self::manifest::{Unattached, Whose};
 pub(super) use self::manifest::{driver_version, gpu, is_unattached, shared_state};
 use self::precopy::Planned;
@@ -125,6 +127,7 @@ enum Stage {
         planned: Vec<Planned>,
         rings: Vec<ClosedRing>,
         idle_at: Instant,
+        freeze: FreezeWatch,
     },
     Saving(SaveJob),
     Durable(#[expect(dead_code, reason = "held until the connection closes")] SaveJob),
@@ -261,7 +264,8 @@ impl<'a> Dump<'a> {
         let processes = processes.chain(pending.iter().map(|it| it.process));
         let pids = processes.filter_map(|it| view.to_theirs(it.pid)).collect();
         progress.phase(PhaseName::Freeze);
-        dump.stage = Stage::Quiesced { dir, writer, planned, rings, idle_at };
+        let freeze = FreezeWatch::start(clients.iter().map(|it| it.process).collect());
+        dump.stage = Stage::Quiesced { dir, writer, planned, rings, idle_at, freeze };
         Ok((dump, Reply::Paused { pids }))
     }
 
@@ -345,9 +349,11 @@ impl<'a> Dump<'a> {
     /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
     fn start_saving(&mut self) -> Result<(), DumpError> {
         let stage = std::mem::replace(&mut self.stage, Stage::NotOurs(None));
-        let (dir, writer, mut planned, mut rings, mut idle_at) = match stage {
-            Stage::Quiesced { dir, writer, planned, rings, idle_at } => (dir, writer, planned, rings, idle_at),
-            Stage::NotOurs(Some(dir)) => (Some(dir), None, Vec::new(), Vec::new(), Instant::now()),
+        let (dir, writer, mut planned, mut rings, mut idle_at, frozen_at) = match stage {
+            Stage::Quiesced { dir, writer, planned, rings, idle_at, freeze } => {
+                (dir, writer, planned, rings, idle_at, freeze.stopped_at())
+            }
+            Stage::NotOurs(Some(dir)) => (Some(dir), None, Vec::new(), Vec::new(), Instant::now(), Instant::now()),
             _ => return Err(DumpError::Order("Frozen")),
         };
         for ring in &rings {
@@ -380,6 +386,7 @@ impl<'a> Dump<'a> {
             began: self.began,
             quiesce_began: self.quiesce_began,
             idle_at,
+            frozen_at,
             leave_running: self.leave_running,
             stall: self.daemon.config.stall_timeout,
             sharing,

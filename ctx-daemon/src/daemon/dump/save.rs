@@ -72,6 +72,8 @@ pub(super) struct How {
     pub(super) quiesce_began: Instant,
     /// All clients were at rest.
     pub(super) idle_at: Instant,
+    /// Their processes stood still.
+    pub(super) frozen_at: Instant,
     /// The tasks go on.
     pub(super) leave_running: bool,
     /// How long the image may not come further.
@@ -300,7 +302,8 @@ impl Shared {
             costs: state.costs,
             may_open_at: state.may_open_at.unwrap_or(copied_at),
             idle_at: self.how.idle_at,
-            frozen_at: self.began,
+            frozen_at: self.how.frozen_at,
+            saving_at: self.began,
             copied_at,
             synced_at,
             finished_at,
