@@ -4,15 +4,11 @@ Each round runs the program `micro` natively and under Rekindle, and starts `fir
 Reported are the medians over rounds of each figure's median, their lowest and highest, and the ratio to native.
 """
 
-import argparse
-import datetime
 import json
-import os
-import platform
 import tempfile
 import time
 
-from bench_common import Daemon, driver_version, native_folder, run, spread
+from bench_common import Daemon, about, is_real, native_folder, parser, run, spread, write_json
 
 STARTS = 5
 
@@ -36,11 +32,8 @@ def flatten(result):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for option in ("stage", "driver", "out", "rounds", "commit", "version"):
-        parser.add_argument(f"--{option}", required=True)
-    o = parser.parse_args()
-    real = "simgpu" not in o.driver
+    o = parser().parse_args()
+    real = is_real(o.driver)
     native = native_folder(o.stage, o.driver)
     ours = f"{o.stage}/lib/rekindle"
     apps = f"{o.stage}/share/rekindle/apps"
@@ -52,7 +45,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         daemon = Daemon(o.stage, o.driver, folder)
         try:
-            for _ in range(int(o.rounds)):
+            for _ in range(o.rounds):
                 samples["native"].append(flatten(json.loads(run(micro, native))))
                 daemon.wait_ready()
                 samples["rekindle"].append(flatten(json.loads(run(micro, ours, daemon.socket))))
@@ -71,17 +64,10 @@ def main():
                          "unit": "GB/s" if name[-1].isdigit() else "ns"}
     n, r = spread(starts["native"]), spread(starts["rekindle"])
     figures["process"] = {"native": n, "rekindle": r, "ratio": r["median"] / n["median"], "unit": "ms"}
-    version = driver_version(real)
-    document = {
-        "benchmark": "micro", "date": datetime.date.today().isoformat(), "commit": o.commit, "version": o.version,
-        "device": device, "driver": version, "kernel": platform.release(), "cores": os.cpu_count(),
-        "rounds": int(o.rounds), "worker_spin_us": 200, "worker_wait_spin_us": 20000, "caller_spin_us": 2000,
-        "figures": figures,
-    }
-    with open(o.out, "w") as out:
-        json.dump(document, out, indent=1)
-        out.write("\n")
-    print(f"{device}, driver {version}, {o.rounds} rounds")
+    document = {**about(o, "micro", device), "rounds": o.rounds, "worker_spin_us": 200, "worker_wait_spin_us": 20000,
+                "caller_spin_us": 2000, "figures": figures}
+    write_json(o.out, document)
+    print(f"{device}, driver {document['driver']}, {o.rounds} rounds")
     print(f"{'':28} {'native':>28} {'rekindle':>28}   ratio")
     for name, f in figures.items():
         row = [f"{s['median']:.4g} ({s['low']:.4g}..{s['high']:.4g})" for s in (f["native"], f["rekindle"])]

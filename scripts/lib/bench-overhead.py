@@ -5,11 +5,8 @@ to do a block of steps, so only one uses the GPU at a time. Reported are the med
 and highest, and the ratio; and how long a process takes from its start to its first result.
 """
 
-import argparse
-import datetime
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -17,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from bench_common import Daemon, driver_version, spread
+from bench_common import Daemon, about, is_real, parser, spread, write_json
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BLOCK_S = 0.4  # about how long a block of steps is
@@ -94,12 +91,8 @@ def starts(stage, daemon, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for option in ("stage", "driver", "out", "rounds", "commit", "version"):
-        parser.add_argument(f"--{option}", required=True)
-    parser.add_argument("--only", help="workloads whose names this expression finds")
-    o = parser.parse_args()
-    if "simgpu" in o.driver:
+    o = parser("only").parse_args()
+    if not is_real(o.driver):
         raise SystemExit("bench: PyTorch needs a real GPU")
     from overhead_work import WORKLOADS  # here, since it needs PyTorch
     results, failed = [], []
@@ -112,7 +105,7 @@ def main():
                     continue
                 try:
                     samples, steps = starts(o.stage, daemon, 5) if name == "start" else \
-                        measure(name, o.stage, daemon, 2 * int(o.rounds))
+                        measure(name, o.stage, daemon, 2 * o.rounds)
                 except (RuntimeError, OSError) as error:
                     failed.append({"name": name, "error": str(error)})
                     print(f"bench: {name}: {error}", flush=True)
@@ -124,11 +117,7 @@ def main():
                       f"  Rekindle {ours['median'] / 1e6:10.3f} ms ({ours['low'] / 1e6:.3f}-{ours['high'] / 1e6:.3f})  {ratio:.3f}", flush=True)
         finally:
             daemon.stop()
-    gpu = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
-    with open(o.out, "w") as file:
-        json.dump({"benchmark": "overhead", "gpu": gpu.stdout.split("\n")[0], "driver": driver_version(True),
-                   "kernel": platform.release(), "commit": o.commit, "version": o.version,
-                   "date": datetime.date.today().isoformat(), "workloads": results, "failed": failed}, file, indent=1)
+    write_json(o.out, {**about(o, "overhead"), "workloads": results, "failed": failed})
     print(f"bench: {o.out}")
     return 1 if failed else 0
 

@@ -6,16 +6,13 @@ and their lowest and highest: the time until a process has a context; memory of 
 client, and that is launching; and the rate at which all together launch empty kernels.
 """
 
-import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import tempfile
 import time
 
-from bench_common import Daemon, driver_version, native_folder, run, spread
+from bench_common import Daemon, about, is_real, native_folder, parser, run, spread, write_json
 
 CLIENTS = [1, 2, 4, 8, 16, 32]
 
@@ -125,7 +122,7 @@ def measure(o, count, real, folder):
     rate = [f"{o.stage}/share/rekindle/apps/rate", "--milliseconds", "1000" if real else "300"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("REKINDLE_", "LD_"))}
     memory, ready, cold, native, ours, alone = Memory(), [], [], [], [], []
-    for _ in range(int(o.rounds)):
+    for _ in range(o.rounds):
         empty = gpu_now(real)
         daemon = Daemon(o.stage, o.driver, folder, spare=count)
         try:
@@ -171,11 +168,8 @@ def measure(o, count, real, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for option in ("stage", "driver", "out", "rounds", "commit", "version"):
-        parser.add_argument(f"--{option}", required=True)
-    o = parser.parse_args()
-    real = "simgpu" not in o.driver
+    o = parser().parse_args()
+    real = is_real(o.driver)
     most = int(os.environ.get("REKINDLE_BENCH_CLIENTS", CLIENTS[-1]))
     by_count = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -186,14 +180,7 @@ def main():
                 for name, figure in by_count[count].items()), flush=True)
     micro = [f"{o.stage}/share/rekindle/apps/micro", "--max-mib", "1", "--repeats", "3", "--burst", "10"]
     device = json.loads(run(micro, native_folder(o.stage, o.driver)))["device"]
-    document = {
-        "benchmark": "scale", "date": datetime.date.today().isoformat(), "commit": o.commit, "version": o.version,
-        "device": device, "driver": driver_version(real), "kernel": platform.release(),
-        "cores": os.cpu_count(), "rounds": int(o.rounds), "clients": by_count,
-    }
-    with open(o.out, "w") as out:
-        json.dump(document, out, indent=1)
-        out.write("\n")
+    write_json(o.out, {**about(o, "scale", device), "rounds": o.rounds, "clients": by_count})
 
 
 main()

@@ -1,6 +1,11 @@
-"""What the benchmarks share: a daemon of their own, programs under it and natively, medians."""
+"""What the benchmarks share: options, a daemon of their own, programs under it and natively, medians, the file of results."""
 
+import argparse
+import datetime
+import json
 import os
+import platform
+import re
 import statistics
 import subprocess
 import tempfile
@@ -11,17 +16,53 @@ def spread(values):
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
+def parser(*more):
+    """Of the options that `scripts/bench` gives every benchmark, and of more texts that may be given."""
+    options = argparse.ArgumentParser()
+    for name in ("stage", "driver", "out", "commit", "version"):
+        options.add_argument(f"--{name}", required=True)
+    options.add_argument("--rounds", type=int, required=True)
+    for name in more:
+        options.add_argument(f"--{name}")
+    return options
+
+
+def is_real(driver):
+    """Whether it is NVIDIA's driver, and no software GPU."""
+    return "simgpu" not in driver
+
+
+def about(o, name, device=None):
+    """What every file of results begins with: of what it is, and of which machine."""
+    real = is_real(o.driver)
+    return {"benchmark": name, "date": datetime.date.today().isoformat(), "commit": o.commit, "version": o.version,
+            "device": device or asked_device("name", real), "driver": driver_version(real), "kernel": platform.release(),
+            "cores": os.cpu_count()}
+
+
+def write_json(path, document):
+    """Whole, or not at all."""
+    with open(path + ".new", "w") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+    os.rename(path + ".new", path)
+
+
+def asked_device(what, real):
+    """What `nvidia-smi` says of the first GPU."""
+    if not real:
+        return "software GPU"
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"], capture_output=True, text=True)
+    return done.stdout.split("\n")[0]
+
+
 def native_folder(stage, driver):
     """Where programs find the driver itself."""
-    return os.path.dirname(driver) if "simgpu" not in driver else f"{stage}/lib/rekindle/simgpu"
+    return os.path.dirname(driver) if is_real(driver) else f"{stage}/lib/rekindle/simgpu"
 
 
 def driver_version(real):
-    if not real:
-        return "software GPU"
-    done = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                          capture_output=True, text=True)
-    return done.stdout.split("\n")[0]
+    return asked_device("driver_version", real)
 
 
 def criu_of(tree, folder):
@@ -50,6 +91,12 @@ def criu_of(tree, folder):
         if subprocess.run([wrapper, "--version"], capture_output=True).returncode == 0:
             break
     return wrapper
+
+
+def criu_version(criu):
+    done = subprocess.run([criu, "--version"], capture_output=True, text=True)
+    found = re.search(r"Version: (\S+)", done.stdout)
+    return found.group(1) if found else "unknown"
 
 
 class Daemon:
@@ -84,6 +131,8 @@ class Daemon:
             if ready >= count:
                 self.ready = ready
                 return
+            if self.process.poll() is not None:
+                raise SystemExit("bench: the daemon ended:\n" + open(self.log_path).read()[-600:])
             time.sleep(0.02)
         raise SystemExit("bench: workers do not come up; the daemon says:\n" + open(self.log_path).read()[-2000:])
 

@@ -1,11 +1,8 @@
 """One measured checkpoint: a program whose steps are timed, and what CRIU, or the driver itself, does to it."""
 
-import ctypes
 import json
-import mmap
 import os
 import random
-import re
 import shutil
 import signal
 import struct
@@ -15,8 +12,10 @@ import tempfile
 import threading
 import time
 
+import process_memory
+import sinks
 import step_times
-from bench_common import native_folder
+from bench_common import is_real, native_folder
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CRIU_OPTIONS = ["--tcp-established", "--network-lock", "skip", "--file-locks", "--link-remap", "--ghost-limit", "1G"]
@@ -39,10 +38,12 @@ def read(path):
 class Place:
     """What all measurements of a run share."""
 
-    def __init__(self, stage, driver, criu, socket, folder, images, seed=1):
-        self.stage, self.driver, self.criu, self.socket, self.folder, self.images = stage, driver, criu, socket, folder, images
+    def __init__(self, stage, driver, criu, folder, images, seed=1):
+        self.stage, self.driver, self.criu, self.folder, self.images = stage, driver, criu, folder, images
+        self.socket = None  # of the daemon that there is now
+        self.images_are = sinks.describe(images)
         self.random = random.Random(seed)
-        self.real = "simgpu" not in driver
+        self.real = is_real(driver)
 
     def image(self):
         return tempfile.mkdtemp(dir=self.images)
@@ -101,6 +102,10 @@ class Work:
         except Failed:
             return True
 
+    def memory(self):
+        """Bytes that CRIU would write of it now, by whose they are."""
+        return process_memory.would_be_written(self.pid)
+
     def stop(self):
         try:
             os.killpg(self.pid, signal.SIGKILL)
@@ -108,7 +113,7 @@ class Work:
             pass
         self.process.wait()
 
-    def undisturbed(self, idle, least=1.0):
+    def undisturbed(self, idle, least=0.7):
         """Lets it do steps without disturbance until a random moment; the first of these steps."""
         if idle:
             time.sleep(0.2 + self.place.random.random() * 0.2)
@@ -206,15 +211,24 @@ def sizes(image):
 
 
 def run_criu(place, image, pid, limit, plugins):
-    """Nanoseconds that it took."""
-    command = [place.criu, "dump", "-t", str(pid), "-D", image, "-o", "dump.log", "-v3", "--leave-running", "--libdir", plugins,
-               *CRIU_OPTIONS]
+    """Nanoseconds that a dump by CRIU alone took."""
+    command = [place.criu, "dump", "-t", str(pid), "-D", image, "-o", "dump.log", "-v3", "--leave-running", "--libdir", plugins]
+    return run_dump(place, command, image, limit)
+
+
+def run_at_moment(place, image, pid, limit, plugins):
+    """Nanoseconds that a checkpoint took that begins where the program says."""
+    command = [f"{place.stage}/bin/rekindle", "checkpoint", "--at-moment", "--criu", place.criu, str(pid), image, "--"]
+    return run_dump(place, [*command, "--libdir", plugins], image, limit)
+
+
+def run_dump(place, command, image, limit):
     begin = time.monotonic_ns()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, start_new_session=True,
+        done = subprocess.run([*command, *CRIU_OPTIONS], capture_output=True, text=True, timeout=limit, start_new_session=True,
                               env=dict(os.environ, REKINDLE_SOCKET=place.socket))
     except subprocess.TimeoutExpired:
-        raise Failed(f"criu dump takes more than {limit:.0f} s")
+        raise Failed(f"a dump takes more than {limit:.0f} s")
     end = time.monotonic_ns()
     if done.returncode != 0:
         lines = [line for line in read(f"{image}/dump.log").splitlines() if "Error" in line or "rekindle: " in line]
@@ -222,24 +236,32 @@ def run_criu(place, image, pid, limit, plugins):
     return end - begin
 
 
-def dump(work, image, protocol, idle, limit, parent=None):
-    """Checkpoints a program under Rekindle while it runs; what that took."""
+def dump(work, image, how, limit, parent=None):
+    """Checkpoints a program under Rekindle while it runs; what that took. `how` has a protocol, and says whether the program
+    is idle, or is checkpointed at its moments."""
     place = work.place
-    place.rekindle("protocol", str(work.pid), protocol)
-    first = work.undisturbed(idle)
+    place.rekindle("protocol", str(work.pid), how.protocol)
+    first = work.undisturbed(how.idle)
     if parent:
         os.symlink(os.path.relpath(parent, image), f"{image}/rekindle-parent")
-    watch = Watch(work.pid)
-    begin = time.monotonic_ns()
+    watch, begin = Watch(work.pid), time.monotonic_ns()
     try:
-        took = run_criu(place, image, work.pid, limit, f"{place.stage}/lib/rekindle/criu")
+        took = (run_at_moment if how.moments else run_criu)(place, image, work.pid, limit, f"{place.stage}/lib/rekindle/criu")
     finally:
         stopped, resumed = watch.end()
-    about = json.loads(place.rekindle("inspect", "--json", image))
-    found = {"durable_ms": took / MS, "protocol": about["protocol"], "reason": about["protocol_reason"],
-             "parent": about["parent"] is not None, "bytes": about["bytes"], **sizes(image), **criu_stats(f"{image}/stats-dump")}
+    found = {"durable_ms": took / MS, **sizes(image), **criu_stats(f"{image}/stats-dump"),
+             **phases(json.loads(place.rekindle("inspect", "--json", image)))}
     if stopped:
         found["freeze_ms"] = (resumed - stopped) / MS
+    if not how.idle:
+        found.update(work.measured(first, begin, begin + took, stopped or begin, resumed))
+    return found
+
+
+def phases(about):
+    """What the manifest says: of each phase milliseconds and bytes, and how fast copies were."""
+    found = {"protocol": about["protocol"], "reason": about["protocol_reason"], "parent": about["parent"] is not None,
+             "bytes": about["bytes"]}
     for phase in about["phases"]:
         name = phase["name"].replace("-", "_")
         found[f"{name}_ms"] = phase["duration_ns"] / MS
@@ -252,8 +274,6 @@ def dump(work, image, protocol, idle, limit, parent=None):
     elif found.get("copy_bytes") and found["copy_ms"] > before:
         found["copy_gb_s"] = found["copy_bytes"] / (found["copy_ms"] - before) / MS
         found["image_gb_s"] = found["copy_bytes"] / (found["copy_ms"] - before + found.get("write_ms", 0)) / MS
-    if not idle:
-        found.update(work.measured(first, begin, begin + took, stopped or begin, resumed))
     return found
 
 
@@ -305,59 +325,5 @@ class Driver:
         self.process.wait()
 
 
-def touch(size, threads):
-    """Has so much memory be there once: on some machines that is slow the first time."""
-    chunk, at, lock = 64 << 20, [0], threading.Lock()
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view = ctypes.c_char.from_buffer(memory)
-    address = ctypes.addressof(view)
-
-    def fill():
-        while True:
-            with lock:
-                offset, at[0] = at[0], at[0] + chunk
-            if offset >= size:
-                return
-            ctypes.memset(address + offset, 1, min(chunk, size - offset))
-    in_threads(fill, threads)
-    del view
-    memory.close()
-
-
-def in_threads(do, count):
-    threads = [threading.Thread(target=do) for _ in range(count)]
-    for it in threads:
-        it.start()
-    for it in threads:
-        it.join()
-
-
-def write_rate(folder, size, threads):
-    """GB/s at which so many threads write a file of this size there. What they write is in memory before."""
-    path, chunk, at, lock = f"{folder}/sink", memoryview(bytearray(os.urandom(1 << 16) * 64)), [0], threading.Lock()
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-
-    def write():
-        while True:
-            with lock:
-                offset, at[0] = at[0], at[0] + len(chunk)
-            if offset >= size:
-                return
-            os.pwrite(file, chunk[:size - offset], offset)
-    try:
-        begin = time.monotonic_ns()
-        in_threads(write, threads)
-        return size / (time.monotonic_ns() - begin)
-    finally:
-        os.close(file)
-        os.unlink(path)
-
-
 def forget(image):
     shutil.rmtree(image, ignore_errors=True)
-
-
-def criu_version(criu):
-    done = subprocess.run([criu, "--version"], capture_output=True, text=True)
-    found = re.search(r"Version: (\S+)", done.stdout)
-    return found.group(1) if found else "unknown"

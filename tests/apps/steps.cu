@@ -1,16 +1,23 @@
 // Steps over much memory, for a benchmark of checkpoints: what a training or an inference does to its memory, and when
 // each of its steps ends.
 //
-//   steps [--mib N] [--piece-mib N] [--touch PERCENT] [--compute-us N] [--steps N] [--times FILE]
+//   steps [--mib N] [--piece-mib N] [--touch PERCENT] [--compute-us N] [--pinned-mib N] [--copy-mib N] [--moments N]
+//         [--steps N] [--times FILE]
 //
 // Allocates N MiB (8) in pieces (of 4; 256 for a benchmark) that hold elements as AdamW has them, and does that many steps
 // (5; 0: until it is killed). A step updates PERCENT of all elements, from the first, and reads the others: 100 (the
 // default) is an optimizer at the start of a step, 1 a model that reads all its weights and writes a small cache. Then it
 // computes for about that long (0), without memory. With --touch 0 there are no steps: it is ready, and waits.
 //
+// Besides it has N MiB (0) of pinned memory with something in all of it, and each step brings N MiB (0) of that to the
+// device at its beginning and back at its end, as batches and results are. With --moments 1 it says before each step that it
+// may be checkpointed there.
+//
 // FILE is there and has a size: a number of 64 bits, how many steps have ended, and then when each has (nanoseconds of
 // CLOCK_MONOTONIC), from the start again where the file ends. It is mapped, so that nobody is asked anything at a step.
 #include "app.h"
+
+#include "../../include/rekindle.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -85,12 +92,44 @@ struct Times {
     }
 };
 
+// Pinned memory, and what of it goes to the device and back.
+struct Batches {
+    uint64_t *host = nullptr, *device = nullptr;
+    size_t copied;
+
+    Batches(uint64_t held, uint64_t moved) : copied(moved) {
+        uint64_t size = held > moved ? held : moved;
+        if (size) {
+            CHECK(cudaMallocHost(&host, size));
+            for (uint64_t i = 0; i < size / sizeof *host; i++) {
+                host[i] = mix(i);
+            }
+        }
+        if (moved) {
+            CHECK(cudaMalloc(&device, moved));
+        }
+    }
+    void bring() {
+        if (copied) {
+            CHECK(cudaMemcpyAsync(device, host, copied, cudaMemcpyHostToDevice));
+        }
+    }
+    void fetch() {
+        if (copied) {
+            CHECK(cudaMemcpyAsync(host, device, copied, cudaMemcpyDeviceToHost));
+        }
+    }
+};
+
 int main(int argc, char **argv) {
     Options options(argc, argv);
     uint64_t size = options.number("--mib", 8) << 20;
     uint64_t piece = options.number("--piece-mib", 4) << 20;
     uint64_t touch = options.number("--touch", 100);
     uint64_t compute_us = options.number("--compute-us", 0);
+    uint64_t pinned = options.number("--pinned-mib", 0) << 20;
+    uint64_t copied = options.number("--copy-mib", 0) << 20;
+    bool moments = options.number("--moments", 0) != 0;
     uint64_t steps = options.number("--steps", 5);
     Times times(options.text("--times", nullptr));
     options.done();
@@ -112,6 +151,7 @@ int main(int argc, char **argv) {
     float *sums;
     CHECK(cudaMalloc(&sums, sizeof(float) * threads * blocks));
     CHECK(cudaMemset(sums, 0, sizeof(float) * threads * blocks));
+    Batches batches(pinned, copied);
     CHECK(cudaDeviceSynchronize());
 
     // How many turns take as long as is asked for.
@@ -136,6 +176,10 @@ int main(int argc, char **argv) {
     }
     uint64_t touched = (uint64_t)((double)(size / sizeof(Element)) * (double)touch / 100.0);
     for (uint64_t step = 0; steps == 0 || step < steps; step++) {
+        if (moments) {
+            rekindle_checkpoint();
+        }
+        batches.bring();
         uint64_t left = touched;
         for (uint64_t i = 0; i < pieces; i++) {
             uint64_t count = elements(i), written = left < count ? left : count;
@@ -150,6 +194,7 @@ int main(int argc, char **argv) {
         if (turns) {
             compute<<<blocks, threads>>>(sums, turns);
         }
+        batches.fetch();
         CHECK(cudaGetLastError());
         CHECK(cudaDeviceSynchronize());
         times.now();

@@ -1,0 +1,116 @@
+"""Where images go in a benchmark: a folder in memory or on a disk, and how fast that takes bytes by itself.
+
+A file system in memory with ordinary pages of 4 KiB takes about 2 GB/s on some virtual machines, whatever the threads: each
+page is looked for, charged and zeroed alone. With huge pages (`mount -t tmpfs -o huge=always`) one thread was six times as
+fast there. So a benchmark that is not told where its images go has such a file system of its own, and measures both.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+
+CHUNK = 4 << 20
+
+
+def available():
+    """Bytes of memory that there is room for."""
+    with open("/proc/meminfo") as file:
+        return int(re.search(r"MemAvailable:\s+(\d+)", file.read()).group(1)) * 1024
+
+
+def free(folder):
+    """Bytes that files there may take; where they are in memory, as many as it has room for."""
+    return min(shutil.disk_usage(folder).free, available())
+
+
+@contextlib.contextmanager
+def in_memory(folder, huge):
+    """A file system in memory, with huge pages or ordinary ones; None where none can be mounted."""
+    place = tempfile.mkdtemp(dir=folder)
+    options = f"size=95%,huge={'always' if huge else 'never'}"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True)
+    try:
+        yield place if done.returncode == 0 else None
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "--lazy", place], check=True)
+        os.rmdir(place)
+
+
+@contextlib.contextmanager
+def images(asked, folder):
+    """Where images go: below a folder that was asked for, in memory with huge pages, or in /dev/shm. All in it is removed."""
+    with contextlib.ExitStack() as stack:
+        place = asked or stack.enter_context(in_memory(folder, True)) or "/dev/shm"
+        yield stack.enter_context(tempfile.TemporaryDirectory(dir=place))
+
+
+def describe(folder):
+    """What a folder is on, as `/proc/mounts` has it."""
+    with open("/proc/mounts") as file:
+        mounts = [line.split() for line in file]
+    best = max((it for it in mounts if (folder + "/").startswith(it[1].rstrip("/") + "/")), key=lambda it: len(it[1]))
+    return f"on {best[2]} ({best[3]})"
+
+
+def in_threads(do, count):
+    """Calls it in so many threads, with their numbers, and returns nanoseconds."""
+    threads = [threading.Thread(target=do, args=(i,)) for i in range(count)]
+    begin = time.monotonic_ns()
+    for it in threads:
+        it.start()
+    for it in threads:
+        it.join()
+    return time.monotonic_ns() - begin
+
+
+def chunks(size):
+    """Offsets of chunks, for threads that take the next one each."""
+    lock, offsets = threading.Lock(), iter(range(0, size, CHUNK))
+
+    def take():
+        with lock:
+            return next(offsets, None)
+    return iter(take, None)
+
+
+def touch(size, threads):
+    """Has so much memory be there once, since on some machines that is slow the first time; GB/s."""
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    view = ctypes.c_char.from_buffer(memory)
+    address, offsets = ctypes.addressof(view), chunks(size)
+
+    def fill(_):
+        for offset in offsets:
+            ctypes.memset(address + offset, 1, min(CHUNK, size - offset))
+    try:
+        return size / in_threads(fill, threads)
+    finally:
+        del view
+        memory.close()
+
+
+def write_rate(folder, size, threads, files=1):
+    """GB/s at which so many threads write so many new files, of this size together. What they write is in memory before."""
+    source, each = memoryview(bytearray(os.urandom(1 << 16) * (CHUNK >> 16))), size // files
+    paths = [f"{folder}/sink-{i}" for i in range(files)]
+    opened = [(os.open(path, os.O_RDWR | os.O_CREAT), chunks(each)) for path in paths]
+
+    def write(thread):
+        file, offsets = opened[thread % files]
+        for offset in offsets:
+            os.pwrite(file, source[:each - offset], offset)
+    try:
+        return files * each / in_threads(write, threads)
+    finally:
+        for path, (file, _) in zip(paths, opened):
+            os.close(file)
+            os.unlink(path)
