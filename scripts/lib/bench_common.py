@@ -117,6 +117,10 @@ class Daemon:
         self.before = open(self.log_path).read().count("a worker is ready")  # of daemons before this one
         self.ready = 0
 
+    def said(self):
+        """All that it has logged until now."""
+        return open(self.log_path).read()
+
     def restart(self):
         """Stops it as an administrator does, and starts it again on the same socket."""
         self.process.terminate()

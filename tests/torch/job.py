@@ -1,8 +1,9 @@
 """What the programs here share: steps that a test can hold and count, and digests.
 
 A program prints a digest of its state now and then and at its end, and nothing that differs from run to run; so two
-runs can be compared by what they print. `--progress FILE` has it write the number of its last finished step; while the
-file that APP_HOLD names says N, it waits before it goes on past step N (as tests/apps/app.h has it for CUDA programs).
+runs can be compared by what they print. `--steps N` has it do so many. `--progress FILE` has it write the number of its
+last finished step; while the file that APP_HOLD names says N, it waits before it goes on past step N (as tests/apps/app.h
+has it for CUDA programs).
 """
 
 import argparse
@@ -16,6 +17,11 @@ _options = argparse.ArgumentParser()
 _options.add_argument("--progress")
 _options.add_argument("--steps", type=int)
 OPTIONS = _options.parse_known_args()[0]
+
+
+def count(usual):
+    """How many steps there are to do."""
+    return OPTIONS.steps or usual
 
 
 def hold(step):
@@ -36,9 +42,9 @@ def hold(step):
         time.sleep(0.005)
 
 
-def steps(count):
+def steps(usual):
     """The numbers of the steps, each followed by `hold`."""
-    for step in range(1, (OPTIONS.steps or count) + 1):
+    for step in range(1, count(usual) + 1):
         yield step
         hold(step)
 

@@ -1,5 +1,5 @@
 """A Llama-shaped model of Transformers generates, greedily and sampled, while its KV cache grows."""
-from job import deterministic, digest, hold, say
+from job import count, deterministic, digest, hold, say
 
 torch = deterministic()
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -12,7 +12,7 @@ step = 0
 with torch.no_grad():
     for sampled in (False, True):
         cache, tokens, all = DynamicCache(config=config), start, start
-        for _ in range(60):
+        for _ in range(count(120) // 2):
             scores = model(tokens, past_key_values=cache, use_cache=True).logits[:, -1].float()
             if sampled:
                 tokens = torch.multinomial(torch.softmax(scores / 0.8, -1), 1)

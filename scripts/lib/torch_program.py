@@ -1,0 +1,313 @@
+"""One program of tests/torch, run in the ways that `tests/torch/run` compares."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/torch")
+CRIU_OPTIONS = ["--tcp-established", "--network-lock", "skip", "--file-locks", "--link-remap", "--ghost-limit", "1G"]
+
+
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def session(leader):
+    """The processes of a session but its leader."""
+    pids = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        if int(pid) != leader and len(fields) > 3 and int(fields[3]) == leader:
+            pids.append(int(pid))
+    return pids
+
+
+def reaped(pid):
+    """Whether a process is gone, its exit status taken if it has come to us."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    return not os.path.exists(f"/proc/{pid}")
+
+
+class Failed(Exception):
+    """What went wrong, in one line."""
+
+
+class Program:
+    """One program of this folder, run in the ways that are compared."""
+
+    def __init__(self, name, place, opts, criu, socket):
+        self.name, self.opts, self.criu, self.socket = name, opts, criu, socket
+        self.line = {"name": name, "native": "ok", "rekindle": "-", "restored": "-"}
+        self.native, self.dumped = None, None
+        self.folder = os.path.join(place, name)
+        os.makedirs(self.folder)
+        self.random = random.Random(f"{opts.seed} {name}")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start(self, way, rekindle, hold=None, **more):
+        os.makedirs(self.path("tmp"), exist_ok=True)
+        env = dict(os.environ, **more, TMPDIR=self.path("tmp"), PYTHONDONTWRITEBYTECODE="1", TORCHINDUCTOR_CACHE_DIR=self.path("inductor"),
+                   TRITON_CACHE_DIR=self.path("triton"), CUPY_CACHE_DIR=self.path("cupy"))
+        env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        if rekindle:
+            before = os.environ.get("LD_LIBRARY_PATH")
+            env["LD_LIBRARY_PATH"] = f"{self.opts.stage}/lib/rekindle" + (f":{before}" if before else "")
+            env.update(REKINDLE_SOCKET=self.socket, TRITON_LIBCUDA_PATH=f"{self.opts.stage}/lib/rekindle")
+        elif self.opts.driver:
+            env["LD_LIBRARY_PATH"] = os.path.dirname(os.path.abspath(self.opts.driver))
+        for old in ("progress", way + ".out", way + ".err"):
+            if os.path.exists(self.path(old)):
+                os.unlink(self.path(old))
+        if hold is not None:
+            with open(self.path("hold"), "w") as file:
+                file.write(str(hold))
+            env["APP_HOLD"] = self.path("hold")
+        with open(self.path(way + ".out"), "a") as out, open(self.path(way + ".err"), "a") as err:
+            steps = ["--steps", str(self.opts.steps)] if self.opts.steps else []
+            return subprocess.Popen([sys.executable, f"{PROGRAMS}/{self.name}.py", "--progress", self.path("progress"), *steps],
+                                    env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=PROGRAMS,
+                                    start_new_session=True)
+
+    def progress(self):
+        return int(read(self.path("progress")) or 0)
+
+    def wait_for(self, what, condition, process=None):
+        deadline = time.monotonic() + self.opts.limit
+        while not condition():
+            if process and process.poll() is not None:
+                raise Failed(f"it ends with {process.returncode} before {what}")
+            if time.monotonic() > deadline:
+                raise Failed(f"{what} does not come within {self.opts.limit} s")
+            time.sleep(0.01)
+
+    def kill(self, process):
+        """All of its session, so that nothing of a run that failed uses the GPU on."""
+        subprocess.run(["pkill", "-KILL", "-s", str(process.pid)])
+        process.wait()
+
+    def whole(self, way, rekindle, hold=None):
+        """Runs it to its end; what it printed and how long it took. With a hold, refused calls are asked for there."""
+        started, refused = time.monotonic(), []
+        process = self.start(way, rekindle, hold)
+        try:
+            if hold is not None:
+                self.wait_for("its last step", lambda: self.progress() >= hold, process)
+                refused = self.refused(process.pid)
+                os.unlink(self.path("hold"))
+            if process.wait(timeout=self.opts.limit) != 0:
+                raise Failed(f"it ends with {process.returncode}")
+        except subprocess.TimeoutExpired:
+            raise Failed("it hangs")
+        finally:
+            self.kill(process)
+        return read(self.path(way + ".out")), time.monotonic() - started, refused
+
+    def refused(self, pid):
+        done = subprocess.run([f"{self.opts.stage}/bin/rekindle", "ps", "--socket", self.socket, "--calls", str(pid)],
+                              capture_output=True, text=True)
+        rows = [line.split() for line in done.stdout.splitlines()]
+        return sorted(row[3] for row in rows if len(row) == 4 and row[1].isdigit() and int(row[1]) > 0)
+
+    def worker(self, pid):
+        """The process number of a process's worker."""
+        done = subprocess.run([f"{self.opts.stage}/bin/rekindle", "ps", "--socket", self.socket, "--json"],
+                              capture_output=True, text=True)
+        workers = [client["worker"] for client in json.loads(done.stdout or "[]") if client["pid"] == pid]
+        return workers[0] if workers else None
+
+    def dump(self, last):
+        """Dumps it in its middle and kills it."""
+        at = self.random.randint(max(1, last // 4), max(1, last * 2 // 3))
+        process = self.start("restored", True, max(at, last * 3 // 4))
+        try:
+            self.wait_for(f"step {at}", lambda: self.progress() >= at, process)
+            time.sleep(self.random.random() * 0.05)  # not always at a step's end
+            image, tree = tempfile.mkdtemp(dir=self.folder), session(process.pid)
+            worker = self.worker(process.pid)
+            seconds = self.run_criu("dump", image, ["-t", str(process.pid)])
+            process.wait()
+            for pid in tree:
+                self.wait_for("the end of what was killed", lambda: reaped(pid))
+        except BaseException:
+            self.let_go(process)
+            raise
+        self.dumped = process, image, {"step": at, "dump_s": seconds, "worker": worker}
+
+    def restore(self):
+        """Restores it; what it printed then, and how long CRIU took."""
+        (process, image, about), self.dumped = self.dumped, None
+        try:
+            about["restore_s"] = self.run_criu("restore", image, ["-d"])
+            about["restored_worker"] = self.worker(process.pid)
+            os.unlink(self.path("hold"))  # only now: it may have been open when the process was dumped
+            self.wait_for("its end", lambda: reaped(process.pid))
+        finally:
+            self.let_go(process)
+        shutil.rmtree(image)
+        if about["worker"] == about["restored_worker"]:
+            raise Failed(f"it has worker {about['worker']} as before")
+        return read(self.path("restored.out")), about
+
+    def left_running(self, protocol):
+        """Dumps it several times while it goes on, and restores it from each image. A dump that found a guess of its own
+        wrong has said so, and is counted."""
+        way, last = protocol, self.line["steps"]
+        about = self.line.setdefault("left_running", {}).setdefault(protocol, {"images": 0, "wrong_guesses": 0, "stall_ms": []})
+        steps = sorted(self.random.sample(range(1, last), min(self.opts.images, last - 1)))
+        process = self.start(way, True, last - 1, REKINDLE_PROTOCOL=protocol)
+        images = []
+        try:
+            for step in steps:
+                self.wait_for(f"step {step}", lambda: self.progress() >= step, process)
+                time.sleep(self.random.random() * 0.05)
+                image = tempfile.mkdtemp(dir=self.folder)
+                # What CRIU finds of files when it restores must be as it was.
+                # A folder of temporary files is gone when the program has ended, with sockets that CRIU binds there again.
+                script = os.path.join(image, "script")
+                with open(script, "w") as file:
+                    kept = " ".join(self.path(name) for name in ("progress", "progress.new", "hold"))
+                    file.write(f"#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n"
+                               f"stat -c %s {self.path(way + '.out')} {self.path(way + '.err')} > {image}/sizes\n"
+                               f"find {self.path('tmp')} -type d > {image}/folders\n"
+                               f"mkdir {image}/kept && cp -p {kept} {image}/kept 2>/dev/null || true\n")
+                os.chmod(script, 0o755)
+                try:
+                    self.run_criu("dump", image, ["-t", str(process.pid), "-R", "--action-script", script])
+                    images.append((step, image))
+                    about["stall_ms"].append(self.stall(image))
+                except Failed as what:
+                    if "a guess of what is written was wrong" not in str(what):
+                        raise
+                    about["wrong_guesses"] += 1
+                    about.setdefault("wrong", str(what)[-400:])
+            os.unlink(self.path("hold"))
+            if process.wait(timeout=self.opts.limit) != 0:
+                raise Failed(f"left running under {protocol} it ends with {process.returncode}")
+            self.compare(self.native, read(self.path(way + ".out")), protocol)
+            for step, image in images:
+                for name, size in zip((".out", ".err"), read(f"{image}/sizes").split()):
+                    os.truncate(self.path(way + name), int(size))
+                for folder in read(f"{image}/folders").split():
+                    os.makedirs(folder, exist_ok=True)
+                for name in os.listdir(f"{image}/kept"):
+                    shutil.copy2(f"{image}/kept/{name}", self.path(name))
+                self.run_criu("restore", image, ["-d"])
+                os.unlink(self.path("hold"))
+                self.wait_for("its end", lambda: reaped(process.pid))
+                self.compare(self.native, read(self.path(way + ".out")), f"{protocol} at step {step}")
+                about["images"] += 1
+                shutil.rmtree(image)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"left running under {protocol} it hangs")
+        finally:
+            self.let_go(process)
+        if not about["images"]:
+            raise Failed(f"no dump under {protocol} was right")
+
+    def stall(self, image):
+        """What a dump cost on the GPU beyond CRIU's freeze, in milliseconds."""
+        done = subprocess.run([f"{self.opts.stage}/bin/rekindle", "inspect", "--json", image], capture_output=True, text=True)
+        phases = json.loads(done.stdout or "{}").get("phases", [])
+        return next((round(p["duration_ns"] / 1e6, 2) for p in phases if p["name"] == "stall"), None)
+
+    def let_go(self, process):
+        """Nothing of a program that is to go on, or that failed, is left."""
+        if os.path.exists(self.path("hold")):
+            os.unlink(self.path("hold"))
+        self.kill(process)
+
+    def run_criu(self, verb, image, more):
+        started = time.monotonic()
+        try:
+            done = subprocess.run(
+                [self.criu, verb, "-D", image, "-o", f"{verb}.log", "-v4", "--libdir", f"{self.opts.stage}/lib/rekindle/criu",
+                 *CRIU_OPTIONS, *more], env=dict(os.environ, REKINDLE_SOCKET=self.socket), capture_output=True, text=True,
+                timeout=self.opts.limit, start_new_session=True)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"criu {verb} hangs")
+        if done.returncode != 0:
+            lines = [l for l in read(f"{image}/{verb}.log").splitlines() if "Error" in l or "rekindle: " in l]
+            if os.path.exists(f"{image}/{verb}.log"):  # it may not even have started
+                shutil.copy(f"{image}/{verb}.log", self.path(f"{verb}.log"))
+            raise Failed(f"criu {verb}: " + " / ".join(lines[-3:] or [done.stderr.strip()]))
+        return round(time.monotonic() - started, 3)
+
+    def step(self, way, do):
+        """Does one part of its runs, unless one before has failed, and notes in its line what went wrong."""
+        if self.failed():
+            return
+        try:
+            do()
+        except Failed as what:
+            self.line[way] = str(what)
+            if self.progress() or way != "native":
+                self.line["stderr"] = read(self.path(way + ".err"))[-1500:]
+
+    def failed(self):
+        return any(self.line[way] not in ("ok", "-") for way in ("native", "rekindle", "restored"))
+
+    def natively(self):
+        self.native, seconds, _ = self.whole("native", False)
+        self.line.update(native_s=round(seconds, 2), steps=self.progress())
+
+    def under_rekindle(self):
+        under, seconds, refused = self.whole("rekindle", True, self.line["steps"])
+        self.line.update(rekindle_s=round(seconds, 2), refused=refused)
+        self.compare(self.native, under, "rekindle")
+        self.line["rekindle"] = "ok"
+
+    def finished(self):
+        """What it prints when restored."""
+        out, about = self.restore()
+        self.line.setdefault("dumps", []).append(about)
+        self.compare(self.native, out, "restored")
+        self.line["restored"] = "ok"
+
+    def before(self):
+        """All of it before it is restored for the first time."""
+        self.step("native", self.natively)
+        self.step("rekindle", self.under_rekindle)
+        if self.opts.dumps:
+            self.again()
+        return self
+
+    def again(self):
+        """Dumps it, where it can be."""
+        if self.line.get("steps", 0) > 2:
+            self.step("restored", lambda: self.dump(self.line["steps"]))
+        return self
+
+    def after(self):
+        """Restores it, if it was dumped."""
+        if self.dumped:
+            self.step("restored", self.finished)
+        return self
+
+    def all(self):
+        """Its line of the result."""
+        self.before().after()
+        for _ in range(1, self.opts.dumps):
+            self.again().after()
+        for protocol in filter(None, self.opts.protocols.split(",")):
+            if self.line.get("steps", 0) > 2:
+                self.step("restored", lambda: self.left_running(protocol))
+        return self.line
+
+    def compare(self, native, other, way):
+        if native != other:
+            pairs = zip(native.splitlines(), other.splitlines() + [""] * 1000)
+            raise Failed("it prints something else: " + next((f"{b!r}, not {a!r}" for a, b in pairs if a != b), "more lines"))
