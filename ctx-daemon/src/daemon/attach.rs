@@ -149,6 +149,12 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (worker, allowed) = (&client.worker, client.allowed.clone());
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
     let grants = Arc::downgrade(&daemon.grants);
+    let (rooms, needy) = (Arc::downgrade(&daemon.rooms), Arc::downgrade(worker));
+    worker.on_need(move || {
+        if let (Some(rooms), Some(worker)) = (rooms.upgrade(), needy.upgrade()) {
+            rooms.needed_by(&worker);
+        }
+    });
     worker.on_death(move || {
         let client = registry.upgrade().and_then(|it| it.remove(pid));
         if let Some(grants) = grants.upgrade() {

@@ -35,6 +35,7 @@ mod pool;
 mod process;
 mod protocol;
 mod restore;
+mod room;
 mod sandbox;
 mod spawn;
 mod sys;
@@ -59,6 +60,7 @@ use self::lost::LostWorkers;
 use self::nvml::Nvml;
 use self::pool::Pool;
 use self::restore::Restores;
+use self::room::Rooms;
 use self::sandbox::{Sandbox, SandboxError};
 use self::spawn::Spawner;
 use crate::config::Config;
@@ -74,6 +76,7 @@ pub(crate) struct Daemon {
     lost: Arc<LostWorkers>,
     restores: Restores,
     checkpoints: Checkpoints,
+    rooms: Arc<Rooms>,
     sandbox: Sandbox,
     grants: Arc<Grants>,
     nvml: Nvml,
@@ -119,6 +122,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         lost: Arc::default(),
         restores: Restores::default(),
         checkpoints: Checkpoints::default(),
+        rooms: Arc::default(),
         sandbox,
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),

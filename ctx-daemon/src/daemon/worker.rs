@@ -91,10 +91,11 @@ pub(crate) struct Worker {
     state: Mutex<State>,
     changed: Condvar,
     described: Mutex<Description>,
-    on_death: Mutex<Option<OnDeath>>,
+    on_death: Mutex<Option<Action>>,
+    on_need: Mutex<Option<Action>>,
 }
 
-type OnDeath = Arc<dyn Fn() + Send + Sync>;
+type Action = Arc<dyn Fn() + Send + Sync>;
 
 enum State {
     Idle,
@@ -122,6 +123,7 @@ impl Worker {
             changed: Condvar::new(),
             described: Mutex::default(),
             on_death: Mutex::default(),
+            on_need: Mutex::default(),
         });
         let reader = Arc::clone(&worker);
         super::thread("worker-channel", move || {
@@ -144,11 +146,16 @@ impl Worker {
 
     /// What is done when it dies, in place of what was to be done so far; at once if it is dead. It may be done twice.
     pub(crate) fn on_death(&self, action: impl Fn() + Send + Sync + 'static) {
-        let action: OnDeath = Arc::new(action);
+        let action: Action = Arc::new(action);
         *lock(&self.on_death) = Some(Arc::clone(&action));
         if self.is_dead() {
             action();
         }
+    }
+
+    /// What is done when its client finds no device memory: by the thread that reads its answers.
+    pub(crate) fn on_need(&self, action: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.on_need) = Some(Arc::new(action));
     }
 
     /// Whether it is gone.
@@ -221,18 +228,21 @@ impl Worker {
         }
     }
 
+    /// Says what is not answered.
+    pub(crate) fn say(&self, what: &WorkerRequest) {
+        if let Err(error) = self.send(what, &[], &[]) {
+            debug!(worker = self.pid, %error, "cannot say {}", name(what));
+        }
+    }
+
     /// Cuts a `Save` short.
     pub(crate) fn cancel(&self) {
-        if let Err(error) = self.send(&WorkerRequest::Cancel, &[], &[]) {
-            debug!(worker = self.pid, %error, "cannot cancel");
-        }
+        self.say(&WorkerRequest::Cancel);
     }
 
     /// The daemon is there.
     pub(crate) fn say_alive(&self) {
-        if let Err(error) = self.send(&WorkerRequest::Alive, &[], &[]) {
-            debug!(worker = self.pid, %error, "cannot say that the daemon is there");
-        }
+        self.say(&WorkerRequest::Alive);
     }
 
     /// How it fares; what it said last if it has no time to say so now.
@@ -413,6 +423,11 @@ impl Worker {
                 Ok(message) => message,
                 Err(error) => break error.to_string(),
             };
+            if let WorkerReply::NeedsRoom = message.body {
+                let action = lock(&self.on_need).clone();
+                action.inspect(|action| action());
+                continue;
+            }
             let mut state = lock(&self.state);
             match std::mem::replace(&mut *state, State::Idle) {
                 State::Waiting(sender) => {
@@ -493,6 +508,8 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Describe => "Describe",
         WorkerRequest::Hold => "Hold",
         WorkerRequest::Alive => "Alive",
+        WorkerRequest::GiveWay => "GiveWay",
+        WorkerRequest::Room { .. } => "Room",
         WorkerRequest::Calls => "Calls",
         WorkerRequest::Moment { .. } => "Moment",
         WorkerRequest::Remember { .. } => "Remember",

@@ -16,6 +16,7 @@ use rekindle_wire::ring;
 use tracing::{info, warn};
 
 use super::copying::Cancel;
+use super::others_room::OthersRoom;
 use super::pinned::Arrived;
 use super::silence::{self, Silence};
 
@@ -48,6 +49,8 @@ pub(super) struct Channel {
     pub(super) silence: Silence,
     /// Set when a save is to be cut short.
     pub(super) cancel: Arc<Cancel>,
+    /// Memory that others' clones take.
+    others_room: OthersRoom,
     /// Something has come for the executor to look at.
     pub(super) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
@@ -69,6 +72,7 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         answers,
         silence: Silence::new(),
         cancel: Arc::default(),
+        others_room: OthersRoom::default(),
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
@@ -101,6 +105,7 @@ impl Channel {
             match received {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
+                Ok(Message { body: WorkerRequest::Room { coming }, .. }) => self.others_room.said(coming),
                 Ok(message) => {
                     // Here and not when the executor comes to it: a `Cancel` may follow at once.
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
@@ -114,6 +119,7 @@ impl Channel {
                 Err(error) => {
                     info!("the daemon is gone ({error})");
                     self.cancel.fire();
+                    self.others_room.said(false);
                     if events.send(Event::DaemonGone).is_err() {
                         return;
                     }
@@ -165,6 +171,15 @@ impl Channel {
     /// The daemon that there is now.
     pub(super) fn asker(&self) -> Option<Asker> {
         self.socket.lock().ok().map(|it| Arc::clone(&it))
+    }
+
+    /// The client finds no device memory: whether to try again, after a moment.
+    pub(super) fn is_room_coming(&self) -> bool {
+        self.others_room.wait(|| {
+            if let Some(daemon) = self.asker() {
+                self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
+            }
+        })
     }
 
     /// Answers a request.

@@ -130,6 +130,8 @@ pub(crate) struct Executor {
     pub(crate) reserving: Option<std::thread::JoinHandle<()>>,
     /// Device memory that was set aside for clones.
     pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
+    /// Whether memory that others' clones take may be there soon; waits a moment.
+    pub(crate) others_room: Option<Box<dyn Fn() -> bool + Send>>,
     /// What was copied before the quiesce.
     pub(crate) precopied: Option<Precopied>,
     /// Memory that was written by what was not expected to.
@@ -190,6 +192,7 @@ impl Executor {
             guard: None,
             reserving: None,
             reserved: Arc::default(),
+            others_room: None,
             precopied: None,
             surprised: HashSet::new(),
             table,
@@ -238,7 +241,7 @@ impl Executor {
         let watch = if self.observed.is_some() { self.watch(&header, parameters) } else { None };
         let mut payload = Writer::new();
         let mut outcome = self.carry_out(&header, parameters, &mut payload);
-        if is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room() {
+        while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room() {
             payload = Writer::new();
             outcome = self.carry_out(&header, parameters, &mut payload);
         }

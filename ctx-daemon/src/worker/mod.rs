@@ -39,6 +39,7 @@ mod mem_ops;
 mod memory;
 mod objects;
 mod occupancy;
+mod others_room;
 mod peers;
 mod pinned;
 mod pool_commands;

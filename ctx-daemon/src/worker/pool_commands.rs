@@ -178,7 +178,7 @@ impl Executor {
             Err(_) => CUDA_ERROR_UNKNOWN,
         };
         let mut result = allocate(self);
-        if result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room() {
+        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room() {
             result = allocate(self);
         }
         self.answer(reply, result, payload.bytes());

@@ -72,7 +72,7 @@ struct Server {
 }
 
 /// Serves until the client or the daemon of a spare worker is gone.
-pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
+pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     let (channel, events) = match channel::start(socket) {
         Ok(started) => started,
         Err(error) => {
@@ -84,6 +84,8 @@ pub(super) fn serve(executor: Executor, socket: UnixStream) -> ExitCode {
     if let Some(asker) = channel.asker() {
         channel.answer(&asker, WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
     }
+    let asking = Arc::clone(&channel);
+    executor.others_room = Some(Box::new(move || asking.is_room_coming()));
     let few_cores = super::cores() < CORES_TO_SPIN;
     let mut server = Server {
         executor,
@@ -203,8 +205,10 @@ impl Server {
                 return;
             }
         };
-        if let WorkerRequest::Reserve { bytes } = message.body {
-            return self.reserve(bytes, asker);
+        match message.body {
+            WorkerRequest::Reserve { bytes } => return self.reserve(bytes, asker),
+            WorkerRequest::GiveWay => return self.executor.give_way(),
+            _ => {}
         }
         if let Some((reply, files)) = self.sharing(&message) {
             return self.channel.answer_with(&asker, reply, Vec::new(), files);

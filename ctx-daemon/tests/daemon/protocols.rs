@@ -49,6 +49,24 @@ fn one_whose_memory_is_cloned_goes_on_before_it_is_copied() {
 }
 
 #[test]
+fn who_finds_no_memory_hears_whether_clones_have_it_and_when_they_are_gone() {
+    let daemon = with_protocol("clone");
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "clones");
+    let _alone = Client::attached(&daemon, "needs-room-alone");
+    daemon.wait_for_event("needs-room-alone Room false");
+    let session = up_to_finish(&daemon, &dir, &mut client, true);
+    daemon.wait_for_event("clones Open");
+    let _other = Client::attached(&daemon, "needs-room");
+    daemon.wait_for_event("clones GiveWay");
+    daemon.wait_for_event("needs-room Room true");
+    assert!(!daemon.events().contains(&"needs-room Room false".to_owned()));
+    std::fs::write(daemon.dir.path().join("save-now"), "").unwrap();
+    assert_eq!(session.hear(), Reply::Durable);
+    daemon.wait_for_event("needs-room Room false");
+}
+
+#[test]
 fn one_that_is_copied_before_it_stops() {
     let daemon = with_protocol("recopy");
     let dir = TempDir::new().unwrap();

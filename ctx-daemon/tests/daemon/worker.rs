@@ -158,7 +158,12 @@ impl Worker {
     fn answer(&mut self, message: Message<WorkerRequest>) {
         let Message { body, blob, fds } = message;
         match body {
-            WorkerRequest::Adopt { attach, .. } => self.adopt(attach, fds),
+            WorkerRequest::Adopt { attach, .. } => {
+                self.adopt(attach, fds);
+                if self.is("needs-room") {
+                    self.reply(&WorkerReply::NeedsRoom);
+                }
+            }
             WorkerRequest::Quiesce { .. } => {
                 self.note("Quiesce");
                 if self.is("busy") {
@@ -242,6 +247,8 @@ impl Worker {
             WorkerRequest::Hold if self.is("went-on") => self.failed("it has gone on by itself"),
             WorkerRequest::Hold => self.reply(&WorkerReply::Done),
             WorkerRequest::Alive => {}
+            WorkerRequest::GiveWay => self.note("GiveWay"),
+            WorkerRequest::Room { coming } => self.note(&format!("Room {coming}")),
             WorkerRequest::Remember { protocol } => {
                 let attach = self.attach.as_mut().unwrap();
                 attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);

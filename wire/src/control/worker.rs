@@ -9,6 +9,7 @@
 //!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
 //!                (Cancel cuts the copy short)     Alive again and again, Hold -> Done | Failed
 //!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
+//!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
 //!   restore      MakeShared+, TakeShared*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
@@ -28,7 +29,8 @@ use crate::attach::Attach;
 use crate::ipc::{PieceId, Shared, Token};
 use crate::nvml;
 
-/// What the daemon asks of a worker, one at a time, each but `Cancel` and `Alive` answered by a [`WorkerReply`].
+/// What the daemon asks of a worker, one at a time, each but `Cancel`, `Alive`, `GiveWay` and `Room` answered by a
+/// [`WorkerReply`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum WorkerRequest {
     /// Serve this client. Comes with its connection, ring and staging; the worker sends it the [`crate::attach::Answer`].
@@ -101,8 +103,8 @@ pub enum WorkerRequest {
         /// Which, by its content's hash as lowercase hex.
         hash: String,
     },
-    /// Give up the `Save` that is going on; it then fails. With `Alive` the only request that comes before the answer
-    /// to another and has none of its own; a worker that is not saving (any more) takes no notice.
+    /// Give up the `Save` that is going on; it then fails. It may come before the answer to another request, and
+    /// has none of its own; a worker that is not saving (any more) takes no notice.
     Cancel,
     /// Code files for the `Load` that follows, where it has more than one message can carry. They come with this, in
     /// order. Any number of times.
@@ -156,6 +158,14 @@ pub enum WorkerRequest {
     Hold,
     /// The daemon is there. Comes as long as a ring is to stay closed, at any time; not answered.
     Alive,
+    /// Another client finds no device memory: what is set aside for clones and not used yet is to be given back. Not
+    /// answered.
+    GiveWay,
+    /// To a `NeedsRoom`, and later when it is over. Not answered.
+    Room {
+        /// Whether there may be memory soon that others' clones take now.
+        coming: bool,
+    },
     /// Whether the client could be saved now.
     Check,
     /// How much memory the devices have, as the driver counts it.
@@ -267,6 +277,8 @@ pub enum WorkerReply {
         /// The devices, for the daemon's checks.
         attached: crate::attach::Attached,
     },
+    /// Said unasked, at any time: the client finds no device memory. `Room` follows.
+    NeedsRoom,
     /// Done.
     Done,
     /// To `Quiesce` and `Advance`: no command is executed, but the device is not at rest.

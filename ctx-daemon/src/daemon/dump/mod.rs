@@ -52,6 +52,7 @@ use super::connection::{self, MAX_REQUEST};
 use super::ipc::{self, SharingError};
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
+use super::room::HoldsRoom;
 use super::sys::{self, Credentials};
 
 /// How long a worker may take to hear that a dump is over before it began.
@@ -113,6 +114,8 @@ struct Dump<'a> {
     stage: Stage,
     sockets: Vec<(Whose, u32)>,
     progress: Arc<Progress>,
+    /// From when memory is set aside until the copy is over.
+    clones: Option<HoldsRoom>,
     /// Last, so that a failure in dropping the rest does not let the tree go.
     _hold: HoldGuard,
 }
@@ -227,6 +230,7 @@ impl<'a> Dump<'a> {
             stage: Stage::NotOurs(None),
             sockets: Vec::new(),
             progress: Arc::clone(progress),
+            clones: None,
             _hold: hold,
         };
         let (clients, pending) = dump.find()?;
@@ -247,6 +251,8 @@ impl<'a> Dump<'a> {
         if writer.is_some() {
             progress.phase(PhaseName::PreCopy);
         }
+        let holders = planned.iter().filter(|it| it.chosen.reserves(0).is_some());
+        dump.clones = Some(daemon.rooms.hold(holders.map(|it| Arc::clone(&it.client.worker))));
         let planned = dump.prepare(writer.as_ref(), planned)?;
         progress.phase(PhaseName::Quiesce);
         if writer.is_some() {
@@ -464,6 +470,7 @@ impl<'a> Dump<'a> {
         }
         job.finish(std::mem::take(&mut self.sockets));
         let committed = job.wait(self.stream)?;
+        self.clones = None;
         self.progress.durable(&committed);
         info!(
             root = self.root,

@@ -47,15 +47,21 @@ impl Executor {
     }
 
     /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
-    /// copied.
+    /// copied, its own or others'.
     pub(crate) fn make_room(&mut self) -> bool {
         self.join_reserving();
         if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
-            return false;
+            return self.others_room.as_ref().is_some_and(|is_coming| is_coming());
         }
         self.give_up_reserved();
         // One that was given up may hang for a disk's sake.
         self.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
+    }
+
+    /// Another client finds no memory: what is set aside and not used yet is given back.
+    pub(crate) fn give_way(&mut self) {
+        self.join_reserving();
+        self.give_up_reserved();
     }
 
     /// Gives back device memory that was set aside and is not used.
