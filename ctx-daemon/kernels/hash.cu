@@ -19,7 +19,7 @@ enum {
     CHUNK_WORDS = 2 * LANES * THREADS + 2 * (LANES - 1),
     BATCH = 8,                        // units that a thread has under way
     WARPS = THREADS / 32,
-    RESIDENT = 8,                     // blocks of a multiprocessor: workers start as many, so all run at once
+    RESIDENT = 8,                     // blocks of a multiprocessor, of which workers start half
 };
 
 // The key, spread out; `Schedule::bytes` makes it.
@@ -47,14 +47,14 @@ __device__ __forceinline__ u64 chunks_of(u64 length) { return (length + CHUNK - 
 // Each byte is read once, so that what is hashed is what is copied: hence volatile.
 __device__ __forceinline__ uint4 load_unit(u64 at) {
     uint4 v;
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(at));
     return v;
 }
 
 __device__ __forceinline__ void store_unit(u64 at, uint4 v) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
@@ -85,9 +85,8 @@ __device__ __forceinline__ void hash(const ColumnKey &key, const Schedule *sched
                                      u64 chunks, u64 *digests) {
     __shared__ u64 gathered[2][WARPS][LANES];
     const u32 thread = threadIdx.x;
-    // Each block has a run of chunks, and looks for its first piece once.
-    u64 chunk = (u64)((u128)chunks * blockIdx.x / gridDim.x);
-    const u64 end = (u64)((u128)chunks * (blockIdx.x + 1) / gridDim.x);
+    // All blocks are at chunks side by side, which memory likes best; each looks for its first piece once.
+    u64 chunk = blockIdx.x;
     u32 low = 0, high = count;
     while (high - low > 1) {
         u32 middle = low + (high - low) / 2;
@@ -100,7 +99,7 @@ __device__ __forceinline__ void hash(const ColumnKey &key, const Schedule *sched
 
     Piece piece = pieces[low];
     u64 behind = piece.first + chunks_of(piece.length);
-    for (u32 turn = 0; chunk < end; chunk++, turn ^= 1) {
+    for (u32 turn = 0; chunk < chunks; chunk += gridDim.x, turn ^= 1) {
         while (chunk >= behind) {
             piece = pieces[++low];
             behind = piece.first + chunks_of(piece.length);

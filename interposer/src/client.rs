@@ -163,14 +163,27 @@ impl Client {
         false
     }
 
+    /// The error of a kernel that has broken this process, for good.
+    pub(crate) fn sticky_error(&self) -> Result<(), CUresult> {
+        match self.shared.header().sticky.load(Acquire) {
+            0 => Ok(()),
+            sticky => Err(sticky),
+        }
+    }
+
     /// The error that every call gets now, if any: the worker is gone, or the context is broken. Then, once, the error
     /// of an earlier call that did not wait.
     pub(crate) fn standing_error(&'static self) -> Result<(), CUresult> {
         let header = self.shared.header();
-        let sticky = header.sticky.load(Acquire);
-        if sticky != 0 {
+        if let Err(sticky) = self.sticky_error() {
             prints::deliver(self);
-            return Err(sticky);
+            // A thread whose context is gone hears that first.
+            return Err(self
+                .contexts
+                .current()
+                .err()
+                .filter(|e| *e == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+                .unwrap_or(sticky));
         }
         if self.gone.load(Relaxed) {
             return Err(WORKER_DIED);

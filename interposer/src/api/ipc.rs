@@ -35,9 +35,13 @@ fn name(number: u16, of: u64) -> Result<Token, CUresult> {
 }
 
 pub(crate) unsafe fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CUresult {
+    // The driver looks at this first, before there is a context or it is initialized.
+    if pHandle.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     code(client::get().and_then(|client| {
         client.contexts.current()?;
-        if pHandle.is_null() || !matches!(client.memory.at(dptr), Some(Allocation::Device { .. })) {
+        if !matches!(client.memory.at(dptr), Some(Allocation::Device { .. })) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let bytes = ipc::handle(Named::Allocation, &name(MEMORY_EXPORT, dptr)?);
@@ -108,11 +112,12 @@ pub(super) fn close_all(client: &Client, context: CUcontext) {
 }
 
 pub(crate) unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> CUresult {
+    // As of memory.
+    if pHandle.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     code(client::get().and_then(|client| {
         client.contexts.current()?;
-        if pHandle.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
         super::event::ours(event)?;
         if !client.events.is_shared(event) {
             return Err(CUDA_ERROR_INVALID_HANDLE);

@@ -13,10 +13,10 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevic
         let handle = client
             .contexts
             .with_primary(device, |primary| {
-                // A context that was let go comes back whole, whatever had broken it.
-                match primary.retained {
-                    0 => activate(client, device, *primary)?,
-                    _ => client.standing_error()?,
+                // One that is there is given also when it is broken; there is no new one once the process is.
+                if client.contexts.get(Contexts::primary_handle(device)).is_none() {
+                    client.sticky_error()?;
+                    activate(client, device, *primary)?;
                 }
                 primary.retained += 1;
                 Ok::<_, CUresult>(Contexts::primary_handle(device))
@@ -77,6 +77,12 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
             .contexts
             .with_primary(device, |primary| {
                 if client.contexts.get(Contexts::primary_handle(device)).is_none() {
+                    return Ok(());
+                }
+                if client.sticky_error().is_err() {
+                    // What is broken stays so, but this context is no more.
+                    super::context::forget(client, Contexts::primary_handle(device));
+                    primary.retained = 0;
                     return Ok(());
                 }
                 reset(client, device)?;

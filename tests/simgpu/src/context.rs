@@ -7,8 +7,8 @@
 //!
 //! The first failure of a command is the context's for good: everything after it answers with that error. Of most such
 //! failures cuda.h says that they leave the process in an inconsistent state, so that any further CUDA work returns the same
-//! error until the process ends: all contexts have failed then, new ones too. (What a driver does with other devices'
-//! contexts nobody has looked at yet; `tests/apps/broken.cu` asks one.)
+//! error until the process ends: all contexts of all devices have failed then, and there is no new one. A driver of two H200s does as it says
+//! (`tests/apps/broken.cu` asks it); a reset succeeds, and leaves no context.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};

@@ -16,8 +16,8 @@ pub(crate) const MOST_PIECES: usize = 1 << 16;
 /// As many bytes are hashed at a time at most, at a quiesce.
 pub(crate) const BATCH_BYTES: u64 = 4 << 30;
 const NON_BLOCKING: u32 = 1;
-/// Blocks for each multiprocessor: enough to hide one's end behind another's loads.
-const BLOCKS: u32 = 8;
+/// Blocks for each multiprocessor. On an H200 twice as many hash as fast, but copy 1% slower.
+const BLOCKS: u32 = 4;
 
 /// Bytes of an entry of the kernels' table: source, target, length, first chunk.
 const ENTRY: usize = 32;

@@ -155,9 +155,9 @@ pub unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, src: CUde
 pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
-        crate::context::process_is_well()?;
         let mut primary = device.primary();
         if primary.active.is_none() {
+            crate::context::process_is_well()?;
             primary.active = Some(Context::new(primary.handle, device, primary.flags));
         }
         unsafe { put(out, primary.handle) }?;
@@ -191,7 +191,6 @@ pub unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
 pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
-        crate::context::process_is_well()?;
         device.primary().retained = 0;
         end_primary(device);
         crate::pool::reset(device);

@@ -15,9 +15,12 @@ use crate::memory::ipc;
 use crate::status::{ensure, put, status};
 
 pub unsafe fn cuIpcGetMemHandle(out: *mut CUipcMemHandle, pointer: CUdeviceptr) -> CUresult {
+    // The driver looks at this first, before there is a context or it is initialized.
+    if out.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     status(|| {
         current::healthy()?;
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         unsafe { put(out, CUipcMemHandle { bytes: ipc::handle(pointer)? }) }
     })
 }
@@ -43,9 +46,11 @@ pub unsafe fn cuIpcCloseMemHandle(pointer: CUdeviceptr) -> CUresult {
 }
 
 pub unsafe fn cuIpcGetEventHandle(out: *mut CUipcEventHandle, event: CUevent) -> CUresult {
+    if out.is_null() {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     status(|| {
         current::healthy()?;
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let event = handles::event(event)?;
         let shared = event.shared().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         unsafe { put(out, CUipcEventHandle { bytes: shared.handle() }) }
