@@ -81,7 +81,8 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
                 }
                 if client.sticky_error().is_err() {
                     // What is broken stays so, but this context is no more.
-                    super::context::forget(client, Contexts::primary_handle(device));
+                    rekindle_cuda_abi::private::cls_reset(Contexts::primary_handle(device));
+                    gone(client, device);
                     primary.retained = 0;
                     return Ok(());
                 }
@@ -117,9 +118,14 @@ fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let mut call = Call::unchecked(client, CONTEXT_RESET, handle);
     call.word(handle);
     check(call.wait().0)?;
-    client.memory.forget_pools(device);
-    super::context::forget(client, handle);
+    gone(client, device);
     Ok(())
+}
+
+/// Forgets everything in a primary context.
+fn gone(client: &Client, device: usize) {
+    client.memory.forget_pools(device);
+    super::context::forget(client, Contexts::primary_handle(device));
 }
 
 pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
