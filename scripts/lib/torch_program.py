@@ -47,13 +47,14 @@ class Failed(Exception):
 class Program:
     """One program of this folder, run in the ways that are compared."""
 
-    def __init__(self, name, place, opts, criu, socket):
+    def __init__(self, name, place, opts, criu, socket, folder=None, steps=None):
         self.name, self.opts, self.criu, self.socket = name, opts, criu, socket
         self.line = {"name": name, "native": "ok", "rekindle": "-", "restored": "-"}
         self.native, self.dumped = None, None
-        self.folder = os.path.join(place, name)
+        self.steps = steps or opts.steps  # none: its own number
+        self.folder = os.path.join(place, folder or name)
         os.makedirs(self.folder)
-        self.random = random.Random(f"{opts.seed} {name}")
+        self.random = random.Random(f"{opts.seed} {folder or name}")
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -77,7 +78,7 @@ class Program:
                 file.write(str(hold))
             env["APP_HOLD"] = self.path("hold")
         with open(self.path(way + ".out"), "a") as out, open(self.path(way + ".err"), "a") as err:
-            steps = ["--steps", str(self.opts.steps)] if self.opts.steps else []
+            steps = ["--steps", str(self.steps)] if self.steps else []
             return subprocess.Popen([sys.executable, f"{PROGRAMS}/{self.name}.py", "--progress", self.path("progress"), *steps],
                                     env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=PROGRAMS,
                                     start_new_session=True)
@@ -162,68 +163,6 @@ class Program:
             raise Failed(f"it has worker {about['worker']} as before")
         return read(self.path("restored.out")), about
 
-    def left_running(self, protocol):
-        """Dumps it several times while it goes on, and restores it from each image. A dump that found a guess of its own
-        wrong has said so, and is counted."""
-        way, last = protocol, self.line["steps"]
-        about = self.line.setdefault("left_running", {}).setdefault(protocol, {"images": 0, "wrong_guesses": 0, "stall_ms": []})
-        steps = sorted(self.random.sample(range(1, last), min(self.opts.images, last - 1)))
-        process = self.start(way, True, last - 1, REKINDLE_PROTOCOL=protocol)
-        images = []
-        try:
-            for step in steps:
-                self.wait_for(f"step {step}", lambda: self.progress() >= step, process)
-                time.sleep(self.random.random() * 0.05)
-                image = tempfile.mkdtemp(dir=self.folder)
-                # What CRIU finds of files when it restores must be as it was.
-                # A folder of temporary files is gone when the program has ended, with sockets that CRIU binds there again.
-                script = os.path.join(image, "script")
-                with open(script, "w") as file:
-                    kept = " ".join(self.path(name) for name in ("progress", "progress.new", "hold"))
-                    file.write(f"#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n"
-                               f"stat -c %s {self.path(way + '.out')} {self.path(way + '.err')} > {image}/sizes\n"
-                               f"find {self.path('tmp')} -type d > {image}/folders\n"
-                               f"mkdir {image}/kept && cp -p {kept} {image}/kept 2>/dev/null || true\n")
-                os.chmod(script, 0o755)
-                try:
-                    self.run_criu("dump", image, ["-t", str(process.pid), "-R", "--action-script", script])
-                    images.append((step, image))
-                    about["stall_ms"].append(self.stall(image))
-                except Failed as what:
-                    if "a guess of what is written was wrong" not in str(what):
-                        raise
-                    about["wrong_guesses"] += 1
-                    about.setdefault("wrong", str(what)[-400:])
-            os.unlink(self.path("hold"))
-            if process.wait(timeout=self.opts.limit) != 0:
-                raise Failed(f"left running under {protocol} it ends with {process.returncode}")
-            self.compare(self.native, read(self.path(way + ".out")), protocol)
-            for step, image in images:
-                for name, size in zip((".out", ".err"), read(f"{image}/sizes").split()):
-                    os.truncate(self.path(way + name), int(size))
-                for folder in read(f"{image}/folders").split():
-                    os.makedirs(folder, exist_ok=True)
-                for name in os.listdir(f"{image}/kept"):
-                    shutil.copy2(f"{image}/kept/{name}", self.path(name))
-                self.run_criu("restore", image, ["-d"])
-                os.unlink(self.path("hold"))
-                self.wait_for("its end", lambda: reaped(process.pid))
-                self.compare(self.native, read(self.path(way + ".out")), f"{protocol} at step {step}")
-                about["images"] += 1
-                shutil.rmtree(image)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"left running under {protocol} it hangs")
-        finally:
-            self.let_go(process)
-        if not about["images"]:
-            raise Failed(f"no dump under {protocol} was right")
-
-    def stall(self, image):
-        """What a dump cost on the GPU beyond CRIU's freeze, in milliseconds."""
-        done = subprocess.run([f"{self.opts.stage}/bin/rekindle", "inspect", "--json", image], capture_output=True, text=True)
-        phases = json.loads(done.stdout or "{}").get("phases", [])
-        return next((round(p["duration_ns"] / 1e6, 2) for p in phases if p["name"] == "stall"), None)
-
     def let_go(self, process):
         """Nothing of a program that is to go on, or that failed, is left."""
         if os.path.exists(self.path("hold")):
@@ -280,7 +219,8 @@ class Program:
     def before(self):
         """All of it before it is restored for the first time."""
         self.step("native", self.natively)
-        self.step("rekindle", self.under_rekindle)
+        if self.opts.dumps or not self.opts.protocols:
+            self.step("rekindle", self.under_rekindle)
         if self.opts.dumps:
             self.again()
         return self
@@ -302,9 +242,6 @@ class Program:
         self.before().after()
         for _ in range(1, self.opts.dumps):
             self.again().after()
-        for protocol in filter(None, self.opts.protocols.split(",")):
-            if self.line.get("steps", 0) > 2:
-                self.step("restored", lambda: self.left_running(protocol))
         return self.line
 
     def compare(self, native, other, way):
