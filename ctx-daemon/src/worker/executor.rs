@@ -136,6 +136,8 @@ pub(crate) struct Executor {
     pub(crate) precopied: Option<Precopied>,
     /// Memory that was written by what was not expected to.
     pub(crate) surprised: HashSet<Place>,
+    /// When commands first wrote each during the last copy: 0, 1, ... They may do so again.
+    pub(crate) written_soon: HashMap<Place, u32>,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
     pub(crate) staging: *mut u8,
@@ -195,6 +197,7 @@ impl Executor {
             others_room: None,
             precopied: None,
             surprised: HashSet::new(),
+            written_soon: HashMap::new(),
             table,
             objects: Objects::default(),
             waiting: Waiting::default(),

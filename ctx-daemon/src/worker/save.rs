@@ -220,6 +220,7 @@ impl Executor {
             job,
             place,
             keeping: if closed { Keeping::Closed } else { Keeping::Protected },
+            soon: self.written_soon.get(&place).copied().unwrap_or(u32::MAX),
             expected: None,
             before: None,
         }

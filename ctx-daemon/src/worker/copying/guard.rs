@@ -1,6 +1,6 @@
 //! What stands between the client's commands and memory that is not copied yet.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -25,11 +25,23 @@ pub(crate) struct Guard {
     waits: Waits,
     /// Functions that were launched since the ring is open.
     ran: HashSet<u64>,
+    /// Places with when commands first named them: 0, 1, ...
+    named: HashMap<Place, u32>,
 }
 
 impl Guard {
     pub(crate) fn new(copying: Arc<Copying>) -> Self {
-        Self { copying, waits: Waits::default(), ran: HashSet::new() }
+        Self { copying, waits: Waits::default(), ran: HashSet::new(), named: HashMap::new() }
+    }
+}
+
+impl Guard {
+    /// A command is about to write these.
+    fn note(&mut self, places: &[Place]) {
+        for place in places {
+            let next = self.named.len() as u32;
+            self.named.entry(*place).or_insert(next);
+        }
     }
 }
 
@@ -194,7 +206,11 @@ impl Executor {
             guard.ran.extend(&access.functions);
             let places = match &access.writes {
                 Set::Everything => guard.copying.all_places(),
-                Set::Units(units) => self.places_of(&guard.copying, units),
+                Set::Units(units) => {
+                    let places = self.places_of(&guard.copying, units);
+                    guard.note(&places);
+                    places
+                }
             };
             if !places.is_empty() {
                 self.hold_back(&mut guard, &places);
@@ -239,6 +255,7 @@ impl Executor {
         for device in &mut self.devices {
             device.memory.set_kept(None);
         }
+        self.written_soon = guard.named;
         let name = |function: &u64| Some(self.tracker.as_ref()?.function(*function)?.1.to_owned());
         (guard.waits, guard.ran.iter().filter_map(name).collect())
     }

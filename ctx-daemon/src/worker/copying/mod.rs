@@ -111,6 +111,8 @@ pub(crate) struct Task {
     pub(crate) job: Job,
     pub(crate) place: Place,
     pub(crate) keeping: Keeping,
+    /// What is expected to be written sooner has a lower one.
+    pub(crate) soon: u32,
     /// Its hash at the quiesce.
     pub(crate) expected: Option<PieceHash>,
     /// Its piece from before the quiesce, whose place in the file its content takes.
@@ -202,9 +204,9 @@ impl Copying {
         // What keeps the ring closed first; then what a command may have to wait for; clones can wait.
         let mut order: Vec<usize> = (0..tasks.len()).filter(|i| states[*i] != State::Done).collect();
         order.sort_by_key(|i| match tasks[*i].keeping {
-            Keeping::Closed => 0,
-            Keeping::Protected | Keeping::Unkept => 1,
-            _ => 2,
+            Keeping::Closed => (0, 0),
+            Keeping::Protected | Keeping::Unkept => (1, tasks[*i].soon),
+            _ => (2, 0),
         });
         let closed = |task: &&Task| task.keeping == Keeping::Closed;
         let inner = Inner {

@@ -32,7 +32,10 @@ impl Executor {
         if let How::Clone = how
             && let Some(room) = room.as_mut()
         {
-            for task in tasks.iter_mut().filter(|task| open(task)) {
+            // What may be written soon first, should there not be room for all.
+            let mut all: Vec<&mut Task> = tasks.iter_mut().filter(|task| open(task)).collect();
+            all.sort_by_key(|task| task.soon);
+            for task in all {
                 let (device, length) = (task.job.device, task.job.length);
                 task.keeping = room.take(device, length).map_or(Keeping::Protected, Keeping::Cloned);
             }

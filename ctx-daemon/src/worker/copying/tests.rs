@@ -10,6 +10,7 @@ fn tasks(keeping: Keeping) -> Vec<Task> {
         job: Job { address: address + offset, offset, length: MIB, device: 0, context: 0, array: None },
         place,
         keeping,
+        soon: u32::MAX,
         expected: None,
         before: None,
     };
@@ -46,6 +47,16 @@ fn everything_is_copied_once_and_closed_jobs_come_first() {
     assert!(copying.stop().is_none() && !copying.is_over());
     copying.end();
     assert!(copying.is_over());
+}
+
+#[test]
+fn what_may_be_written_soon_comes_first_but_for_what_keeps_the_ring_closed() {
+    let mut tasks = tasks(Keeping::Protected);
+    (tasks[3].soon, tasks[1].soon) = (0, 1);
+    tasks[4].keeping = Keeping::Closed;
+    let copying = Copying::new(tasks, None, false);
+    let order: Vec<_> = std::iter::from_fn(|| copying.take().inspect(|it| copy(&copying, it))).collect();
+    assert_eq!(order.iter().map(|it| it.index).collect::<Vec<_>>(), [4, 3, 1, 0, 2]);
 }
 
 #[test]
