@@ -115,7 +115,7 @@ impl Executor {
         // Every stream is idle: what was freed in its order is free.
         self.pools.settle(self.driver());
         self.join_reserving();
-        let precopied = self.precopied.take().filter(|_| wanted.precopied);
+        let precopied = if wanted.precopied { self.precopied.take() } else { None };
         let writer = match &precopied {
             Some(precopied) => Arc::clone(&precopied.writer),
             None => Arc::new(wanted.writer),
@@ -131,7 +131,11 @@ impl Executor {
         }
         let (regions, mut tasks): (Vec<_>, Vec<_>) =
             all.into_iter().map(|(region, place, job)| (region, self.task(place, job))).unzip();
-        let mut room = self.reserved.lock().ok().and_then(|mut reserved| reserved.take());
+        // What `stop` has no use for stays for another copy of this state; who opens the ring gives it up.
+        let mut room = match wanted.how {
+            How::Stop => None,
+            _ => self.reserved.lock().ok().and_then(|mut reserved| reserved.take()),
+        };
         let secured = self.secure(&mut tasks, wanted.how, &wanted.key, room.as_mut(), precopied.as_ref(), &writer);
         let secured = match secured {
             Ok(secured) => secured,

@@ -17,6 +17,7 @@
 //! A failure is told in reply to whatever is asked next. Nothing that a dump holds outlives its connection.
 
 mod base;
+mod beside;
 mod freeze;
 mod manifest;
 mod precopy;
@@ -116,6 +117,8 @@ struct Dump<'a> {
     progress: Arc<Progress>,
     /// From when memory is set aside until the copy is over.
     clones: Option<HoldsRoom>,
+    /// Where another image is to be made at the same quiesce, by `stop`.
+    beside: Option<ImageDir>,
     /// Last, so that a failure in dropping the rest does not let the tree go.
     _hold: HoldGuard,
 }
@@ -217,7 +220,7 @@ impl<'a> Dump<'a> {
         let began = Instant::now();
         let view = PidView::of(peer.pid)?;
         let root = view.to_ours(root)?;
-        let dir = image_directory(fds)?;
+        let (dir, beside) = image_directories(fds)?;
         let hold = daemon.registry.hold(root);
         let mut dump = Self {
             daemon,
@@ -231,6 +234,7 @@ impl<'a> Dump<'a> {
             sockets: Vec::new(),
             progress: Arc::clone(progress),
             clones: None,
+            beside,
             _hold: hold,
         };
         let (clients, pending) = dump.find()?;
@@ -387,6 +391,9 @@ impl<'a> Dump<'a> {
             (None, None) => return Err(DumpError::NoDirectory),
         };
         let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
+        if let Some(dir) = self.beside.take() {
+            self.save_beside(dir, &planned)?;
+        }
         let sharing = ipc::within(self.daemon, &clients)?;
         let how = save::How {
             began: self.began,
@@ -500,9 +507,14 @@ fn begin_image(dir: ImageDir, compression: CompressionChoice) -> Result<ImageWri
     ImageWriter::create_on(dir, CreateOptions { replace: true, compression, ..CreateOptions::new()? }, base)
 }
 
-fn image_directory(fds: Vec<OwnedFd>) -> Result<ImageDir, DumpError> {
-    let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| DumpError::NoDirectory)?;
-    Ok(ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?)
+/// The image's, and the one beside it if there is one.
+fn image_directories(fds: Vec<OwnedFd>) -> Result<(ImageDir, Option<ImageDir>), DumpError> {
+    let open = |dir: OwnedFd| ImageDir::from_fd(dir.as_fd(), connection::shown(&dir));
+    let mut fds = fds.into_iter();
+    match (fds.next(), fds.next(), fds.next()) {
+        (Some(dir), beside, None) => Ok((open(dir)?, beside.map(open).transpose()?)),
+        _ => Err(DumpError::NoDirectory),
+    }
 }
 
 /// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may refuse what would have fitted; what

@@ -1,0 +1,39 @@
+//! What `stop` writes at the quiesce of another protocol's image: for tests, which compare the two piece by piece.
+//!
+//! Whoever asks for a dump may give a second directory with its first word. CRIU's plugin never does. All is written there
+//! while the rings are closed, before the image itself is begun, which is then made of the same state.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rekindle_images::{ImageDir, Protocol};
+
+use super::precopy::Planned;
+use super::protocol::Chosen;
+use super::save::{How, SaveJob};
+use super::{Dump, DumpError, begin_image, ipc};
+
+impl Dump<'_> {
+    /// Writes the state of quiesced clients, and waits until it is on disk. What was prepared for these clients stays.
+    pub(super) fn save_beside(&self, dir: ImageDir, planned: &[Planned]) -> Result<(), DumpError> {
+        let chosen = Chosen { protocol: Protocol::Stop, reason: "beside another image".to_owned() };
+        let again = |it: &Planned| Planned::new(Arc::clone(&it.client), it.index, chosen.clone());
+        let planned: Vec<_> = planned.iter().map(again).collect();
+        let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
+        let now = Instant::now();
+        let how = How {
+            began: self.began,
+            quiesce_began: self.quiesce_began,
+            idle_at: now,
+            leave_running: false,
+            stall: self.daemon.config.stall_timeout,
+            sharing: ipc::within(self.daemon, &clients)?,
+            progress: Arc::default(),
+        };
+        let writer = begin_image(dir, self.daemon.config.compression)?;
+        let job = SaveJob::start(writer, Vec::new(), planned, how).map_err(DumpError::Thread)?;
+        job.finish(Vec::new());
+        job.wait(self.stream)?;
+        Ok(())
+    }
+}
