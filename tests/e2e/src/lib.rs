@@ -15,6 +15,7 @@
 //! - [`podman`][]: containers; [`network`][]: one of a test's own; [`fake`][]: a daemon of another version
 //! - [`gate`]: stopping a dump or a restore at a known moment; [`footprint`]: what is held, to find what leaks;
 //!   [`faults`]: killing somebody then, and what must hold; [`disk`]: one that becomes full
+//! - [`twin`]: dumps without CRIU, each compared with what `stop` writes at the same quiesce
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
 //! - [`random`]: a seed to repeat a test with
 //!
@@ -37,6 +38,7 @@ pub mod process;
 pub mod random;
 pub mod service;
 pub mod stage;
+pub mod twin;
 pub mod wait;
 
 pub use app::App;

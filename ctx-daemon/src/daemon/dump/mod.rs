@@ -295,9 +295,7 @@ impl<'a> Dump<'a> {
     fn prepare(&self, writer: Option<&ImageWriter>, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
-        if let Some(held) = planned.iter().find(|it| it.client.state() != ClientState::Running) {
-            return Err(QuiesceError::Held(held.client.to_string()).into());
-        }
+        planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client))?;
         let prepare = |it: &mut Planned| {
             it.reserve(config.cow_pool)?;
             writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, goes_on))

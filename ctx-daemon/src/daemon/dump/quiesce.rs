@@ -172,6 +172,18 @@ pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<
     }
 }
 
+/// Waits until no other dump has a client: one that was just given up, or is durable, lets its clients go in the background.
+pub(super) fn wait_until_let_go(client: &Client) -> Result<(), QuiesceError> {
+    let asked = Instant::now();
+    while client.state() != ClientState::Running {
+        if asked.elapsed() >= LET_GO {
+            return Err(QuiesceError::Held(client.to_string()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
 /// What is asked next of clients that are not at rest together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {

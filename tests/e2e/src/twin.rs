@@ -1,0 +1,183 @@
+//! Dumps without CRIU, which take milliseconds: this process says what CRIU's plugin says. Each is made together with
+//! what `stop` writes at the same quiesce, and compared with that.
+//!
+//! ```text
+//!   Pause (two directories) ─► at rest ─► Frozen ─► `stop` into the second, whole ─► copying into the first ─► Socket
+//!                                                                                                               │
+//!   compared: every region's bytes, and all that is said of them  ◄── Durable ◄── Finish: the program goes on ◄─┘
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use rekindle_images::{Client, Image};
+use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::frame;
+
+use crate::{App, Node, Result};
+
+/// The number that "CRIU" has given the socket.
+const SOCKET: u32 = 7;
+
+/// What the daemon says of a client that ended by itself while it was dumped: its worker ended with it.
+const ENDED: &str = "its worker has died (exit status: 0)";
+
+/// What came of a dump.
+#[derive(Debug)]
+pub enum Taken {
+    /// An image, and what `stop` wrote at the same quiesce.
+    Both(PathBuf, PathBuf),
+    /// None, for this reason.
+    Failed(String),
+    /// The program is not a client any more.
+    Gone,
+}
+
+impl Taken {
+    fn not(reason: &str) -> Self {
+        if reason.contains(ENDED) { Self::Gone } else { Self::Failed(reason.to_owned()) }
+    }
+}
+
+/// A program that is dumped again and again.
+#[derive(Debug)]
+pub struct Source<'a> {
+    node: &'a Node,
+    app: &'a App,
+    cookie: u64,
+}
+
+impl<'a> Source<'a> {
+    /// A program that is a client by now.
+    pub fn new(node: &'a Node, app: &'a App) -> Result<Self> {
+        node.client(app.pid())?;
+        Ok(Self { node, app, cookie: cookie_of(app.pid(), node.socket())? })
+    }
+
+    /// Dumps it into `dir`, which is there, and beside that by `stop`. `leave_running` is what CRIU is told; the program goes
+    /// on in any case. `copies` is called while it is copied, before it may go on.
+    pub fn take(&self, dir: &Path, leave_running: bool, copies: impl FnOnce()) -> Result<Taken> {
+        let stop = dir.with_extension("stop");
+        fs::create_dir(&stop)?;
+        let (root, pid) = (self.app.pid(), self.app.pid());
+        let stream = UnixStream::connect(self.node.socket())?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let dirs = [File::open(dir)?, File::open(&stop)?];
+        let opening = Opening::new(&Request::Pause { root, leave_running })?;
+        frame::send(&stream, &opening, &[], &dirs.each_ref().map(AsRawFd::as_raw_fd))?;
+        let ask = |request: &Request| -> Result<Reply> {
+            frame::send(&stream, request, &[], &[])?;
+            Ok(frame::receive(&stream)?.body)
+        };
+        match frame::receive(&stream)?.body {
+            Reply::Paused { pids } if pids.is_empty() => return Ok(Taken::Gone),
+            Reply::Paused { .. } => {}
+            Reply::Failed { reason } => return Ok(Taken::not(&reason)),
+            other => bail!("Pause was answered by {other:?}"),
+        }
+        let mut answers = vec![ask(&Request::Frozen { pid })?];
+        copies();
+        answers.push(ask(&Request::Socket { id: SOCKET, cookie: self.cookie })?);
+        answers.push(ask(&Request::Finish)?);
+        match answers.as_slice() {
+            [Reply::Frozen { ours: true }, Reply::Socket { ours: true, .. }, Reply::Durable] => {
+                Ok(Taken::Both(dir.to_owned(), stop))
+            }
+            answers => {
+                match answers.iter().find_map(|it| if let Reply::Failed { reason } = it { Some(reason) } else { None })
+                {
+                    Some(reason) => Ok(Taken::not(reason)),
+                    None => bail!("answered by {answers:?}"),
+                }
+            }
+        }
+    }
+}
+
+/// That two images of one quiesce are of the same state, byte by byte. How many bytes were compared.
+pub fn same(one: &Path, other: &Path) -> Result<u64> {
+    let (one, other) = (Image::open(one)?, Image::open(other)?);
+    let (of_one, of_other) = (&one.manifest().clients, &other.manifest().clients);
+    ensure!(of_one.len() == of_other.len(), "{} clients, and {}", of_one.len(), of_other.len());
+    let mut compared = 0;
+    for (a, b) in of_one.iter().zip(of_other) {
+        let (said, said_other) = (format!("{:#?}", without_content(a)), format!("{:#?}", without_content(b)));
+        let differs = said.lines().zip(said_other.lines()).find(|(a, b)| a != b);
+        ensure!(said == said_other, "what is said of the state differs: {differs:?}");
+        let (reader, reader_other) = (one.data_reader()?, other.data_reader()?);
+        for (region, region_other) in a.regions().zip(b.regions()) {
+            // The processes' own memory, which is in CRIU's image.
+            if region.pieces.is_empty() && region_other.pieces.is_empty() {
+                continue;
+            }
+            let what = format!("{:?} of {} bytes", region.what, region.size);
+            let (mut bytes, mut bytes_other) = (vec![0; region.size as usize], vec![0; region.size as usize]);
+            reader.read_all(region.pieces, &mut bytes, NonZeroUsize::MIN).with_context(|| what.clone())?;
+            reader_other.read_all(region_other.pieces, &mut bytes_other, NonZeroUsize::MIN)?;
+            let at = bytes.iter().zip(&bytes_other).position(|(a, b)| a != b);
+            ensure!(at.is_none(), "{what} differs at byte {at:?}");
+            compared += region.size;
+        }
+        for code in a.objects.iter().flat_map(|it| &it.code) {
+            ensure!(one.read_code(*code)? == other.read_code(*code)?, "code {code} differs");
+        }
+    }
+    Ok(compared)
+}
+
+/// All that an image says of a client, but where content is, whose sockets there are, and what tells of the time.
+fn without_content(client: &Client) -> Client {
+    let mut said = client.clone();
+    said.socket_ids.clear();
+    said.shared_state.clear();
+    // The ages of events among others: as long, with other numbers.
+    said.worker_state.iter_mut().for_each(|byte| *byte = 0);
+    said.allocations.iter_mut().for_each(|it| it.pieces.clear());
+    said.globals.iter_mut().for_each(|it| it.pieces.clear());
+    said.blobs.iter_mut().for_each(|it| it.pieces.clear());
+    said
+}
+
+/// The cookie of a process's socket that leads to the daemon.
+fn cookie_of(pid: i32, daemon: &Path) -> Result<u64> {
+    // SAFETY: no pointers; the descriptor is new and owned here.
+    let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    ensure!(process >= 0, "process {pid}: {}", io::Error::last_os_error());
+    // SAFETY: as above.
+    let process = unsafe { OwnedFd::from_raw_fd(process as i32) };
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let name = entry?.file_name();
+        let number: i32 = name.to_str().context("a descriptor's number")?.parse()?;
+        // SAFETY: no pointers.
+        let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+        if got < 0 {
+            continue;
+        }
+        // SAFETY: new and owned here.
+        let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(got as i32) });
+        let Ok(peer) = socket.peer_addr() else { continue };
+        if peer.as_pathname() != Some(daemon) {
+            continue;
+        }
+        let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+        // SAFETY: the kernel writes at most `length` bytes into the local.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_COOKIE,
+                (&raw mut cookie).cast(),
+                &raw mut length,
+            )
+        };
+        ensure!(result == 0, "{}", io::Error::last_os_error());
+        return Ok(cookie);
+    }
+    bail!("process {pid} has no socket that leads to {}", daemon.display())
+}

@@ -1,0 +1,112 @@
+//! Thousands of dumps without CRIU, of programs made of random numbers that go on meanwhile, by each protocol and at random
+//! moments: every image is, byte by byte, what `stop` writes at the same quiesce, and the programs end as if nothing had
+//! been.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::random::{Random, repetitions};
+use rekindle_e2e::twin::{Source, Taken, same};
+use rekindle_e2e::{Node, Result};
+use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
+
+/// What is dumped is small, since the software GPU hashes slowly.
+const STEPS: &str = "600";
+const KIB: &str = "4";
+/// As many images as there are to be, if there is time for them, and in any case.
+const MOST: u64 = 1000;
+const LEAST: u64 = 150;
+const TIME: Duration = Duration::from_secs(45);
+
+/// What was counted.
+#[derive(Debug, Default)]
+struct Counts {
+    images: u64,
+    bytes: u64,
+    wrong: u64,
+}
+
+/// As many images of as many programs as it takes, in memory: disks would have most of the time.
+fn snapshots(configuration: &str, gpu: &[(&str, &str)], builds: bool) -> Result {
+    let node = Node::configured(configuration, gpu)?;
+    let memory = tempfile::tempdir_in("/dev/shm")?;
+    let mut random = Random::new();
+    let mut counts = Counts::default();
+    let began = Instant::now();
+    let enough = |images: u64| {
+        let late = began.elapsed() > TIME * repetitions() as u32;
+        images >= if late { LEAST } else { MOST } * repetitions()
+    };
+    while !enough(counts.images) {
+        let seed = random.below(1 << 32).to_string();
+        let arguments = ["--seed", &seed, "--steps", STEPS, "--kib", KIB];
+        let expected = undisturbed("random", &arguments)?;
+        let app = node.run_held("random", &[&arguments[..], &["--sleep-us", "1000"]].concat(), None)?;
+        app.reaches(2)?;
+        of_one(&node, &Source::new(&node, &app)?, app.pid(), memory.path(), builds, &mut random, &mut counts)
+            .with_context(|| format!("a program with seed {seed}"))?;
+        assert_eq!(app.finish()?, expected, "seed {seed}");
+    }
+    eprintln!("{counts:?}");
+    ensure!(counts.bytes > 0 && counts.wrong <= counts.images / 4, "{counts:?}");
+    node.finish()
+}
+
+/// Snapshots of one program, until it ends.
+fn of_one(
+    node: &Node,
+    source: &Source,
+    pid: i32,
+    memory: &Path,
+    builds: bool,
+    random: &mut Random,
+    counts: &mut Counts,
+) -> Result {
+    let mut before: Vec<PathBuf> = Vec::new();
+    loop {
+        let protocol = ["clone", "cow", "recopy"][random.below(3) as usize];
+        node.ask(&Request::Protocol { pid, change: ProtocolChange::Choose(protocol.to_owned()) })?;
+        let name = node.fresh("snapshot");
+        let dir = memory.join(name.file_name().context("a name")?);
+        fs::create_dir(&dir)?;
+        if builds && let Some(base) = before.last().filter(|_| random.below(4) != 0) {
+            let name = base.file_name().context("an image's directory has a name")?;
+            symlink(Path::new("..").join(name), dir.join("rekindle-parent"))?;
+        } else {
+            before.drain(..).try_for_each(fs::remove_dir_all)?;
+        }
+        let leave_running = protocol != "recopy" || random.below(2) == 0;
+        let pause = Duration::from_micros(random.below(3) * random.below(2000));
+        match source.take(&dir, leave_running, || std::thread::sleep(pause))? {
+            Taken::Both(image, stop) => {
+                counts.bytes += same(&image, &stop).with_context(|| format!("{protocol}: {}", image.display()))?;
+                counts.images += 1;
+                fs::remove_dir_all(stop)?;
+                before.push(image);
+            }
+            Taken::Failed(reason) => {
+                ensure!(reason.contains(WRONG_GUESS), "{protocol}: {reason}");
+                counts.wrong += 1;
+                fs::remove_dir_all(&dir)?;
+                fs::remove_dir_all(dir.with_extension("stop"))?;
+            }
+            Taken::Gone => return Ok(()),
+        }
+        std::thread::sleep(Duration::from_micros(random.below(5000)));
+    }
+}
+
+#[test]
+fn a_thousand_images_are_what_stop_writes_at_the_same_quiesce() -> Result {
+    snapshots("", &[("SIMGPU_COPY_GBPS", "0.05")], false)
+}
+
+#[test]
+fn a_thousand_images_that_build_on_others_and_are_compressed_are_so_too() -> Result {
+    let configuration = "[checkpoint]\ncow_pool = 65536\n[image]\ncompression = \"lz4\"\n";
+    snapshots(configuration, &[("SIMGPU_COPY_GBPS", "0.05")], true)
+}
