@@ -1,4 +1,4 @@
-//! Thousands of dumps without CRIU, of programs made of random numbers that go on meanwhile, by each protocol and at random
+//! Many dumps without CRIU, of programs made of random numbers that go on meanwhile, by each protocol and at random
 //! moments: every image is, byte by byte, what `stop` writes at the same quiesce, and the programs end as if nothing had
 //! been.
 
@@ -101,12 +101,12 @@ fn of_one(
 }
 
 #[test]
-fn a_thousand_images_are_what_stop_writes_at_the_same_quiesce() -> Result {
+fn images_are_what_stop_writes_at_the_same_quiesce() -> Result {
     snapshots("", &[("SIMGPU_COPY_GBPS", "0.05")], false)
 }
 
 #[test]
-fn a_thousand_images_that_build_on_others_and_are_compressed_are_so_too() -> Result {
+fn images_that_build_on_others_and_are_compressed_are_so_too() -> Result {
     let configuration = "[checkpoint]\ncow_pool = 65536\n[image]\ncompression = \"lz4\"\n";
     snapshots(configuration, &[("SIMGPU_COPY_GBPS", "0.05")], true)
 }

@@ -25,6 +25,7 @@ impl Dump<'_> {
             began: self.began,
             quiesce_began: self.quiesce_began,
             idle_at: now,
+            frozen_at: now,
             leave_running: false,
             stall: self.daemon.config.stall_timeout,
             sharing: ipc::within(self.daemon, &clients)?,
