@@ -6,8 +6,20 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use rekindle_images::{Image, ImageDir, Manifest, Report, Summary};
 
+use serde::Serialize;
+
+use crate::cpu_image::CpuImage;
 use crate::failure::Failure;
 use crate::output;
+
+/// What is shown of an image.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    summary: Summary,
+    /// CRIU's part, where it can be read.
+    cpu: Option<CpuImage>,
+}
 
 /// Shows what is in an image; of a damaged one what can be read, and what is wrong with it.
 pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
@@ -21,10 +33,12 @@ pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
             }
         }
     };
+    let cpu = CpuImage::of(dir);
     if json {
-        output::print_json(&summary)?;
+        output::print_json(&Shown { summary, cpu })?;
     } else {
-        output::print(&summary.to_string())?;
+        let cpu = cpu.map(|it| it.to_string()).unwrap_or_default();
+        output::print(&(summary.to_string() + &cpu))?;
     }
     failure.map_or(Ok(()), |error| Err(error.into()))
 }

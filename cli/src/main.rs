@@ -14,6 +14,7 @@ mod access;
 mod calls;
 mod check;
 mod checkpoint;
+mod cpu_image;
 mod criu;
 mod daemon;
 mod doctor;
