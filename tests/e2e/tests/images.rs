@@ -4,9 +4,11 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::Context;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::image::{COMMIT, MANIFEST, length};
 use rekindle_e2e::{Image, Node, Result, process};
+use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "150", "--sleep-us", "5000"];
 
@@ -248,5 +250,24 @@ fn inspect_and_ps_show_what_there_is() -> Result {
     for phase in ["quiesce", "freeze", "copy", "write"] {
         assert!(shown.contains(phase), "{phase}: {shown}");
     }
+    node.finish()
+}
+
+/// CRIU writes memory that processes share slowly, while they stand still.
+#[test]
+fn what_rekindle_adds_to_the_image_of_a_process_is_little() -> Result {
+    const MOST: u64 = 10_000_000;
+    let node = Node::start()?;
+    let app = node.run("streams4", &ARGUMENTS)?;
+    app.reaches(20)?;
+    let pinned = node.client(app.pid())?.pinned_memory;
+    let image = node.dump_and_kill(app)?;
+    let output = node.rekindle(&["inspect".as_ref(), "--json".as_ref(), image.dir.as_os_str()])?;
+    let cpu = serde_json::from_slice::<Value>(&output.stdout)?["cpu"].take();
+    let bytes = |part: &str| cpu[part].as_u64().with_context(|| format!("{part}: {cpu}"));
+    let parts = [bytes("ring")?, bytes("staging")?, bytes("interposer")?];
+    assert!(parts.iter().all(|part| *part > 0) && parts.iter().sum::<u64>() < MOST, "{cpu}");
+    // All of it was used; it is the program's.
+    assert!(pinned > 0 && bytes("pinned")? == pinned, "{pinned}: {cpu}");
     node.finish()
 }
