@@ -36,7 +36,7 @@ fn name(number: u16, of: u64) -> Result<Token, CUresult> {
 
 pub(crate) unsafe fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CUresult {
     // The driver looks at this first, before there is a context or it is initialized.
-    if pHandle.is_null() {
+    if pHandle.is_null() || dptr == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
     code(client::get().and_then(|client| {
@@ -113,7 +113,7 @@ pub(super) fn close_all(client: &Client, context: CUcontext) {
 
 pub(crate) unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> CUresult {
     // As of memory.
-    if pHandle.is_null() {
+    if pHandle.is_null() || event == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
     code(client::get().and_then(|client| {

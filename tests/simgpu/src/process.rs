@@ -24,7 +24,7 @@ const OVER: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(NEW);
 
-/// What may be called before `cuInit`, in a forked child, and at exit.
+/// What may be called before `cuInit`, in a forked child, and at exit; those of IPC look at their pointers first.
 const ALWAYS: &[&str] = &[
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -33,6 +33,8 @@ const ALWAYS: &[&str] = &[
     "cuGetProcAddress",
     "cuGetProcAddress_v2",
     "cuInit",
+    "cuIpcGetEventHandle",
+    "cuIpcGetMemHandle",
     "cuModuleGetLoadingMode",
 ];
 
@@ -91,11 +93,16 @@ fn name(index: usize) -> &'static str {
     SYMBOLS.get(index).map_or("?", |symbol| symbol.0)
 }
 
+/// An error if cuInit has not been called.
+pub(crate) fn initialized() -> Result<()> {
+    ensure(state()?, CUDA_ERROR_NOT_INITIALIZED)
+}
+
 /// Passes a call of the function at that place of the table. Panics stay inside.
 pub(crate) fn entry(index: usize, body: impl FnOnce() -> CUresult) -> CUresult {
     let gate = || -> Result<()> {
         if !ALWAYS.contains(&name(index)) {
-            ensure(state()?, CUDA_ERROR_NOT_INITIALIZED)?;
+            initialized()?;
         }
         fault::point(name(index))?;
         rekindle_graphs::hook::before(name(index))

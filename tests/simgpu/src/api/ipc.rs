@@ -12,14 +12,16 @@ use crate::event::Event;
 use crate::handles::{self, Object};
 use crate::ipc_event::SharedEvent;
 use crate::memory::ipc;
+use crate::process;
 use crate::status::{ensure, put, status};
 
 pub unsafe fn cuIpcGetMemHandle(out: *mut CUipcMemHandle, pointer: CUdeviceptr) -> CUresult {
     // The driver looks at this first, before there is a context or it is initialized.
-    if out.is_null() {
+    if out.is_null() || pointer == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
     status(|| {
+        process::initialized()?;
         current::healthy()?;
         unsafe { put(out, CUipcMemHandle { bytes: ipc::handle(pointer)? }) }
     })
@@ -46,10 +48,11 @@ pub unsafe fn cuIpcCloseMemHandle(pointer: CUdeviceptr) -> CUresult {
 }
 
 pub unsafe fn cuIpcGetEventHandle(out: *mut CUipcEventHandle, event: CUevent) -> CUresult {
-    if out.is_null() {
+    if out.is_null() || event == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
     status(|| {
+        process::initialized()?;
         current::healthy()?;
         let event = handles::event(event)?;
         let shared = event.shared().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
