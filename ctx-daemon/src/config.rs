@@ -37,6 +37,7 @@
 //! cow_pool = 2147483648       # bytes on each GPU for what is written before it is copied
 //! recopy_rounds = 4           # how often what has changed is copied again before the program is held
 //! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
+//! staging = 268435456         # bytes of host memory, taken at the start, that copies go through on their way to a disk
 //!
 //! [image]
 //! compression = "off"         # or lz4, zstd, auto: what makes it durable soonest, as measured at each dump
@@ -71,6 +72,9 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
 const DEFAULT_COW_POOL: u64 = 2 << 30;
+/// As little as no machine with a GPU misses, which smooths how fast a file takes what comes. What a dump gains from more
+/// is worth the machine's memory only where somebody says so.
+const DEFAULT_STAGING: u64 = 256 << 20;
 const DEFAULT_RECOPY_ROUNDS: u32 = 4;
 const MOST_RECOPY_ROUNDS: u32 = 64;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
@@ -145,6 +149,8 @@ pub(crate) struct CheckpointConfig {
     pub(crate) recopy_rounds: u32,
     /// Bytes a second.
     pub(crate) bandwidth: Option<u64>,
+    /// Bytes of host memory.
+    pub(crate) staging: u64,
 }
 
 /// What workers give up.
@@ -262,6 +268,7 @@ struct CheckpointTable {
     cow_pool: Option<u64>,
     recopy_rounds: Option<u32>,
     bandwidth: Option<u64>,
+    staging: Option<u64>,
 }
 
 impl CheckpointTable {
@@ -281,6 +288,7 @@ impl CheckpointTable {
             cow_pool: self.cow_pool.unwrap_or(DEFAULT_COW_POOL),
             recopy_rounds,
             bandwidth: self.bandwidth,
+            staging: self.staging.unwrap_or(DEFAULT_STAGING),
         })
     }
 }
@@ -504,10 +512,16 @@ mod tests {
     #[test]
     fn a_protocol_that_does_not_exist_is_refused() {
         let checkpoint = parse("").unwrap().checkpoint;
-        let expected = CheckpointConfig { protocol: None, cow_pool: 2 << 30, recopy_rounds: 4, bandwidth: None };
+        let expected = CheckpointConfig {
+            protocol: None,
+            cow_pool: 2 << 30,
+            recopy_rounds: 4,
+            bandwidth: None,
+            staging: 256 << 20,
+        };
         assert_eq!(checkpoint, expected);
-        let checkpoint = parse("[checkpoint]\nprotocol = \"cow\"\nbandwidth = 7").unwrap().checkpoint;
-        assert_eq!((checkpoint.protocol, checkpoint.bandwidth), (Some(Protocol::Cow), Some(7)));
+        let checkpoint = parse("[checkpoint]\nprotocol = \"cow\"\nbandwidth = 7\nstaging = 0").unwrap().checkpoint;
+        assert_eq!((checkpoint.protocol, checkpoint.bandwidth, checkpoint.staging), (Some(Protocol::Cow), Some(7), 0));
         for unknown in ["cov", "unknown", "", "Auto"] {
             let error = parse(&format!("[checkpoint]\nprotocol = \"{unknown}\"")).unwrap_err();
             assert!(error.contains("checkpoint.protocol") && error.contains("auto, stop"), "{error}");

@@ -148,7 +148,7 @@ fn hand_over(
 pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (worker, allowed) = (&client.worker, client.allowed.clone());
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
-    let grants = Arc::downgrade(&daemon.grants);
+    let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.stage));
     let (rooms, needy) = (Arc::downgrade(&daemon.rooms), Arc::downgrade(worker));
     worker.on_need(move || {
         if let (Some(rooms), Some(worker)) = (rooms.upgrade(), needy.upgrade()) {
@@ -157,6 +157,9 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     });
     worker.on_death(move || {
         let client = registry.upgrade().and_then(|it| it.remove(pid));
+        if let Some(stage) = stage.upgrade() {
+            stage.take_back(pid);
+        }
         if let Some(grants) = grants.upgrade() {
             grants.release(&allowed, pid);
         }

@@ -38,6 +38,7 @@ mod restore;
 mod room;
 mod sandbox;
 mod spawn;
+mod stage;
 mod sys;
 mod takeover;
 mod worker;
@@ -63,6 +64,7 @@ use self::restore::Restores;
 use self::room::Rooms;
 use self::sandbox::{Sandbox, SandboxError};
 use self::spawn::Spawner;
+use self::stage::Stage;
 use crate::config::Config;
 
 /// How long dumps and restores that go on may take to be given up when the daemon stops.
@@ -77,6 +79,7 @@ pub(crate) struct Daemon {
     restores: Restores,
     checkpoints: Checkpoints,
     rooms: Arc<Rooms>,
+    stage: Arc<Stage>,
     sandbox: Sandbox,
     grants: Arc<Grants>,
     nvml: Nvml,
@@ -123,6 +126,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         restores: Restores::default(),
         checkpoints: Checkpoints::default(),
         rooms: Arc::default(),
+        stage: Stage::start(config.checkpoint.staging)?,
         sandbox,
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),
@@ -169,7 +173,7 @@ impl Daemon {
 }
 
 #[cfg(test)]
-pub(crate) use self::{sandbox::landlock_version, sys::own_uid};
+pub(crate) use self::{memfd::tests::memfd, sandbox::landlock_version, sys::own_uid};
 
 /// A thread with a name. There may be a thousand, so their stacks are small.
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

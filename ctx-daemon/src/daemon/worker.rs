@@ -496,6 +496,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Open => "Open",
         WorkerRequest::Save { .. } => "Save",
         WorkerRequest::Reserve { .. } => "Reserve",
+        WorkerRequest::Stage { .. } => "Stage",
         WorkerRequest::Precopy { .. } => "Precopy",
         WorkerRequest::Progress => "Progress",
         WorkerRequest::SaveCode { .. } => "SaveCode",

@@ -37,7 +37,7 @@ use super::code_store::{CodeStore, Image};
 use super::copying::Background;
 use super::copying::{Clones, Guard, Place, Precopied};
 use super::driver::Driver;
-use super::engine::Engine;
+use super::engine::{Engine, Stage};
 use super::graphs::Graphs;
 use super::held::Held;
 use super::ipc::Arrived;
@@ -122,6 +122,8 @@ pub(crate) struct Executor {
     pub(crate) hasher: Hasher,
     /// What is known of the memory that commands use; not here while it is asked.
     pub(crate) tracker: Option<Box<Tracker>>,
+    /// The engine's, to be had while it is away.
+    pub(crate) stage: Stage,
     /// A copy that goes on in the background.
     pub(crate) background: Option<Background>,
     /// What commands have to look at before they are executed, meanwhile.
@@ -187,6 +189,7 @@ impl Executor {
             arrived: Arrived::default(),
             ipc_events: IpcEvents::new(&table),
             devices,
+            stage: engine.stage.clone(),
             engine: Some(engine),
             hasher,
             tracker: Some(Box::new(Tracker::new(&table))),

@@ -196,6 +196,8 @@ impl Server {
         let (message, asker) = match event {
             Event::Request(message, asker) => (message, asker),
             Event::DaemonGone => {
+                // Its host memory is nobody's any more.
+                self.executor.stage.end();
                 match self.state {
                     State::Closing | State::Quiesced => self.open(),
                     State::Open => {}
@@ -205,11 +207,14 @@ impl Server {
                 return;
             }
         };
-        match message.body {
-            WorkerRequest::Reserve { bytes } => return self.reserve(bytes, asker),
-            WorkerRequest::GiveWay => return self.executor.give_way(),
-            _ => {}
-        }
+        let message = match message {
+            Message { body: WorkerRequest::Reserve { bytes }, .. } => return self.reserve(bytes, asker),
+            Message { body: WorkerRequest::GiveWay, .. } => return self.executor.give_way(),
+            Message { body: WorkerRequest::Stage { unit, units, new }, fds, .. } => {
+                return self.stage(unit, units, new.into_iter().zip(fds).collect(), asker);
+            }
+            message => message,
+        };
         if let Some((reply, files)) = self.sharing(&message) {
             return self.channel.answer_with(&asker, reply, Vec::new(), files);
         }
@@ -227,6 +232,19 @@ impl Server {
         let begun = self.executor.reserve_clones(bytes, done);
         if let Err(error) = begun {
             let reason = format!("cannot start a thread: {error}");
+            self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
+        }
+    }
+
+    /// Maps host memory for what is copied; answers when that has been done, and the client runs on meanwhile.
+    fn stage(&mut self, unit: u64, units: Vec<u64>, new: Vec<(u64, OwnedFd)>, asker: Asker) {
+        let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
+        let answer = |result: Result<(), String>| match result {
+            Ok(()) => WorkerReply::Done,
+            Err(reason) => WorkerReply::Failed { reason },
+        };
+        let done = move |result| channel.answer(&of_thread, answer(result), Vec::new());
+        if let Err(reason) = self.executor.set_stage(unit, units, new, done) {
             self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
         }
     }

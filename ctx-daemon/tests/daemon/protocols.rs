@@ -8,7 +8,7 @@ use crate::dump::pause;
 use crate::support::{Client, Daemon, Session, eventually, reason};
 
 fn with_protocol(name: &str) -> Daemon {
-    Daemon::start_with(&[("config.toml", &format!("[checkpoint]\nprotocol = \"{name}\"\n"))])
+    Daemon::start_with(&[("config.toml", &format!("[checkpoint]\nstaging = 0\nprotocol = \"{name}\"\n"))])
 }
 
 /// A dump up to where CRIU is through with the processes.
@@ -102,4 +102,31 @@ fn a_dump_given_up_while_its_client_goes_on_leaves_nothing() {
     daemon.wait_for_event("clones Cancel");
     daemon.wait_for_state(&client, Some("running"));
     eventually("the image is removed", || std::fs::read_dir(dir.path()).unwrap().next().is_none().then_some(()));
+}
+
+#[test]
+fn workers_keep_the_host_memory_that_they_were_lent_and_whoever_does_not_take_it_copies_without() {
+    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 16777216\n")]);
+    // Dumps, until one has found that host memory is ready.
+    let dump_until = |client: &mut Client, event: &str| {
+        eventually(event, || {
+            let dir = TempDir::new().unwrap();
+            let session = up_to_finish(&daemon, &dir, client, true);
+            assert_eq!(session.hear(), Reply::Durable);
+            drop(session);
+            daemon.wait_for_state(client, Some("running"));
+            daemon.events().iter().any(|it| it == event).then_some(())
+        });
+    };
+    let mut client = Client::attached(&daemon, "app");
+    dump_until(&mut client, "app Stage 4 0");
+    let new: usize =
+        daemon.events().iter().filter_map(|it| it.strip_prefix("app Stage ")?[2..].parse::<usize>().ok()).sum();
+    assert_eq!(new, 4, "each unit comes once: {:?}", daemon.events());
+    client.kill();
+    daemon.wait_for_state(&client, None);
+    // What it had goes with it; others get other memory, and a worker that does not take it is saved all the same.
+    let mut client = Client::attached(&daemon, "no-stage");
+    dump_until(&mut client, "no-stage Stage 4 4");
+    dump_until(&mut client, "no-stage Stage 4 4");
 }

@@ -153,7 +153,7 @@ fn spawn(dir: &Path) -> Child {
     // Not the machine's own configuration.
     let config = dir.join("config.toml");
     if !config.exists() {
-        std::fs::write(&config, "quiesce_timeout_ms = 1000\n").unwrap();
+        std::fs::write(&config, "quiesce_timeout_ms = 1000\n[checkpoint]\nstaging = 0\n").unwrap();
     }
     // The machine's NVML is the one beside the driver.
     let has_nvml = dir.join("libnvidia-ml.so.1").exists();

@@ -183,6 +183,16 @@ impl Worker {
                 self.note("Reserve");
                 self.reply(&WorkerReply::Done);
             }
+            WorkerRequest::Stage { unit, units, new } => {
+                assert_eq!(new.len(), fds.len());
+                let size = |fd: OwnedFd| std::fs::File::from(fd).metadata().unwrap().len();
+                assert!(fds.into_iter().all(|fd| size(fd) == unit));
+                self.note(&format!("Stage {} {}", units.len(), new.len()));
+                if self.is("no-stage") {
+                    return self.failed("there are no addresses left");
+                }
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::Precopy { file, .. } => {
                 self.note(&format!("Precopy {file}"));
                 self.reply(&WorkerReply::Done);

@@ -5,6 +5,7 @@
 //!   spare        Ready (unasked)
 //!   attach       (Belong -> Done | Failed)    Adopt   -> Done | Failed     it has answered the client itself, either way
 //!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
+//!                Stage -> Done | Failed before the quiesce, where there is host memory to spare
 //!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
 //!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
 //!                (Cancel cuts the copy short)     Alive again and again, Hold -> Done | Failed
@@ -68,6 +69,17 @@ pub enum WorkerRequest {
     Reserve {
         /// How much on each device, where it is free: bytes, or as much as the client has.
         bytes: Option<u64>,
+    },
+    /// From now on what is copied may lie in these units of host memory until it is in its file. Before a quiesce, and
+    /// for any number of copies: `Stage` without units takes them back. Comes with the memfds of `new`, which are sealed and
+    /// nobody else's. A worker that is copying says `Failed`.
+    Stage {
+        /// Bytes of each.
+        unit: u64,
+        /// All, by numbers that name nothing else as long as the daemon lives.
+        units: Vec<u64>,
+        /// Of those, what the worker has not: in the order of the descriptors.
+        new: Vec<u64>,
     },
     /// Begin to copy the device memory into the data file that comes with this while the client runs, or copy again what
     /// has changed since the last one. The blob is as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into

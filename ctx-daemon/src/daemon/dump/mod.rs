@@ -296,7 +296,9 @@ impl<'a> Dump<'a> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
         planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client))?;
+        let (stage, clients) = (&self.daemon.stage, planned.len());
         let prepare = |it: &mut Planned| {
+            it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
             it.reserve(config.cow_pool)?;
             writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, goes_on))
         };

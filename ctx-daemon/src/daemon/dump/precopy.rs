@@ -10,6 +10,7 @@ use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use tracing::{debug, info};
 
 use super::super::clients::Client;
+use super::super::stage::InUse;
 use super::super::worker::WorkerError;
 use super::protocol::Chosen;
 use super::save::{SaveError, namespace_pid};
@@ -33,12 +34,14 @@ pub(super) struct Planned {
     pub(super) file: Option<Arc<File>>,
     /// Bytes that were copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
+    /// What its worker has of the daemon's host memory, as long as it copies.
+    pub(super) staged: Option<Arc<InUse>>,
 }
 
 impl Planned {
     /// Nothing is done for it yet.
     pub(super) fn new(client: Arc<Client>, index: u32, chosen: Chosen) -> Self {
-        Self { client, index, chosen, file: None, precopied: Default::default() }
+        Self { client, index, chosen, file: None, precopied: Default::default(), staged: None }
     }
 
     /// Has its worker set memory aside. Where there is none to spare it does without.

@@ -164,7 +164,7 @@ impl Copying {
                 }
                 if self.leaves_out {
                     self.make_safe(&mut inner, index, State::Gone);
-                    self.is_done(&mut inner, index);
+                    inner.left -= 1;
                 } else {
                     inner.urgent.push_back(index);
                 }

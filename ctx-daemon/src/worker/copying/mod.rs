@@ -150,7 +150,7 @@ struct Inner {
     next: usize,
     /// As many are not done.
     left: usize,
-    /// Of those, as many must be before the ring opens.
+    /// As many are not safe without which the ring stays closed.
     closed_left: usize,
     failed: bool,
     /// Places that were not as they were at the quiesce: nothing more is written, but all are looked at.
@@ -314,6 +314,9 @@ impl Copying {
         if was_safe {
             return;
         }
+        if self.tasks[index].keeping == Keeping::Closed {
+            inner.closed_left -= 1;
+        }
         if let Some(jobs) = inner.places.get_mut(&self.tasks[index].place) {
             jobs.unsafe_left = jobs.unsafe_left.saturating_sub(1);
         }
@@ -325,7 +328,7 @@ impl Copying {
         let mut inner = self.lock();
         inner.pieces[taken.index] = Some(piece);
         inner.states[taken.index] = State::Done;
-        self.is_done(&mut inner, taken.index);
+        inner.left -= 1;
         drop(inner);
         self.copied.fetch_add(taken.job.length, Ordering::Relaxed);
         if self.tasks[taken.index].before.is_none_or(|before| before.hash != piece.hash) {
@@ -365,16 +368,9 @@ impl Copying {
     pub(crate) fn is_passed(&self, taken: &Taken) {
         let mut inner = self.lock();
         inner.states[taken.index] = State::Done;
-        self.is_done(&mut inner, taken.index);
+        inner.left -= 1;
         drop(inner);
         self.changed.notify_all();
-    }
-
-    fn is_done(&self, inner: &mut Inner, index: usize) {
-        inner.left -= 1;
-        if self.tasks[index].keeping == Keeping::Closed {
-            inner.closed_left -= 1;
-        }
     }
 
     /// The copy is given up, or a lane could not copy its job: none takes another, and nothing is waited for any more.

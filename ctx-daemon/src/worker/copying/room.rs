@@ -1,5 +1,7 @@
-//! Device memory that is set aside for clones before a quiesce, and what happens to it when the client needs it.
+//! Memory that is set aside before a quiesce: of the device for clones, and what happens to it when the client needs it; of
+//! the host for what is on its way into a file.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Clones;
@@ -29,6 +31,24 @@ impl Executor {
         };
         self.join_reserving();
         self.reserving = Some(std::thread::Builder::new().name("reserve".into()).spawn(work)?);
+        Ok(())
+    }
+
+    /// Maps what the daemon lends of its host memory, and says whether that is done.
+    pub(crate) fn set_stage(
+        &mut self,
+        unit: u64,
+        units: Vec<u64>,
+        new: Vec<(u64, OwnedFd)>,
+        done: impl FnOnce(Result<(), String>) + Send + 'static,
+    ) -> Result<(), String> {
+        self.discard_finished();
+        let engine = self.engine.as_ref().ok_or("it is being copied already: wait until that is over")?;
+        let stage = engine.stage.clone();
+        self.join_reserving();
+        let work = move || done(stage.set(unit, &units, new));
+        let thread = std::thread::Builder::new().name("reserve".into()).spawn(work).map_err(|e| e.to_string())?;
+        self.reserving = Some(thread);
         Ok(())
     }
 

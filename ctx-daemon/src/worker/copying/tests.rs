@@ -60,6 +60,19 @@ fn what_may_be_written_soon_comes_first_but_for_what_keeps_the_ring_closed() {
 }
 
 #[test]
+fn the_ring_may_open_as_soon_as_what_it_would_change_is_on_the_host() {
+    let copying = Copying::new(tasks(Keeping::Closed), None, false);
+    let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
+    for taken in &all {
+        assert!(!copying.may_open());
+        copying.is_read(taken);
+    }
+    assert!(copying.may_open() && copying.copied() == 0);
+    all.iter().for_each(|taken| copying.is_written(taken, piece(taken.job.offset)));
+    assert!(copying.may_open() && copying.pieces().is_ok());
+}
+
+#[test]
 fn what_a_lane_could_not_copy_is_in_no_image() {
     let copying = Copying::new(tasks(Keeping::Protected), None, false);
     let taken = copying.take().unwrap();

@@ -1,12 +1,17 @@
 //! The copy engine: moves pieces between the device and the image's data files, several at a time.
 //!
 //! ```text
-//!   save   device ──copy──> lane's pinned buffer ──hash, as expected? write──> data file
+//!   save   device ──copy──> lane's pinned buffer ──> stage ──> a writer: hash, as expected? write ──> data file
+//!                                   └── no room there: the lane is the writer ──────────────────────────┘
 //!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
 //! ```
 //!
 //! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
-//! the engine never allocates or uses the legacy stream while it copies.
+//! the engine never allocates or uses the legacy stream while it copies. A piece is off the device, so that its memory may
+//! be written, as soon as it is in the lane's buffer: with room on the [stage](stage) that happens at the pace of
+//! the link, else at the pace of the files. A lane that has nothing left to copy writes too.
+
+mod stage;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -15,6 +20,8 @@ use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
 use rekindle_wire::control::WRONG_GUESS;
 use thiserror::Error;
 
+pub(crate) use self::stage::Stage;
+use self::stage::{Queue, Slot};
 use super::boxes::ArrayPart;
 use super::copying::{Copying, Taken};
 use super::driver::{CallFailed, Driver, expect};
@@ -105,16 +112,24 @@ struct Lane {
 // SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
 unsafe impl Send for Lane {}
 
+/// What a writer needs: the deepest that it goes is a compressor.
+const WRITER_STACK: usize = 512 << 10;
+
+/// A piece on the stage.
+type Staged = (Taken, Slot);
+
 /// All lanes.
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
     count: usize,
+    /// Host memory that pieces may wait in.
+    pub(crate) stage: Stage,
 }
 
 impl Engine {
     /// An engine with as many lanes as copying is worth threads on this machine.
     pub(crate) fn new() -> Self {
-        Self { lanes: Vec::new(), count: (super::cores() / 2).clamp(1, 8) }
+        Self { lanes: Vec::new(), count: (super::cores() / 2).clamp(1, 8), stage: Stage::default() }
     }
 
     /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
@@ -151,7 +166,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`super::start`].
+    /// Runs every lane's and writer's thread once, so that their stacks are mapped before there is a client, see
+    /// [`super::start`].
     pub(crate) fn warm_up(&mut self) {
         let count = self.lanes.len();
         // And the thread's that starts them while a client runs on.
@@ -159,11 +175,12 @@ impl Engine {
     }
 
     fn warm_lanes(&mut self, count: usize) {
-        let all_here = std::sync::Barrier::new(count);
-        let started = self.run(count, &AtomicBool::new(false), |_, _| {
+        let all_here = std::sync::Barrier::new(2 * count);
+        let meet = || {
             all_here.wait();
             Ok(())
-        });
+        };
+        let started = with_writers(count, &meet, || self.run(count, &AtomicBool::new(false), |_, _| meet()));
         debug_assert!(started.is_ok());
     }
 
@@ -192,11 +209,29 @@ impl Engine {
         writer: &DataWriter,
     ) -> Result<(), EngineError> {
         let lanes = self.lanes.len().min(copying.tasks.len());
-        self.run(lanes, &AtomicBool::new(false), |lane, _| {
+        let (stage, queue) = (self.stage.clone(), Queue::default());
+        let settle = |(taken, mut slot): Staged| match copying.has_failed() {
+            true => Ok(()),
+            false => write_out(copying, &taken, &slot.bytes()[..taken.job.length as usize], writer),
+        };
+        let write_staged = || std::iter::from_fn(|| queue.pop()).try_for_each(settle).inspect_err(|_| copying.fail());
+        let copy = |lane: &mut Lane| {
             while let Some(taken) = copying.take() {
-                copy_one(driver, lane, copying, &taken, writer).inspect_err(|_| copying.fail())?;
+                let content = read_in(driver, lane, copying, &taken)?;
+                match stage.take() {
+                    Some(mut slot) => {
+                        slot.bytes()[..content.len()].copy_from_slice(content);
+                        queue.push((taken, slot));
+                    }
+                    None => write_out(copying, &taken, content, writer)?,
+                }
             }
-            Ok(())
+            std::iter::from_fn(|| queue.pop_now()).try_for_each(settle)
+        };
+        with_writers(if stage.is_empty() { 0 } else { lanes }, &write_staged, || {
+            let copied = self.run(lanes, &AtomicBool::new(false), |lane, _| copy(lane).inspect_err(|_| copying.fail()));
+            queue.close();
+            copied
         })?;
         match copying.wrong() {
             Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
@@ -275,23 +310,39 @@ impl Engine {
     }
 }
 
-/// Copies one job's memory to the host, and from there into the data file.
-fn copy_one(
-    driver: &Driver,
-    lane: &Lane,
-    copying: &Copying,
-    taken: &Taken,
-    writer: &DataWriter,
+/// Runs `body` beside so many threads that each run `write`. A thread that cannot be had is done without.
+fn with_writers(
+    count: usize,
+    write: &(impl Fn() -> Result<(), EngineError> + Sync),
+    body: impl FnOnce() -> Result<(), EngineError>,
 ) -> Result<(), EngineError> {
+    std::thread::scope(|scope| {
+        let thread = || std::thread::Builder::new().name("write".into()).stack_size(WRITER_STACK);
+        let writers: Vec<_> = (0..count).filter_map(|_| thread().spawn_scoped(scope, write).ok()).collect();
+        let result = body();
+        let written = writers.into_iter().map(|writer| writer.join().unwrap_or(Err(EngineError::Lost)));
+        // All are waited for.
+        written.fold(result, Result::and)
+    })
+}
+
+/// Copies a job's memory into the lane's buffer. It may be written from then on.
+fn read_in<'a>(driver: &Driver, lane: &'a mut Lane, copying: &Copying, taken: &Taken) -> Result<&'a [u8], EngineError> {
     let job = taken.job;
     let stream = enter(driver, lane, &job)?;
-    // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a clone.
+    // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a clone. The
+    // lane is borrowed as long as the content is.
     let content = unsafe {
         job.read(driver, lane.buffer, stream)?;
         expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         std::slice::from_raw_parts(lane.buffer, job.length as usize)
     };
     copying.is_read(taken);
+    Ok(content)
+}
+
+/// Puts a job's content into the data file, if it is what it was at the quiesce.
+fn write_out(copying: &Copying, taken: &Taken, content: &[u8], writer: &DataWriter) -> Result<(), EngineError> {
     let hash = writer.hash(content);
     let task = &copying.tasks[taken.index];
     if task.expected.is_some_and(|expected| expected != hash) {
@@ -305,7 +356,7 @@ fn copy_one(
     let piece = match &task.before {
         Some(before) if before.hash == hash => *before,
         Some(before) => writer.replace_hashed(before, content, hash)?,
-        None => writer.append_hashed(job.offset, content, hash)?,
+        None => writer.append_hashed(taken.job.offset, content, hash)?,
     };
     copying.is_written(taken, piece);
     Ok(())
@@ -321,3 +372,6 @@ fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<CUstream, CallFailed
         _ => CU_STREAM_PER_THREAD,
     })
 }
+
+#[cfg(test)]
+mod tests;

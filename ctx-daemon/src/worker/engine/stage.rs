@@ -1,0 +1,279 @@
+//! The stage: host memory in which pieces of device memory lie on their way into a data file.
+//!
+//! Where it has room, the device's memory may be written again as soon as the link has brought it here, and files are
+//! written at their own pace. The daemon has made it and written to all of its pages at its start, since fresh pages are
+//! slow, and lends parts of it (units) to a worker before a quiesce. A unit is shared with the daemon alone: what other
+//! workers copy is none of their business.
+//!
+//! It is not registered with the driver: that would take a sixth of a second a GB and hold up the client's calls, while
+//! copying from a lane's pinned buffer takes a lane less time than the link needs for the pieces of all lanes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rekindle_images::PIECE_LENGTH;
+
+use crate::worker::pinned::{is_sealed, map_at};
+
+/// Where units are mapped: behind ring and staging of the client, see `worker::start`.
+const STAGE_AT: u64 = 0x7010_0000_0000;
+const STAGE_SIZE: u64 = 1 << 40;
+
+/// What a worker has of the daemon's host memory.
+#[derive(Clone, Default)]
+pub(crate) struct Stage(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    /// Bytes of each unit.
+    unit: u64,
+    /// Units by number, and the place at which each is mapped, counted in units.
+    mapped: BTreeMap<u64, u64>,
+    /// Addresses of slots that nothing lies in.
+    free: Vec<u64>,
+    /// As many slots are taken.
+    taken: usize,
+    /// Nothing is to be taken any more, and all goes back when nothing is.
+    ends: bool,
+}
+
+/// A place for a piece, of [`PIECE_LENGTH`] bytes. Given back when dropped.
+pub(crate) struct Slot {
+    address: u64,
+    stage: Stage,
+}
+
+impl Stage {
+    /// From now on it is these units, of which the new ones come with their files. Only while nothing lies in it.
+    pub(crate) fn set(&self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), String> {
+        let mut inner = self.lock();
+        if inner.taken > 0 {
+            return Err("the stage is in use".into());
+        }
+        if inner.unit != unit {
+            inner.unmap_but(&[]);
+        }
+        inner.unmap_but(units);
+        if !units.is_empty() && (unit == 0 || !unit.is_multiple_of(PIECE_LENGTH) || unit > STAGE_SIZE) {
+            return Err(format!("the stage cannot have units of {unit} bytes"));
+        }
+        (inner.unit, inner.ends) = (unit, false);
+        for (number, file) in new {
+            inner.map(number, &file)?;
+        }
+        if let Some(missing) = units.iter().find(|number| !inner.mapped.contains_key(number)) {
+            return Err(format!("unit {missing} of the stage has not come"));
+        }
+        Ok(())
+    }
+
+    /// Room for one piece, if there is.
+    pub(crate) fn take(&self) -> Option<Slot> {
+        let mut inner = self.lock();
+        if inner.ends {
+            return None;
+        }
+        let address = inner.free.pop()?;
+        inner.taken += 1;
+        Some(Slot { address, stage: self.clone() })
+    }
+
+    /// Whether it has no room at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        let inner = self.lock();
+        inner.mapped.is_empty() || inner.ends
+    }
+
+    /// Whoever lent it is gone: all of it goes back, as soon as nothing lies in it.
+    pub(crate) fn end(&self) {
+        let mut inner = self.lock();
+        inner.ends = true;
+        inner.end_if_unused();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn map(&mut self, number: u64, file: &OwnedFd) -> Result<(), String> {
+        let unit = self.unit;
+        if self.mapped.contains_key(&number) || !is_sealed(file, unit) {
+            return Err(format!("unit {number} of the stage is not a sealed memfd of {unit} bytes, or came twice"));
+        }
+        let free = (0..STAGE_SIZE / unit).find(|place| !self.mapped.values().any(|taken| taken == place));
+        let place = free.ok_or("the stage is full")?;
+        let address = STAGE_AT + place * unit;
+        map_at(file, address, unit).ok_or_else(|| format!("unit {number} of the stage cannot be mapped"))?;
+        self.mapped.insert(number, place);
+        self.free.extend((address..address + unit).step_by(PIECE_LENGTH as usize));
+        Ok(())
+    }
+
+    /// Nothing lies in what is unmapped.
+    fn unmap_but(&mut self, kept: &[u64]) {
+        let unit = self.unit;
+        let free = &mut self.free;
+        self.mapped.retain(|number, place| {
+            let address = STAGE_AT + *place * unit;
+            let keep = kept.contains(number);
+            if !keep {
+                free.retain(|slot| !(address..address + unit).contains(slot));
+                // SAFETY: mapped by `map`, and no slot of it is taken.
+                unsafe { libc::munmap(address as *mut _, unit as usize) };
+            }
+            keep
+        });
+    }
+
+    fn end_if_unused(&mut self) {
+        if self.ends && self.taken == 0 {
+            self.unmap_but(&[]);
+        }
+    }
+}
+
+impl Slot {
+    /// All of it. What was there before is anything.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped as long as a slot of it is taken, of a file that cannot shrink, and this slot's alone in this
+        // process. Of the only other that has it, the daemon, it is trusted not to write.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, PIECE_LENGTH as usize) }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut inner = self.stage.lock();
+        inner.taken -= 1;
+        inner.free.push(self.address);
+        inner.end_if_unused();
+    }
+}
+
+/// What lanes have brought and writers take away.
+pub(crate) struct Queue<T> {
+    /// And whether nothing is brought any more.
+    inner: Mutex<(VecDeque<T>, bool)>,
+    changed: Condvar,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { inner: Mutex::default(), changed: Condvar::new() }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Brings something.
+    pub(crate) fn push(&self, one: T) {
+        self.lock().0.push_back(one);
+        self.changed.notify_one();
+    }
+
+    /// What was brought first; waits for it. None when nothing is there nor is to come.
+    pub(crate) fn pop(&self) -> Option<T> {
+        let mut inner = self.lock();
+        loop {
+            if let Some(one) = inner.0.pop_front() {
+                return Some(one);
+            }
+            if inner.1 {
+                return None;
+            }
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What was brought first, if anything is there.
+    pub(crate) fn pop_now(&self) -> Option<T> {
+        self.lock().0.pop_front()
+    }
+
+    /// Nothing is brought any more.
+    pub(crate) fn close(&self) {
+        self.lock().1 = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::daemon::memfd;
+    use rekindle_wire::layout::SEALS;
+
+    const UNIT: u64 = 2 * PIECE_LENGTH;
+    /// All stages are mapped at the same addresses.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    pub(crate) fn alone() -> MutexGuard<'static, ()> {
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn unit() -> OwnedFd {
+        memfd(c"unit", UNIT, SEALS).into()
+    }
+
+    fn is_mapped(place: u64) -> bool {
+        let mut resident = [0_u8; 1];
+        // SAFETY: asks about one page, and writes one byte.
+        unsafe { libc::mincore((STAGE_AT + place * UNIT) as *mut _, 4096, resident.as_mut_ptr()) == 0 }
+    }
+
+    #[test]
+    fn units_come_stay_and_go() {
+        let _alone = alone();
+        let stage = Stage::default();
+        assert!(stage.is_empty() && stage.take().is_none());
+        stage.set(UNIT, &[5, 7], vec![(5, unit()), (7, unit())]).unwrap();
+        let mut slots: Vec<_> = std::iter::from_fn(|| stage.take()).collect();
+        assert_eq!(slots.len(), 4);
+        for (byte, slot) in (1..).zip(&mut slots) {
+            slot.bytes().fill(byte);
+        }
+        for (byte, slot) in (1..).zip(&mut slots) {
+            assert!(slot.bytes().iter().all(|it| *it == byte));
+        }
+        // Not while something lies there.
+        assert!(stage.set(UNIT, &[], vec![]).unwrap_err().contains("in use"));
+        drop(slots);
+        stage.set(UNIT, &[7, 9], vec![(9, unit())]).unwrap();
+        assert_eq!(std::iter::from_fn(|| stage.take()).collect::<Vec<_>>().len(), 4);
+        assert!(stage.set(UNIT, &[7, 8], vec![]).unwrap_err().contains("unit 8"));
+        stage.set(UNIT, &[], vec![]).unwrap();
+        assert!(stage.is_empty() && !is_mapped(0) && !is_mapped(1));
+    }
+
+    #[test]
+    fn it_goes_back_with_the_last_piece_when_its_lender_is_gone() {
+        let _alone = alone();
+        let stage = Stage::default();
+        stage.set(UNIT, &[1], vec![(1, unit())]).unwrap();
+        let slot = stage.take().unwrap();
+        stage.end();
+        assert!(stage.take().is_none() && is_mapped(0));
+        drop(slot);
+        assert!(!is_mapped(0) && stage.is_empty());
+        // The next lender.
+        stage.set(UNIT, &[1], vec![(1, unit())]).unwrap();
+        assert!(stage.take().is_some());
+        stage.end();
+    }
+
+    #[test]
+    fn what_could_shrink_is_not_taken() {
+        let _alone = alone();
+        let stage = Stage::default();
+        let unsealed = memfd(c"unit", UNIT, 0).into();
+        assert!(stage.set(UNIT, &[1], vec![(1, unsealed)]).unwrap_err().contains("sealed"));
+        assert!(stage.set(4096, &[1], vec![(1, unit())]).unwrap_err().contains("4096"));
+        assert!(stage.is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! Copies of ordinary memory, by a driver that has four functions.
+
+use std::ffi::c_void;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use rekindle_images::content::ContentKey;
+use rekindle_images::{ImageError, Storage};
+
+use super::stage::tests::{alone, unit};
+use super::*;
+use crate::worker::copying::{Keeping, Place, Task};
+
+const KEY: [u8; 16] = [3; 16];
+
+unsafe extern "C" fn nothing() -> CUresult {
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn host_alloc(place: *mut *mut c_void, bytes: usize, _flags: u32) -> CUresult {
+    // SAFETY: the place is the engine's; the memory is never given back.
+    unsafe { *place = Box::leak(vec![0_u8; bytes].into_boxed_slice()).as_mut_ptr().cast() };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn copy_to_host(host: *mut c_void, device: CUdeviceptr, bytes: usize, _: CUstream) -> CUresult {
+    // SAFETY: addresses of the device are those of memory of the test's.
+    unsafe { std::ptr::copy_nonoverlapping(device as *const u8, host.cast(), bytes) };
+    CUDA_SUCCESS
+}
+
+fn driver() -> Driver {
+    let find = |symbol: &'static str| {
+        Ok(match symbol.trim_end_matches('\0') {
+            "cuMemHostAlloc" => host_alloc as *const c_void,
+            "cuMemcpyDtoHAsync_v2" => copy_to_host as *const c_void,
+            _ => nothing as *const c_void,
+        })
+    };
+    // SAFETY: what is called here has its signature, or takes what it is given and looks at none of it.
+    unsafe { Driver::load(find) }.unwrap()
+}
+
+struct Memory(Vec<u8>);
+
+impl Memory {
+    /// Of so many pieces, which are all different, and the last of which is short.
+    fn new(pieces: u64) -> Self {
+        let mut bytes = vec![0; (pieces * PIECE_LENGTH - 100) as usize];
+        bytes.chunks_mut(PIECE_LENGTH as usize).zip(1..).for_each(|(piece, byte)| piece.fill(byte));
+        Self(bytes)
+    }
+
+    fn copying(&self, keeping: Keeping) -> Arc<Copying> {
+        let address = self.0.as_ptr() as u64;
+        let task = |job| Task { job, place: Place::Allocation(address), keeping, expected: None, before: None };
+        Copying::new(jobs(address, self.0.len() as u64, 0, 1).map(task).collect(), None, false)
+    }
+}
+
+fn engine(driver: &Driver) -> Engine {
+    let mut engine = Engine::new();
+    engine.count = 3;
+    engine.prepare(driver, &[1]).unwrap();
+    engine.warm_up();
+    engine
+}
+
+fn writer(file: &std::fs::File) -> DataWriter {
+    DataWriter::new(file.try_clone().unwrap(), 0, ContentKey::from_bytes(KEY)).unwrap()
+}
+
+#[test]
+fn what_comes_into_the_file_is_what_was_there_with_a_stage_and_without() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let mut engine = engine(&driver);
+    for units in [0, 1, 4] {
+        let numbers: Vec<u64> = (1..=units).map(|it| 10 * units + it).collect();
+        engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+        let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Closed));
+        engine.copy_out(&driver, &copying, &writer(&file)).unwrap();
+        assert!(copying.may_open() && copying.copied() == memory.0.len() as u64);
+        let pieces = copying.pieces().unwrap();
+        assert_eq!(pieces.len(), 6);
+        for (piece, content) in pieces.iter().zip(memory.0.chunks(PIECE_LENGTH as usize)) {
+            let Storage::Stored(extent) = piece.storage else { panic!("{piece:?}") };
+            let mut found = vec![0; content.len()];
+            file.read_exact_at(&mut found, extent.offset).unwrap();
+            assert!(found == content && piece.hash == writer(&file).hash(content), "{units} {}", piece.offset);
+        }
+        assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len() as u64, 2 * units);
+    }
+    engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_on_the_stage() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let mut engine = engine(&driver);
+    let numbers: Vec<u64> = (1..=8).collect();
+    engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let copying = memory.copying(Keeping::Protected);
+    let result = engine.copy_out(&driver, &copying, &writer(&full));
+    assert!(matches!(result, Err(EngineError::Image(ImageError::NoSpace { .. }))), "{result:?}");
+    assert!(copying.has_failed() && copying.take().is_none());
+    assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len(), 16);
+    engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+/// The copy that is to be given up with the third piece.
+static GIVEN_UP: std::sync::Mutex<Option<Arc<Copying>>> = std::sync::Mutex::new(None);
+static PIECES: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn give_up_with_the_third(
+    host: *mut c_void,
+    device: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    if PIECES.fetch_add(1, Relaxed) == 2
+        && let Some(copying) = &*GIVEN_UP.lock().unwrap()
+    {
+        copying.fail();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copy_to_host(host, device, bytes, stream) }
+}
+
+#[test]
+fn a_copy_that_is_given_up_leaves_nothing_on_the_stage() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let driver = Driver { cuMemcpyDtoHAsync_v2: give_up_with_the_third, ..driver };
+    let mut engine = engine(&driver);
+    let numbers: Vec<u64> = (1..=8).collect();
+    engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Protected));
+    *GIVEN_UP.lock().unwrap() = Some(Arc::clone(&copying));
+    let result = engine.copy_out(&driver, &copying, &writer(&file));
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(PIECES.load(Relaxed) < 6 && copying.pieces().is_err());
+    assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len(), 16);
+    engine.stage.set(0, &[], vec![]).unwrap();
+}
