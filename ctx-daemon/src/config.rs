@@ -37,6 +37,7 @@
 //! cow_pool = 2147483648       # bytes on each GPU for what is written before it is copied
 //! recopy_rounds = 4           # how often what has changed is copied again before the program is held
 //! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
+//! application_first = true    # before each piece that is copied, the program's own transfers in that direction
 //! staging = 268435456         # bytes of host memory, taken at the start, that copies go through on their way to a disk
 //!
 //! [image]
@@ -149,6 +150,8 @@ pub(crate) struct CheckpointConfig {
     pub(crate) recopy_rounds: u32,
     /// Bytes a second.
     pub(crate) bandwidth: Option<u64>,
+    /// Transfers of programs come before copies.
+    pub(crate) application_first: bool,
     /// Bytes of host memory.
     pub(crate) staging: u64,
 }
@@ -268,6 +271,7 @@ struct CheckpointTable {
     cow_pool: Option<u64>,
     recopy_rounds: Option<u32>,
     bandwidth: Option<u64>,
+    application_first: Option<bool>,
     staging: Option<u64>,
 }
 
@@ -288,6 +292,7 @@ impl CheckpointTable {
             cow_pool: self.cow_pool.unwrap_or(DEFAULT_COW_POOL),
             recopy_rounds,
             bandwidth: self.bandwidth,
+            application_first: self.application_first.unwrap_or(true),
             staging: self.staging.unwrap_or(DEFAULT_STAGING),
         })
     }
@@ -517,6 +522,7 @@ mod tests {
             cow_pool: 2 << 30,
             recopy_rounds: 4,
             bandwidth: None,
+            application_first: true,
             staging: 256 << 20,
         };
         assert_eq!(checkpoint, expected);

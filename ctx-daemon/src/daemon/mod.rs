@@ -24,6 +24,7 @@ mod dump;
 mod gpus;
 mod grants;
 mod ipc;
+mod links;
 mod list;
 mod listener;
 mod lost;
@@ -56,6 +57,7 @@ use self::checkpoints::Checkpoints;
 use self::clients::Registry;
 use self::connection::Connections;
 use self::grants::Grants;
+use self::links::Links;
 use self::listener::{ListenError, Listener};
 use self::lost::LostWorkers;
 use self::nvml::Nvml;
@@ -80,6 +82,7 @@ pub(crate) struct Daemon {
     checkpoints: Checkpoints,
     rooms: Arc<Rooms>,
     stage: Arc<Stage>,
+    links: Arc<Links>,
     sandbox: Sandbox,
     grants: Arc<Grants>,
     nvml: Nvml,
@@ -127,6 +130,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         checkpoints: Checkpoints::default(),
         rooms: Arc::default(),
         stage: Stage::start(config.checkpoint.staging)?,
+        links: Links::new(&config.checkpoint),
         sandbox,
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),

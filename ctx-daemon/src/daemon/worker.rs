@@ -497,6 +497,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::Save { .. } => "Save",
         WorkerRequest::Reserve { .. } => "Reserve",
         WorkerRequest::Stage { .. } => "Stage",
+        WorkerRequest::Pace { .. } => "Pace",
         WorkerRequest::Precopy { .. } => "Precopy",
         WorkerRequest::Progress => "Progress",
         WorkerRequest::SaveCode { .. } => "SaveCode",

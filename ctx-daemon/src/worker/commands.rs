@@ -63,9 +63,10 @@ impl Executor {
     }
 
     fn copy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (target, source, bytes) = (args.word()?, args.word()?, args.word()?);
-        let stream = self.handle_stream(args.word()?)?;
+        let (target, source, bytes, stream) = (args.word()?, args.word()?, args.word()?, args.word()?);
         args.end()?;
+        let key = self.stream_key(stream)?;
+        let stream = self.handle_stream(stream)?;
         self.reachable(target, bytes)?;
         self.reachable(source, bytes)?;
         if let Some(result) = self.copy_staged(target, source, bytes, stream)? {
@@ -74,7 +75,11 @@ impl Executor {
         self.allow_peer(target)?;
         self.allow_peer(source)?;
         // SAFETY: both ranges are device or pinned memory of this client, checked above.
-        Ok(Outcome::Done(unsafe { (self.driver().cuMemcpyAsync)(target, source, bytes as usize, stream) }))
+        check(unsafe { (self.driver().cuMemcpyAsync)(target, source, bytes as usize, stream) })?;
+        if window::pinned().contains(&target) {
+            self.note_transfer(window::device_of(source), key)?;
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
@@ -144,6 +149,9 @@ impl Executor {
                 (self.driver().cuMemcpyDtoHAsync_v2)(host.cast(), device, bytes, real)
             }
         })?;
+        if !to_device {
+            self.note_transfer(self.device_of_context(key.context).ok(), key)?;
+        }
         self.when_done(vec![key], Then::Chunk(chunk))?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }

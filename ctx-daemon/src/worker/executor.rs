@@ -37,7 +37,7 @@ use super::code_store::{CodeStore, Image};
 use super::copying::Background;
 use super::copying::{Clones, Guard, Place, Precopied};
 use super::driver::Driver;
-use super::engine::{Engine, Stage};
+use super::engine::{Engine, Pace, Stage};
 use super::graphs::Graphs;
 use super::held::Held;
 use super::ipc::Arrived;
@@ -124,6 +124,7 @@ pub(crate) struct Executor {
     pub(crate) tracker: Option<Box<Tracker>>,
     /// The engine's, to be had while it is away.
     pub(crate) stage: Stage,
+    pub(crate) pace: Pace,
     /// A copy that goes on in the background.
     pub(crate) background: Option<Background>,
     /// What commands have to look at before they are executed, meanwhile.
@@ -190,6 +191,7 @@ impl Executor {
             ipc_events: IpcEvents::new(&table),
             devices,
             stage: engine.stage.clone(),
+            pace: engine.pace.clone(),
             engine: Some(engine),
             hasher,
             tracker: Some(Box::new(Tracker::new(&table))),
@@ -374,6 +376,7 @@ impl Executor {
                         None => {}
                     }
                 }
+                Then::Transferred(transfer) => self.pace.transferred(transfer),
                 Then::Free { address, reply } => {
                     let freed = self.free_memory(address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
@@ -562,6 +565,15 @@ impl Executor {
         self.enter_context(self.header.context)?;
         self.waiting.add(marks, then);
         Ok(())
+    }
+
+    /// The command under way has enqueued a transfer from a device to the host in a stream, which copies look out for. Where
+    /// none is under way this is a look at a word.
+    pub(crate) fn note_transfer(&mut self, device: Option<usize>, stream: StreamKey) -> Result<(), Refused> {
+        match device.and_then(|device| self.pace.transfer(device)) {
+            Some(transfer) => self.when_done(vec![stream], Then::Transferred(transfer)),
+            None => Ok(()),
+        }
     }
 
     /// The client has broken its ring or sent what no interposer sends.

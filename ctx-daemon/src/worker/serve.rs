@@ -308,6 +308,10 @@ impl Server {
                 })?;
                 return Ok((WorkerReply::Begun { code, secured }, Vec::new()));
             }
+            (WorkerRequest::Pace { bandwidth, application_first }, _) => {
+                self.executor.pace.limit(&bandwidth);
+                self.executor.pace.application_first(application_first);
+            }
             (WorkerRequest::Progress, State::Open | State::Closing | State::Quiesced) => {
                 return Ok(match self.executor.progress()? {
                     Progress::Saving { may_open, copied, bytes } => {

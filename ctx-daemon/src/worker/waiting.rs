@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use rekindle_cuda_abi::types::*;
 
 use super::driver::Driver;
+use super::engine::Transfer;
 use super::pool_commands::Wanted;
 
 /// How much may be in flight on a stream. The driver blocks at about a thousand, and the executor must not.
@@ -76,6 +77,8 @@ pub(crate) enum Then {
     Reply(u16),
     /// The staging chunk may be used by the client.
     Chunk(usize),
+    /// A transfer of the application's is done, for which copies have given way.
+    Transferred(Transfer),
     /// Device memory is freed, and the call returns.
     Free { address: u64, reply: u16 },
     /// What the client has mapped is unmapped, and the call returns.

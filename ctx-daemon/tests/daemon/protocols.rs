@@ -130,3 +130,16 @@ fn workers_keep_the_host_memory_that_they_were_lent_and_whoever_does_not_take_it
     dump_until(&mut client, "no-stage Stage 4 4");
     dump_until(&mut client, "no-stage Stage 4 4");
 }
+
+#[test]
+fn a_limit_of_the_link_is_told_before_anything_is_copied() {
+    let config = "[checkpoint]\nstaging = 0\nbandwidth = 5000\napplication_first = false\nprotocol = \"recopy\"\n";
+    let daemon = Daemon::start_with(&[("config.toml", config)]);
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "app");
+    let session = up_to_finish(&daemon, &dir, &mut client, true);
+    assert_eq!(session.hear(), Reply::Durable);
+    // Alone it has all of it.
+    assert!(place(&daemon, "app Pace [5000] false") < place(&daemon, "app Precopy 0"));
+    assert_eq!(daemon.events().iter().filter(|it| it.contains("Pace")).count(), 1);
+}

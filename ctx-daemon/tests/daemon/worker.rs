@@ -193,6 +193,13 @@ impl Worker {
                 }
                 self.reply(&WorkerReply::Done);
             }
+            WorkerRequest::Pace { bandwidth, application_first } => {
+                // What holds unless it is said is no news.
+                if bandwidth.iter().any(|it| *it > 0) || !application_first {
+                    self.note(&format!("Pace {bandwidth:?} {application_first}"));
+                }
+                self.reply(&WorkerReply::Done);
+            }
             WorkerRequest::Precopy { file, .. } => {
                 self.note(&format!("Precopy {file}"));
                 self.reply(&WorkerReply::Done);

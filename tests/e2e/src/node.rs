@@ -24,6 +24,10 @@ use crate::{App, Fate, Image, Result, process, stage};
 
 /// Workers that the daemon keeps ready.
 const SPARE: u32 = 1;
+/// The least host memory for copies that is cut into as many units as more is, how many, and what a unit is called.
+const STAGING: &str = "\n[checkpoint]\nstaging = 67108864\n";
+const UNITS: usize = 16;
+const UNIT: &str = "rekindle-stage";
 /// So many logs are shown when a test fails, the newest.
 const LOGS: usize = 5;
 /// Of two processes, neither of which may stand still while the other's kernel waits for it.
@@ -134,7 +138,9 @@ impl Node {
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
         // Not the machine's own.
         let configuration = self.path("rekindled.toml");
-        fs::write(&configuration, &self.configuration)?;
+        // As little host memory as shows that copies go through it, where the test does not say how they are made.
+        let staging = if self.configuration.contains("[checkpoint]") { "" } else { STAGING };
+        fs::write(&configuration, format!("{}{staging}", self.configuration))?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
         let process = command
@@ -155,6 +161,9 @@ impl Node {
             .context("cannot start rekindled")?;
         self.daemon = Some(Daemon { process, idle: Vec::new() });
         self.wait_for_spare()?;
+        until_true("the daemon has its host memory", || {
+            Ok(process::descriptors(self.daemon_pid()?)?.iter().filter(|it| it.contains(UNIT)).count() == UNITS)
+        })?;
         // One that is started anew may find containers that were given GPUs, and keeps an eye on them.
         let idle = match &self.idle {
             Some(idle) => idle.clone(),

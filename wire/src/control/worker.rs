@@ -5,7 +5,7 @@
 //!   spare        Ready (unasked)
 //!   attach       (Belong -> Done | Failed)    Adopt   -> Done | Failed     it has answered the client itself, either way
 //!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
-//!                Stage -> Done | Failed before the quiesce, where there is host memory to spare
+//!                Pace -> Done at any time, Stage -> Done | Failed before the quiesce, where there is host memory to spare
 //!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
 //!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
 //!                (Cancel cuts the copy short)     Alive again and again, Hold -> Done | Failed
@@ -80,6 +80,13 @@ pub enum WorkerRequest {
         units: Vec<u64>,
         /// Of those, what the worker has not: in the order of the descriptors.
         new: Vec<u64>,
+    },
+    /// How fast copies out of devices may be from now on, those too that are under way.
+    Pace {
+        /// Bytes a second over the link of each device, by the worker's numbers; 0: as many as it takes.
+        bandwidth: Vec<u64>,
+        /// The client's own transfers over it come first. Holds for copies that have not begun.
+        application_first: bool,
     },
     /// Begin to copy the device memory into the data file that comes with this while the client runs, or copy again what
     /// has changed since the last one. The blob is as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into

@@ -286,7 +286,7 @@ impl<'a> Dump<'a> {
             let (asked, who) = self.daemon.protocol_of(client);
             let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
             info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
-            Planned::new(Arc::clone(client), index, chosen)
+            Planned::new(Arc::clone(client), index, chosen, self.daemon.links.join(client))
         });
         planned.collect()
     }
@@ -298,6 +298,7 @@ impl<'a> Dump<'a> {
         planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client))?;
         let (stage, clients) = (&self.daemon.stage, planned.len());
         let prepare = |it: &mut Planned| {
+            it.pace()?;
             it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
             it.reserve(config.cow_pool)?;
             writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, goes_on))

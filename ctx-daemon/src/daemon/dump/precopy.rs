@@ -10,6 +10,7 @@ use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use tracing::{debug, info};
 
 use super::super::clients::Client;
+use super::super::links::Copied;
 use super::super::stage::InUse;
 use super::super::worker::WorkerError;
 use super::protocol::Chosen;
@@ -36,12 +37,14 @@ pub(super) struct Planned {
     pub(super) precopied: (u64, Duration),
     /// What its worker has of the daemon's host memory, as long as it copies.
     pub(super) staged: Option<Arc<InUse>>,
+    /// Its part of its GPUs' links.
+    pub(super) link: Arc<Copied>,
 }
 
 impl Planned {
     /// Nothing is done for it yet.
-    pub(super) fn new(client: Arc<Client>, index: u32, chosen: Chosen) -> Self {
-        Self { client, index, chosen, file: None, precopied: Default::default(), staged: None }
+    pub(super) fn new(client: Arc<Client>, index: u32, chosen: Chosen, link: Arc<Copied>) -> Self {
+        Self { client, index, chosen, file: None, precopied: Default::default(), staged: None, link }
     }
 
     /// Has its worker set memory aside. Where there is none to spare it does without.
@@ -49,6 +52,11 @@ impl Planned {
         let Some(bytes) = self.chosen.reserves(cow_pool) else { return Ok(()) };
         let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], Some(BEGIN_TIMEOUT));
         asked.map_err(|error| SaveError::of(&self.client, &error))
+    }
+
+    /// Has its worker copy no faster than it may now.
+    pub(super) fn pace(&self) -> Result<(), SaveError> {
+        self.link.tell(&self.client).map_err(|error| SaveError::of(&self.client, &error))
     }
 
     /// Copies its memory while it runs, where that is its protocol: again and again as long as ever less has changed.
@@ -75,7 +83,7 @@ impl Planned {
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
             worker.ask_with(&request, &known, &[file.as_raw_fd()], Some(BEGIN_TIMEOUT)).map_err(failed)?;
-            let bytes = loop_until_saved(&self.client, &goes_on)?;
+            let bytes = self.loop_until_saved(&goes_on)?;
             self.precopied.0 += bytes;
             debug!(client = %self.client, round, bytes, "copied while it runs");
             if bytes <= LITTLE || bytes.saturating_mul(SHRINKS.1) >= last.saturating_mul(SHRINKS.0) {
@@ -88,23 +96,25 @@ impl Planned {
         self.file = Some(file);
         Ok(())
     }
-}
 
-/// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
-fn loop_until_saved(client: &Client, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
-    let mut pause = LOOK[0];
-    loop {
-        let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(BEGIN_TIMEOUT));
-        match asked.map_err(|error| SaveError::of(client, &error))?.reply {
-            WorkerReply::Saved { bytes, .. } => return Ok(bytes),
-            WorkerReply::Saving { .. } => {}
-            _ => return Err(SaveError::of(client, &WorkerError::Protocol("Progress"))),
+    /// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
+    fn loop_until_saved(&self, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
+        let client = &self.client;
+        let mut pause = LOOK[0];
+        loop {
+            self.pace()?;
+            let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(BEGIN_TIMEOUT));
+            match asked.map_err(|error| SaveError::of(client, &error))?.reply {
+                WorkerReply::Saved { bytes, .. } => return Ok(bytes),
+                WorkerReply::Saving { .. } => {}
+                _ => return Err(SaveError::of(client, &WorkerError::Protocol("Progress"))),
+            }
+            if !goes_on() {
+                client.worker.cancel();
+                return Err(SaveError::given_up());
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK[1]);
         }
-        if !goes_on() {
-            client.worker.cancel();
-            return Err(SaveError::given_up());
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(LOOK[1]);
     }
 }

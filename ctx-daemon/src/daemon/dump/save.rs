@@ -352,7 +352,7 @@ impl Shared {
         let namespace_pid = namespace_pid(client) as i32;
         let mut open = None;
         let saved = self.begin(writer, place, planned).and_then(|()| {
-            let early = self.copy(client, planned.index, Until::MayOpen, all)?;
+            let early = self.copy(planned, Until::MayOpen, all)?;
             if self.wait_for_finish().is_none() {
                 return Err(SaveError::given_up());
             }
@@ -369,7 +369,7 @@ impl Shared {
             }
             match early {
                 Some(record) => Ok(Some(record)),
-                None => self.copy(client, planned.index, Until::Saved, all),
+                None => self.copy(planned, Until::Saved, all),
             }
         });
         match saved {
@@ -390,6 +390,7 @@ impl Shared {
     /// Has the worker begin, and write the code that it has.
     fn begin(&self, writer: &ImageWriter, place: usize, planned: &Planned) -> Result<(), SaveError> {
         let client = &planned.client;
+        planned.pace()?;
         let elsewhere = self.how.sharing.elsewhere.get(place).cloned().unwrap_or_default();
         let file = match &planned.file {
             Some(file) => Arc::clone(file),
@@ -426,11 +427,13 @@ impl Shared {
     }
 
     /// Waits until the worker's copy is so far. The client's part of the manifest once it is over.
-    fn copy(&self, client: &Client, index: u32, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
+    fn copy(&self, planned: &Planned, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
+        let (client, index) = (&planned.client, planned.index);
         let failed = |error: WorkerError| SaveError::of(client, &error);
         let (mut pause, mut copied_before) = (LOOK[0], 0);
         loop {
             self.check()?;
+            planned.pace()?;
             let answered = client.worker.call(&WorkerRequest::Progress, &[], &[], None).map_err(failed)?;
             match answered.reply {
                 WorkerReply::Saved { bytes, waits } => {

@@ -307,6 +307,14 @@ impl Copying {
         self.changed.notify_all();
     }
 
+    /// A lane gives a job back that it has not begun to copy, of a copy that was given up.
+    pub(crate) fn is_not_read(&self, taken: &Taken) {
+        if !taken.clone {
+            self.lock().states[taken.index] = State::Pending;
+        }
+        self.changed.notify_all();
+    }
+
     /// A job's memory may be written from here on.
     fn make_safe(&self, inner: &mut Inner, index: usize, state: State) {
         let was_safe = inner.states[index].is_safe();

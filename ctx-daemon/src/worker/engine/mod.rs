@@ -9,8 +9,10 @@
 //! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
 //! the engine never allocates or uses the legacy stream while it copies. A piece is off the device, so that its memory may
 //! be written, as soon as it is in the lane's buffer: with room on the [stage](stage) that happens at the pace of
-//! the link, else at the pace of the files. A lane that has nothing left to copy writes too.
+//! the link, else at the pace of the files. A lane that has nothing left to copy writes too. Before each piece a lane looks
+//! whether it may go on [at this pace](pace).
 
+mod pace;
 mod stage;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -19,7 +21,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
 use rekindle_wire::control::WRONG_GUESS;
 use thiserror::Error;
+use tracing::debug;
 
+pub(crate) use self::pace::{Pace, Transfer};
 pub(crate) use self::stage::Stage;
 use self::stage::{Queue, Slot};
 use super::boxes::ArrayPart;
@@ -124,12 +128,15 @@ pub(crate) struct Engine {
     count: usize,
     /// Host memory that pieces may wait in.
     pub(crate) stage: Stage,
+    /// How fast copies out of devices may be.
+    pub(crate) pace: Pace,
 }
 
 impl Engine {
     /// An engine with as many lanes as copying is worth threads on this machine.
     pub(crate) fn new() -> Self {
-        Self { lanes: Vec::new(), count: (super::cores() / 2).clamp(1, 8), stage: Stage::default() }
+        let count = (super::cores() / 2).clamp(1, 8);
+        Self { lanes: Vec::new(), count, stage: Stage::default(), pace: Pace::default() }
     }
 
     /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
@@ -209,7 +216,8 @@ impl Engine {
         writer: &DataWriter,
     ) -> Result<(), EngineError> {
         let lanes = self.lanes.len().min(copying.tasks.len());
-        let (stage, queue) = (self.stage.clone(), Queue::default());
+        let (stage, pace, queue) = (self.stage.clone(), self.pace.clone(), Queue::default());
+        let _under_way = pace.begin();
         let settle = |(taken, mut slot): Staged| match copying.has_failed() {
             true => Ok(()),
             false => write_out(copying, &taken, &slot.bytes()[..taken.job.length as usize], writer),
@@ -217,6 +225,10 @@ impl Engine {
         let write_staged = || std::iter::from_fn(|| queue.pop()).try_for_each(settle).inspect_err(|_| copying.fail());
         let copy = |lane: &mut Lane| {
             while let Some(taken) = copying.take() {
+                if !pace.wait(taken.job.device, taken.job.length, || copying.has_failed()) {
+                    copying.is_not_read(&taken);
+                    return Err(EngineError::Cancelled);
+                }
                 let content = read_in(driver, lane, copying, &taken)?;
                 match stage.take() {
                     Some(mut slot) => {
@@ -233,6 +245,8 @@ impl Engine {
             queue.close();
             copied
         })?;
+        let (times, long) = pace.gave_way();
+        debug!(times, ms = long.as_millis() as u64, "lanes have given way to the application");
         match copying.wrong() {
             Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
             None if copying.has_failed() => Err(EngineError::Cancelled),

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{ImageError, Storage};
@@ -54,7 +55,8 @@ impl Memory {
 
     fn copying(&self, keeping: Keeping) -> Arc<Copying> {
         let address = self.0.as_ptr() as u64;
-        let task = |job| Task { job, place: Place::Allocation(address), keeping, expected: None, before: None };
+        let task =
+            |job| Task { job, place: Place::Allocation(address), keeping, expected: None, before: None, soon: 0 };
         Copying::new(jobs(address, self.0.len() as u64, 0, 1).map(task).collect(), None, false)
     }
 }
@@ -145,4 +147,34 @@ fn a_copy_that_is_given_up_leaves_nothing_on_the_stage() {
     assert!(PIECES.load(Relaxed) < 6 && copying.pieces().is_err());
     assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len(), 16);
     engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+#[test]
+fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_be_given_up() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let mut engine = engine(&driver);
+    // Two pieces a tenth of a second; the first is there at once.
+    engine.pace.limit(&[20 * PIECE_LENGTH]);
+    let began = Instant::now();
+    let copying = memory.copying(Keeping::Closed);
+    engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap())).unwrap();
+    assert!(began.elapsed() >= Duration::from_millis(245), "{:?}", began.elapsed());
+    // An hour for a piece.
+    engine.pace.limit(&[PIECE_LENGTH / 3600]);
+    let copying = memory.copying(Keeping::Protected);
+    let result = std::thread::scope(|scope| {
+        let copying = Arc::clone(&copying);
+        let gives_up = Arc::clone(&copying);
+        scope.spawn(move || {
+            while gives_up.copied() < PIECE_LENGTH {
+                std::thread::yield_now();
+            }
+            gives_up.fail();
+        });
+        engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap()))
+    });
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    // Nobody is at the memory any more.
+    copying.wait_until_quiet();
 }

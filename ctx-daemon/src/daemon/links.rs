@@ -1,0 +1,125 @@
+//! What copies may take of the links between GPUs and host: `checkpoint.bandwidth`, divided equally among the clients that
+//! are being copied from the same GPU, whoever dumps them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use rekindle_wire::control::WorkerRequest;
+use tracing::debug;
+
+use super::clients::Client;
+use super::lock;
+use super::worker::WorkerError;
+use crate::config::CheckpointConfig;
+
+type Uuid = [u8; 16];
+
+/// The links of all GPUs.
+#[derive(Debug)]
+pub(crate) struct Links {
+    /// Bytes a second of each.
+    bandwidth: Option<u64>,
+    application_first: bool,
+    /// How many clients are copied from each.
+    copied: Mutex<HashMap<Uuid, u64>>,
+}
+
+/// A client that is being copied, until this is dropped.
+pub(crate) struct Copied {
+    links: Arc<Links>,
+    /// By its worker's numbers: those that it has memory on.
+    gpus: Vec<Option<Uuid>>,
+    /// What its worker was told last.
+    told: Mutex<Option<Vec<u64>>>,
+}
+
+impl Links {
+    /// By the configuration.
+    pub(crate) fn new(config: &CheckpointConfig) -> Arc<Self> {
+        let &CheckpointConfig { bandwidth, application_first, .. } = config;
+        Arc::new(Self { bandwidth, application_first, copied: Mutex::default() })
+    }
+
+    /// One more client is copied.
+    pub(crate) fn join(self: &Arc<Self>, client: &Client) -> Arc<Copied> {
+        let memory = client.worker.describe().device_memory;
+        let devices = client.worker.attached().devices.iter().enumerate();
+        let uses = |at: usize| memory.get(at).is_some_and(|bytes| *bytes > 0);
+        self.join_gpus(devices.map(|(at, device)| uses(at).then_some(device.uuid)).collect())
+    }
+
+    fn join_gpus(self: &Arc<Self>, gpus: Vec<Option<Uuid>>) -> Arc<Copied> {
+        let mut copied = lock(&self.copied);
+        for gpu in gpus.iter().flatten() {
+            *copied.entry(*gpu).or_default() += 1;
+        }
+        drop(copied);
+        Arc::new(Copied { links: Arc::clone(self), gpus, told: Mutex::default() })
+    }
+}
+
+impl Copied {
+    /// What its worker may take now, in bytes a second on each device; 0: no limit.
+    fn share(&self) -> Vec<u64> {
+        let copied = lock(&self.links.copied);
+        let share = |gpu: &Option<Uuid>| match (gpu, self.links.bandwidth) {
+            (Some(gpu), Some(bandwidth)) => (bandwidth / copied.get(gpu).copied().unwrap_or(1).max(1)).max(1),
+            _ => 0,
+        };
+        self.gpus.iter().map(share).collect()
+    }
+
+    /// Tells the worker, if it does not know yet.
+    pub(crate) fn tell(&self, client: &Client) -> Result<(), WorkerError> {
+        let mut told = lock(&self.told);
+        let bandwidth = self.share();
+        if told.as_ref() == Some(&bandwidth) {
+            return Ok(());
+        }
+        debug!(%client, ?bandwidth, "may be copied so fast");
+        let application_first = self.links.application_first;
+        client.worker.ask(&WorkerRequest::Pace { bandwidth: bandwidth.clone(), application_first }, &[], None)?;
+        *told = Some(bandwidth);
+        Ok(())
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let mut copied = lock(&self.links.copied);
+        for gpu in self.gpus.iter().flatten() {
+            if let Some(left) = copied.get_mut(gpu) {
+                *left -= 1;
+                if *left == 0 {
+                    copied.remove(gpu);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_one_gpu_share_its_link() {
+        let links = Arc::new(Links { bandwidth: Some(900), application_first: true, copied: Mutex::default() });
+        let (one, other) = (Some([1; 16]), Some([2; 16]));
+        let first = links.join_gpus(vec![one, other]);
+        assert_eq!(first.share(), [900, 900]);
+        let second = links.join_gpus(vec![None, one]);
+        let third = links.join_gpus(vec![one]);
+        assert_eq!((first.share(), second.share(), third.share()), (vec![300, 900], vec![0, 300], vec![300]));
+        drop(second);
+        assert_eq!(first.share(), [450, 900]);
+        drop((first, third));
+        assert!(lock(&links.copied).is_empty());
+    }
+
+    #[test]
+    fn without_a_limit_there_is_none() {
+        let links = Arc::new(Links { bandwidth: None, application_first: true, copied: Mutex::default() });
+        assert_eq!(links.join_gpus(vec![Some([1; 16])]).share(), [0]);
+    }
+}

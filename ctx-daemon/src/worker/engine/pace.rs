@@ -1,0 +1,235 @@
+//! How fast lanes may take what they copy over a device's link: never faster than the daemon says, and after transfers
+//! of the application's own (PhoenixOS, SOSP'25, section 5).
+//!
+//! The limit is a bucket of a hundredth of a second. The daemon divides what it allows among the clients that copy from a GPU, and says anew
+//! when there are more or fewer of them.
+//!
+//! The application's transfers are counted from when they are enqueued until they are done, as long as a copy is under
+//! way: then only does it cost a private event for each. A lane lets them go first, but not for ever: a transfer may stand
+//! behind a kernel that runs for seconds.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_wire::window::MAX_DEVICES;
+
+/// How long a lane gives way before a piece: what a transfer of 100 MB takes. Pieces then come at more than a tenth of a
+/// link's rate all the same.
+const GIVES_WAY: Duration = Duration::from_millis(2);
+/// What was not taken of a limit may be taken later: this much of it, since lanes wake up late.
+const CREDIT: Duration = Duration::from_millis(10);
+/// How often a lane that waits looks again.
+const LOOK: Duration = Duration::from_micros(50);
+/// How soon one that is held back sees that it need not wait any longer.
+const LONG_LOOK: Duration = Duration::from_millis(5);
+
+/// The links of all devices, by the worker's numbers.
+#[derive(Clone, Default)]
+pub(crate) struct Pace(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    devices: [Link; MAX_DEVICES],
+    /// Lanes do not look for the application's transfers.
+    not_first: AtomicBool,
+    /// A copy is under way, with this number; 0: none is.
+    copy: AtomicU64,
+    copies: AtomicU64,
+    gave_way: AtomicU64,
+    gave_way_ns: AtomicU64,
+}
+
+#[derive(Default)]
+struct Link {
+    /// Bytes a second; 0: as many as it takes.
+    limit: AtomicU64,
+    /// When the next piece may begin.
+    next: Mutex<Option<Instant>>,
+    /// The application's transfers to the host that are not done.
+    transfers: AtomicUsize,
+}
+
+/// A transfer that was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    device: usize,
+    /// While which copy.
+    copy: u64,
+}
+
+/// While it lives, a copy is under way.
+pub(crate) struct UnderWay<'a>(&'a Pace);
+
+impl Pace {
+    /// Each device's limit from now on, in bytes a second; 0: none.
+    pub(crate) fn limit(&self, bytes: &[u64]) {
+        for (link, bytes) in self.0.devices.iter().zip(bytes) {
+            link.limit.store(*bytes, Relaxed);
+        }
+    }
+
+    /// Whether the application's transfers go first.
+    pub(crate) fn application_first(&self, first: bool) {
+        self.0.not_first.store(!first, Relaxed);
+    }
+
+    /// A copy begins.
+    pub(crate) fn begin(&self) -> UnderWay<'_> {
+        self.0.devices.iter().for_each(|link| link.transfers.store(0, Relaxed));
+        self.0.gave_way.store(0, Relaxed);
+        self.0.gave_way_ns.store(0, Relaxed);
+        if !self.0.not_first.load(Relaxed) {
+            self.0.copy.store(self.0.copies.fetch_add(1, Relaxed) + 1, Relaxed);
+        }
+        UnderWay(self)
+    }
+
+    /// How often lanes of the last copy have given way to the application, and for how long together.
+    pub(crate) fn gave_way(&self) -> (u64, Duration) {
+        (self.0.gave_way.load(Relaxed), Duration::from_nanos(self.0.gave_way_ns.load(Relaxed)))
+    }
+
+    /// The application has enqueued a transfer from this device to the host. Nothing where that is of no interest.
+    pub(crate) fn transfer(&self, device: usize) -> Option<Transfer> {
+        let copy = self.0.copy.load(Relaxed);
+        let link = self.0.devices.get(device).filter(|_| copy != 0)?;
+        link.transfers.fetch_add(1, Relaxed);
+        Some(Transfer { device, copy })
+    }
+
+    /// It is done.
+    pub(crate) fn transferred(&self, transfer: Transfer) {
+        if self.0.copy.load(Relaxed) == transfer.copy
+            && let Some(link) = self.0.devices.get(transfer.device)
+        {
+            let _ = link.transfers.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        }
+    }
+
+    /// Waits until a lane may take so many bytes. Whether it may: not where the copy has been given up meanwhile.
+    pub(crate) fn wait(&self, device: usize, bytes: u64, given_up: impl Fn() -> bool) -> bool {
+        let Some(link) = self.0.devices.get(device) else { return true };
+        loop {
+            let limit = link.limit.load(Relaxed);
+            let Some(left) = link.try_take(limit, bytes) else { break };
+            if given_up() {
+                return false;
+            }
+            std::thread::sleep(left.min(LONG_LOOK));
+        }
+        if link.transfers.load(Relaxed) == 0 {
+            return true;
+        }
+        let began = Instant::now();
+        while link.transfers.load(Relaxed) > 0 && began.elapsed() < GIVES_WAY && !given_up() {
+            std::thread::sleep(LOOK);
+        }
+        self.0.gave_way.fetch_add(1, Relaxed);
+        self.0.gave_way_ns.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+        true
+    }
+}
+
+impl Link {
+    /// Takes its turn; how long to wait if it is not there yet.
+    fn try_take(&self, limit: u64, bytes: u64) -> Option<Duration> {
+        if limit == 0 {
+            return None;
+        }
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        match *next {
+            Some(next) if next > now => Some(next - now),
+            due => {
+                let from = due.map_or(now, |due| due.max(now.checked_sub(CREDIT).unwrap_or(now)));
+                *next = Some(from + Duration::from_secs_f64(bytes as f64 / limit as f64));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.0.copy.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GOES_ON: fn() -> bool = || false;
+
+    #[test]
+    fn lanes_together_are_never_faster_than_they_may_be() {
+        let pace = Pace::default();
+        pace.limit(&[0, 100 * MIB]);
+        let began = Instant::now();
+        let taken = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..5 {
+                        assert!(pace.wait(1, MIB, GOES_ON));
+                        // The first piece is there at once; nothing is ahead of its time by more.
+                        let taken = taken.fetch_add(MIB, Relaxed);
+                        assert!(taken as f64 <= began.elapsed().as_secs_f64() * (100 * MIB) as f64 + 3.0 * MIB as f64);
+                    }
+                });
+            }
+        });
+        assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn time_that_was_not_used_is_little_credit_and_a_new_limit_counts_at_once() {
+        let pace = Pace::default();
+        pace.limit(&[MIB]);
+        assert!(pace.wait(0, MIB / 100, GOES_ON));
+        std::thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        for bytes in [MIB / 100, MIB / 100, 1000 * MIB] {
+            assert!(pace.wait(0, bytes, GOES_ON));
+        }
+        assert!(began.elapsed() >= Duration::from_millis(9));
+        // The next one would have to wait for a quarter of an hour.
+        let gives_up = Instant::now() + Duration::from_millis(20);
+        assert!(!pace.wait(0, 1, || Instant::now() > gives_up));
+        pace.limit(&[0]);
+        assert!(pace.wait(0, 1000 * MIB, GOES_ON));
+    }
+
+    #[test]
+    fn lanes_give_way_to_the_application_but_not_for_ever() {
+        let pace = Pace::default();
+        assert_eq!(pace.transfer(0), None);
+        let copy = pace.begin();
+        let transfer = pace.transfer(0).unwrap();
+        // One that never ends, for all that is known here.
+        assert!(pace.wait(0, 1, GOES_ON) && pace.wait(1, 1, GOES_ON));
+        let (times, long) = pace.gave_way();
+        assert!(times == 1 && long >= GIVES_WAY, "{times} {long:?}");
+        pace.transferred(transfer);
+        assert!(pace.wait(0, 1, GOES_ON));
+        assert_eq!(pace.gave_way().0, 1);
+        let of_old = pace.transfer(0).unwrap();
+        drop(copy);
+        // What was counted in one copy is none of the next one's business.
+        let _copy = pace.begin();
+        pace.transfer(0).unwrap();
+        pace.transferred(of_old);
+        assert!(pace.wait(0, 1, GOES_ON));
+        assert_eq!(pace.gave_way().0, 1);
+    }
+
+    #[test]
+    fn where_it_is_not_to_go_first_nothing_is_counted() {
+        let pace = Pace::default();
+        pace.application_first(false);
+        let _copy = pace.begin();
+        assert_eq!(pace.transfer(0), None);
+    }
+}
