@@ -1,7 +1,6 @@
 //! `rekindle check`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -16,9 +15,8 @@ use crate::{daemon, output};
 pub(crate) struct Options {
     /// The root of the tree: what `criu dump -t` would be given
     pid: i32,
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: daemon::At,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -33,7 +31,7 @@ struct Report<'a> {
 
 /// Asks whether the tree can be checkpointed now.
 pub(crate) fn check(options: &Options) -> Result<(), Failure> {
-    let socket = daemon::socket(options.socket.clone())?;
+    let socket = options.daemon.socket()?;
     let Reply::Checked(processes) = daemon::ask(&socket, &Request::Check { pid: options.pid })? else {
         return Err(daemon::nonsense().into());
     };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use clap::Args;
 use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::frame;
 
@@ -14,11 +15,21 @@ use crate::failure::Failure;
 const VARIABLE: &str = "REKINDLE_SOCKET";
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the daemon listens: as told, as the environment says, or where it does unless told otherwise. Absolute.
-pub(crate) fn socket(option: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    let path = option.or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
-    let path = path.unwrap_or_else(|| rekindle_wire::control::DEFAULT_SOCKET.into());
-    std::path::absolute(path).context("cannot tell the current directory")
+/// Where the daemon is, of the verbs that ask it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct At {
+    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+impl At {
+    /// Where it listens: as told, as the environment says, or where it does unless told otherwise. Absolute.
+    pub(crate) fn socket(&self) -> anyhow::Result<PathBuf> {
+        let path = self.socket.clone().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
+        let path = path.unwrap_or_else(|| rekindle_wire::control::DEFAULT_SOCKET.into());
+        std::path::absolute(path).context("cannot tell the current directory")
+    }
 }
 
 /// One question.

@@ -1,7 +1,5 @@
 //! `rekindle protocol`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use rekindle_images::Protocol;
 use rekindle_wire::control::{ProtocolChange, Reply, Request};
@@ -20,9 +18,8 @@ pub(crate) struct Options {
     /// What was chosen so counts no more, and what the program, its container or the configuration says does
     #[arg(long, conflicts_with = "name")]
     forget: bool,
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: daemon::At,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -38,7 +35,7 @@ struct Report<'a> {
 
 /// Says which protocol counts, after it has been chosen.
 pub(crate) fn protocol(options: &Options) -> Result<(), Failure> {
-    let socket = daemon::socket(options.socket.clone())?;
+    let socket = options.daemon.socket()?;
     let change = match options.name {
         Some(name) => ProtocolChange::Choose(name.as_str().to_owned()),
         None if options.forget => ProtocolChange::Forget,

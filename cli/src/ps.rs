@@ -1,7 +1,5 @@
 //! `rekindle ps`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use rekindle_wire::control::{ClientInfo, Reply, Request};
 
@@ -11,9 +9,8 @@ use crate::{access, calls, daemon, output};
 /// Which processes run under Rekindle.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: daemon::At,
     /// What this process has asked of the driver and was refused
     #[arg(long, value_name = "PID")]
     calls: Option<i32>,
@@ -27,7 +24,7 @@ pub(crate) struct Options {
 
 /// Lists.
 pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
-    let socket = daemon::socket(options.socket.clone())?;
+    let socket = options.daemon.socket()?;
     if let Some(pid) = options.calls {
         return calls::calls(&socket, pid, options.json);
     }

@@ -27,9 +27,8 @@ pub(crate) struct Options {
     /// CRIU [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     criu: Option<PathBuf>,
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: daemon::At,
     /// More options of `criu restore`
     #[arg(last = true)]
     more: Vec<OsString>,
@@ -37,7 +36,7 @@ pub(crate) struct Options {
 
 /// Restores.
 pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
-    let socket = daemon::socket(options.socket.clone())?;
+    let socket = options.daemon.socket()?;
     let criu = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
     Image::open(&options.dir)?;

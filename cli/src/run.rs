@@ -21,9 +21,8 @@ const INSTALLED: &str = "../lib/rekindle";
 /// Which program, and with what.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: daemon::At,
     /// Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle beside this program]
     #[arg(long, value_name = "PATH")]
     lib: Option<PathBuf>,
@@ -37,7 +36,7 @@ pub(crate) struct Options {
 
 /// Returns only if it could not.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
-    let socket = daemon::socket(options.socket)?;
+    let socket = options.daemon.socket()?;
     let lib = match options.lib {
         Some(path) => path,
         None => beside_program()?,

@@ -147,6 +147,24 @@ pub fn result_text(code: CUresult, name: bool) -> Option<*const c_char> {
     Some(text.as_ptr().cast())
 }
 
+/// Whether cuda.h says of an error that it leaves the process in an inconsistent state, so that any further CUDA work
+/// returns the same error, and that the process must be terminated and relaunched.
+#[must_use]
+pub const fn loses_process(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+    )
+}
+
 /// The name of an error for a log line.
 pub fn result_name(code: CUresult) -> &'static str {
     RESULTS.binary_search_by_key(&code, |r| r.0).map_or("unknown error", |i| RESULTS[i].1.trim_end_matches('\0'))

@@ -75,9 +75,8 @@ pub(crate) struct Options {
     /// podman [default: the one in PATH]
     #[arg(long, value_name = "PATH", requires = "container", conflicts_with = "pid")]
     podman: Option<PathBuf>,
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: daemon::At,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -115,7 +114,7 @@ struct Attempt {
 
 /// Makes a checkpoint.
 pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
-    let socket = daemon::socket(options.socket.clone())?;
+    let socket = options.daemon.socket()?;
     let maker = Maker::of(options, &socket)?;
     let mut report = Report::of(&maker);
     if let Some(processes) = stands_against(&socket, maker.root())? {

@@ -30,9 +30,8 @@ pub(crate) struct Options {
     /// With --api: the driver's library to compare with [default: the daemon's]
     #[arg(long, value_name = "PATH", requires = "api")]
     driver: Option<PathBuf>,
-    /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: crate::daemon::At,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -76,7 +75,7 @@ impl Finding {
 
 /// Looks, and says what it found.
 pub(crate) fn doctor(options: &Options) -> Result<(), Failure> {
-    let socket = crate::daemon::socket(options.socket.clone())?;
+    let socket = options.daemon.socket()?;
     let (about_daemon, status) = daemon::look(&socket);
     if options.api {
         let named = status.as_ref().map(|it| PathBuf::from(&it.cuda_driver));

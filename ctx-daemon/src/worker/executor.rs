@@ -597,20 +597,7 @@ fn is_out_of_memory(outcome: &Result<Outcome, Refused>) -> bool {
 
 /// Errors after which the context is lost, and every later call returns the same.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
-    matches!(
-        code,
-        CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUDA_ERROR_ASSERT
-            | CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUDA_ERROR_INVALID_PC
-            | CUDA_ERROR_LAUNCH_FAILED
-    )
+    matches!(code, CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_NVLINK_UNCORRECTABLE) || loses_process(code)
 }
 
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, unused_variables, unused_mut, reason = "generated")]

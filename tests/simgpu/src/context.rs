@@ -16,10 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_ASSERT, CUDA_ERROR_CONTEXT_IS_DESTROYED,
-    CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_INSTRUCTION,
-    CUDA_ERROR_INVALID_ADDRESS_SPACE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_SUCCESS, CUresult,
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult, loses_process,
 };
 
 use crate::config::log;
@@ -37,22 +35,6 @@ const LIMITS: [usize; 10] = [1024, 7 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0];
 
 /// The error after which this process can do nothing more.
 static LOST: AtomicI32 = AtomicI32::new(CUDA_SUCCESS);
-
-/// Whether cuda.h says of an error that the process must be terminated and relaunched.
-fn loses_process(code: CUresult) -> bool {
-    matches!(
-        code,
-        CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUDA_ERROR_ASSERT
-            | CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUDA_ERROR_INVALID_PC
-            | CUDA_ERROR_LAUNCH_FAILED
-    )
-}
 
 /// An error if there can be no context in this process any more.
 pub(crate) fn process_is_well() -> Result<()> {
