@@ -26,7 +26,7 @@ use crate::{App, Node, Result};
 const SOCKET: u32 = 7;
 
 /// What the daemon says of a client that ended by itself while it was dumped: its worker ended with it.
-const ENDED: &str = "its worker has died (exit status: 0)";
+const ENDED: &str = "its worker has died";
 
 /// What came of a dump.
 #[derive(Debug)]
@@ -37,12 +37,6 @@ pub enum Taken {
     Failed(String),
     /// The program is not a client any more.
     Gone,
-}
-
-impl Taken {
-    fn not(reason: &str) -> Self {
-        if reason.contains(ENDED) { Self::Gone } else { Self::Failed(reason.to_owned()) }
-    }
 }
 
 /// A program that is dumped again and again.
@@ -78,7 +72,7 @@ impl<'a> Source<'a> {
         match frame::receive(&stream)?.body {
             Reply::Paused { pids } if pids.is_empty() => return Ok(Taken::Gone),
             Reply::Paused { .. } => {}
-            Reply::Failed { reason } => return Ok(Taken::not(&reason)),
+            Reply::Failed { reason } => return self.failed(reason),
             other => bail!("Pause was answered by {other:?}"),
         }
         let mut answers = vec![ask(&Request::Frozen { pid })?];
@@ -92,11 +86,20 @@ impl<'a> Source<'a> {
             answers => {
                 match answers.iter().find_map(|it| if let Reply::Failed { reason } = it { Some(reason) } else { None })
                 {
-                    Some(reason) => Ok(Taken::not(reason)),
+                    Some(reason) => self.failed(reason.clone()),
                     None => bail!("answered by {answers:?}"),
                 }
             }
         }
+    }
+
+    /// How it ended shows in its exit status.
+    fn failed(&self, reason: String) -> Result<Taken> {
+        if !reason.contains(ENDED) {
+            return Ok(Taken::Failed(reason));
+        }
+        self.app.end()?;
+        Ok(Taken::Gone)
     }
 }
 

@@ -105,6 +105,50 @@ fn images_are_what_stop_writes_at_the_same_quiesce() -> Result {
     snapshots("", &[("SIMGPU_COPY_GBPS", "0.05")], false)
 }
 
+/// Programs of `tests/apps` that use memory in ways that random numbers do not come upon, in steps that take a while.
+const OTHERS: [(&str, &[&str]); 19] = [
+    ("reset", &["--rounds", "6", "--launches", "60", "--sleep-us", "20000"]),
+    ("corners", &["--iterations", "30", "--sleep-us", "10000"]),
+    ("memory", &["--iterations", "80", "--largest-kib", "32", "--sleep-us", "5000"]),
+    ("segments", &["--iterations", "20", "--sleep-us", "20000"]),
+    ("pools", &["--iterations", "30", "--words", "512", "--sleep-us", "10000"]),
+    ("graphnodes", &["--iterations", "20", "--words", "512", "--sleep-us", "10000"]),
+    ("graphs", &["--iterations", "20", "--words", "512", "--sleep-us", "10000"]),
+    ("globals", &["--iterations", "30", "--sleep-us", "10000"]),
+    ("textures", &["--iterations", "20", "--sleep-us", "10000"]),
+    ("surfaces", &["--iterations", "20", "--sleep-us", "10000"]),
+    ("registered", &["--iterations", "20", "--words", "500", "--sleep-us", "10000"]),
+    ("mapped", &["--iterations", "20", "--words", "256", "--sleep-us", "10000"]),
+    ("callbacks", &["--iterations", "20", "--words", "512", "--sleep-us", "10000"]),
+    ("peers", &["--iterations", "20", "--words", "512", "--sleep-us", "10000"]),
+    ("twodev", &["--iterations", "20", "--words", "512", "--sleep-us", "10000"]),
+    ("copies3d", &["--iterations", "20", "--sleep-us", "10000"]),
+    ("modules", &["--iterations", "20", "--sleep-us", "10000"]),
+    ("jit", &["--iterations", "30", "--sleep-us", "10000"]),
+    ("funcptr", &["--iterations", "30", "--sleep-us", "10000"]),
+];
+
+#[test]
+fn images_of_programs_of_many_kinds_are_what_stop_writes_at_the_same_quiesce() -> Result {
+    let node = Node::configured("[checkpoint]\ncow_pool = 4194304\n", &[("SIMGPU_COPY_GBPS", "0.05")])?;
+    let memory = tempfile::tempdir_in("/dev/shm")?;
+    let mut random = Random::new();
+    for _ in 0..repetitions() {
+        for (name, arguments) in OTHERS {
+            let (mut counts, began) = (Counts::default(), Instant::now());
+            let expected = undisturbed(name, arguments)?;
+            let app = node.run_held(name, arguments, None)?;
+            app.reaches(1)?;
+            of_one(&node, &Source::new(&node, &app)?, app.pid(), memory.path(), false, &mut random, &mut counts)
+                .context(name)?;
+            assert_eq!(app.finish()?, expected, "{name}");
+            eprintln!("{name}: {counts:?}, {:?}", began.elapsed());
+            ensure!(counts.images > 0, "{name}: {counts:?}");
+        }
+    }
+    node.finish()
+}
+
 #[test]
 fn images_that_build_on_others_and_are_compressed_are_so_too() -> Result {
     let configuration = "[checkpoint]\ncow_pool = 65536\n[image]\ncompression = \"lz4\"\n";
