@@ -1,0 +1,79 @@
+//! Programs made of random numbers, dumped by CRIU at random moments and by random protocols while they go on, killed, and
+//! restored: in the end they print what they print alone.
+
+use anyhow::{Context, ensure};
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::random::{Random, repetitions};
+use rekindle_e2e::{App, Fate, Image, Node, Result};
+use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
+
+const STEPS: u64 = 2500;
+const THREADS: u64 = 2;
+/// Dumps of one program, which has as many lives.
+const DUMPS: u64 = 10;
+/// So many programs, and where it may take long.
+const PROGRAMS: u64 = 2;
+const MANY: u64 = 10;
+
+/// A dump; none if what the program wrote meanwhile was not foreseen.
+fn dump(node: &Node, app: &App, fate: Fate) -> Result<Option<Image>> {
+    loop {
+        let (criu, image) = node.start_dump(app, fate)?;
+        let outcome = criu.wait()?;
+        if !outcome.status.success() {
+            ensure!(outcome.log.contains(WRONG_GUESS), "{outcome:?}");
+            ensure!(image.files()?.is_empty(), "something is left of an image that is none");
+            return Ok(None);
+        }
+        let progress = image.app.progress.as_ref().context("it says how far it is")?;
+        // CRIU would insist on the size of a file that says how far the program is.
+        if fate == Fate::Killed || !image.holds_open(progress)? {
+            return Ok(Some(image));
+        }
+    }
+}
+
+/// One program, from life to life.
+fn lives(node: &Node, random: &mut Random) -> Result {
+    let (seed, steps) = (random.below(1 << 32).to_string(), STEPS.to_string());
+    let arguments = ["--seed", &seed, "--steps", &steps];
+    let expected = undisturbed("random", &arguments)?;
+    let mut app = node.run_held("random", &[&arguments[..], &["--sleep-us", "300"]].concat(), None)?;
+    for life in 0..DUMPS {
+        let protocol = ["stop", "clone", "cow", "recopy", "auto"][random.below(5) as usize];
+        let fate = if random.below(3) == 0 { Fate::Killed } else { Fate::Running };
+        let now = app.progress()?;
+        let left = (STEPS * THREADS * 3 / 4).saturating_sub(now) / (DUMPS - life);
+        app.reaches(now + 1 + random.below(left + 1))?;
+        node.ask(&Request::Protocol { pid: app.pid(), change: ProtocolChange::Choose(protocol.to_owned()) })?;
+        let what = format!("seed {seed}, life {life}: {fate:?} by {protocol} from {now} on");
+        let image = match dump(node, &app, fate).with_context(|| what.clone())? {
+            None => {
+                app.advances()?;
+                continue;
+            }
+            Some(image) => image,
+        };
+        if fate == Fate::Killed {
+            app.was_killed(&image.tree)?;
+        } else {
+            std::thread::sleep(std::time::Duration::from_micros(random.below(30_000)));
+            app.kill()?;
+        }
+        image.must_be_of_the_middle(&expected)?;
+        app = node.restore(&image).with_context(|| what)?;
+        std::fs::remove_dir_all(&image.dir)?;
+    }
+    assert_eq!(app.finish()?, expected, "seed {seed}");
+    Ok(())
+}
+
+#[test]
+fn programs_of_random_numbers_live_many_lives_and_end_as_they_would_alone() -> Result {
+    let configuration = "[image]\ncompression = \"auto\"\n";
+    let node = Node::configured(configuration, &[("SIMGPU_COPY_GBPS", "0.01")])?;
+    let mut random = Random::new();
+    let programs = if repetitions() > 1 { MANY * repetitions() } else { PROGRAMS };
+    (0..programs).try_for_each(|_| lives(&node, &mut random))?;
+    node.finish()
+}

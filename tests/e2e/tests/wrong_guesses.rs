@@ -1,0 +1,99 @@
+//! Kernels that write memory in every way in which one could be mistaken about it, while that memory is copied: under each
+//! protocol the write is foreseen, or found out and said, and no image ever has it that should not.
+
+use std::fs;
+
+use anyhow::{Context, ensure};
+use rekindle_e2e::twin::{Source, Taken, same};
+use rekindle_e2e::{App, Node, Result};
+use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
+
+/// 4 MB a second: what lies before the written memory takes many steps of the program.
+const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.004")];
+/// Ways of the program `hidden` that parameters tell of.
+const FORESEEN: [&str; 6] = ["late", "struct", "extern", "atomic", "bulk", "copy"];
+/// Others, and the kernels that write so.
+const HIDDEN: [(&str, &str); 5] = [
+    ("table", "turn"),
+    ("global", "through_global"),
+    ("neighbour", "beyond"),
+    ("const_cast", "against_its_word"),
+    ("graph", "turn"),
+];
+/// A dump may come upon a moment in which nothing is written.
+const TRIES: usize = 20;
+
+/// Runs `hidden`, has `work` done to it, and lets it end: each word is what it must be.
+fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source) -> Result) -> Result {
+    let until = node.fresh("until");
+    let file = until.display().to_string();
+    let arguments = ["--way", name, "--kib", "4", "--ballast-kib", "128", "--sleep-us", "300", "--until", &file];
+    let app = node.run("hidden", &arguments)?;
+    app.reaches(3)?;
+    node.ask(&Request::Protocol { pid: app.pid(), change: ProtocolChange::Choose(protocol.to_owned()) })?;
+    work(&app, &Source::new(node, &app)?).with_context(|| format!("{name} under {protocol}"))?;
+    fs::write(&until, "")?;
+    assert_eq!(app.finish()?, "hidden ok\n", "{name} under {protocol}");
+    Ok(())
+}
+
+/// A dump; where there is an image it is what it must be.
+fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<String>> {
+    let dir = node.fresh("image");
+    fs::create_dir(&dir)?;
+    let taken = source.take(&dir, true, || ())?;
+    app.advances()?;
+    match taken {
+        Taken::Both(image, stop) => {
+            ensure!(same(&image, &stop)? > 128 << 10, "too little was compared");
+            Ok(None)
+        }
+        Taken::Failed(reason) => {
+            ensure!(fs::read_dir(&dir)?.next().is_none(), "something is left of an image that is none");
+            Ok(Some(reason))
+        }
+        Taken::Gone => anyhow::bail!("it has ended"),
+    }
+}
+
+fn right_at_once(node: &Node, app: &App, source: &Source) -> Result {
+    for _ in 0..2 {
+        let failed = dump(node, app, source)?;
+        ensure!(failed.is_none(), "{failed:?}");
+    }
+    Ok(())
+}
+
+/// Found out, said with the kernel's name, and right from then on.
+fn found_out(node: &Node, app: &App, source: &Source, kernel: &str) -> Result {
+    let reason = (0..TRIES).find_map(|_| dump(node, app, source).transpose()).context("it was never found out")??;
+    ensure!(reason.contains(WRONG_GUESS) && reason.contains(kernel), "{reason}");
+    ensure!(reason.contains("4096 bytes at 0x20000"), "{reason}");
+    right_at_once(node, app, source)
+}
+
+#[test]
+fn what_parameters_tell_is_foreseen_under_each_protocol() -> Result {
+    for pool in [1 << 20, 0] {
+        let node = Node::configured(&format!("[checkpoint]\ncow_pool = {pool}\n"), &SLOW)?;
+        for name in FORESEEN {
+            for protocol in if pool > 0 { &["cow", "clone", "recopy"][..] } else { &["cow"] } {
+                way(&node, name, protocol, |app, source| right_at_once(&node, app, source))?;
+            }
+        }
+        node.finish()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_parameters_do_not_tell_is_found_out_under_cow_and_harmless_under_others() -> Result {
+    let node = Node::configured("", &SLOW)?;
+    for (name, kernel) in HIDDEN {
+        way(&node, name, "cow", |app, source| found_out(&node, app, source, kernel))?;
+        for protocol in ["clone", "recopy"] {
+            way(&node, name, protocol, |app, source| right_at_once(&node, app, source))?;
+        }
+    }
+    node.finish()
+}
