@@ -290,6 +290,28 @@ fn what_does_not_fit_is_refused_before_anything_stops() {
 }
 
 #[test]
+fn what_builds_on_another_image_may_be_small_enough() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
+    std::fs::create_dir_all(&first).unwrap();
+    std::fs::create_dir_all(&second).unwrap();
+    std::os::unix::fs::symlink("../first", second.join("rekindle-parent")).unwrap();
+    let huge = Client::attached(&daemon, "huge");
+    let refused = |dir: &Path| matches!(Session::open(&daemon, &pause(huge.pid, true), dir).1, Reply::Failed { .. });
+    assert!(refused(&second));
+    let mut client = Client::attached(&daemon, "app");
+    let session = begin(&daemon, &first, client.pid, true, &[client.pid]);
+    assert!(ours(&session.ask(&Request::Frozen { pid: client.pid })));
+    let cookie = client.cookie();
+    assert!(ours(&session.ask(&Request::Socket { id: 5, cookie })));
+    assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    assert!(!refused(&second));
+    daemon.wait_for_state(&huge, Some("running"));
+    assert!(refused(&first));
+}
+
+#[test]
 fn two_dumps_of_one_tree_do_not_mix() {
     let daemon = Daemon::start();
     let (dir, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());

@@ -3,6 +3,11 @@
 use rekindle_images::{Base, ImageDir};
 use tracing::{info, warn};
 
+/// Whether an image in `dir` is to build on another.
+pub(super) fn is_there(dir: &ImageDir) -> bool {
+    matches!(Base::find(dir), Ok(Some(_)))
+}
+
 /// The image that one in `dir` is to build on, if there is one that can be built on: otherwise the new image is whole by
 /// itself, which is no reason to fail a dump.
 pub(super) fn find(dir: &ImageDir) -> Option<Base> {

@@ -518,8 +518,9 @@ fn image_directories(fds: Vec<OwnedFd>) -> Result<(ImageDir, Option<ImageDir>), 
     }
 }
 
-/// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may refuse what would have fitted; what
-/// it lets through and does not fit fails later.
+/// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may
+/// refuse what would have fitted. What it lets through and does not fit fails later, as does an image that builds on
+/// another and has more of its own than there is room for: that is not known before memory is hashed.
 fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<u64, DumpError> {
     let memory = |client: &Arc<Client>| {
         let description = client.worker.describe();
@@ -527,7 +528,7 @@ fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<u64, DumpError
     };
     let needed = clients.iter().map(memory).sum();
     let free = dir.free_space()?;
-    if needed > free {
+    if needed > free && !base::is_there(dir) {
         return Err(DumpError::Space { needed, free, directory: dir.path().display().to_string() });
     }
     Ok(needed)
