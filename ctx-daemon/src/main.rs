@@ -75,6 +75,35 @@ enum Command {
         #[arg(long, default_value_t = 9)]
         repeats: usize,
     },
+    /// Measure the copy engine beside the link, as JSON; see scripts/bench link
+    #[command(hide = true)]
+    BenchLink {
+        /// The driver library to load
+        #[arg(long)]
+        cuda_driver: PathBuf,
+        /// A size to copy, in MiB
+        #[arg(long = "mib", required = true)]
+        sizes: Vec<u64>,
+        /// How often each is measured
+        #[arg(long, default_value_t = 5)]
+        repeats: usize,
+    },
+    /// Measure how fast files are written, as JSON; see scripts/bench write
+    #[command(hide = true)]
+    BenchWrite {
+        /// Where
+        #[arg(long)]
+        dir: PathBuf,
+        /// How much, in MiB
+        #[arg(long)]
+        mib: u64,
+        /// With so many threads
+        #[arg(long, required = true)]
+        threads: Vec<usize>,
+        /// How often each is measured
+        #[arg(long, default_value_t = 3)]
+        repeats: usize,
+    },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]
     Nvml {
@@ -97,6 +126,13 @@ fn main() -> ExitCode {
         Some(Command::BenchHash { cuda_driver, sizes, piece_kib, repeats }) => {
             bench_hash(&cuda_driver, &sizes, piece_kib, repeats)
         }
+        Some(Command::BenchLink { cuda_driver, sizes, repeats }) => {
+            let sizes: Vec<u64> = sizes.iter().map(|mib| mib.saturating_mul(1 << 20)).collect();
+            measured(worker::engine::bench::bench(&cuda_driver, &sizes, repeats))
+        }
+        Some(Command::BenchWrite { dir, mib, threads, repeats }) => {
+            measured(worker::engine::sinks::bench(&dir, mib.saturating_mul(1 << 20), &threads, repeats))
+        }
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))
         }
@@ -108,7 +144,11 @@ fn main() -> ExitCode {
 fn bench_hash(driver: &Path, kib: &[u64], piece_kib: u64, repeats: usize) -> ExitCode {
     let bytes = |kib: u64| kib.saturating_mul(1024);
     let sizes: Vec<u64> = kib.iter().copied().map(bytes).collect();
-    match worker::access::bench::bench(driver, &sizes, bytes(piece_kib), repeats) {
+    measured(worker::access::bench::bench(driver, &sizes, bytes(piece_kib), repeats))
+}
+
+fn measured(result: Result<(), String>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             error!("{reason}");

@@ -21,7 +21,7 @@ mod code_store;
 mod commands;
 mod copying;
 mod driver;
-mod engine;
+pub(crate) mod engine;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]
 mod executor;
 mod graphs;

@@ -12,7 +12,9 @@
 //! the link, else at the pace of the files. A lane that has nothing left to copy writes too. Before each piece a lane looks
 //! whether it may go on [at this pace](pace).
 
+pub(crate) mod bench;
 mod pace;
+pub(crate) mod sinks;
 mod stage;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

@@ -1,0 +1,158 @@
+//! How fast the engine brings device memory to the host, beside what the link does: `rekindled bench-link`, which
+//! `scripts/bench link` calls. No worker and no daemon are involved; what is copied is hashed and written to nowhere.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rekindle_images::content::ContentKey;
+use rekindle_images::{DataWriter, PIECE_LENGTH};
+use rekindle_wire::window;
+use serde::Serialize;
+
+use super::*;
+use crate::worker::copying::{Keeping, Place, Task};
+use crate::worker::driver;
+use crate::worker::memory::DeviceMemory;
+
+const NO_FLAGS: u32 = 0;
+/// The buffer that the link is measured with.
+const BUFFER: u64 = 256 << 20;
+const UNIT: u64 = 64 << 20;
+
+/// One size's figures: GB/s, one for each repeat.
+#[derive(Debug, Default, Serialize)]
+struct Figures {
+    bytes: u64,
+    /// One stream copies into one pinned buffer, again and again.
+    link: Vec<f64>,
+    /// The same in pieces as an image has them.
+    link_by_pieces: Vec<f64>,
+    /// The engine, until all is off the device, with a stage that has room for all; and until it is hashed too.
+    staged: Vec<f64>,
+    staged_to_end: Vec<f64>,
+    /// The engine without a stage.
+    unstaged: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    lanes: usize,
+    figures: Vec<Figures>,
+}
+
+/// Measures each size in bytes and prints JSON.
+///
+/// # Errors
+/// What could not be had, or a copy that failed.
+pub(crate) fn bench(library: &Path, sizes: &[u64], repeats: usize) -> Result<(), String> {
+    let driver = driver::load(library).map_err(|e| e.to_string())?;
+    let largest = sizes.iter().copied().max().filter(|_| !sizes.contains(&0)).ok_or("no size to measure")?;
+    let mut bench = Bench::new(&driver, largest).map_err(|e| e.to_string())?;
+    let stage = bench.engine.stage.clone();
+    let units: Vec<u64> = (1..=largest.div_ceil(UNIT)).collect();
+    let make = |number: &u64| crate::daemon::written_memfd(c"bench", UNIT).map(|file| (*number, file));
+    let files = units.iter().map(make).collect::<Result<_, _>>().map_err(|e| format!("no host memory: {e}"))?;
+    stage.set(UNIT, &units, files)?;
+    let mut figures = Vec::new();
+    for &bytes in sizes {
+        let mut of_size = Figures { bytes, ..Figures::default() };
+        for _ in 0..repeats {
+            let rate = |time: Duration| bytes as f64 / time.as_secs_f64().max(1e-9) / 1e9;
+            of_size.link.push(rate(bench.link(bytes, BUFFER).map_err(|e| e.to_string())?));
+            of_size.link_by_pieces.push(rate(bench.link(bytes, PIECE_LENGTH).map_err(|e| e.to_string())?));
+            bench.engine.stage = stage.clone();
+            let (off, end) = bench.copy(bytes)?;
+            of_size.staged.push(rate(off));
+            of_size.staged_to_end.push(rate(end));
+            bench.engine.stage = Stage::default();
+            of_size.unstaged.push(rate(bench.copy(bytes)?.0));
+        }
+        figures.push(of_size);
+    }
+    let report = Report { lanes: bench.engine.lanes.len(), figures };
+    println!("{}", serde_json::to_string(&report).map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+struct Bench<'a> {
+    driver: &'a Driver,
+    primary: CUcontext,
+    stream: CUstream,
+    source: u64,
+    buffer: *mut u8,
+    engine: Engine,
+}
+
+impl<'a> Bench<'a> {
+    fn new(driver: &'a Driver, largest: u64) -> Result<Self, CallFailed> {
+        let (mut device, mut primary, mut stream, mut buffer) = (0, 0, 0, std::ptr::null_mut());
+        // SAFETY: out parameters are locals.
+        unsafe {
+            expect("cuInit", (driver.cuInit)(0))?;
+            expect("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, 0))?;
+            expect("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device))?;
+            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NO_FLAGS))?;
+            let allocated = (driver.cuMemHostAlloc)(&raw mut buffer, BUFFER as usize, NO_FLAGS);
+            expect("cuMemHostAlloc", allocated)?;
+        }
+        // As a client's memory is.
+        let mut memory = DeviceMemory::new(device, 0);
+        memory.client_reserves(window::device(0).end);
+        let source = memory.allocate(driver, largest, 0);
+        let source = source.map_err(|e| CallFailed { call: "an allocation", code: e.code() })?;
+        // Zeros are not written, which is another matter.
+        // SAFETY: the allocation holds that much, and lives to the end.
+        unsafe {
+            let set = (driver.cuMemsetD8Async)(source, 0x5a, largest as usize, stream);
+            expect("cuMemsetD8Async", set)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+        }
+        let mut engine = Engine::new();
+        engine.prepare(driver, &[primary])?;
+        engine.warm_up();
+        Ok(Self { driver, primary, stream, source, buffer: buffer.cast(), engine })
+    }
+
+    /// How long one stream takes for all bytes, so many at a time.
+    fn link(&self, bytes: u64, at_a_time: u64) -> Result<Duration, CallFailed> {
+        let driver = self.driver;
+        // SAFETY: the context is the driver's own.
+        expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
+        let began = Instant::now();
+        for offset in (0..bytes).step_by(at_a_time as usize) {
+            let length = at_a_time.min(bytes - offset).min(BUFFER) as usize;
+            // SAFETY: the allocation has these bytes, the buffer room for them; what overwrites what does not matter.
+            unsafe {
+                let from = self.source + offset;
+                let copied = (driver.cuMemcpyDtoHAsync_v2)(self.buffer.cast(), from, length, self.stream);
+                expect("cuMemcpyDtoHAsync", copied)?;
+            }
+        }
+        // SAFETY: the stream is ours.
+        expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
+        Ok(began.elapsed())
+    }
+
+    /// How long the engine takes until all bytes are off the device, and until all are hashed and written to nowhere.
+    fn copy(&mut self, bytes: u64) -> Result<(Duration, Duration), String> {
+        let nowhere = std::fs::File::options().write(true).open("/dev/null").map_err(|e| e.to_string())?;
+        let key = ContentKey::random().map_err(|e| e.to_string())?;
+        let writer = DataWriter::new(nowhere, 0, key).map_err(|e| e.to_string())?;
+        let place = Place::Allocation(self.source);
+        let task = |job| Task { job, place, keeping: Keeping::Closed, expected: None, before: None, soon: 0 };
+        let copying = Copying::new(jobs(self.source, bytes, 0, self.primary).map(task).collect(), None, false);
+        let began = Instant::now();
+        let off = std::thread::scope(|scope| {
+            let watching = scope.spawn(|| {
+                while !copying.may_open() && !copying.has_failed() {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+                began.elapsed()
+            });
+            let copied = self.engine.copy_out(self.driver, &copying, &writer).map_err(|e| e.to_string());
+            copied.and(watching.join().map_err(|_| "the watch failed".to_owned()))
+        })?;
+        Ok((off, began.elapsed()))
+    }
+}

@@ -1,0 +1,148 @@
+//! How fast a file takes what is written to it, by itself and from us: `rekindled bench-write`, which `scripts/bench write`
+//! calls. An image must be on its disk when a dump is over, so what counts is when `fsync` returns.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use rekindle_images::content::ContentKey;
+use rekindle_images::{DataWriter, PIECE_LENGTH};
+use serde::Serialize;
+
+const PAGE: usize = 4096;
+const PIECE: usize = PIECE_LENGTH as usize;
+
+/// So many threads' figures: GB/s, one for each repeat; none where the file system does not do that.
+#[derive(Debug, Default, Serialize)]
+struct Figures {
+    threads: usize,
+    buffered: Vec<f64>,
+    /// Each piece is sent to the disk as soon as it is written (`sync_file_range`).
+    early: Vec<f64>,
+    direct: Vec<f64>,
+    /// The file has its blocks before.
+    direct_reserved: Vec<f64>,
+    /// By a [`DataWriter`], with the hashing of each piece.
+    ours: Vec<f64>,
+}
+
+/// How pieces are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Buffered,
+    Early,
+    Direct,
+    DirectReserved,
+    Ours,
+}
+
+/// Writes so many bytes into a new file in `dir`, with so many threads each, and prints JSON.
+///
+/// # Errors
+/// What could not be written.
+pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -> Result<(), String> {
+    let mut all: Vec<_> = threads.iter().map(|&threads| Figures { threads, ..Figures::default() }).collect();
+    for _ in 0..repeats {
+        for figures in &mut all {
+            let threads = figures.threads.max(1);
+            let measure = |how, rates: &mut Vec<f64>| match write(dir, bytes, threads, how) {
+                Ok(rate) => {
+                    rates.extend(rate);
+                    Ok(())
+                }
+                Err(error) => Err(format!("{}: {error}", dir.display())),
+            };
+            measure(How::Buffered, &mut figures.buffered)?;
+            measure(How::Early, &mut figures.early)?;
+            measure(How::Direct, &mut figures.direct)?;
+            measure(How::DirectReserved, &mut figures.direct_reserved)?;
+            measure(How::Ours, &mut figures.ours)?;
+        }
+    }
+    println!("{}", serde_json::to_string(&all).map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+/// A file that is gone when it is closed.
+fn create(dir: &Path, flags: i32) -> io::Result<File> {
+    File::options().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).mode(0o600).open(dir)
+}
+
+/// Writes the pieces; GB/s, or none where the file system cannot.
+fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<f64>> {
+    let direct = matches!(how, How::Direct | How::DirectReserved);
+    let file = match create(dir, if direct { libc::O_DIRECT } else { 0 }) {
+        Err(error) if direct && error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        file => file?,
+    };
+    let pieces = bytes.div_ceil(PIECE_LENGTH);
+    let began = Instant::now();
+    if how == How::DirectReserved {
+        // SAFETY: no pointers.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, (pieces * PIECE_LENGTH) as libc::off_t) } < 0 {
+            return Ok(None);
+        }
+    }
+    let key = ContentKey::random().map_err(io::Error::other)?;
+    let writer = DataWriter::new(file.try_clone()?, 0, key).map_err(io::Error::other)?;
+    let next = AtomicU64::new(0);
+    let one = |content: &[u8]| -> io::Result<()> {
+        loop {
+            let i = next.fetch_add(1, Relaxed);
+            if i >= pieces {
+                return Ok(());
+            }
+            let offset = i * PIECE_LENGTH;
+            if how == How::Ours {
+                writer.append_hashed(offset, content, writer.hash(content)).map_err(io::Error::other)?;
+                continue;
+            }
+            file.write_all_at(content, offset)?;
+            if how == How::Early {
+                let (fd, from, length) = (file.as_raw_fd(), offset as libc::off64_t, PIECE as libc::off64_t);
+                // SAFETY: no pointers.
+                if unsafe { libc::sync_file_range(fd, from, length, libc::SYNC_FILE_RANGE_WRITE) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut buffer = vec![0x5a_u8; PIECE + PAGE];
+                    let start = buffer.as_ptr().align_offset(PAGE);
+                    buffer[start] = 1;
+                    one(&buffer[start..start + PIECE])
+                })
+            })
+            .collect();
+        let ended = |thread: std::thread::ScopedJoinHandle<'_, io::Result<()>>| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
+        };
+        threads.into_iter().map(ended).fold(Ok(()), io::Result::and)
+    })?;
+    file.sync_all()?;
+    Ok(Some(pieces as f64 * PIECE_LENGTH as f64 / began.elapsed().as_secs_f64() / 1e9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_write_works_where_the_file_system_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for how in [How::Buffered, How::Early, How::Ours] {
+            assert!(write(dir.path(), 3 * PIECE_LENGTH, 2, how).unwrap().unwrap() > 0.0);
+        }
+        for how in [How::Direct, How::DirectReserved] {
+            write(dir.path(), 3 * PIECE_LENGTH, 2, how).unwrap();
+        }
+    }
+}
