@@ -1,18 +1,17 @@
 """What the benchmark `checkpoint` says: spreads, tables, what was measured beside what it is to be, and the file of results."""
 
 from bench_common import about, criu_version, spread, write_json
-from checkpoint_items import ALWAYS_FIRST, DRIVER, INCREMENTAL, NEVER_FIRST
+from checkpoint_items import ALWAYS_FIRST, DRIVER, INCREMENTAL, NEVER_FIRST, TORCH
 
 THIRTEEN = ("llama13b", "decode13b")  # decoding with 13 billion parameters
-
 
 # Columns of the table: a head, what of a sample it is, by what it is divided, and how many digits it has.
 COLUMNS = (
     ("gap", "gap_ms", 1, 1), ("gaps", "gaps_ms", 1, 1), ("freeze", "freeze_ms", 1, 1), ("stall", "stall_ms", 1, 1),
     ("precopy", "pre_copy_ms", 1, 0), ("quiesce", "quiesce_ms", 1, 1), ("hash", "hash_ms", 1, 1), ("clone", "clone_ms", 1, 1),
     ("copy", "copy_ms", 1, 0), ("write", "write_ms", 1, 0), ("resume", "resume_ms", 1, 1), ("durable", "durable_ms", 1, 0),
-    ("GB/s", "copy_gb_s", 1, 1), ("GPU GB", "gpu_bytes", 1e9, 2), ("CPU MB", "cpu_bytes", 1e6, 1), ("pages", "pages_bytes", 1e6, 1),
-    ("speed", "throughput", 0.01, 0),
+    ("GB/s", "copy_gb_s", 1, 1), ("GPU GB", "gpu_bytes", 1e9, 2), ("CPU MB", "cpu_bytes", 1e6, 1), ("ours", "cpu_ours_bytes", 1e6, 1),
+    ("pinned", "cpu_pinned_bytes", 1e6, 1), ("speed", "throughput", 0.01, 0),
 )
 DRIVER_COLUMNS = (
     ("gap", "gap_ms", 1, 0), ("lock", "driver_lock_ms", 1, 0), ("checkpoint", "driver_checkpoint_ms", 1, 0), ("criu", "driver_criu_ms", 1, 0),
@@ -72,6 +71,8 @@ class Aims:
         if self.protocol == INCREMENTAL and (self.item.idle or self.item.kind in THIRTEEN) and "clone" in self.item.samples:
             first = numbers(self.item.samples["clone"])["gpu_bytes"]["median"]
             self.add("of the first image's bytes of the GPU", self.median("gpu_bytes") / first, 0.01)
+        if self.item.kind in TORCH and self.median("pages_bytes"):
+            self.add("MB of memory in the CPU's image", self.median("pages_bytes") / 1e6, 500)
         if self.median("cpu_ours_bytes") is not None:
             self.add("MB of the CPU's image are Rekindle's", self.median("cpu_ours_bytes") / 1e6, 10)
         return self.found
@@ -139,6 +140,10 @@ def show_workload(it):
         table(title, rows, COLUMNS)
     if DRIVER in figures:
         table("" if rows else title, [(f"{DRIVER} x{len(it['samples'][DRIVER])}", figures[DRIVER])], DRIVER_COLUMNS)
+    for protocol, of in figures.items():
+        parts = {name[7:-3]: value["median"] for name, value in of.items() if name.startswith("freeze_") and name != "freeze_ms"}
+        if parts:
+            print(f"  {protocol}: ms of CRIU's freeze by its log: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()))
     for protocol, of in it["aims"].items():
         for one in of:
             limit = f"at most {one['at_most']:.3g}" if one["at_least"] is None else f"at least {one['at_least']:.3g}"

@@ -5,13 +5,13 @@ import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
+import criu_files
 import process_memory
 import sinks
 import step_times
@@ -20,7 +20,6 @@ from bench_common import is_real, native_folder
 HERE = os.path.dirname(os.path.abspath(__file__))
 CRIU_OPTIONS = ["--tcp-established", "--network-lock", "skip", "--file-locks", "--link-remap", "--ghost-limit", "1G"]
 MS = 1e6  # nanoseconds
-STATS = ("freezing", "frozen", "memdump", "memwrite")  # the first fields of CRIU's DumpStatsEntry, in microseconds
 
 
 class Failed(Exception):
@@ -166,36 +165,6 @@ class Watch(threading.Thread):
         return self.first, self.last
 
 
-def criu_stats(path):
-    """Milliseconds that CRIU itself says, from its `stats-dump`: after magics and a size an entry of Protocol Buffers, in
-    whose first field are those of a dump, numbers only."""
-    def fields(data):
-        at = 0
-
-        def number():
-            nonlocal at
-            value = shift = 0
-            while True:
-                value |= (data[at] & 127) << shift
-                shift, at = shift + 7, at + 1
-                if data[at - 1] < 128:
-                    return value
-        while at < len(data):
-            key = number()
-            value = number()
-            if key & 7 == 2:
-                value, at = data[at:at + value], at + value
-            yield key >> 3, value
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        size = struct.unpack_from("<I", data, 8)[0]
-        dump = dict(fields(dict(fields(data[12:12 + size]))[1]))
-        return {f"criu_{name}_ms": dump[i + 1] / 1000 for i, name in enumerate(STATS)}
-    except (OSError, KeyError, IndexError, struct.error, TypeError):
-        return {}
-
-
 def sizes(image):
     """Bytes of an image: the GPU's part, the CPU's, and what of that is memory."""
     found = {"gpu_bytes": 0, "cpu_bytes": 0, "pages_bytes": 0}
@@ -249,7 +218,7 @@ def dump(work, image, how, limit, parent=None):
         took = (run_at_moment if how.moments else run_criu)(place, image, work.pid, limit, f"{place.stage}/lib/rekindle/criu")
     finally:
         stopped, resumed = watch.end()
-    found = {"durable_ms": took / MS, **sizes(image), **criu_stats(f"{image}/stats-dump"),
+    found = {"durable_ms": took / MS, **sizes(image), **criu_files.of_dump(image),
              **phases(json.loads(place.rekindle("inspect", "--json", image)))}
     if stopped:
         found["freeze_ms"] = (resumed - stopped) / MS
@@ -267,6 +236,10 @@ def phases(about):
         found[f"{name}_ms"] = phase["duration_ns"] / MS
         if phase["bytes"]:
             found[f"{name}_bytes"] = phase["bytes"]
+    cpu = about.get("cpu") or {}
+    found.update({f"cpu_{part}_bytes": size for part, size in cpu.items()})
+    if cpu:
+        found["cpu_ours_bytes"] = sum(cpu[part] for part in process_memory.OURS)
     # Hashing and cloning come first, and are counted in the copying. What is copied beforehand is copied in one go.
     before = found.get("hash_ms", 0) + found.get("clone_ms", 0)
     if found.get("pre_copy_ms"):
