@@ -17,7 +17,7 @@ import time
 import checkpoint_rates
 import sinks
 from bench_common import Daemon, criu_of, is_real, parser
-from checkpoint_items import DRIVER, INCREMENTAL, NEVER_FIRST, PROTOCOLS, plan
+from checkpoint_items import DRIVER, INCREMENTAL, PROTOCOLS, plan
 from checkpoint_report import report, show
 from checkpoint_runs import Driver, Failed, Place, Work, dump, forget
 
@@ -68,28 +68,27 @@ class Daemons:
     """One daemon at a time, of the configuration that an item wants."""
 
     def __init__(self, o, place):
-        self.o, self.place, self.switch, self.daemon = o, place, None, None
+        self.o, self.place, self.setting, self.daemon = o, place, None, None
         self.logs = []
 
-    def want(self, switch):
-        if self.daemon and self.switch == switch:
+    def want(self, setting):
+        """One with this line in `[checkpoint]` besides, if it is one."""
+        if self.daemon and self.setting == setting:
             return
         self.stop()
-        self.switch = switch
-        self.daemon = Daemon(self.o.stage, self.o.driver, self.place.folder, config=self.config(switch))
+        self.setting = setting
+        self.daemon = Daemon(self.o.stage, self.o.driver, self.place.folder, config=self.config(setting))
         self.place.socket = self.daemon.socket
         self.daemon.wait_ready()
 
-    def config(self, switch):
-        """The configuration that was given, with one value more."""
-        if switch is None:
+    def config(self, setting):
+        if setting is None:
             return self.o.config
-        text = ""
+        text, head = "", "[checkpoint]\n"
         if self.o.config:
             with open(self.o.config) as file:
                 text = file.read()
-        head, line = "[checkpoint]\n", f"application_first = {str(switch != NEVER_FIRST).lower()}\n"
-        text = text.replace(head, head + line) if head in text else text + "\n" + head + line
+        text = text.replace(head, f"{head}{setting}\n") if head in text else f"{text}\n{head}{setting}\n"
         path = os.path.join(tempfile.mkdtemp(dir=self.place.folder), "rekindled.toml")
         with open(path, "w") as file:
             file.write(text)
@@ -152,7 +151,7 @@ class Bench:
 
     def under_rekindle(self, item):
         try:
-            self.daemons.want(item.switch)
+            self.daemons.want(item.setting())
         except SystemExit as error:
             return self.note(item, f"no daemon with this configuration: {error}")
         work, starts = self.start(item, False), 1
@@ -190,7 +189,7 @@ class Bench:
 
     def incremental(self, item, work, parent):
         """What changes decides what it needs; of what writes everything that is as much again."""
-        room = item.size * 5 // 4 if item.kind in ("train", "moments", "gpt") else item.size // 4
+        room = item.size * 5 // 4 if item.kind in ("train", "moments", "gpt", "gptsmall") else item.size // 4
         if sinks.free(self.place.images) < room or not self.budget.allows(self.guess(item, INCREMENTAL), f"{item.name}, {INCREMENTAL}"):
             return self.note(item, "no memory or time for an incremental image beside its parent")
         image = self.place.image()

@@ -5,9 +5,11 @@
     decode     steps that read all memory and write a hundredth of it
     decode13b  the same with as much memory as a model of 13 billion parameters
     batches    as decode, with computing, and pinned copies of 256 MiB to the device and back in each step
+    staged     as train, with room in the daemon's host memory for all of it
     idle       no steps
     pinned     as idle, with 64 MiB on the device and its size in pinned memory of the host
     llama13b, gpt   PyTorch: decoding with a model of Llama 13B's shape, training of 1.3 billion parameters with AdamW
+    gptsmall   the same of 0.1 billion
 """
 
 import dataclasses
@@ -18,22 +20,26 @@ GIB = 1 << 30
 PROTOCOLS = ("clone", "cow", "stop", "recopy")
 INCREMENTAL = "incremental"  # by clone, on an image by clone
 DRIVER = "driver"
-ALWAYS_FIRST = "always first"  # batches with `application_first` of the configuration
-NEVER_FIRST = "never first"
-TORCH = {"llama13b": 26, "gpt": 24}  # GiB on the GPU, about
+# What of the configuration is changed for some.
+ALWAYS_FIRST, NEVER_FIRST, IN_HOST_MEMORY = "always first", "never first", "in host memory"
+TORCH = {"llama13b": 26, "gpt": 24, "gptsmall": 2}  # GiB on the GPU, about
 DECODE_13B = 24.25  # GiB: 26 GB of weights
 # What the program is told: percent written in a step, microseconds of computing, and more.
 STEPS = {
     "train": {"--touch": 100, "--compute-us": 30000}, "moments": {"--touch": 100, "--compute-us": 30000, "--moments": 1},
     "decode": {"--touch": 1}, "decode13b": {"--touch": 1}, "batches": {"--touch": 1, "--compute-us": 30000, "--copy-mib": 256},
-    "idle": {"--touch": 0}, "pinned": {"--touch": 0},
+    "staged": {"--touch": 100, "--compute-us": 30000}, "idle": {"--touch": 0}, "pinned": {"--touch": 0},
 }
+# Which protocols, and changes of the configuration, of workloads that are not for all.
+ONLY = {"pinned": ("clone",), "batches": ("clone",), "staged": ("stop", "cow")}
+SWITCHES = {"batches": (ALWAYS_FIRST, NEVER_FIRST), "staged": (IN_HOST_MEMORY,)}
 # The order on a real GPU, with how often each protocol is measured, and the driver's own way.
 ORDER = (
-    ("decode13b", DECODE_13B, 2, 1), ("train", 40, 1, 1), ("pinned", 1, 2, 0), ("pinned", 8, 2, 0), ("idle", 16, 1, 1),
-    ("batches", 16, 2, 0), ("train", 100, 1, 0), ("train", 1, 3, 1), ("decode", 1, 2, 1), ("train", 4, 2, 1), ("decode", 4, 2, 1),
-    ("decode", 100, 1, 0), ("llama13b", 26, 1, 1), ("train", 16, 2, 1), ("moments", 16, 2, 0), ("decode", 16, 2, 1),
-    ("decode", 40, 1, 1), ("gpt", 24, 1, 1), ("idle", 40, 1, 1), ("idle", 4, 1, 1), ("idle", 1, 1, 1), ("idle", 100, 1, 0),
+    ("decode13b", DECODE_13B, 2, 1), ("train", 40, 1, 1), ("pinned", 1, 2, 0), ("pinned", 8, 2, 0), ("gptsmall", 2, 1, 1),
+    ("batches", 16, 2, 0), ("staged", 16, 2, 0), ("idle", 16, 1, 0), ("train", 1, 2, 1), ("decode", 1, 2, 0), ("train", 4, 2, 0),
+    ("decode", 4, 2, 0), ("train", 100, 1, 0), ("llama13b", 26, 1, 0), ("decode", 100, 1, 0), ("moments", 16, 2, 0),
+    ("idle", 40, 1, 0), ("train", 16, 2, 1), ("decode", 16, 2, 1), ("decode", 40, 1, 1), ("idle", 1, 1, 1), ("idle", 4, 1, 0),
+    ("idle", 100, 1, 0), ("gpt", 24, 1, 1),
 )
 
 
@@ -52,7 +58,7 @@ class Item:
     def __init__(self, kind, gib, rounds, driver_rounds, protocols, switch=None):
         self.kind, self.gib, self.rounds, self.driver_rounds = kind, gib, rounds, driver_rounds
         self.protocols = protocols
-        self.switch = switch  # of the configuration, ALWAYS_FIRST or NEVER_FIRST
+        self.switch = switch  # what of the configuration is changed
         size = f"{gib:g} GiB" if gib >= 1 else f"{gib * 1024:g} MiB"
         self.name = " ".join(filter(None, [kind, None if self.of_known_size() else size, switch and f"({switch})"]))
         self.size = int((gib if kind != "pinned" else 1 / 16) * GIB)
@@ -78,6 +84,12 @@ class Item:
             words.update({"--compute-us": 0, **({"--copy-mib": 1} if "--copy-mib" in words else {})})
         return [f"{stage}/share/rekindle/apps/steps", *(str(word) for pair in words.items() for word in pair)]
 
+    def setting(self):
+        """What of `[checkpoint]` is changed, as a line."""
+        if self.switch == IN_HOST_MEMORY:
+            return f"staging = {self.size * 9 // 8}"
+        return f"application_first = {str(self.switch == ALWAYS_FIRST).lower()}" if self.switch else None
+
     def guess(self, protocol, rate):
         """Seconds that one checkpoint takes, where images take so many GB/s."""
         known = [it["wall_s"] for it in self.samples.get(protocol, [])]
@@ -89,7 +101,7 @@ class Item:
         return 2 + (2 if protocol == "recopy" else 1) * gb / rate
 
     def start_guess(self):
-        return 60 if self.kind in TORCH else 4 + self.gib * 0.1
+        return 25 + self.gib if self.kind in TORCH else 3 + self.gib * 0.1
 
     def wanted(self):
         """Protocols that do not fail again and again."""
@@ -111,13 +123,10 @@ def plan(o, real):
 
 def of_kind(o, kind, gib, rounds, driver_rounds):
     asked = o.protocols.split(",")
-    protocols = [it for it in PROTOCOLS if it in asked]
-    if kind in ("pinned", "batches"):
-        protocols = [it for it in protocols if it == "clone"]
+    protocols = [it for it in ONLY.get(kind, PROTOCOLS) if it in asked]
     if DRIVER not in asked or gib > o.driver_most:
         driver_rounds = 0
-    switches = (ALWAYS_FIRST, NEVER_FIRST) if kind == "batches" else (None,)
-    return [Item(kind, gib, rounds, driver_rounds, protocols, switch) for switch in switches]
+    return [Item(kind, gib, rounds, driver_rounds, protocols, switch) for switch in SWITCHES.get(kind, (None,))]
 
 
 def software_order(o):

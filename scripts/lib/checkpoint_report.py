@@ -1,7 +1,7 @@
 """What the benchmark `checkpoint` says: spreads, tables, what was measured beside what it is to be, and the file of results."""
 
 from bench_common import about, criu_version, spread, write_json
-from checkpoint_items import ALWAYS_FIRST, DRIVER, INCREMENTAL, NEVER_FIRST, TORCH
+from checkpoint_items import ALWAYS_FIRST, DRIVER, INCREMENTAL, IN_HOST_MEMORY, NEVER_FIRST, TORCH
 
 THIRTEEN = ("llama13b", "decode13b")  # decoding with 13 billion parameters
 
@@ -68,7 +68,7 @@ class Aims:
             self.thirteen()
         if self.protocol == "clone" and self.median("throughput"):
             self.add("of the undisturbed speed while it is copied", self.median("throughput"), at_least=0.97)
-        if self.protocol == INCREMENTAL and (self.item.idle or self.item.kind in THIRTEEN) and "clone" in self.item.samples:
+        if self.protocol == INCREMENTAL and (self.item.idle or self.item.kind == "llama13b") and "clone" in self.item.samples:
             first = numbers(self.item.samples["clone"])["gpu_bytes"]["median"]
             self.add("of the first image's bytes of the GPU", self.median("gpu_bytes") / first, 0.01)
         if self.item.kind in TORCH and self.median("pages_bytes"):
@@ -86,12 +86,17 @@ class Aims:
             self.add(f"ms that the GPU's side costs (3 ms and {handled / 1e9:.1f} GB at 85 % of the device's rate)", self.median("stall_ms"), most)
 
     def copying(self):
-        """The link's rate counts where the sink is not slower, and the other way around."""
-        link, sink = self.rate("link_to_host"), self.rate("sink")
-        if self.median("copy_gb_s") and link:
+        """Where there is room in host memory, `stop` holds the program until all is there; else the slower of link and sink
+        counts."""
+        link, sink, image = self.rate("link_to_host"), self.rate("sink"), self.median("image_gb_s")
+        held = [self.median(it) for it in ("stall_ms", "freeze_ms", "copy_bytes")]
+        if self.item.switch == IN_HOST_MEMORY and self.protocol == "stop" and link and None not in held:
+            rate = held[2] / (held[0] + held[1]) / 1e6
+            self.add(f"of the link's rate while copying to host memory ({rate:.1f} GB/s)", rate / link, at_least=0.95)
+        elif link and sink and link < sink and self.median("copy_gb_s"):
             self.add("of the link's rate while copying", self.median("copy_gb_s") / link, at_least=0.95)
-        if self.median("image_gb_s") and link and sink:
-            self.add("of the slower rate of link and sink, until the image is durable", self.median("image_gb_s") / min(link, sink), at_least=0.9)
+        if image and link and sink:
+            self.add("of the slower rate of link and sink, until the image is durable", image / min(link, sink), at_least=0.9)
 
     def thirteen(self):
         gaps, freeze = self.median("gaps_ms"), self.median("freeze_ms")
@@ -157,7 +162,7 @@ def show_workload(it):
 
 def show_switches(workloads):
     """Speed while a copy goes on, where the application's transfers come first and where they do not."""
-    speeds = {(it["gib"], it["switch"]): it["figures"].get("clone", {}).get("throughput", {}).get("median") for it in workloads if it["switch"]}
+    speeds = {(it["gib"], it["switch"]): it["figures"].get("clone", {}).get("throughput", {}).get("median") for it in workloads}
     for gib in sorted({gib for gib, _ in speeds}):
         first, never = speeds.get((gib, ALWAYS_FIRST)), speeds.get((gib, NEVER_FIRST))
         if first and never:

@@ -188,7 +188,7 @@ def run_criu(place, image, pid, limit, plugins):
 def run_at_moment(place, image, pid, limit, plugins):
     """Nanoseconds that a checkpoint took that begins where the program says."""
     command = [f"{place.stage}/bin/rekindle", "checkpoint", "--at-moment", "--criu", place.criu, str(pid), image, "--"]
-    return run_dump(place, [*command, "--libdir", plugins], image, limit)
+    return run_dump(place, [*command, "-v3", "--libdir", plugins], image, limit)
 
 
 def run_dump(place, command, image, limit):
