@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::compress::{Chooser, CompressionChoice, compress};
 use crate::content::{ContentKey, Schedule};
+use crate::direct::Direct;
 use crate::hash::PieceHash;
 use crate::known::Known;
 use crate::limits::{BLOCK, MAX_PIECE_LENGTH, PIECE_LENGTH};
@@ -34,6 +35,7 @@ pub struct DataWriter {
     chooser: Chooser,
     zero: OnceLock<PieceHash>,
     end: AtomicU64,
+    direct: Option<Direct>,
 }
 
 impl DataWriter {
@@ -48,7 +50,7 @@ impl DataWriter {
             Ok(status) => {
                 let end = AtomicU64::new(status.len().next_multiple_of(BLOCK));
                 let (known, chooser, zero) = (Known::default(), Chooser::default(), OnceLock::new());
-                Ok(Self { end, file, index, name, schedule: key.schedule(), known, chooser, zero })
+                Ok(Self { end, file, index, name, schedule: key.schedule(), known, chooser, zero, direct: None })
             }
             Err(error) => Err(ImageError::io("read the size of", name, error)),
         }
@@ -64,6 +66,13 @@ impl DataWriter {
     #[must_use]
     pub fn with_compression(self, choice: CompressionChoice) -> Self {
         Self { chooser: Chooser::new(choice), ..self }
+    }
+
+    /// Writes what lies at block boundaries in memory past the page cache: through this file, which is the same one
+    /// opened with `O_DIRECT` ([`ImageWriter::direct_file`](crate::ImageWriter::direct_file)).
+    #[must_use]
+    pub fn with_direct(self, file: File) -> Self {
+        Self { direct: Some(Direct::new(file)), ..self }
     }
 
     /// Where content of this hash and length is already, if it is: nowhere since it is zero (of pieces of
@@ -228,9 +237,13 @@ impl DataWriter {
     /// [`ImageError::NoSpace`] where the disk is full, else [`ImageError::Io`]; a part may have
     /// been written.
     pub fn write_at(&self, offset: u64, content: &[u8]) -> Result<(), ImageError> {
-        self.file
-            .write_all_at(content, offset)
-            .map_err(|error| ImageError::write(&self.name, content.len() as u64, error))
+        let failed = |error| ImageError::write(&self.name, content.len() as u64, error);
+        if let Some(direct) = &self.direct
+            && direct.write_at(offset, content).map_err(failed)?
+        {
+            return Ok(());
+        }
+        self.file.write_all_at(content, offset).map_err(failed)
     }
 
     /// Gives the file its final length, and returns it. To be called when all appends are done.
@@ -334,6 +347,33 @@ mod tests {
         assert_eq!(one.storage, extent(0, 5000));
         assert_eq!(two.storage, extent(8192, 1));
         assert_eq!(writer.finish().unwrap(), 12288);
+    }
+
+    #[test]
+    fn what_lies_at_block_boundaries_is_written_past_the_page_cache_and_the_rest_is_not() {
+        use std::os::unix::fs::OpenOptionsExt;
+        let kept = tempfile::NamedTempFile::new().unwrap();
+        let direct = File::options().write(true).custom_flags(libc::O_DIRECT).open(kept.path());
+        // Not every file system has it.
+        let Ok(direct) = direct else { return eprintln!("skipped: no O_DIRECT here") };
+        let writer = DataWriter::new(kept.reopen().unwrap(), 3, KEY).unwrap().with_direct(direct);
+        let mut memory = vec![0; 5 * BLOCK as usize];
+        let start = memory.as_ptr().align_offset(BLOCK as usize);
+        memory[start..].iter_mut().zip(1..).for_each(|(byte, i): (&mut u8, u32)| *byte = (i % 251) as u8);
+        let (whole, odd) = (&memory[start..start + 3 * BLOCK as usize], &memory[start + 1..start + 5000]);
+        let pieces =
+            [writer.append(0, whole).unwrap(), writer.append(0, odd).unwrap(), writer.append(0, whole).unwrap()];
+        // Also in the place of what is there.
+        let last = writer.replace_hashed(&pieces[2], whole, hash(whole)).unwrap();
+        for (piece, content) in [(pieces[0], whole), (pieces[1], odd), (last, whole)] {
+            let Storage::Stored(extent) = piece.storage else { panic!("{piece:?}") };
+            let mut found = vec![0; content.len()];
+            writer.file().read_exact_at(&mut found, extent.offset).unwrap();
+            assert_eq!(found, content);
+        }
+        let file = writer.file().try_clone().unwrap();
+        let length = writer.finish().unwrap();
+        assert_eq!((length, file.metadata().unwrap().len()), (8 * BLOCK, 8 * BLOCK));
     }
 
     #[test]

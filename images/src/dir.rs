@@ -99,6 +99,12 @@ impl ImageDir {
         sys::open_at(self.dir.as_fd(), name, flags, 0o600).map_err(|error| ImageError::write(name, 0, error))
     }
 
+    /// Opens a file to be written past the page cache, where its file system does that and it is worth it.
+    pub(crate) fn open_direct(&self, name: &str) -> Option<File> {
+        let flags = libc::O_WRONLY | libc::O_DIRECT | libc::O_NOFOLLOW;
+        sys::open_at(self.dir.as_fd(), name, flags, 0).ok().filter(sys::is_worth_direct)
+    }
+
     /// Removes a file; it is no error if there is none.
     pub(crate) fn remove(&self, name: &str) -> Result<(), ImageError> {
         match sys::unlink_at(self.dir.as_fd(), name) {

@@ -51,6 +51,7 @@ mod data_reader;
 mod data_writer;
 mod decode;
 mod dir;
+mod direct;
 mod encode;
 mod envelope;
 mod error;

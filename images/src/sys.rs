@@ -133,6 +133,27 @@ pub(crate) fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) }).map(drop)
 }
 
+/// Gives a range of a file its blocks, and the file that length if it is shorter.
+pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let number = |value| libc::off_t::try_from(value).map_err(|_| io::ErrorKind::InvalidInput);
+    let (offset, length) = (number(offset)?, number(length)?);
+    // SAFETY: as above.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, length) }).map(drop)
+}
+
+/// Whether a file is on a file system on which writing past the page cache was measured to be faster (`scripts/bench
+/// write`). On a file system in memory it is slower, and others may not have it, or not mean it.
+pub(crate) fn is_worth_direct(file: &File) -> bool {
+    let mut answer = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the descriptor is open, and the structure is as large as the call expects.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()) } < 0 {
+        return false;
+    }
+    // SAFETY: filled by the successful call.
+    let kind = unsafe { answer.assume_init() }.f_type;
+    [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&kind)
+}
+
 /// Random bytes from the kernel.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], ImageError> {
     let mut bytes = [0; N];

@@ -195,6 +195,13 @@ impl ImageWriter {
         }
     }
 
+    /// A data file that was made before, opened so that it is written past the page cache, where that is worth it.
+    #[must_use]
+    pub fn direct_file(&self, index: u32) -> Option<File> {
+        let is_there = self.files().data.contains_key(&index);
+        is_there.then(|| self.dir.open_direct(&data_name(index)))?
+    }
+
     /// Adds a code image, unless the image has it already, and returns its hash.
     ///
     /// # Errors

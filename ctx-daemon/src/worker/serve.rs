@@ -103,9 +103,19 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes a data file, but for what is known from other images.
-fn writer(data: OwnedFd, number: u32, key: ContentKey, compression: &str, known: &[u8]) -> Result<DataWriter, String> {
-    let writer = DataWriter::new(channel::file(data), number, key).map_err(|e| e.to_string())?;
+/// Writes a data file, but for what is known from other images. It may have come twice.
+fn writer(
+    mut files: impl Iterator<Item = OwnedFd>,
+    number: u32,
+    key: ContentKey,
+    compression: &str,
+    known: &[u8],
+) -> Result<DataWriter, String> {
+    let data = files.next().ok_or("no data file came with the request")?;
+    let mut writer = DataWriter::new(channel::file(data), number, key).map_err(|e| e.to_string())?;
+    if let Some(direct) = files.next() {
+        writer = writer.with_direct(channel::file(direct));
+    }
     let compression = compression.parse().map_err(|e: NoCompression| e.to_string())?;
     let known = Known::from_bytes(known).map_err(|e| e.to_string())?;
     Ok(writer.with_known(known).with_compression(compression))
@@ -289,17 +299,15 @@ impl Server {
                 return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
             }
             (WorkerRequest::Precopy { hash_key, file, compression }, State::Open) => {
-                let data = fds.next().ok_or("no data file came with the request")?;
                 let cancel = Arc::clone(&self.channel.cancel);
                 let key = ContentKey::from_bytes(hash_key);
-                self.executor.begin_precopy(writer(data, file, key, &compression, &blob)?, cancel)?;
+                self.executor.begin_precopy(writer(fds, file, key, &compression, &blob)?, cancel)?;
             }
             (WorkerRequest::Save { hash_key, file, elsewhere, compression, copying, precopied }, State::Quiesced) => {
-                let data = fds.next().ok_or("no data file came with the request")?;
                 let key = ContentKey::from_bytes(hash_key);
                 let (code, secured) = self.executor.begin_saving(Wanted {
                     head: self.consumer.as_ref().map_or(0, Consumer::head),
-                    writer: writer(data, file, key, &compression, &blob)?,
+                    writer: writer(fds, file, key, &compression, &blob)?,
                     key,
                     precopied,
                     elsewhere: elsewhere.into_iter().collect(),

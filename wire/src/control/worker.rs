@@ -89,7 +89,7 @@ pub enum WorkerRequest {
         application_first: bool,
     },
     /// Begin to copy the device memory into the data file that comes with this while the client runs, or copy again what
-    /// has changed since the last one. The blob is as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into
+    /// has changed since the last one. File and blob are as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into
     /// the same file.
     Precopy {
         /// As in `Save`.
@@ -99,8 +99,8 @@ pub enum WorkerRequest {
         /// As in `Save`.
         compression: String,
     },
-    /// Begin to write the device memory into the data file that comes with this, and say what the image needs. Only
-    /// while quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
+    /// Begin to write the device memory into the data file that comes with this, and say what the image needs. Where that
+    /// is worth it the file comes twice, the second time opened to be written past the page cache. Only while quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
     Save {
         /// Goes into every hash; from the image's manifest.
         hash_key: [u8; 16],

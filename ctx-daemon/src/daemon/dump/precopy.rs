@@ -72,6 +72,8 @@ impl Planned {
         }
         let began = Instant::now();
         let file = Arc::new(writer.data_file(self.index)?);
+        let direct = writer.direct_file(self.index);
+        let files: Vec<_> = [&*file].into_iter().chain(&direct).map(|it| it.as_raw_fd()).collect();
         let known = writer.base().map(|base| base.known(namespace_pid(&self.client))).unwrap_or_default().to_bytes();
         let mut last = u64::MAX;
         for round in 0..rounds {
@@ -82,7 +84,7 @@ impl Planned {
             };
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
-            worker.ask_with(&request, &known, &[file.as_raw_fd()], Some(BEGIN_TIMEOUT)).map_err(failed)?;
+            worker.ask_with(&request, &known, &files, Some(BEGIN_TIMEOUT)).map_err(failed)?;
             let bytes = self.loop_until_saved(&goes_on)?;
             self.precopied.0 += bytes;
             debug!(client = %self.client, round, bytes, "copied while it runs");

@@ -410,7 +410,9 @@ impl Shared {
         };
         let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
         let blob = known.to_bytes();
-        let answered = client.worker.call(&request, &blob, &[file.as_raw_fd()], None).map_err(failed)?;
+        let direct = writer.direct_file(planned.index);
+        let files: Vec<_> = [&*file].into_iter().chain(&direct).map(|it| it.as_raw_fd()).collect();
+        let answered = client.worker.call(&request, &blob, &files, None).map_err(failed)?;
         let WorkerReply::Begun { code, secured } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
