@@ -11,7 +11,7 @@ use crate::limits::BLOCK;
 use crate::sys;
 
 /// How much of a file gets its blocks at a time. Writes to blocks that are there do not wait for each other.
-const AHEAD: u64 = 256 << 20;
+const AHEAD: u64 = 64 << 20;
 
 /// A data file, opened with `O_DIRECT` too.
 #[derive(Debug)]

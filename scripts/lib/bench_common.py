@@ -99,6 +99,10 @@ def criu_version(criu):
     return found.group(1) if found else "unknown"
 
 
+# What a daemon says when it has what `checkpoint.staging` says, or as much of it as there is.
+HOST_MEMORY = "host memory for copies is ready"
+
+
 class Daemon:
     """A daemon on a socket of its own, with spare workers ready."""
 
@@ -114,7 +118,8 @@ class Daemon:
     def start(self):
         self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log,
                                         env=dict(os.environ, REKINDLE_LOG="info"))
-        self.before = open(self.log_path).read().count("a worker is ready")  # of daemons before this one
+        self.before = self.said().count("a worker is ready")  # of daemons before this one
+        self.before_host = self.said().count(HOST_MEMORY)
         self.ready = 0
 
     def said(self):
@@ -128,11 +133,12 @@ class Daemon:
         self.start()
 
     def wait_workers(self, count):
-        """Waits until so many workers have become ready since the daemon started."""
-        deadline = time.monotonic() + 60 + 5 * count
+        """Waits until so many workers have become ready since the daemon started, and its memory for copies."""
+        deadline = time.monotonic() + 120 + 5 * count
         while time.monotonic() < deadline:
-            ready = open(self.log_path).read().count("a worker is ready") - self.before
-            if ready >= count:
+            said = self.said()
+            ready = said.count("a worker is ready") - self.before
+            if ready >= count and said.count(HOST_MEMORY) > self.before_host:
                 self.ready = ready
                 return
             if self.process.poll() is not None:

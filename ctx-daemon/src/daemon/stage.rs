@@ -102,10 +102,8 @@ impl Stage {
             warn!(bytes, most, "checkpoint.staging is more than half of the memory that is free: taking that");
         }
         let stage = Arc::new(Self::of(bytes.min(most)));
-        if stage.units > 0 {
-            let maker = Arc::clone(&stage);
-            super::thread("stage", move || maker.keep())?;
-        }
+        let maker = Arc::clone(&stage);
+        super::thread("stage", move || maker.keep())?;
         Ok(stage)
     }
 

@@ -167,6 +167,8 @@ pub(crate) struct Taken {
     pub(crate) job: Job,
     /// Whether that is a clone.
     clone: bool,
+    /// A command waits for it.
+    pub(crate) urgent: bool,
 }
 
 impl Copying {
@@ -266,8 +268,10 @@ impl Copying {
 
     fn take_one(&self, inner: &mut Inner) -> Option<Taken> {
         loop {
+            let mut urgent = false;
             let crowded = inner.room.as_ref().is_some_and(Clones::is_crowded);
             let index = if let Some(index) = inner.urgent.pop_front() {
+                urgent = true;
                 index
             } else if crowded && let Some(index) = inner.clones.pop_front() {
                 index
@@ -281,11 +285,11 @@ impl Copying {
             match inner.states[index] {
                 State::Pending => {
                     inner.states[index] = State::Reading;
-                    return Some(Taken { index, job, clone: false });
+                    return Some(Taken { index, job, clone: false, urgent });
                 }
                 State::Cloned(address) => {
                     inner.states[index] = State::Safe;
-                    return Some(Taken { index, job: Job { address, ..job }, clone: true });
+                    return Some(Taken { index, job: Job { address, ..job }, clone: true, urgent });
                 }
                 // It was taken out of turn.
                 _ => {}

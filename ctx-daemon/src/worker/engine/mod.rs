@@ -231,6 +231,10 @@ impl Engine {
                     copying.is_not_read(&taken);
                     return Err(EngineError::Cancelled);
                 }
+                // While a command waits nobody looks whether transfers are done.
+                if !taken.urgent {
+                    pace.give_way(taken.job.device, || copying.has_failed());
+                }
                 let content = read_in(driver, lane, copying, &taken)?;
                 match stage.take() {
                     Some(mut slot) => {
