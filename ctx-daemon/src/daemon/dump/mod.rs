@@ -27,6 +27,7 @@ mod quiesce;
 mod save;
 mod socket;
 
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -237,7 +238,7 @@ impl<'a> Dump<'a> {
             beside,
             _hold: hold,
         };
-        let (clients, pending) = dump.find()?;
+        let (clients, pending) = dump.find(process::tree)?;
         dump.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
         if clients.is_empty() && pending.is_empty() {
             dump.stage = Stage::NotOurs(Some(dir.try_clone()?));
@@ -328,9 +329,9 @@ impl<'a> Dump<'a> {
         }
     }
 
-    /// The clients of the tree as it is now, and the processes whose handshake has begun.
-    fn find(&self) -> Result<(Vec<Arc<Client>>, Vec<Pending>), DumpError> {
-        let tree = process::tree(self.root).map_err(DumpError::Tree)?;
+    /// The clients of the tree as it is now, and the processes whose handshake has begun: in the tree that runs, or is frozen.
+    fn find(&self, tree: fn(i32) -> io::Result<Vec<i32>>) -> Result<(Vec<Arc<Client>>, Vec<Pending>), DumpError> {
+        let tree = tree(self.root).map_err(DumpError::Tree)?;
         let registry = &self.daemon.registry;
         Ok((registry.clients_among(&tree), registry.pending_among(&tree)))
     }
@@ -373,7 +374,7 @@ impl<'a> Dump<'a> {
             }
         }
         rings.retain(|it| !it.client().worker.is_dead());
-        let (mut clients, _) = self.find()?;
+        let (mut clients, _) = self.find(process::frozen_tree)?;
         clients.retain(|it| !rings.iter().any(|ring| Arc::ptr_eq(ring.client(), it)));
         if !clients.is_empty() {
             rings.extend(quiesce::quiesce(&clients, self.daemon.config.quiesce_timeout)?);
@@ -442,7 +443,7 @@ impl<'a> Dump<'a> {
         if let Some(client) = clients.iter().find(of_client) {
             return Some((Whose::Client(client.process), false));
         }
-        let (_, pending) = self.find().ok()?;
+        let (_, pending) = self.find(process::frozen_tree).ok()?;
         let of_pending = |pending: &&Pending| match &pending.attach {
             None => leads_here(pending.process),
             Some(attach) => attach.cookie == cookie,
@@ -451,7 +452,7 @@ impl<'a> Dump<'a> {
             return Some((Whose::Unattached(Unattached::new(*process, attach.as_ref(), path)), false));
         }
         // A question, which may have its answer already.
-        let tree = process::tree(self.root).ok()?;
+        let tree = process::frozen_tree(self.root).ok()?;
         let mut tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
         let asks = tree.find(|process| leads_here(*process))?;
         Some((Whose::Unattached(Unattached::new(asks, None, path)), true))
