@@ -27,6 +27,7 @@ const SPARE: u32 = 1;
 /// The least host memory for copies that is cut into as many units as more is, how many, and what a unit is called.
 const STAGING: &str = "\n[checkpoint]\nstaging = 67108864\n";
 const UNITS: usize = 16;
+const UNIT_LEAST: usize = 4 << 20;
 const UNIT: &str = "rekindle-stage";
 /// So many logs are shown when a test fails, the newest.
 const LOGS: usize = 5;
@@ -161,8 +162,11 @@ impl Node {
             .context("cannot start rekindled")?;
         self.daemon = Some(Daemon { process, idle: Vec::new() });
         self.wait_for_spare()?;
+        let said =
+            self.configuration.split("staging = ").nth(1).and_then(|it| it.lines().next()?.parse::<usize>().ok());
+        let units = said.map_or(UNITS, |bytes| (bytes / UNIT_LEAST).min(UNITS));
         until_true("the daemon has its host memory", || {
-            Ok(process::descriptors(self.daemon_pid()?)?.iter().filter(|it| it.contains(UNIT)).count() == UNITS)
+            Ok(process::descriptors(self.daemon_pid()?)?.iter().filter(|it| it.contains(UNIT)).count() == units)
         })?;
         // One that is started anew may find containers that were given GPUs, and keeps an eye on them.
         let idle = match &self.idle {

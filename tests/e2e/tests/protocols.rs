@@ -1,7 +1,7 @@
 //! Dumps of programs that go on while they are copied. The software GPU copies slowly here, so that they do: what a
 //! program writes after the dump's moment must not be in the image, and what it does must not be disturbed by the copy.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{Fate, Node, Result};
@@ -67,6 +67,29 @@ fn memory_that_comes_and_goes_meanwhile() -> Result {
     let arguments = ["--iterations", "250", "--largest-kib", "1024", "--sleep-us", "10000"];
     for protocol in ["cow", "clone", "recopy"] {
         goes_on_from_each(protocol, 1 << 20, "memory", &arguments, 2)?;
+    }
+    Ok(())
+}
+
+/// A disk's file system is written to past the page cache, from buffers of lanes and from host memory of the daemon's, which
+/// has room for a piece only.
+#[test]
+fn images_on_a_disk_are_as_good_as_in_memory() -> Result {
+    let (name, arguments) = ("memory", ["--iterations", "60", "--largest-kib", "16384", "--sleep-us", "10000"]);
+    let expected = undisturbed(name, &arguments)?;
+    let disk = tempfile::tempdir_in(rekindle_e2e::stage::app(name)?.parent().context("an app has a folder")?)?;
+    for (protocol, staging) in [("clone", 4 << 20), ("recopy", 0)] {
+        let node = Node::configured(&format!("[checkpoint]\nprotocol = \"{protocol}\"\nstaging = {staging}\n"), &[])?;
+        let app = node.run(name, &arguments)?;
+        app.reaches(10)?;
+        let dir = disk.path().join(protocol);
+        std::fs::create_dir(&dir)?;
+        let (criu, image) = node.start_dump_into(dir, &app, Fate::Killed)?;
+        criu.wait()?.succeeds()?;
+        let verified = node.rekindle(&["verify".as_ref(), image.dir.as_os_str()])?;
+        ensure!(verified.status.success(), "{protocol}: {}", String::from_utf8_lossy(&verified.stdout));
+        assert_eq!(node.restore(&image)?.finish()?, expected, "{name}, restored from an image by {protocol}");
+        node.finish()?;
     }
     Ok(())
 }
