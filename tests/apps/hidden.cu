@@ -7,7 +7,8 @@
 // Ways: table (through a pointer in device memory), global (in a device global), neighbour (out of another allocation's end),
 // const_cast, graph (table, launched by a graph), which no parameter names; and late (a pointer that was null at the first
 // launch), struct (inside a struct), extern (of a kernel without a signature), atomic, bulk (16 bytes at a time), copy (a bulk
-// copy of the device's), which one does.
+// copy of the device's), which one does; and held: as late, and each kernel of the legacy stream waits, once there is FILE.go,
+// until there is FILE.
 //
 // Prints a digest of the memory, and "hidden ok" if each word is what it must be after so many steps.
 #include "app.h"
@@ -76,6 +77,13 @@ __global__ void in_bulk(uint4 *to, uint32_t count) {
     }
 }
 
+__global__ void held(uint32_t *to, uint32_t words, volatile uint32_t *go) {
+    while (!*go) {
+    }
+    uint32_t i = index();
+    if (i < words) to[i] = turned(to[i], i);
+}
+
 __global__ void into(uint32_t *scratch, const uint32_t *from, uint32_t words) {
     uint32_t i = index();
     if (i < words) scratch[i] = turned(from[i], i);
@@ -112,6 +120,11 @@ int main(int argc, char **argv) {
     CHECK(cudaStreamEndCapture(stream, &graph));
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
 
+    char holds[512];
+    volatile uint32_t *go;
+    snprintf(holds, sizeof holds, "%s.go", until ? until : "");
+    CHECK(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
+    *go = 1;
     uint64_t steps = 0;
     while (until ? access(until, F_OK) != 0 : steps < least) {
         if (!strcmp(way, "table")) {
@@ -137,6 +150,14 @@ int main(int argc, char **argv) {
         } else if (!strcmp(way, "copy")) {
             into<<<blocks, 256>>>(scratch, memory, words);
             CHECK(cudaMemcpyAsync(memory, scratch, words * sizeof *memory, cudaMemcpyDeviceToDevice));
+        } else if (!strcmp(way, "held")) {
+            *go = access(holds, F_OK) != 0;
+            held<<<blocks, 256>>>(memory, words, go);
+            while (!*go) {
+                progress(progress_file, 1000000);
+                *go = access(until, F_OK) == 0;
+                sleep_us(1000);
+            }
         } else {
             options.fail("--way");
         }
@@ -159,6 +180,7 @@ int main(int argc, char **argv) {
         printf("digest %016llx\n", (unsigned long long)digest(found, words * sizeof *found));
     }
     printf("hidden ok\n");
+    CHECK(cudaFreeHost((void *)go));
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(graph));
     CHECK(cudaStreamDestroy(stream));

@@ -13,7 +13,7 @@ use crate::criu::{Running, Setting};
 use crate::disk::SmallDisk;
 use crate::gate::{Gate, Moment};
 use crate::image::COMMIT;
-use crate::random::Random;
+use crate::random::{Random, repetitions};
 use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, stage, until};
 
 /// Copies so slow that saving and loading what `steady` has takes longer than what CRIU does.
@@ -42,6 +42,26 @@ impl Victim {
     pub const ALL: [Self; 4] = [Self::Daemon, Self::Worker, Self::Criu, Self::Application];
 }
 
+/// What a dump can be made by.
+const PROTOCOLS: [&str; 4] = ["stop", "clone", "cow", "recopy"];
+/// Has all dumps made by this one.
+const PROTOCOL: &str = "REKINDLE_E2E_PROTOCOL";
+
+/// What checks itself at every step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// All that it writes is named by parameters.
+    Steady,
+    /// Nothing is: a dump by `cow` finds out that it has guessed wrong, and fails.
+    Hidden,
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        if self == Self::Steady { "steady" } else { "hidden" }
+    }
+}
+
 /// A host with a gate, and a program on it.
 #[derive(Debug)]
 pub struct Bench {
@@ -49,6 +69,7 @@ pub struct Bench {
     pub node: Node,
     /// Where CRIU is held.
     pub gate: Gate,
+    which: Program,
     app: Option<App>,
     until: PathBuf,
     random: Random,
@@ -57,12 +78,17 @@ pub struct Bench {
 impl Bench {
     /// A host whose copies are slow.
     pub fn start() -> Result<Self> {
+        Self::start_with(Program::Steady)
+    }
+
+    /// The same with this program.
+    pub fn start_with(which: Program) -> Result<Self> {
         let node = Node::with_gpu(&SLOW)?;
         let dir = node.path("gate");
         fs::create_dir(&dir)?;
         let gate = Gate::start(&dir, node.socket())?;
         let until = node.path("until");
-        Ok(Self { node, gate, app: None, until, random: Random::new() })
+        Ok(Self { node, gate, which, app: None, until, random: Random::new() })
     }
 
     /// The program, started if there is none, in the midst of its work. It has a namespace of its own, so that CRIU must
@@ -72,19 +98,37 @@ impl Bench {
             let until = self.until.display().to_string();
             let arguments = ["--until", &until, "--ballast-kib", BALLAST_KIB, "--sleep-us", "3000"];
             let mut command = self.node.command(Path::new("unshare"))?;
-            command.arg("--uts").arg(stage::app("steady")?);
-            self.app = Some(self.node.run_command("steady", command, &arguments)?);
+            let name = self.which.name();
+            command.arg("--uts").arg(stage::app(name)?);
+            if self.which == Program::Hidden {
+                command.args(["--kib", "4"]);
+            }
+            self.app = Some(self.node.run_command(name, command, &arguments)?);
+            // The daemon holds what belongs to a worker that has just come up.
+            self.app.iter().try_for_each(App::advances)?;
+            self.node.wait_for_spare()?;
         }
         let app = self.app.as_ref().context("there is a program")?;
         app.advances()?;
         Ok(app)
     }
 
-    /// The next dump is by any protocol.
-    fn choose_protocol(&mut self, app: &App) -> Result {
-        const PROTOCOLS: [&str; 4] = ["stop", "clone", "cow", "recopy"];
-        let protocol = PROTOCOLS[self.random.below(PROTOCOLS.len() as u64) as usize];
-        eprintln!("by {protocol}");
+    /// Protocols to try: all of them where tests of random things are repeated, otherwise one, at random or as
+    /// `REKINDLE_E2E_PROTOCOL` says.
+    pub fn protocols(&mut self) -> Result<Vec<&'static str>> {
+        let any = PROTOCOLS[self.random.below(PROTOCOLS.len() as u64) as usize];
+        match std::env::var(PROTOCOL) {
+            Ok(name) => {
+                let known = PROTOCOLS.into_iter().find(|it| *it == name);
+                Ok(vec![known.with_context(|| format!("{PROTOCOL}={name} is none of {PROTOCOLS:?}"))?])
+            }
+            Err(_) if repetitions() > 1 => Ok(PROTOCOLS.to_vec()),
+            Err(_) => Ok(vec![any]),
+        }
+    }
+
+    /// The next dump is by this protocol.
+    fn choose_protocol(&self, app: &App, protocol: &str) -> Result {
         let change = ProtocolChange::Choose(protocol.to_owned());
         let reply = self.node.ask(&Request::Protocol { pid: app.pid(), change })?;
         ensure!(matches!(reply, Reply::Protocol { .. }), "{reply:?}");
@@ -116,22 +160,22 @@ impl Bench {
         self.program()?;
         fs::write(&self.until, "")?;
         let app = self.app.take().context("there is a program")?;
-        assert_eq!(app.finish()?, "steady ok\n");
+        assert_eq!(app.finish()?, format!("{} ok\n", self.which.name()));
         drop(self.gate);
         self.node.finish()
     }
 
     /// Starts a dump, holds it at this moment, kills, and looks at what comes of it.
-    pub fn kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate) -> Result {
-        let what = format!("{victim:?} killed at {moment:?} of a dump, the program to be {fate:?}");
+    pub fn kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate, protocol: &str) -> Result {
+        let what = format!("{victim:?} killed at {moment:?} of a dump by {protocol}, the program to be {fate:?}");
         eprintln!("{what}");
-        self.try_kill_in_dump(moment, victim, fate).context(what)
+        self.try_kill_in_dump(moment, victim, fate, protocol).context(what)
     }
 
-    fn try_kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate) -> Result {
+    fn try_kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate, protocol: &str) -> Result {
         self.program()?;
         let app = self.app.take().context("there is a program")?;
-        self.choose_protocol(&app)?;
+        self.choose_protocol(&app, protocol)?;
         let before = Footprint::of(&self.node, &app)?;
         let worker = self.node.client(app.pid())?.worker;
         self.gate.hold(moment.held_at())?;
@@ -171,16 +215,16 @@ impl Bench {
     }
 
     /// Starts a dump, holds it at this moment, and lets it go on with a disk that is full.
-    pub fn fill_disk_in_dump(&mut self, moment: Moment, fate: Fate) -> Result {
-        let what = format!("a disk full from {moment:?} of a dump on, the program to be {fate:?}");
+    pub fn fill_disk_in_dump(&mut self, moment: Moment, fate: Fate, protocol: &str) -> Result {
+        let what = format!("a disk full from {moment:?} of a dump by {protocol} on, the program to be {fate:?}");
         eprintln!("{what}");
-        self.try_fill_disk_in_dump(moment, fate).context(what)
+        self.try_fill_disk_in_dump(moment, fate, protocol).context(what)
     }
 
-    fn try_fill_disk_in_dump(&mut self, moment: Moment, fate: Fate) -> Result {
+    fn try_fill_disk_in_dump(&mut self, moment: Moment, fate: Fate, protocol: &str) -> Result {
         self.program()?;
         let app = self.app.take().context("there is a program")?;
-        self.choose_protocol(&app)?;
+        self.choose_protocol(&app, protocol)?;
         let before = Footprint::of(&self.node, &app)?;
         let disk = SmallDisk::mount(self.node.fresh("disk"), DISK_KIB)?;
         let dir = disk.dir.join("image");

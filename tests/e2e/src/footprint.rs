@@ -7,6 +7,9 @@ use anyhow::Context;
 use crate::wait::until_true;
 use crate::{App, Node, Result, process};
 
+/// Host memory that the daemon lends to workers for dumps, and that they keep for the next until others want it.
+const STAGE: &str = "/memfd:rekindle-stage";
+
 /// What is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprint {
@@ -30,8 +33,10 @@ impl Footprint {
         // How far it is is written all the time.
         let progress = app.identity().progress.as_deref().unwrap_or(std::path::Path::new("")).display().to_string();
         application.retain(|it| *it != progress);
+        let mut daemon = process::descriptors(node.daemon_pid()?)?;
+        daemon.retain(|it| !it.contains(STAGE));
         Ok(Self {
-            daemon: process::descriptors(node.daemon_pid()?)?,
+            daemon,
             worker: process::descriptors(client.worker)?,
             application,
             memfds: [memfds(client.worker)?, memfds(app.pid())?],
@@ -57,5 +62,5 @@ impl Footprint {
 
 fn memfds(pid: i32) -> Result<usize> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    Ok(maps.lines().filter(|line| line.contains("/memfd:")).count())
+    Ok(maps.lines().filter(|line| line.contains("/memfd:") && !line.contains(STAGE)).count())
 }

@@ -35,8 +35,26 @@ pub enum Taken {
     Both(PathBuf, PathBuf),
     /// None, for this reason.
     Failed(String),
+    /// None, since it was given up.
+    GivenUp,
     /// The program is not a client any more.
     Gone,
+}
+
+/// How a dump is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// What CRIU is told; the program goes on in any case.
+    pub leave_running: bool,
+    /// How long CRIU takes when the copy has begun.
+    pub pause: Duration,
+    /// It is given up when so many questions were answered, of three; with three, while the last is being answered.
+    pub give_up: Option<usize>,
+}
+
+impl Manner {
+    /// One that leaves the program running, at once, to its end.
+    pub const PLAIN: Self = Self { leave_running: true, pause: Duration::ZERO, give_up: None };
 }
 
 /// A program that is dumped again and again.
@@ -54,9 +72,15 @@ impl<'a> Source<'a> {
         Ok(Self { node, app, cookie: cookie_of(app.pid(), node.socket())? })
     }
 
-    /// Dumps it into `dir`, which is there, and beside that by `stop`. `leave_running` is what CRIU is told; the program goes
-    /// on in any case. `copies` is called while it is copied, before it may go on.
-    pub fn take(&self, dir: &Path, leave_running: bool, copies: impl FnOnce()) -> Result<Taken> {
+    /// Dumps it into `dir`, which is there, and beside that by `stop`.
+    pub fn take(&self, dir: &Path, manner: Manner) -> Result<Taken> {
+        self.take_while(dir, manner, || Ok(()))
+    }
+
+    /// The same; `meanwhile` is done when the program may go on, before it is asked whether the image is whole.
+    pub fn take_while(&self, dir: &Path, manner: Manner, meanwhile: impl FnOnce() -> Result) -> Result<Taken> {
+        let Manner { leave_running, pause, give_up } = manner;
+        let mut meanwhile = Some(meanwhile);
         let stop = dir.with_extension("stop");
         fs::create_dir(&stop)?;
         let (root, pid) = (self.app.pid(), self.app.pid());
@@ -65,20 +89,33 @@ impl<'a> Source<'a> {
         let dirs = [File::open(dir)?, File::open(&stop)?];
         let opening = Opening::new(&Request::Pause { root, leave_running })?;
         frame::send(&stream, &opening, &[], &dirs.each_ref().map(AsRawFd::as_raw_fd))?;
-        let ask = |request: &Request| -> Result<Reply> {
-            frame::send(&stream, request, &[], &[])?;
-            Ok(frame::receive(&stream)?.body)
-        };
         match frame::receive(&stream)?.body {
             Reply::Paused { pids } if pids.is_empty() => return Ok(Taken::Gone),
             Reply::Paused { .. } => {}
             Reply::Failed { reason } => return self.failed(reason),
             other => bail!("Pause was answered by {other:?}"),
         }
-        let mut answers = vec![ask(&Request::Frozen { pid })?];
-        copies();
-        answers.push(ask(&Request::Socket { id: SOCKET, cookie: self.cookie })?);
-        answers.push(ask(&Request::Finish)?);
+        let questions = [Request::Frozen { pid }, Request::Socket { id: SOCKET, cookie: self.cookie }, Request::Finish];
+        let mut answers = Vec::new();
+        for (i, question) in questions.iter().enumerate() {
+            match give_up {
+                Some(3) if i == 2 => {
+                    frame::send(&stream, question, &[], &[])?;
+                    std::thread::sleep(pause);
+                    return Ok(Taken::GivenUp);
+                }
+                Some(at) if at == i => return Ok(Taken::GivenUp),
+                _ => {}
+            }
+            frame::send(&stream, question, &[], &[])?;
+            if let Some(meanwhile) = meanwhile.take_if(|_| i == 2) {
+                meanwhile()?;
+            }
+            answers.push(frame::receive::<Reply>(&stream)?.body);
+            if i == 0 {
+                std::thread::sleep(pause);
+            }
+        }
         match answers.as_slice() {
             [Reply::Frozen { ours: true }, Reply::Socket { ours: true, .. }, Reply::Durable] => {
                 Ok(Taken::Both(dir.to_owned(), stop))

@@ -21,7 +21,9 @@ fn full_in_each_phase(fate: Fate) -> Result {
     let mut bench = Bench::start()?;
     for _ in 0..repetitions() {
         for moment in MOMENTS {
-            bench.fill_disk_in_dump(moment, fate)?;
+            for protocol in bench.protocols()? {
+                bench.fill_disk_in_dump(moment, fate, protocol)?;
+            }
         }
     }
     bench.finish()

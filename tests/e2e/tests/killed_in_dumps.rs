@@ -1,7 +1,7 @@
 //! SIGKILL in each phase of a dump.
 
-use rekindle_e2e::faults::{Bench, Victim};
-use rekindle_e2e::random::repetitions;
+use rekindle_e2e::faults::{Bench, Program, Victim};
+use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{Fate, Moment, Result};
 
 /// In the order of a dump.
@@ -28,14 +28,32 @@ const MOMENTS: [Moment; 10] = [
     Moment::After("Finish"),
 ];
 
-/// One program outlives all that it can.
+/// One program outlives all that it can. With one repetition each phase is tried with one protocol, with more with all.
 fn killed_in_each_phase(victim: Victim) -> Result {
     let mut bench = Bench::start()?;
     for _ in 0..repetitions() {
         for fate in [Fate::Killed, Fate::Running] {
             for moment in MOMENTS {
-                bench.kill_in_dump(moment, victim, fate)?;
+                for protocol in bench.protocols()? {
+                    bench.kill_in_dump(moment, victim, fate, protocol)?;
+                }
             }
+        }
+    }
+    bench.finish()
+}
+
+/// The program writes, in every phase in which it runs, what no dump can foresee.
+#[test]
+fn a_wrong_guess_beside_a_kill_in_any_phase_of_a_dump_is_in_no_image() -> Result {
+    let mut bench = Bench::start_with(Program::Hidden)?;
+    let mut random = Random::new();
+    let mut cells: Vec<_> = MOMENTS.into_iter().flat_map(|moment| Victim::ALL.map(|victim| (moment, victim))).collect();
+    let count = if repetitions() > 1 { cells.len() } else { 16 };
+    for _ in 0..count {
+        let (moment, victim) = cells.swap_remove(random.below(cells.len() as u64) as usize);
+        for protocol in bench.protocols()? {
+            bench.kill_in_dump(moment, victim, Fate::Running, protocol)?;
         }
     }
     bench.finish()

@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Context, ensure};
-use rekindle_e2e::twin::{Source, Taken, same};
+use rekindle_e2e::twin::{Manner, Source, Taken, same};
 use rekindle_e2e::{App, Node, Result};
 use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
 
@@ -41,7 +41,7 @@ fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source)
 fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<String>> {
     let dir = node.fresh("image");
     fs::create_dir(&dir)?;
-    let taken = source.take(&dir, true, || ())?;
+    let taken = source.take(&dir, Manner::PLAIN)?;
     app.advances()?;
     match taken {
         Taken::Both(image, stop) => {
@@ -52,7 +52,7 @@ fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<String>> {
             ensure!(fs::read_dir(&dir)?.next().is_none(), "something is left of an image that is none");
             Ok(Some(reason))
         }
-        Taken::Gone => anyhow::bail!("it has ended"),
+        Taken::Gone | Taken::GivenUp => anyhow::bail!("it has ended"),
     }
 }
 
@@ -96,4 +96,33 @@ fn what_parameters_do_not_tell_is_found_out_under_cow_and_harmless_under_others(
         }
     }
     node.finish()
+}
+
+/// What copies never waits for the legacy stream, which waits for the program, nor does anything for it.
+#[test]
+fn an_image_becomes_whole_while_a_kernel_of_the_legacy_stream_does_not_end() -> Result {
+    for protocol in ["cow", "clone"] {
+        let node = Node::configured("", &SLOW)?;
+        let until = node.path("until");
+        let file = until.display().to_string();
+        let arguments = ["--way", "held", "--kib", "4", "--ballast-kib", "512", "--sleep-us", "300", "--until", &file];
+        let app = node.run("hidden", &arguments)?;
+        app.reaches(3)?;
+        node.ask(&Request::Protocol { pid: app.pid(), change: ProtocolChange::Choose(protocol.to_owned()) })?;
+        let dir = node.path("image");
+        fs::create_dir(&dir)?;
+        // The program may go on, and does: from now on its kernel stands still.
+        let held = || {
+            fs::write(node.path("until.go"), "")?;
+            app.reaches(1_000_000)
+        };
+        match Source::new(&node, &app)?.take_while(&dir, Manner::PLAIN, held)? {
+            Taken::Both(image, stop) => ensure!(same(&image, &stop)? > 512 << 10, "too little was compared"),
+            other => anyhow::bail!("{protocol}: {other:?}"),
+        }
+        fs::write(&until, "")?;
+        assert_eq!(app.finish()?, "hidden ok\n", "{protocol}");
+        node.finish()?;
+    }
+    Ok(())
 }
