@@ -22,7 +22,6 @@ from checkpoint_report import report, show
 from checkpoint_runs import Driver, Failed, Place, Work, dump, forget
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-GIB = 1 << 30
 
 
 def say(text):
@@ -50,18 +49,13 @@ class Budget:
         return min(180, self.left() + 20)
 
 
-class Memory:
-    """Host memory that has been there: on some machines it is slow the first time."""
-
-    def __init__(self):
-        self.touched = 0
-
-    def touch(self, size):
-        size = int(min(size, sinks.available() * 0.85))
-        if size > self.touched:
-            rate = sinks.touch(size, min(16, os.cpu_count()))
-            self.touched = size
-            say(f"{size / 1e9:.1f} GB of host memory touched at {rate:.1f} GB/s")
+def touch_memory(items, budget):
+    """Has the host memory be there that the largest needs, once for all, with an eighth of the time at most."""
+    most = max((it.needs() for it in items), default=0)
+    size = int(min(most, sinks.available() * 0.85))
+    if size:
+        touched, rate = sinks.touch(size, min(16, os.cpu_count()), min(120, budget.left() / 8))
+        say(f"{touched / 1e9:.1f} of {size / 1e9:.1f} GB of host memory touched at {rate:.1f} GB/s")
 
 
 class Daemons:
@@ -108,8 +102,8 @@ class Daemons:
 
 
 class Bench:
-    def __init__(self, o, place, budget, memory, daemons, sink):
-        self.o, self.place, self.budget, self.memory, self.daemons = o, place, budget, memory, daemons
+    def __init__(self, o, place, budget, daemons, sink):
+        self.o, self.place, self.budget, self.daemons = o, place, budget, daemons
         self.sink = sink  # GB/s
         self.incremental_works = INCREMENTAL in o.protocols.split(",")
 
@@ -143,7 +137,6 @@ class Bench:
         """All of one item; nothing of it is left running."""
         if not self.budget.allows(item.start_guess() + 2 * self.guess(item, "clone"), item.name):
             return
-        self.memory.touch((item.size + item.host) * 9 // 8 * (2 if item.driver_rounds else 1) if self.place.real else 0)
         if item.protocols:
             self.under_rekindle(item)
         if item.driver_rounds and self.budget.allows(item.start_guess() + self.guess(item, DRIVER), f"{item.name}, {DRIVER}"):
@@ -247,12 +240,12 @@ def measure(o, place, items, budget):
         return report(o, place, rates, items, budget.left_out, time.monotonic() - begin)
     try:
         daemons.want(None)
-        memory = Memory()
-        memory.touch(min(16, max([it.gib for it in items], default=0)) * GIB * 9 // 8 if place.real else 0)
+        if place.real:
+            touch_memory(items, budget)
         rates = checkpoint_rates.measure(o, place, say)
         say(f"rates measured after {time.monotonic() - begin:.0f} s")
         sink = min(rates[it]["median"] for it in ("sink", "link_to_host") if it in rates)
-        bench = Bench(o, place, budget, memory, daemons, sink)
+        bench = Bench(o, place, budget, daemons, sink)
         for item in items:
             bench.item(item)
             tell()

@@ -84,6 +84,10 @@ class Item:
             words.update({"--compute-us": 0, **({"--copy-mib": 1} if "--copy-mib" in words else {})})
         return [f"{stage}/share/rekindle/apps/steps", *(str(word) for pair in words.items() for word in pair)]
 
+    def needs(self):
+        """Bytes of host memory, for an image; the driver's own way has all in the process besides."""
+        return (self.size + self.host) * 9 // 8 * (2 if self.driver_rounds else 1)
+
     def setting(self):
         """What of `[checkpoint]` is changed, as a line."""
         if self.switch == IN_HOST_MEMORY:

@@ -81,18 +81,24 @@ def chunks(size):
     return iter(take, None)
 
 
-def touch(size, threads):
-    """Has so much memory be there once, since on some machines that is slow the first time; GB/s."""
+def touch(size, threads, seconds):
+    """Has so much memory be there once, as far as that takes no longer: on some machines it is slow the first time. Bytes, and
+    GB/s."""
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     view = ctypes.c_char.from_buffer(memory)
-    address, offsets = ctypes.addressof(view), chunks(size)
+    address, offsets, end, done = ctypes.addressof(view), chunks(size), time.monotonic() + seconds, [0] * threads
 
-    def fill(_):
+    def fill(thread):
         for offset in offsets:
-            ctypes.memset(address + offset, 1, min(CHUNK, size - offset))
+            length = min(CHUNK, size - offset)
+            ctypes.memset(address + offset, 1, length)
+            done[thread] += length
+            if time.monotonic() >= end:
+                return
     try:
-        return size / in_threads(fill, threads)
+        took = in_threads(fill, threads)
+        return sum(done), sum(done) / took
     finally:
         del view
         memory.close()

@@ -32,7 +32,7 @@ pub const REPLIES: usize = 128;
 /// Bytes of a reply's payload.
 pub const REPLY_BYTES: usize = 2048 - 16;
 /// Staging chunks. They are registered, so all of them are in CRIU's image, and it writes shared memory at about 1 GB/s while
-/// the process stands still: 16 MiB were two thirds of its freeze.
+/// the process stands still: 16 MiB were a third to two thirds of its freeze.
 pub const CHUNKS: usize = 12;
 /// Bytes in a staging chunk.
 pub const CHUNK_SIZE: usize = 512 << 10;
