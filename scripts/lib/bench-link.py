@@ -3,7 +3,8 @@
 Each round starts `rekindled bench-link`. `link` is one stream that copies into one pinned buffer of 256 MiB, again and
 again; `link_by_pieces` the same 4 MiB at a time; `staged` the engine until all is off the device, with a stage that has
 room for all of it; `staged_to_end` until all is hashed too and written to /dev/null; `unstaged` the engine without a stage,
-where each lane hashes and writes before it copies on. Reported are medians over all measurements, their lowest and
+where each lane hashes and writes before it copies on. `register` is how fast the driver registers that memory, which the
+engine does not have it do, and `link_to_registered` one stream that copies to all of it then. Reported are medians over all measurements, their lowest and
 highest, and the engine's share of the link's rate. Needs as much host memory as it copies.
 """
 
@@ -11,7 +12,7 @@ import json
 
 from bench_common import about, is_real, native_folder, parser, run, spread, write_json
 
-KINDS = ("link", "link_by_pieces", "staged", "staged_to_end", "unstaged")
+KINDS = ("link", "link_by_pieces", "staged", "staged_to_end", "unstaged", "register", "link_to_registered")
 
 
 def main():
@@ -43,7 +44,7 @@ def main():
         print(f"{it['bytes'] / 2**30:g} GiB")
         for kind in KINDS:
             rate = it[kind]
-            print(f"  {kind:14} {rate['median']:8.2f}  [{rate['low']:.2f}, {rate['high']:.2f}]")
+            print(f"  {kind:18} {rate['median']:8.2f}  [{rate['low']:.2f}, {rate['high']:.2f}]")
         print(f"  to host memory: {100 * it['staged_of_link']:.1f} % of the link, "
               f"{100 * it['unstaged_of_link']:.1f} % without a stage")
 

@@ -32,6 +32,10 @@ struct Figures {
     staged_to_end: Vec<f64>,
     /// The engine without a stage.
     unstaged: Vec<f64>,
+    /// Registering host memory with the driver, which the stage is not: so many GB a second; and one stream that copies
+    /// to all of it.
+    register: Vec<f64>,
+    link_to_registered: Vec<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,6 +70,9 @@ pub(crate) fn bench(library: &Path, sizes: &[u64], repeats: usize) -> Result<(),
             of_size.staged_to_end.push(rate(end));
             bench.engine.stage = Stage::default();
             of_size.unstaged.push(rate(bench.copy(bytes)?.0));
+            let (registered, copied) = bench.registered(&stage, bytes).map_err(|e| e.to_string())?;
+            of_size.register.push(rate(registered));
+            of_size.link_to_registered.push(rate(copied));
         }
         figures.push(of_size);
     }
@@ -132,6 +139,37 @@ impl<'a> Bench<'a> {
         // SAFETY: the stream is ours.
         expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
         Ok(began.elapsed())
+    }
+
+    /// How long it takes to register as much of the stage, and to copy there then.
+    fn registered(&self, stage: &Stage, bytes: u64) -> Result<(Duration, Duration), CallFailed> {
+        let driver = self.driver;
+        // SAFETY: the context is the driver's own.
+        expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
+        let pieces = jobs(self.source, bytes, 0, self.primary);
+        let mut slots: Vec<_> = pieces.filter_map(|job| Some((job, stage.take()?))).collect();
+        let began = Instant::now();
+        for (_, slot) in &mut slots {
+            // SAFETY: the slot stays mapped until it is unregistered.
+            let done = unsafe {
+                (driver.cuMemHostRegister_v2)(slot.bytes().as_mut_ptr().cast(), PIECE_LENGTH as usize, NO_FLAGS)
+            };
+            expect("cuMemHostRegister", done)?;
+        }
+        let (registered, began) = (began.elapsed(), Instant::now());
+        for (job, slot) in &mut slots {
+            // SAFETY: the slot has room for a piece, and lives until the copies are done.
+            unsafe { job.read(driver, slot.bytes().as_mut_ptr(), self.stream)? };
+        }
+        // SAFETY: the stream is ours.
+        expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
+        let copied = began.elapsed();
+        for (_, slot) in &mut slots {
+            // SAFETY: registered above, and nothing copies there any more.
+            let done = unsafe { (driver.cuMemHostUnregister)(slot.bytes().as_mut_ptr().cast()) };
+            expect("cuMemHostUnregister", done)?;
+        }
+        Ok((registered, copied))
     }
 
     /// How long the engine takes until all bytes are off the device, and until all are hashed and written to nowhere.
