@@ -8,6 +8,7 @@ first, and what there was no time for is said.
 """
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -82,6 +83,8 @@ class Daemons:
         if self.o.config:
             with open(self.o.config) as file:
                 text = file.read()
+        key = setting.split("=")[0].strip()
+        text = re.sub(rf"^{key}\s*=.*\n?", "", text, flags=re.MULTILINE)
         text = text.replace(head, f"{head}{setting}\n") if head in text else f"{text}\n{head}{setting}\n"
         path = os.path.join(tempfile.mkdtemp(dir=self.place.folder), "rekindled.toml")
         with open(path, "w") as file:
