@@ -189,3 +189,16 @@ fn a_copy_that_is_cancelled_before_it_begins_does_not_begin() {
     cancel.fire();
     assert!(copying.take().is_none());
 }
+
+#[test]
+fn a_lane_that_hangs_in_a_write_holds_up_nobody_once_the_copy_is_given_up() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let hangs = copying.take().unwrap();
+    copying.is_read(&hangs);
+    // It is never written.
+    copying.fail();
+    copying.wait_until_quiet();
+    copying.let_go(BASE, BASE + 9 * MIB);
+    assert!(!copying.wait_unless_failed() && !copying.is_over());
+    assert!(copying.take().is_none() && copying.pieces().is_err());
+}
