@@ -335,11 +335,11 @@ pub enum WorkerReply {
     },
     /// To `Describe`.
     Description {
-        /// See [`ClientInfo`].
+        /// See [`super::ClientInfo`].
         device_memory: Vec<u64>,
-        /// See [`ClientInfo`].
+        /// See [`super::ClientInfo`].
         pinned_memory: u64,
-        /// See [`ClientInfo`].
+        /// See [`super::ClientInfo`].
         commands: u64,
     },
     /// To `Calls`.

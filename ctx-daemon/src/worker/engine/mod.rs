@@ -8,9 +8,9 @@
 //!
 //! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
 //! the engine never allocates or uses the legacy stream while it copies. A piece is off the device, so that its memory may
-//! be written, as soon as it is in the lane's buffer: with room on the [stage](stage) that happens at the pace of
+//! be written, as soon as it is in the lane's buffer: with room on the [`stage`] that happens at the pace of
 //! the link, else at the pace of the files. A lane that has nothing left to copy writes too. Before each piece a lane looks
-//! whether it may go on [at this pace](pace).
+//! whether it may go on (see [`pace`]).
 
 pub(crate) mod bench;
 mod pace;
