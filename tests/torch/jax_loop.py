@@ -21,6 +21,8 @@ def train(p, x, y):
     return jax.tree.map(lambda v, g: v - 0.1 * g, p, slope), value
 
 
+if jax.default_backend() != "gpu":
+    raise SystemExit("JAX has found no GPU, for which it looks by the names of its devices")
 one, two, three = jax.random.split(jax.random.PRNGKey(1), 3)
 p = {"a": jax.random.normal(one, (64, 128)) / 8, "b": jax.random.normal(two, (128, 4)) / 8}
 x = jax.random.normal(three, (256, 64))

@@ -6,7 +6,6 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::COPY;
-use rekindle_wire::window;
 
 use super::{check, code, stream};
 use crate::client::{self, Call};
@@ -25,11 +24,12 @@ enum Place {
 
 /// What host memory is to the worker, and where: registered memory has another address there.
 fn host_place(address: u64, bytes: usize) -> Result<(u64, Place), CUresult> {
-    if let Some(at) = client::get()?.memory.reached_at(address, bytes as u64) {
+    let memory = &client::get()?.memory;
+    if let Some(at) = memory.reached_at(address, bytes as u64) {
         return Ok((at, Place::Pinned));
     }
-    // The window holds nothing that is not known.
-    let nowhere = address == 0 || window::device_of(address).is_some();
+    // What is reserved holds nothing that is not known.
+    let nowhere = address == 0 || memory.is_reserved(address);
     if nowhere { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok((address, Place::Host)) }
 }
 

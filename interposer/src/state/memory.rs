@@ -247,6 +247,13 @@ impl Memory {
         Some(reserved[device])
     }
 
+    /// Whether an address lies in what is reserved for device memory. What else lies in a device's window is the
+    /// program's: executables that are loaded anywhere, and their heaps, are in device 13's (0x55.._...._....).
+    pub(crate) fn is_reserved(&self, address: u64) -> bool {
+        let Some(device) = window::device_of(address) else { return false };
+        self.reserved.lock().is_ok_and(|reserved| address < reserved[device])
+    }
+
     /// A free place for pinned memory; the size is a multiple of the page size.
     pub(crate) fn pinned_place(&self, size: u64) -> Option<u64> {
         let mut holes = self.pinned.lock().ok()?;
@@ -296,6 +303,16 @@ mod tests {
         assert_eq!(memory.at(0x2000), None);
         assert!(memory.is_direct(0x1000, 0x1000));
         assert!(!memory.is_direct(0x1001, 0x1000));
+    }
+
+    #[test]
+    fn of_a_window_what_is_reserved_is_devices_memory() {
+        let memory = Memory::new();
+        let (heap, device) = (0x563e_b966_3f80, window::device(7));
+        assert!(!memory.is_reserved(heap) && !memory.is_reserved(device.start));
+        assert_eq!(memory.reserve(7, device.start + 1), Some(device.start + window::STEP));
+        assert!(memory.is_reserved(device.start + 5) && !memory.is_reserved(device.start + window::STEP));
+        assert!(!memory.is_reserved(heap) && !memory.is_reserved(window::PINNED_BASE));
     }
 
     #[test]
