@@ -24,9 +24,21 @@ impl Process {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
     }
 
-    /// Whether it does not run: it is stopped, or gone.
+    /// Whether none of its threads runs: all are stopped, or it is gone.
     pub(crate) fn is_stopped(&self) -> bool {
-        stat(self.pid).map_or(true, |it| it.start != self.start || it.dead || it.stopped)
+        match stat(self.pid) {
+            Ok(leader) if leader.start == self.start && !leader.dead => leader.stopped && self.are_threads_stopped(),
+            _ => true,
+        }
+    }
+
+    fn are_threads_stopped(&self) -> bool {
+        let Ok(mut threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else { return true };
+        threads.all(|thread| {
+            let text = thread.and_then(|it| std::fs::read(it.path().join("stat")));
+            // One that has ended meanwhile does not run.
+            text.ok().and_then(|text| parse_stat(&text)).is_none_or(|it| it.stopped || it.dead)
+        })
     }
 }
 

@@ -1,18 +1,22 @@
-//! Device memory that clones take and others need: a client that finds none waits for it, since without Rekindle it
-//! would have had it.
+//! Device memory that clones take and others need: a client that finds none waits for it for a while, since without Rekindle
+//! it would have had it.
 //!
 //! ```text
 //!   its worker ──NeedsRoom──► daemon ──GiveWay──► workers with clones on its devices: what they do not use yet goes back
 //!              ◄─Room{coming}─        (the client's command tries again and again)
-//!              ◄─Room{not coming}─    once none of them has any: it is out of memory
+//!              ◄─Room{not coming}─    once their dumps are over, or at once: it is out of memory
 //! ```
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rekindle_wire::control::WorkerRequest;
 
 use super::lock;
 use super::worker::Worker;
+
+/// Who has said so is not told again for one client's sake before this time is over, however often that one asks.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Who has clones, and who waits for their memory.
 #[derive(Default)]
@@ -23,7 +27,8 @@ struct Inner {
     next: u64,
     /// Workers that hold memory for clones, by the number of their [`HoldsRoom`].
     holders: Vec<(u64, Arc<Worker>)>,
-    waiting: Vec<Arc<Worker>>,
+    /// With when others were last told to give way.
+    waiting: Vec<(Arc<Worker>, Instant)>,
 }
 
 /// Workers may have clones as long as this lives.
@@ -45,10 +50,16 @@ impl Rooms {
     /// A worker's client finds no memory. Says to it whether there may be some soon.
     pub(crate) fn needed_by(&self, worker: &Arc<Worker>) {
         let mut inner = lock(&self.0);
-        let holders = inner.in_the_way_of(worker);
+        // It has given up its own before it asks.
+        inner.holders.retain(|(_, holder)| !Arc::ptr_eq(holder, worker));
+        let mut holders = inner.in_the_way_of(worker);
         let coming = !holders.is_empty();
-        if coming && !inner.waiting.iter().any(|it| Arc::ptr_eq(it, worker)) {
-            inner.waiting.push(Arc::clone(worker));
+        let before = inner.waiting.iter().position(|(it, _)| Arc::ptr_eq(it, worker));
+        match before.and_then(|at| inner.waiting.get_mut(at)) {
+            Some((_, told)) if told.elapsed() < AGAIN => holders.clear(),
+            Some((_, told)) => *told = Instant::now(),
+            None if coming => inner.waiting.push((Arc::clone(worker), Instant::now())),
+            None => {}
         }
         drop(inner);
         for holder in holders {
@@ -77,10 +88,10 @@ impl Drop for HoldsRoom {
         inner.holders.retain(|(number, _)| *number != self.number);
         let waiting = std::mem::take(&mut inner.waiting);
         let (still, over): (Vec<_>, Vec<_>) =
-            waiting.into_iter().partition(|worker| !worker.is_dead() && !inner.in_the_way_of(worker).is_empty());
+            waiting.into_iter().partition(|(worker, _)| !worker.is_dead() && !inner.in_the_way_of(worker).is_empty());
         inner.waiting = still;
         drop(inner);
-        for worker in over {
+        for (worker, _) in over {
             worker.say(&WorkerRequest::Room { coming: false });
         }
     }

@@ -42,6 +42,8 @@ const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one that is at something else is waited for before.
 const SOON: Duration = Duration::from_millis(100);
+/// How long a worker may leave its channel full.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
 const STATUS_GRACE: Duration = Duration::from_millis(200);
 /// How long such a worker may then take to end.
@@ -113,6 +115,8 @@ impl Worker {
         attached: Attached,
         channel: UnixStream,
     ) -> io::Result<Arc<Self>> {
+        // Its channel's thread does nothing else than to read. One that does not is in somebody's hand.
+        channel.set_write_timeout(Some(SEND_TIMEOUT))?;
         let worker = Arc::new(Self {
             pid,
             process: sys::pidfd_open(pid)?,
@@ -231,6 +235,7 @@ impl Worker {
     /// Says what is not answered.
     pub(crate) fn say(&self, what: &WorkerRequest) {
         if let Err(error) = self.send(what, &[], &[]) {
+            let error = self.fail_channel(&error);
             debug!(worker = self.pid, %error, "cannot say {}", name(what));
         }
     }

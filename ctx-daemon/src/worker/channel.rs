@@ -173,9 +173,9 @@ impl Channel {
         self.socket.lock().ok().map(|it| Arc::clone(&it))
     }
 
-    /// The client finds no device memory: whether to try again, after a moment.
-    pub(super) fn is_room_coming(&self) -> bool {
-        self.others_room.wait(|| {
+    /// The client finds no device memory: whether to try again, after a moment. `first`: it has not been tried again yet.
+    pub(super) fn is_room_coming(&self, first: bool) -> bool {
+        self.others_room.wait(first, || {
             if let Some(daemon) = self.asker() {
                 self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
             }

@@ -134,7 +134,7 @@ pub(crate) struct Executor {
     /// Device memory that was set aside for clones.
     pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
     /// Whether memory that others' clones take may be there soon; waits a moment.
-    pub(crate) others_room: Option<Box<dyn Fn() -> bool + Send>>,
+    pub(crate) others_room: Option<Box<dyn Fn(bool) -> bool + Send>>,
     /// What was copied before the quiesce.
     pub(crate) precopied: Option<Precopied>,
     /// Memory that was written by what was not expected to.
@@ -249,7 +249,9 @@ impl Executor {
         let watch = if self.observed.is_some() { self.watch(&header, parameters) } else { None };
         let mut payload = Writer::new();
         let mut outcome = self.carry_out(&header, parameters, &mut payload);
-        while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room() {
+        let mut first = true;
+        while is_out_of_memory(&outcome) && is_repeatable(header.call) && self.make_room(first) {
+            first = false;
             payload = Writer::new();
             outcome = self.carry_out(&header, parameters, &mut payload);
         }

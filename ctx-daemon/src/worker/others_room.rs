@@ -1,12 +1,16 @@
 //! The client finds no device memory: whether some is coming that others' clones take. The daemon knows.
+//!
+//! It is waited for only so long: on a GPU that others use too a program must expect to find no memory, and meanwhile none
+//! of its commands is executed, nor does its worker answer the daemon.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the daemon may take to say.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often it is tried again meanwhile.
+/// How often it is tried again meanwhile, and for how long.
 const PAUSE: Duration = Duration::from_millis(5);
+const MOST: Duration = Duration::from_secs(5);
 
 /// What the daemon has said, see `daemon/room.rs`.
 #[derive(Default)]
@@ -21,34 +25,40 @@ enum State {
     #[default]
     Nothing,
     Asked,
-    Coming,
+    Coming {
+        since: Instant,
+    },
 }
 
 impl OthersRoom {
     /// The daemon says whether there is memory coming, asked or not; one that is gone says that there is none.
     pub(super) fn said(&self, coming: bool) {
-        *self.lock() = if coming { State::Coming } else { State::Nothing };
+        let mut state = self.lock();
+        *state = if coming { State::Coming { since: Instant::now() } } else { State::Nothing };
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// Whether to try again, after a moment. `ask` has the daemon say.
-    pub(super) fn wait(&self, ask: impl FnOnce()) -> bool {
-        let mut state = self.lock();
-        if *state == State::Coming {
-            let waited = self.changed.wait_timeout(state, PAUSE);
-            // Once more also where it is over: that was what it was over with.
-            drop(waited);
-            return true;
+    /// Whether a command is to try again, after a moment. Before its first time `ask` has the daemon say.
+    pub(super) fn wait(&self, first: bool, ask: impl FnOnce()) -> bool {
+        if first {
+            *self.lock() = State::Asked;
+            ask();
+            let asked = |state: &mut State| *state == State::Asked;
+            let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, asked);
+            let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if *state == State::Asked {
+                *state = State::Nothing;
+            }
+            return *state != State::Nothing;
         }
-        *state = State::Asked;
-        drop(state);
-        ask();
-        let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, |state| *state == State::Asked);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *state == State::Asked {
-            *state = State::Nothing;
+        match *self.lock() {
+            State::Coming { since } if since.elapsed() < MOST => {}
+            _ => return false,
         }
-        *state == State::Coming
+        // Once more also where it is over now: that was what it was over with.
+        drop(self.changed.wait_timeout(self.lock(), PAUSE));
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -61,18 +71,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_tried_again_until_none_is_coming_and_once_more() {
+    fn each_command_asks_and_tries_until_none_is_coming() {
         let room = OthersRoom::default();
-        assert!(!room.wait(|| room.said(false)));
-        assert!(room.wait(|| room.said(true)));
-        let ask = || panic!("it has said so");
-        assert!(room.wait(ask));
-        std::thread::scope(|scope| {
-            scope.spawn(|| room.said(false));
-            while *room.lock() == State::Coming {
-                assert!(room.wait(|| room.said(false)) || *room.lock() == State::Nothing);
-            }
-        });
-        assert!(!room.wait(|| room.said(false)));
+        assert!(!room.wait(true, || room.said(false)));
+        let ask = || panic!("it has asked");
+        assert!(!room.wait(false, ask));
+        assert!(room.wait(true, || room.said(true)));
+        assert!(room.wait(false, ask));
+        assert!(room.wait(false, ask));
+        room.said(false);
+        assert!(!room.wait(false, ask));
+        // What was said to another command counts no more.
+        assert!(room.wait(true, || room.said(true)));
+        assert!(!room.wait(true, || room.said(false)));
+    }
+
+    #[test]
+    fn it_is_not_tried_for_ever() {
+        let room = OthersRoom::default();
+        let long_ago = Instant::now().checked_sub(MOST).unwrap();
+        *room.lock() = State::Coming { since: long_ago };
+        assert!(!room.wait(false, || ()));
     }
 }

@@ -178,7 +178,9 @@ impl Executor {
             Err(_) => CUDA_ERROR_UNKNOWN,
         };
         let mut result = allocate(self);
-        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room() {
+        let mut first = true;
+        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room(first) {
+            first = false;
             result = allocate(self);
         }
         self.answer(reply, result, payload.bytes());

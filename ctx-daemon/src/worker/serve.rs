@@ -85,7 +85,7 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         channel.answer(&asker, WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
     }
     let asking = Arc::clone(&channel);
-    executor.others_room = Some(Box::new(move || asking.is_room_coming()));
+    executor.others_room = Some(Box::new(move |first| asking.is_room_coming(first)));
     let few_cores = super::cores() < CORES_TO_SPIN;
     let mut server = Server {
         executor,

@@ -20,9 +20,10 @@ pub(super) struct FreezeWatch {
 }
 
 impl FreezeWatch {
-    /// Begins to watch. Where that cannot be, nothing is seen.
+    /// Begins to watch. Where that cannot be, nothing is seen: of one that somebody has stopped before, CRIU's part in that
+    /// cannot be.
     pub(super) fn start(processes: Vec<Process>) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let over = Arc::new(AtomicBool::new(processes.iter().any(Process::is_stopped)));
         let of_thread = Arc::clone(&over);
         let named = std::thread::Builder::new().name("freeze".into());
         let started = named.spawn(move || watch(&processes, &of_thread));
@@ -99,6 +100,9 @@ mod tests {
         }
         let after = Instant::now();
         assert!((before..after).contains(&watch.stopped_at()));
+        let again = FreezeWatch::start(vec![other.process()]);
+        let asked = Instant::now();
+        assert!(again.stopped_at() >= asked);
         other.signal("-CONT");
         let running = FreezeWatch::start(vec![other.process()]);
         let asked = Instant::now();

@@ -67,11 +67,11 @@ impl Executor {
     }
 
     /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
-    /// copied, its own or others'.
-    pub(crate) fn make_room(&mut self) -> bool {
+    /// copied, its own or others'. `first`: the command has not tried again yet.
+    pub(crate) fn make_room(&mut self, first: bool) -> bool {
         self.join_reserving();
         if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
-            return self.others_room.as_ref().is_some_and(|is_coming| is_coming());
+            return self.others_room.as_ref().is_some_and(|is_coming| is_coming(first));
         }
         self.give_up_reserved();
         // One that was given up may hang for a disk's sake.
