@@ -146,7 +146,7 @@ impl Executor {
         };
         self.enqueue_box(&mut copy, arrays, real)?;
         if !to_device {
-            self.note_transfer(self.device_of_context(key.context).ok(), key)?;
+            self.note_transfer(self.device_of_context(key.context).ok(), key);
         }
         self.when_done(vec![key], Then::Chunk(chunk))?;
         Ok(Outcome::Done(CUDA_SUCCESS))

@@ -77,7 +77,7 @@ impl Executor {
         // SAFETY: both ranges are device or pinned memory of this client, checked above.
         check(unsafe { (self.driver().cuMemcpyAsync)(target, source, bytes as usize, stream) })?;
         if window::pinned().contains(&target) {
-            self.note_transfer(window::device_of(source), key)?;
+            self.note_transfer(window::device_of(source), key);
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -150,7 +150,7 @@ impl Executor {
             }
         })?;
         if !to_device {
-            self.note_transfer(self.device_of_context(key.context).ok(), key)?;
+            self.note_transfer(self.device_of_context(key.context).ok(), key);
         }
         self.when_done(vec![key], Then::Chunk(chunk))?;
         Ok(Outcome::Done(CUDA_SUCCESS))

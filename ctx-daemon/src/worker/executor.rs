@@ -571,10 +571,11 @@ impl Executor {
 
     /// The command under way has enqueued a transfer from a device to the host in a stream, which copies look out for. Where
     /// none is under way this is a look at a word.
-    pub(crate) fn note_transfer(&mut self, device: Option<usize>, stream: StreamKey) -> Result<(), Refused> {
-        match device.and_then(|device| self.pace.transfer(device)) {
-            Some(transfer) => self.when_done(vec![stream], Then::Transferred(transfer)),
-            None => Ok(()),
+    pub(crate) fn note_transfer(&mut self, device: Option<usize>, stream: StreamKey) {
+        let Some(transfer) = device.and_then(|device| self.pace.transfer(device)) else { return };
+        // The transfer itself goes on, whether it is known when it ends or not.
+        if self.when_done(vec![stream], Then::Transferred(transfer)).is_err() {
+            self.pace.transferred(transfer);
         }
     }
 

@@ -349,16 +349,22 @@ fn with_writers(
 /// Copies a job's memory into the lane's buffer. It may be written from then on.
 fn read_in<'a>(driver: &Driver, lane: &'a mut Lane, copying: &Copying, taken: &Taken) -> Result<&'a [u8], EngineError> {
     let job = taken.job;
-    let stream = enter(driver, lane, &job)?;
-    // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a clone. The
-    // lane is borrowed as long as the content is.
-    let content = unsafe {
-        job.read(driver, lane.buffer, stream)?;
-        expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
-        std::slice::from_raw_parts(lane.buffer, job.length as usize)
-    };
+    let read = enter(driver, lane, &job).and_then(|stream| {
+        // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a clone.
+        unsafe {
+            job.read(driver, lane.buffer, stream)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))
+        }
+    });
+    if let Err(failed) = read {
+        // Nothing is being read any more, nor will be: who waits for that goes on.
+        copying.fail();
+        copying.is_not_read(taken);
+        return Err(failed.into());
+    }
     copying.is_read(taken);
-    Ok(content)
+    // SAFETY: the piece lies there now; the lane is borrowed as long as the content is.
+    Ok(unsafe { std::slice::from_raw_parts(lane.buffer, job.length as usize) })
 }
 
 /// Puts a job's content into the data file, if it is what it was at the quiesce.
