@@ -27,8 +27,8 @@ pub(crate) struct Links {
 /// A client that is being copied, until this is dropped.
 pub(crate) struct Copied {
     links: Arc<Links>,
-    /// By its worker's numbers: those that it has memory on.
-    gpus: Vec<Option<Uuid>>,
+    /// By its worker's numbers, with whether it is counted there: where it had memory at first.
+    gpus: Vec<(Uuid, bool)>,
     /// What its worker was told last.
     told: Mutex<Option<Vec<u64>>>,
 }
@@ -45,12 +45,12 @@ impl Links {
         let memory = client.worker.describe().device_memory;
         let devices = client.worker.attached().devices.iter().enumerate();
         let uses = |at: usize| memory.get(at).is_some_and(|bytes| *bytes > 0);
-        self.join_gpus(devices.map(|(at, device)| uses(at).then_some(device.uuid)).collect())
+        self.join_gpus(devices.map(|(at, device)| (device.uuid, uses(at))).collect())
     }
 
-    fn join_gpus(self: &Arc<Self>, gpus: Vec<Option<Uuid>>) -> Arc<Copied> {
+    fn join_gpus(self: &Arc<Self>, gpus: Vec<(Uuid, bool)>) -> Arc<Copied> {
         let mut copied = lock(&self.copied);
-        for gpu in gpus.iter().flatten() {
+        for (gpu, _) in gpus.iter().filter(|(_, counted)| *counted) {
             *copied.entry(*gpu).or_default() += 1;
         }
         drop(copied);
@@ -62,9 +62,10 @@ impl Copied {
     /// What its worker may take now, in bytes a second on each device; 0: no limit.
     fn share(&self) -> Vec<u64> {
         let copied = lock(&self.links.copied);
-        let share = |gpu: &Option<Uuid>| match (gpu, self.links.bandwidth) {
-            (Some(gpu), Some(bandwidth)) => (bandwidth / copied.get(gpu).copied().unwrap_or(1).max(1)).max(1),
-            _ => 0,
+        let share = |(gpu, counted): &(Uuid, bool)| {
+            // Where it had no memory it may have some by now: it takes no more than one that is counted would.
+            let clients = copied.get(gpu).copied().unwrap_or(0) + u64::from(!counted);
+            self.links.bandwidth.map_or(0, |bandwidth| (bandwidth / clients.max(1)).max(1))
         };
         self.gpus.iter().map(share).collect()
     }
@@ -87,7 +88,7 @@ impl Copied {
 impl Drop for Copied {
     fn drop(&mut self) {
         let mut copied = lock(&self.links.copied);
-        for gpu in self.gpus.iter().flatten() {
+        for (gpu, _) in self.gpus.iter().filter(|(_, counted)| *counted) {
             if let Some(left) = copied.get_mut(gpu) {
                 *left -= 1;
                 if *left == 0 {
@@ -105,12 +106,12 @@ mod tests {
     #[test]
     fn clients_of_one_gpu_share_its_link() {
         let links = Arc::new(Links { bandwidth: Some(900), application_first: true, copied: Mutex::default() });
-        let (one, other) = (Some([1; 16]), Some([2; 16]));
+        let (one, other) = (([1; 16], true), ([2; 16], true));
         let first = links.join_gpus(vec![one, other]);
         assert_eq!(first.share(), [900, 900]);
-        let second = links.join_gpus(vec![None, one]);
+        let second = links.join_gpus(vec![([2; 16], false), one]);
         let third = links.join_gpus(vec![one]);
-        assert_eq!((first.share(), second.share(), third.share()), (vec![300, 900], vec![0, 300], vec![300]));
+        assert_eq!((first.share(), second.share(), third.share()), (vec![300, 900], vec![450, 300], vec![300]));
         drop(second);
         assert_eq!(first.share(), [450, 900]);
         drop((first, third));
@@ -120,6 +121,6 @@ mod tests {
     #[test]
     fn without_a_limit_there_is_none() {
         let links = Arc::new(Links { bandwidth: None, application_first: true, copied: Mutex::default() });
-        assert_eq!(links.join_gpus(vec![Some([1; 16])]).share(), [0]);
+        assert_eq!(links.join_gpus(vec![([1; 16], true), ([2; 16], false)]).share(), [0, 0]);
     }
 }

@@ -266,6 +266,15 @@ impl Copying {
         }
     }
 
+    /// The device of what a lane would take now, as far as is known. None where there is nothing.
+    pub(crate) fn next_device(&self) -> Option<usize> {
+        let inner = self.lock();
+        let in_turn = inner.order.get(inner.next..).unwrap_or_default();
+        let mut all = inner.urgent.iter().chain(in_turn).chain(&inner.clones);
+        let index = *all.find(|index| matches!(inner.states[**index], State::Pending | State::Cloned(_)))?;
+        (!inner.failed).then(|| self.tasks[index].job.device)
+    }
+
     fn take_one(&self, inner: &mut Inner) -> Option<Taken> {
         loop {
             let mut urgent = false;
@@ -311,7 +320,7 @@ impl Copying {
         self.changed.notify_all();
     }
 
-    /// A lane gives a job back that it has not begun to copy, of a copy that was given up.
+    /// A lane gives a job back that it could not copy, of a copy that was given up.
     pub(crate) fn is_not_read(&self, taken: &Taken) {
         if !taken.clone {
             self.lock().states[taken.index] = State::Pending;

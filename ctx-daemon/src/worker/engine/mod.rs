@@ -226,11 +226,15 @@ impl Engine {
         };
         let write_staged = || std::iter::from_fn(|| queue.pop()).try_for_each(settle).inspect_err(|_| copying.fail());
         let copy = |lane: &mut Lane| {
-            while let Some(taken) = copying.take() {
-                if !pace.wait(taken.job.device, taken.job.length, || copying.has_failed()) {
-                    copying.is_not_read(&taken);
-                    return Err(EngineError::Cancelled);
-                }
+            loop {
+                // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
+                let turn = copying
+                    .next_device()
+                    .filter(|device| pace.wait(*device, PIECE_LENGTH, || copying.next_device().is_none()));
+                let taken = copying.take();
+                let took = taken.map(|it| (it.job.device, it.job.length));
+                pace.correct(turn.map(|device| (device, PIECE_LENGTH)), took);
+                let Some(taken) = taken else { break };
                 // While a command waits nobody looks whether transfers are done.
                 if !taken.urgent {
                     pace.give_way(taken.job.device, || copying.has_failed());

@@ -107,7 +107,7 @@ impl Pace {
         }
     }
 
-    /// Waits until a lane may take so many bytes. Whether it may: not where the copy has been given up meanwhile.
+    /// Waits until a lane may take so many bytes. Whether it may: not where there has come to be nothing to take.
     pub(crate) fn wait(&self, device: usize, bytes: u64, given_up: impl Fn() -> bool) -> bool {
         let Some(link) = self.0.devices.get(device) else { return true };
         loop {
@@ -119,6 +119,20 @@ impl Pace {
             std::thread::sleep(left.min(LONG_LOOK));
         }
         true
+    }
+
+    /// A lane has waited for so many bytes of a device, and takes others, or none.
+    pub(crate) fn correct(&self, waited: Option<(usize, u64)>, took: Option<(usize, u64)>) {
+        if waited == took {
+            return;
+        }
+        let link = |it: Option<(usize, u64)>| it.and_then(|(device, bytes)| Some((self.0.devices.get(device)?, bytes)));
+        if let Some((link, bytes)) = link(took) {
+            link.put_off(bytes);
+        }
+        if let Some((link, bytes)) = link(waited) {
+            link.give_back(bytes);
+        }
     }
 
     /// Lets the application's transfers go first, for a moment.
@@ -144,12 +158,36 @@ impl Link {
         match *next {
             Some(next) if next > now => Some(next - now),
             due => {
-                let from = due.map_or(now, |due| due.max(now.checked_sub(CREDIT).unwrap_or(now)));
-                *next = Some(from + Duration::from_secs_f64(bytes as f64 / limit as f64));
+                *next = Some(after_credit(due, now) + Duration::from_secs_f64(bytes as f64 / limit as f64));
                 None
             }
         }
     }
+
+    /// So many bytes were taken out of turn.
+    fn put_off(&self, bytes: u64) {
+        let Some(by) = self.time_of(bytes) else { return };
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        *next = after_credit(*next, Instant::now()).checked_add(by);
+    }
+
+    /// So many were not taken.
+    fn give_back(&self, bytes: u64) {
+        let Some(by) = self.time_of(bytes) else { return };
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        *next = next.and_then(|next| next.checked_sub(by));
+    }
+
+    /// How long they take. None where there is no limit.
+    fn time_of(&self, bytes: u64) -> Option<Duration> {
+        let limit = self.limit.load(Relaxed);
+        (limit > 0).then(|| Duration::from_secs_f64(bytes as f64 / limit as f64))
+    }
+}
+
+/// From when a piece counts: from when it is due, but time long past is no credit.
+fn after_credit(due: Option<Instant>, now: Instant) -> Instant {
+    due.map_or(now, |due| due.max(now.checked_sub(CREDIT).unwrap_or(now)))
 }
 
 impl Drop for UnderWay<'_> {
@@ -202,6 +240,19 @@ mod tests {
         assert!(!pace.wait(0, 1, || Instant::now() > gives_up));
         pace.limit(&[0]);
         assert!(pace.wait(0, 1000 * MIB, GOES_ON));
+    }
+
+    #[test]
+    fn what_was_waited_for_and_not_taken_is_given_back() {
+        let pace = Pace::default();
+        pace.limit(&[MIB, MIB]);
+        let waits = |device| !pace.wait(device, 1, || true);
+        assert!(pace.wait(0, 1000 * MIB, GOES_ON) && waits(0));
+        pace.correct(Some((0, 1000 * MIB)), None);
+        assert!(!waits(0));
+        // What is taken instead counts where it is taken.
+        pace.correct(Some((0, 1)), Some((1, 1000 * MIB)));
+        assert!(waits(1) && !waits(0));
     }
 
     #[test]
