@@ -1,20 +1,18 @@
 //! Host memory for what is copied out of GPUs, on its way into images: made and written to at the daemon's start, since
-//! fresh pages are slow, and lent to workers for dumps (`worker::stage` says what for).
+//! fresh pages are slow, and lent to workers for dumps (`worker::engine::stage` says what for).
 //!
 //! ```text
-//!                    a dump                     another dump wants it, or the worker has died
-//!   made ─► fresh ──────────► with a worker ───────────────────────────────────────────────► made anew
-//!                              │      ▲
-//!                              └──────┘  the worker's next dump
+//!              a dump                  it is over                          the worker says that it has none, or is dead
+//!   made ─► fresh ─────► with a worker ──────────► asked back, again and again ──────────────────────────────► made anew
 //! ```
 //!
 //! It is lent in units, which are memfds of their own: a worker that maps one can read it as long as it likes, so what
-//! one worker has had no other one gets. The pages of a unit that is taken back are freed whoever still maps it, and new
-//! ones take its place. A worker keeps its units between its dumps, since mapping them takes a while too.
+//! one worker has had no other one gets. The pages of a unit that has come back are freed, and new ones take its place.
+//! Never before: a worker that did not answer, or whose copy was given up and hangs in a disk, may still have content there.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_images::limits::PIECE_LENGTH;
@@ -27,8 +25,11 @@ use super::{lock, sys, wait};
 /// How many units it is cut into: as many clients can have some at a time.
 const UNITS: u64 = 16;
 
-/// How long a worker may take to map what it is given.
+/// How long a worker may take to map what it is given, and to unmap it.
 const MAP_TIMEOUT: Duration = Duration::from_secs(60);
+const BACK_TIMEOUT: Duration = Duration::from_secs(10);
+/// When one that has not given it back is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// All of it.
 pub(crate) struct Stage {
@@ -59,11 +60,10 @@ struct Unit {
 
 /// What a worker has.
 struct Loan {
-    /// Its pid.
-    worker: i32,
+    worker: Arc<Worker>,
     units: Vec<Unit>,
-    /// It may be copying.
-    used: bool,
+    /// When to ask it back, once the dump is over.
+    ask_at: Option<Instant>,
 }
 
 impl Inner {
@@ -71,19 +71,23 @@ impl Inner {
         self.fresh.len() + self.loans.iter().map(|it| it.units.len()).sum::<usize>()
     }
 
-    /// So many units are missing: others do not keep theirs, unless they use them now.
-    fn want(&mut self, mut missing: usize) {
-        for other in self.loans.iter_mut().filter(|it| !it.used) {
-            let taken = missing.min(other.units.len());
-            self.old.extend(other.units.drain(..taken));
-            missing -= taken;
-        }
+    /// A worker that is to be asked for its units now; and when to look again.
+    fn due(&mut self) -> (Option<Arc<Worker>>, Option<Instant>) {
+        let now = Instant::now();
+        let loan = self.loans.iter_mut().find(|it| it.ask_at.is_some_and(|at| at <= now));
+        let worker = loan.map(|loan| {
+            loan.ask_at = Some(now + ASK_AGAIN);
+            Arc::clone(&loan.worker)
+        });
+        (worker, self.loans.iter().filter_map(|it| it.ask_at).min())
     }
 
+    /// A worker has nothing any more.
     fn take_back(&mut self, worker: i32) {
-        if let Some(at) = self.loans.iter().position(|it| it.worker == worker) {
+        if let Some(at) = self.loans.iter().position(|it| it.worker.pid() == worker) {
             let loan = self.loans.swap_remove(at);
             self.old.extend(loan.units);
+            self.exhausted = false;
         }
     }
 }
@@ -113,15 +117,20 @@ impl Stage {
         Self { unit, units, inner: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Frees what was taken back, and makes what is missing.
+    /// Asks back what is not used any more, frees what has come back, and makes what is missing.
     fn keep(&self) {
         let began = Instant::now();
         let mut inner = lock(&self.inner);
         let mut whole = false;
         loop {
-            if let Some(unit) = inner.old.pop() {
+            let (worker, next) = inner.due();
+            if let Some(worker) = worker {
                 drop(inner);
-                // A worker may map it for as long as it lives.
+                self.ask_back(&worker);
+                inner = lock(&self.inner);
+            } else if let Some(unit) = inner.old.pop() {
+                drop(inner);
+                // A worker may have kept it mapped, and done nothing with it.
                 if let Err(error) = sys::free_pages(unit.file.as_fd(), self.unit) {
                     debug!(%error, "pages of the stage stay until nobody maps them");
                 }
@@ -136,7 +145,6 @@ impl Stage {
                         inner.next += 1;
                         let number = inner.next;
                         inner.fresh.push(Unit { number, file });
-                        self.changed.notify_all();
                     }
                     Err(error) => {
                         inner.exhausted = true;
@@ -153,67 +161,59 @@ impl Stage {
                     let (bytes, ms) = (inner.existing() as u64 * self.unit, began.elapsed().as_millis() as u64);
                     info!(bytes, ms, "host memory for copies is ready");
                 }
-                inner = wait(&self.changed, inner);
+                inner = match next {
+                    Some(at) => wait_until(&self.changed, inner, at),
+                    None => wait(&self.changed, inner),
+                };
             }
+        }
+    }
+
+    /// Has a worker unmap what it has. One that copies, or does not answer, is asked again.
+    fn ask_back(&self, worker: &Worker) {
+        let request = WorkerRequest::Stage { unit: self.unit, units: Vec::new(), new: Vec::new() };
+        match worker.ask(&request, &[], Some(BACK_TIMEOUT)) {
+            Ok(()) => self.take_back(worker.pid()),
+            Err(error) => debug!(worker = worker.pid(), %error, "keeps its part of the stage for now"),
         }
     }
 
     /// Gives a worker its part, in a dump of so many clients. Nothing where there is none, or where the worker does not take
     /// it: it then copies without.
-    pub(crate) fn lend(self: &Arc<Self>, worker: &Worker, clients: usize) -> Option<InUse> {
-        let (request, files) = self.choose(worker.pid(), clients)?;
+    pub(crate) fn lend(self: &Arc<Self>, worker: &Arc<Worker>, clients: usize) -> Option<InUse> {
+        let (request, files) = self.choose(worker, clients)?;
+        // Whatever becomes of the question: what the worker may have is asked back.
         let in_use = InUse { stage: Arc::clone(self), worker: worker.pid() };
-        if let Err(error) = worker.ask(&request, &sys::raw(&files), Some(MAP_TIMEOUT)) {
-            debug!(worker = worker.pid(), %error, "copies without the stage");
-            drop(in_use);
-            self.take_back(worker.pid());
-            return None;
+        match worker.ask(&request, &sys::raw(&files), Some(MAP_TIMEOUT)) {
+            Ok(()) => Some(in_use),
+            Err(error) => {
+                debug!(worker = worker.pid(), %error, "copies without the stage");
+                None
+            }
         }
-        Some(in_use)
     }
 
-    /// What the worker is to have now, with what it has not.
-    fn choose(&self, worker: i32, clients: usize) -> Option<(WorkerRequest, Vec<OwnedFd>)> {
-        if self.units == 0 {
-            return None;
-        }
+    /// What the worker is to have now. Nothing where it has not given back what it had.
+    fn choose(&self, worker: &Arc<Worker>, clients: usize) -> Option<(WorkerRequest, Vec<OwnedFd>)> {
         let share = (self.units / clients.max(1)).max(1);
         let mut inner = lock(&self.inner);
-        let is_new = !inner.loans.iter().any(|it| it.worker == worker);
-        if is_new && inner.fresh.is_empty() {
-            // Others have all; for the next dump there is some.
-            inner.want(share);
-            self.changed.notify_all();
+        if inner.loans.iter().any(|it| it.worker.pid() == worker.pid()) {
             return None;
         }
-        if is_new {
-            inner.loans.push(Loan { worker, units: Vec::new(), used: false });
-        }
-        let Inner { fresh, loans, old, .. } = &mut *inner;
-        let loan = loans.iter_mut().find(|it| it.worker == worker)?;
-        if loan.used {
+        let count = share.min(inner.fresh.len());
+        let left = inner.fresh.len() - count;
+        let units = inner.fresh.split_off(left);
+        let files: Option<Vec<_>> = units.iter().map(|it| it.file.try_clone().ok()).collect();
+        let Some(files) = files.filter(|_| count > 0) else {
+            inner.fresh.extend(units);
             return None;
-        }
-        loan.used = true;
-        let more = share.saturating_sub(loan.units.len()).min(fresh.len());
-        if share < loan.units.len() {
-            old.extend(loan.units.drain(share..));
-        }
-        let new = fresh.split_off(fresh.len() - more);
-        let numbers = new.iter().map(|it| it.number).collect();
-        let files: Option<Vec<_>> = new.iter().map(|it| it.file.try_clone().ok()).collect();
-        loan.units.extend(new);
-        let units: Vec<_> = loan.units.iter().map(|it| it.number).collect();
-        inner.want(share - units.len());
-        if files.is_none() {
-            inner.take_back(worker);
-        }
-        self.changed.notify_all();
-        let files = files?;
-        Some((WorkerRequest::Stage { unit: self.unit, units, new: numbers }, files))
+        };
+        let numbers: Vec<_> = units.iter().map(|it| it.number).collect();
+        inner.loans.push(Loan { worker: Arc::clone(worker), units, ask_at: None });
+        Some((WorkerRequest::Stage { unit: self.unit, units: numbers.clone(), new: numbers }, files))
     }
 
-    /// A worker is gone, or did not take what it was given.
+    /// A worker is gone, or has said that it has nothing.
     pub(crate) fn take_back(&self, worker: i32) {
         lock(&self.inner).take_back(worker);
         self.changed.notify_all();
@@ -223,10 +223,17 @@ impl Stage {
 impl Drop for InUse {
     fn drop(&mut self) {
         let mut inner = lock(&self.stage.inner);
-        if let Some(loan) = inner.loans.iter_mut().find(|it| it.worker == self.worker) {
-            loan.used = false;
+        if let Some(loan) = inner.loans.iter_mut().find(|it| it.worker.pid() == self.worker) {
+            loan.ask_at = Some(Instant::now());
         }
+        drop(inner);
+        self.stage.changed.notify_all();
     }
+}
+
+fn wait_until<'a>(changed: &Condvar, inner: MutexGuard<'a, Inner>, at: Instant) -> MutexGuard<'a, Inner> {
+    let patience = at.saturating_duration_since(Instant::now());
+    changed.wait_timeout(inner, patience).unwrap_or_else(PoisonError::into_inner).0
 }
 
 #[cfg(test)]
@@ -234,37 +241,6 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-
-    /// All units are there, without a thread that makes them.
-    fn stage(bytes: u64) -> Stage {
-        let stage = Stage::of(bytes);
-        stage.make_all();
-        stage
-    }
-
-    impl Stage {
-        fn make_all(&self) {
-            let mut inner = lock(&self.inner);
-            inner.old.clear();
-            while inner.existing() < self.units {
-                inner.next += 1;
-                let (number, file) = (inner.next, sys::written_memfd(c"unit", self.unit).unwrap());
-                inner.fresh.push(Unit { number, file });
-            }
-        }
-
-        /// How many units a worker has after this, and how many of those are new to it.
-        fn give(&self, worker: i32, clients: usize) -> Option<(usize, usize)> {
-            let (request, files) = self.choose(worker, clients)?;
-            let WorkerRequest::Stage { unit, units, new } = request else { return None };
-            assert!(unit == self.unit && new.len() == files.len() && new.iter().all(|it| units.contains(it)));
-            Some((units.len(), new.len()))
-        }
-
-        fn is_over(&self, worker: i32) {
-            lock(&self.inner).loans.iter_mut().filter(|it| it.worker == worker).for_each(|it| it.used = false);
-        }
-    }
 
     #[test]
     fn it_is_cut_into_whole_pieces() {
@@ -274,40 +250,6 @@ mod tests {
         };
         assert_eq!([cut(0), cut(3), cut(4), cut(20), cut(64)], [(4, 0), (4, 0), (4, 1), (4, 5), (4, 16)]);
         assert_eq!([cut(256), cut(250)], [(16, 16), (12, 16)]);
-    }
-
-    #[test]
-    fn clients_of_a_dump_share_it_and_keep_what_they_have() {
-        let stage = stage(64 * MIB);
-        assert_eq!(stage.give(1, 2), Some((8, 8)));
-        assert_eq!(stage.give(2, 2), Some((8, 8)));
-        // A worker is copied for one dump at a time.
-        assert_eq!(stage.give(1, 1), None);
-        stage.is_over(1);
-        assert_eq!(stage.give(1, 2), Some((8, 0)));
-        // More clients than units: none is left for the last.
-        stage.is_over(1);
-        stage.is_over(2);
-        stage.make_all();
-        assert_eq!(stage.give(1, 100), Some((1, 0)));
-    }
-
-    #[test]
-    fn what_one_worker_has_had_no_other_one_gets() {
-        let stage = stage(16 * MIB);
-        assert_eq!(stage.give(1, 1), Some((4, 4)));
-        let had: Vec<u64> = lock(&stage.inner).loans[0].units.iter().map(|it| it.number).collect();
-        assert_eq!(stage.give(2, 1), None);
-        stage.is_over(1);
-        // It does not use them, so they go; others come in their place.
-        assert_eq!(stage.give(2, 1), None);
-        assert_eq!(lock(&stage.inner).old.len(), 4);
-        stage.make_all();
-        assert_eq!(stage.give(2, 1), Some((4, 4)));
-        assert!(lock(&stage.inner).loans.iter().flat_map(|it| &it.units).all(|it| !had.contains(&it.number)));
-        stage.take_back(2);
-        stage.make_all();
-        assert_eq!(stage.give(3, 1), Some((4, 4)));
     }
 
     #[test]

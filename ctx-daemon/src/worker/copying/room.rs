@@ -43,7 +43,11 @@ impl Executor {
         done: impl FnOnce(Result<(), String>) + Send + 'static,
     ) -> Result<(), String> {
         self.discard_finished();
-        let engine = self.engine.as_ref().ok_or("it is being copied already: wait until that is over")?;
+        let Some(engine) = &self.engine else {
+            // What lies there stays until it is written, and no more is put there.
+            self.stage.end();
+            return Err("it is being copied already: wait until that is over".into());
+        };
         let stage = engine.stage.clone();
         self.join_reserving();
         let work = move || done(stage.set(unit, &units, new));

@@ -48,24 +48,13 @@ impl Stage {
     /// From now on it is these units, of which the new ones come with their files. Only while nothing lies in it.
     pub(crate) fn set(&self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), String> {
         let mut inner = self.lock();
-        if inner.taken > 0 {
-            return Err("the stage is in use".into());
+        let set = inner.set(unit, units, new);
+        if set.is_err() {
+            // Whoever lent it does not know what there is now.
+            inner.ends = true;
+            inner.end_if_unused();
         }
-        if inner.unit != unit {
-            inner.unmap_but(&[]);
-        }
-        inner.unmap_but(units);
-        if !units.is_empty() && (unit == 0 || !unit.is_multiple_of(PIECE_LENGTH) || unit > STAGE_SIZE) {
-            return Err(format!("the stage cannot have units of {unit} bytes"));
-        }
-        (inner.unit, inner.ends) = (unit, false);
-        for (number, file) in new {
-            inner.map(number, &file)?;
-        }
-        if let Some(missing) = units.iter().find(|number| !inner.mapped.contains_key(number)) {
-            return Err(format!("unit {missing} of the stage has not come"));
-        }
-        Ok(())
+        set
     }
 
     /// Room for one piece, if there is.
@@ -98,6 +87,27 @@ impl Stage {
 }
 
 impl Inner {
+    fn set(&mut self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), String> {
+        if self.taken > 0 {
+            return Err("the stage is in use".into());
+        }
+        if self.unit != unit {
+            self.unmap_but(&[]);
+        }
+        self.unmap_but(units);
+        if !units.is_empty() && (unit == 0 || !unit.is_multiple_of(PIECE_LENGTH) || unit > STAGE_SIZE) {
+            return Err(format!("the stage cannot have units of {unit} bytes"));
+        }
+        (self.unit, self.ends) = (unit, false);
+        for (number, file) in new {
+            self.map(number, &file)?;
+        }
+        if let Some(missing) = units.iter().find(|number| !self.mapped.contains_key(number)) {
+            return Err(format!("unit {missing} of the stage has not come"));
+        }
+        Ok(())
+    }
+
     fn map(&mut self, number: u64, file: &OwnedFd) -> Result<(), String> {
         let unit = self.unit;
         if self.mapped.contains_key(&number) || !is_sealed(file, unit) {
@@ -243,12 +253,27 @@ pub(crate) mod tests {
         }
         // Not while something lies there.
         assert!(stage.set(UNIT, &[], vec![]).unwrap_err().contains("in use"));
+        slots.pop();
+        assert!(stage.take().is_none() && is_mapped(0));
         drop(slots);
-        stage.set(UNIT, &[7, 9], vec![(9, unit())]).unwrap();
-        assert_eq!(std::iter::from_fn(|| stage.take()).collect::<Vec<_>>().len(), 4);
-        assert!(stage.set(UNIT, &[7, 8], vec![]).unwrap_err().contains("unit 8"));
+        assert!(stage.is_empty() && !is_mapped(0) && !is_mapped(1));
+        stage.set(UNIT, &[7, 9], vec![(7, unit()), (9, unit())]).unwrap();
+        stage.set(UNIT, &[9], vec![]).unwrap();
+        assert_eq!(std::iter::from_fn(|| stage.take()).collect::<Vec<_>>().len(), 2);
         stage.set(UNIT, &[], vec![]).unwrap();
         assert!(stage.is_empty() && !is_mapped(0) && !is_mapped(1));
+    }
+
+    #[test]
+    fn what_was_not_taken_whole_is_not_used() {
+        let _alone = alone();
+        let stage = Stage::default();
+        let unsealed = memfd(c"unit", UNIT, 0).into();
+        assert!(stage.set(UNIT, &[1, 2], vec![(1, unit()), (2, unsealed)]).is_err());
+        assert!(stage.take().is_none() && stage.is_empty() && !is_mapped(0));
+        stage.set(UNIT, &[1], vec![(1, unit())]).unwrap();
+        assert!(stage.set(UNIT, &[1, 8], vec![]).unwrap_err().contains("unit 8"));
+        assert!(stage.take().is_none() && !is_mapped(0));
     }
 
     #[test]
