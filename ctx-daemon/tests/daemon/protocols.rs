@@ -115,7 +115,7 @@ fn dump(daemon: &Daemon, client: &mut Client) {
 
 #[test]
 fn host_memory_goes_to_another_only_when_who_had_it_says_that_it_has_none() {
-    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 16777216\n")]);
+    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 4194304\n")]);
     let has_come = |event: &str| daemon.events().iter().any(|it| it == event);
     // Until one has found that host memory is ready.
     let dump_until = |client: &mut Client, event: &str| {
@@ -125,18 +125,18 @@ fn host_memory_goes_to_another_only_when_who_had_it_says_that_it_has_none() {
         });
     };
     let mut first = Client::attached(&daemon, "first");
-    dump_until(&mut first, "first Stage 4 4");
+    dump_until(&mut first, "first Stage 1 1");
     daemon.wait_for_event("first Stage 0 0");
     // A worker that does not take it, nor gives it back, is saved all the same. It may have it yet: nobody else gets any.
     let mut odd = Client::attached(&daemon, "no-stage");
-    dump_until(&mut odd, "no-stage Stage 4 4");
+    dump_until(&mut odd, "no-stage Stage 1 1");
     daemon.wait_for_event("no-stage Stage 0 0");
     let mut other = Client::attached(&daemon, "other");
     dump(&daemon, &mut other);
-    assert!(!has_come("other Stage 4 4") && !has_come("other Stage 0 0"), "{:?}", daemon.events());
+    assert!(!has_come("other Stage 1 1") && !has_come("other Stage 0 0"), "{:?}", daemon.events());
     odd.kill();
     daemon.wait_for_state(&odd, None);
-    dump_until(&mut other, "other Stage 4 4");
+    dump_until(&mut other, "other Stage 1 1");
 }
 
 #[test]
