@@ -492,14 +492,13 @@ fn a_dump_waits_for_the_moment_that_its_application_says() {
     let dir = TempDir::new().unwrap();
     let mut client = Client::attached(&daemon, "app");
     assert_eq!(client.ask("moment"), "moment false", "nobody waits");
-    let root = client.pid;
-    let waits = |moment_ms| {
+    let waits = |root, moment_ms| {
         let request = Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms) };
         let (order, reply) = Session::open(&daemon, &request, Path::new("/"));
         assert_eq!(reply, Reply::Awaited);
         order
     };
-    let order = waits(60_000);
+    let order = waits(client.pid, 60_000);
     let (daemon_socket, pid, folder) = (daemon.socket(), client.pid, dir.path().to_owned());
     let dump = std::thread::spawn(move || Session::open_at(&daemon_socket, &pause(pid, true), &folder));
     daemon.wait_for_event("app Moment");
@@ -515,12 +514,14 @@ fn a_dump_waits_for_the_moment_that_its_application_says() {
     daemon.wait_for_state(&client, Some("running"));
 
     // Nobody says so; and who waited goes.
-    let order = waits(1);
+    let order = waits(client.pid, 1);
     let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
     assert!(reason(reply).contains("rekindle_checkpoint"));
     drop(order);
-    let order = waits(60_000);
-    let (daemon_socket, folder) = (daemon.socket(), dir.path().to_owned());
+    // Another, since the daemon may not have heard yet that nobody waits for that one any more.
+    let client = Client::attached(&daemon, "other");
+    let order = waits(client.pid, 60_000);
+    let (daemon_socket, pid, folder) = (daemon.socket(), client.pid, dir.path().to_owned());
     let dump = std::thread::spawn(move || Session::open_at(&daemon_socket, &pause(pid, true), &folder));
     eventually("it waits", || progress(&order).filter(|it| it.phase == "moment"));
     drop(order);
