@@ -38,7 +38,7 @@
 //! recopy_rounds = 4           # how often what has changed is copied again before the program is held
 //! bandwidth = 10000000000     # the most bytes a second that a copy takes of a GPU's link. No limit unless given
 //! application_first = true    # before each piece that is copied, the program's own transfers in that direction
-//! staging = 268435456         # bytes of host memory, taken at the start, that copies go through on their way to a disk
+//! staging = 268435456         # bytes of host memory, taken at the start, that copies go through on their way to a disk: none unless given
 //!
 //! [image]
 //! compression = "off"         # or lz4, zstd, auto: what makes it durable soonest, as measured at each dump
@@ -73,9 +73,8 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
 const DEFAULT_COW_POOL: u64 = 2 << 30;
-/// As little as no machine with a GPU misses, which smooths how fast a file takes what comes. What a dump gains from more
-/// is worth the machine's memory only where somebody says so.
-const DEFAULT_STAGING: u64 = 256 << 20;
+/// What a dump gains from it is worth the machine's memory only where somebody says so.
+const DEFAULT_STAGING: u64 = 0;
 const DEFAULT_RECOPY_ROUNDS: u32 = 4;
 const MOST_RECOPY_ROUNDS: u32 = 64;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
@@ -523,7 +522,7 @@ mod tests {
             recopy_rounds: 4,
             bandwidth: None,
             application_first: true,
-            staging: 256 << 20,
+            staging: 0,
         };
         assert_eq!(checkpoint, expected);
         let checkpoint = parse("[checkpoint]\nprotocol = \"cow\"\nbandwidth = 7\nstaging = 0").unwrap().checkpoint;

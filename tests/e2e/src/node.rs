@@ -24,8 +24,7 @@ use crate::{App, Fate, Image, Result, process, stage};
 
 /// Workers that the daemon keeps ready.
 const SPARE: u32 = 1;
-/// The least host memory for copies that is cut into as many units as more is, how many, and what a unit is called.
-const STAGING: &str = "\n[checkpoint]\nstaging = 67108864\n";
+/// Into how many units host memory for copies is cut at most, and what a unit is called.
 const UNITS: usize = 16;
 const UNIT_LEAST: usize = 4 << 20;
 const UNIT: &str = "rekindle-stage";
@@ -139,9 +138,7 @@ impl Node {
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
         // Not the machine's own.
         let configuration = self.path("rekindled.toml");
-        // As little host memory as shows that copies go through it, where the test does not say how they are made.
-        let staging = if self.configuration.contains("[checkpoint]") { "" } else { STAGING };
-        fs::write(&configuration, format!("{}{staging}", self.configuration))?;
+        fs::write(&configuration, &self.configuration)?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
         let process = command
@@ -164,7 +161,7 @@ impl Node {
         self.wait_for_spare()?;
         let said =
             self.configuration.split("staging = ").nth(1).and_then(|it| it.lines().next()?.parse::<usize>().ok());
-        let units = said.map_or(UNITS, |bytes| (bytes / UNIT_LEAST).min(UNITS));
+        let units = said.map_or(0, |bytes| (bytes / UNIT_LEAST).min(UNITS));
         until_true("the daemon has its host memory", || {
             Ok(process::descriptors(self.daemon_pid()?)?.iter().filter(|it| it.contains(UNIT)).count() == units)
         })?;

@@ -42,8 +42,11 @@ impl Executor {
         new: Vec<(u64, OwnedFd)>,
         done: impl FnOnce(Result<(), String>) + Send + 'static,
     ) -> Result<(), String> {
-        self.discard_finished();
-        let Some(engine) = &self.engine else {
+        if !units.is_empty() {
+            self.discard_finished();
+        }
+        // What came of a copy is told to who asks about it, and not lost for this.
+        let Some(engine) = self.engine.as_ref().filter(|_| self.background.is_none()) else {
             // What lies there stays until it is written, and no more is put there.
             self.stage.end();
             return Err("it is being copied already: wait until that is over".into());
