@@ -32,7 +32,7 @@ pub enum CompressionChoice {
     Lz4,
     /// By Zstandard: smaller.
     Zstd,
-    /// What makes the image durable soonest, by what the first 16 MiB of each data file took to be written and a sample of them
+    /// What makes the image durable soonest, by what the first 16 MiB of each process took to be written and a sample of them
     /// to be compressed: not at all where the disk is faster than compression.
     Auto,
 }
@@ -118,8 +118,8 @@ impl Chooser {
         }
     }
 
-    /// A piece was written as it is, in this time. The one that makes the measured bytes full waits until they are durable.
-    pub(crate) fn wrote(&self, file: &File, content: &[u8], took: Duration) {
+    /// A piece was written as it is, in this time, into one of these files. The one that makes the measured bytes full waits until they are durable.
+    pub(crate) fn wrote<'a>(&self, files: impl Iterator<Item = &'a File>, content: &[u8], took: Duration) {
         if self.choice != CompressionChoice::Auto || self.chosen.get().is_some() {
             return;
         }
@@ -131,7 +131,7 @@ impl Chooser {
         }
         let began = Instant::now();
         // Where it cannot be asked for, what was written is as good as durable. A failure comes again at the commit.
-        let _ = file.sync_data();
+        files.for_each(|file| drop(file.sync_data()));
         let seconds = (Duration::from_nanos(took) + began.elapsed()).as_secs_f64();
         let sample = &content[..content.len().min(SAMPLE)];
         let measured = [Compression::Lz4, Compression::Zstd].map(|method| measure(method, sample));
@@ -227,7 +227,7 @@ mod tests {
         for written in 1..=4 {
             assert_eq!(chooser.method(), Compression::None);
             // 4 MiB a second.
-            chooser.wrote(&file, &content, Duration::from_secs(1));
+            chooser.wrote([&file].into_iter(), &content, Duration::from_secs(1));
             assert_eq!(chooser.chosen.get().is_some(), written == 4);
         }
         assert_ne!(chooser.method(), Compression::None);

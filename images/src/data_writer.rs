@@ -1,11 +1,11 @@
-//! Appending pieces to a data file.
+//! Appending pieces to data files.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::ImageError;
 use crate::compress::{Chooser, CompressionChoice, compress};
 use crate::content::{ContentKey, Schedule};
 use crate::direct::Direct;
@@ -13,29 +13,26 @@ use crate::hash::PieceHash;
 use crate::known::Known;
 use crate::limits::{BLOCK, MAX_PIECE_LENGTH, PIECE_LENGTH};
 use crate::manifest::{Compression, Extent, Piece, Storage};
-use crate::names::data_name;
-use crate::{ImageError, sys};
+use crate::target::{Target, pick};
 
-/// Writes the pieces of one data file.
+/// Writes pieces into one data file, or several.
 ///
-/// It needs nothing but the open file, so it works in a process that may open none. All methods
+/// It needs nothing but the open files, so it works in a process that may open none. All methods
 /// take `&self`, and any number of threads may append at once: each piece gets its place first and
-/// is written there with no lock held.
+/// is written there with no lock held. Of several files each thread writes to one that no other writes to at that time, as
+/// long as there are some; a thread that is alone only ever to the first.
 ///
 /// A failed write may leave a part of a piece behind, which a verification would find: the
-/// checkpoint is to be given up then. The file is whole when
+/// checkpoint is to be given up then. The files are whole when
 /// [`finish`](Self::finish) has returned; durable when the image is committed.
 #[derive(Debug)]
 pub struct DataWriter {
-    file: File,
-    index: u32,
-    name: String,
+    /// At least one, each of another number.
+    targets: Vec<Target>,
     schedule: Schedule,
     known: Known,
     chooser: Chooser,
     zero: OnceLock<PieceHash>,
-    end: AtomicU64,
-    direct: Option<Direct>,
 }
 
 impl DataWriter {
@@ -45,15 +42,24 @@ impl DataWriter {
     /// # Errors
     /// The file's length cannot be read.
     pub fn new(file: File, index: u32, key: ContentKey) -> Result<Self, ImageError> {
-        let name = data_name(index);
-        match file.metadata() {
-            Ok(status) => {
-                let end = AtomicU64::new(status.len().next_multiple_of(BLOCK));
-                let (known, chooser, zero) = (Known::default(), Chooser::default(), OnceLock::new());
-                Ok(Self { end, file, index, name, schedule: key.schedule(), known, chooser, zero, direct: None })
-            }
-            Err(error) => Err(ImageError::io("read the size of", name, error)),
+        Self::of([(index, file)], key)
+    }
+
+    /// Appends to these data files, by their numbers, behind what is in them.
+    ///
+    /// # Errors
+    /// A file's length cannot be read; [`ImageError::Invalid`] where there is no file, or a number comes twice.
+    pub fn of(files: impl IntoIterator<Item = (u32, File)>, key: ContentKey) -> Result<Self, ImageError> {
+        let targets = files.into_iter().map(|(index, file)| Target::new(index, file));
+        let targets = targets.collect::<Result<Vec<_>, _>>()?;
+        let numbers: BTreeSet<_> = targets.iter().map(|it| it.index).collect();
+        if targets.is_empty() || numbers.len() != targets.len() {
+            return Err(ImageError::Invalid {
+                what: "data files to be written that are none, or one twice".to_owned(),
+            });
         }
+        let (known, chooser, zero) = (Known::default(), Chooser::default(), OnceLock::new());
+        Ok(Self { targets, schedule: key.schedule(), known, chooser, zero })
     }
 
     /// Does not write what is in this table, but refers to it.
@@ -68,11 +74,15 @@ impl DataWriter {
         Self { chooser: Chooser::new(choice), ..self }
     }
 
-    /// Writes what lies at block boundaries in memory past the page cache: through this file, which is the same one
-    /// opened with `O_DIRECT` ([`ImageWriter::direct_file`](crate::ImageWriter::direct_file)).
+    /// Writes what lies at block boundaries in memory past the page cache: through these files, which are the same ones in
+    /// the same order, opened with `O_DIRECT` ([`ImageWriter::direct_file`](crate::ImageWriter::direct_file)).
     #[must_use]
-    pub fn with_direct(self, file: File) -> Self {
-        Self { direct: Some(Direct::new(file)), ..self }
+    pub fn with_direct(mut self, files: impl IntoIterator<Item = File>) -> Self {
+        let share = self.targets.len() as u64;
+        for (target, file) in self.targets.iter_mut().zip(files) {
+            target.set_direct(Direct::new(file, share));
+        }
+        self
     }
 
     /// Where content of this hash and length is already, if it is: nowhere since it is zero (of pieces of
@@ -87,22 +97,10 @@ impl DataWriter {
         self.known.get(hash, length)
     }
 
-    /// The file, for writing by other means into what [`reserve`](Self::reserve) gave.
-    #[must_use]
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// The file's number.
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// Bytes reserved so far, padding included: what the file's length will be.
+    /// Bytes reserved so far in all files, padding included: what their lengths will be together.
     #[must_use]
     pub fn length(&self) -> u64 {
-        self.end.load(Ordering::Relaxed)
+        self.targets.iter().map(Target::length).sum()
     }
 
     /// Hashes one piece of a region, writes it unless it is zero throughout or [known](Self::with_known), and says
@@ -131,7 +129,7 @@ impl DataWriter {
             let method = self.chooser.method();
             let extent = self.store(content, method)?;
             if method == Compression::None {
-                self.chooser.wrote(&self.file, content, began.elapsed());
+                self.chooser.wrote(self.targets.iter().map(Target::file), content, began.elapsed());
             }
             Storage::Stored(extent)
         };
@@ -146,9 +144,12 @@ impl DataWriter {
             None => (content, Compression::None),
         };
         let length = stored.len() as u64;
-        let offset = self.reserve(length)?;
-        self.write_at(offset, stored)?;
-        Ok(Extent { file: self.index, offset, length, compression })
+        // Not before all is computed: what counts is who writes.
+        let none = || ImageError::Invalid { what: "there is no data file".to_owned() };
+        let target = pick(&self.targets).ok_or_else(none)?;
+        let offset = target.reserve(length)?;
+        target.write_at(offset, stored)?;
+        Ok(Extent { file: target.index, offset, length, compression })
     }
 
     /// The hash of content under the checkpoint's key.
@@ -158,7 +159,7 @@ impl DataWriter {
     }
 
     /// Puts new content in the place of a piece that this writer made before, in the same region at the same offset,
-    /// and says where it is now: in the same extent where the piece has one in this file that it fits into, which then
+    /// and says where it is now: in the same extent where the piece has one in these files that it fits into, which then
     /// holds it even if it is zero throughout, else as [`append_hashed`](Self::append_hashed) does. The piece given is not
     /// to be used any more. While this runs nobody else may replace or read it.
     ///
@@ -169,39 +170,41 @@ impl DataWriter {
         if length != piece.length {
             return Err(ImageError::Invalid { what: format!("{length} bytes for a piece of {}", piece.length) });
         }
-        match piece.storage {
-            Storage::Stored(extent)
-                if extent.file == self.index
-                    && (extent.compression != Compression::None || extent.length == length)
-                    && extent.length <= length
-                    && extent.offset.checked_add(extent.length).is_some_and(|end| end <= self.length()) =>
-            {
-                if extent.compression == Compression::None {
-                    self.write_at(extent.offset, content)?;
-                    return Ok(Piece { hash, ..*piece });
-                }
-                self.recompress(piece, &extent, content, hash)
-            }
-            Storage::Stored(_) => {
-                Err(ImageError::Invalid { what: format!("a piece to be replaced that is not in {}", self.name) })
-            }
-            Storage::Zero | Storage::Parent { .. } => self.append_hashed(piece.offset, content, hash),
+        let Storage::Stored(extent) = piece.storage else { return self.append_hashed(piece.offset, content, hash) };
+        let target = self.targets.iter().find(|it| it.index == extent.file).filter(|target| {
+            (extent.compression != Compression::None || extent.length == length)
+                && extent.length <= length
+                && extent.offset.checked_add(extent.length).is_some_and(|end| end <= target.length())
+        });
+        let elsewhere = || ImageError::Invalid { what: "a piece to be replaced that was not written here".to_owned() };
+        let target = target.ok_or_else(elsewhere)?;
+        if extent.compression == Compression::None {
+            target.enter().write_at(extent.offset, content)?;
+            return Ok(Piece { hash, ..*piece });
         }
+        self.recompress(piece, target, &extent, content, hash)
     }
 
     /// What is not used any more of an extent becomes zero, as everything between pieces is.
-    fn recompress(&self, piece: &Piece, extent: &Extent, content: &[u8], hash: PieceHash) -> Result<Piece, ImageError> {
+    fn recompress(
+        &self,
+        piece: &Piece,
+        target: &Target,
+        extent: &Extent,
+        content: &[u8],
+        hash: PieceHash,
+    ) -> Result<Piece, ImageError> {
         let room = extent.length.next_multiple_of(BLOCK);
         match compress(extent.compression, content) {
             Some(mut stored) if stored.len() as u64 <= room => {
                 let length = stored.len() as u64;
                 // What was there may be longer.
                 stored.resize(extent.length.max(length) as usize, 0);
-                self.write_at(extent.offset, &stored)?;
+                target.enter().write_at(extent.offset, &stored)?;
                 Ok(Piece { hash, storage: Storage::Stored(Extent { length, ..*extent }), ..*piece })
             }
             _ => {
-                self.erase(extent.offset, extent.length)?;
+                target.enter().erase(extent.offset, extent.length)?;
                 self.append_hashed(piece.offset, content, hash)
             }
         }
@@ -217,82 +220,32 @@ impl DataWriter {
         pieces.map(|(offset, content)| self.append(offset, content)).collect()
     }
 
-    /// Sets a place aside for `length` bytes: its offset in the file, a multiple of [`BLOCK`].
+    /// Gives the files their final lengths, and returns what these are together. To be called when all appends are done.
     ///
     /// # Errors
-    /// [`ImageError::Invalid`] where the file would become longer than a file can be.
-    pub fn reserve(&self, length: u64) -> Result<u64, ImageError> {
-        let next = |end: u64| {
-            let next = end.checked_add(length)?.checked_next_multiple_of(BLOCK)?;
-            (next <= i64::MAX as u64).then_some(next)
-        };
-        self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|end| ImageError::Invalid {
-            what: format!("{length} bytes more in {}, which has {end}", self.name),
-        })
-    }
-
-    /// Writes all of `content` at an offset of the file, which the caller has reserved.
-    ///
-    /// # Errors
-    /// [`ImageError::NoSpace`] where the disk is full, else [`ImageError::Io`]; a part may have
-    /// been written.
-    pub fn write_at(&self, offset: u64, content: &[u8]) -> Result<(), ImageError> {
-        let failed = |error| ImageError::write(&self.name, content.len() as u64, error);
-        if let Some(direct) = &self.direct
-            && direct.write_at(offset, content).map_err(failed)?
-        {
-            return Ok(());
-        }
-        self.file.write_all_at(content, offset).map_err(failed)
-    }
-
-    /// Gives the file its final length, and returns it. To be called when all appends are done.
-    ///
-    /// # Errors
-    /// The file cannot be made that long.
+    /// A file cannot be made that long.
     pub fn finish(self) -> Result<u64, ImageError> {
         self.seal()
     }
 
     /// As [`seal`](Self::seal), where pieces have been written that are not in the image: of everything but these, which
-    /// are those in the manifest, nothing is left in the file.
+    /// are those in the manifest, nothing is left in the files.
     ///
     /// # Errors
-    /// Those of [`write_at`](Self::write_at) and of [`finish`](Self::finish).
+    /// Those of [`append`](Self::append) and of [`finish`](Self::finish).
     pub fn seal_keeping<'a>(&self, pieces: impl IntoIterator<Item = &'a Piece>) -> Result<u64, ImageError> {
-        let place = |piece: &Piece| match piece.storage {
-            // What ends beyond all files is refused at the commit.
-            Storage::Stored(extent) if extent.file == self.index => {
-                Some((extent.offset, extent.offset.saturating_add(extent.length)))
+        let mut used = vec![Vec::new(); self.targets.len()];
+        for piece in pieces {
+            let Storage::Stored(extent) = piece.storage else { continue };
+            let target = self.targets.iter().position(|it| it.index == extent.file);
+            if let Some(used) = target.and_then(|at| used.get_mut(at)) {
+                // What ends beyond all files is refused at the commit.
+                used.push((extent.offset, extent.offset.saturating_add(extent.length)));
             }
-            _ => None,
-        };
-        let mut used: Vec<_> = pieces.into_iter().filter_map(place).collect();
-        used.sort_unstable();
+        }
         let length = self.seal()?;
-        let mut covered = 0;
-        for (start, end) in used.into_iter().chain([(length, length)]) {
-            // A piece's last block is zero behind it already.
-            let from = u64::next_multiple_of(covered, BLOCK);
-            if start > from {
-                self.erase(from, start.min(length).saturating_sub(from))?;
-            }
-            covered = covered.max(end.min(length));
-        }
+        self.targets.iter().zip(used).try_for_each(|(target, used)| target.erase_but(used))?;
         Ok(length)
-    }
-
-    /// Makes a range zero.
-    fn erase(&self, offset: u64, length: u64) -> Result<(), ImageError> {
-        if length == 0 || sys::punch_hole(&self.file, offset, length).is_ok() {
-            return Ok(());
-        }
-        // A file system that has no holes.
-        let zeros = vec![0; length.min(PIECE_LENGTH) as usize];
-        for at in (0..length).step_by(zeros.len()) {
-            self.write_at(offset + at, &zeros[..(length - at).min(PIECE_LENGTH) as usize])?;
-        }
-        Ok(())
     }
 
     /// As [`finish`](Self::finish), where others have the writer too: none of them appends any more.
@@ -300,11 +253,7 @@ impl DataWriter {
     /// # Errors
     /// Those of [`finish`](Self::finish).
     pub fn seal(&self) -> Result<u64, ImageError> {
-        let length = self.length();
-        match self.file.set_len(length) {
-            Ok(()) => Ok(length),
-            Err(error) => Err(ImageError::write(&self.name, 0, error)),
-        }
+        self.targets.iter().map(Target::seal).sum()
     }
 }
 
@@ -325,11 +274,16 @@ mod tests {
     use super::*;
     use crate::data_reader::{DataFile, DataReader};
     use std::fs::OpenOptions;
+    use std::os::unix::fs::FileExt;
 
     const KEY: ContentKey = ContentKey::from_bytes([7; 16]);
 
     fn hash(content: &[u8]) -> PieceHash {
         KEY.schedule().hash(content).into()
+    }
+
+    fn file_of(writer: &DataWriter) -> &File {
+        writer.targets[0].file()
     }
 
     fn writer() -> DataWriter {
@@ -356,7 +310,7 @@ mod tests {
         let direct = File::options().write(true).custom_flags(libc::O_DIRECT).open(kept.path());
         // Not every file system has it.
         let Ok(direct) = direct else { return eprintln!("skipped: no O_DIRECT here") };
-        let writer = DataWriter::new(kept.reopen().unwrap(), 3, KEY).unwrap().with_direct(direct);
+        let writer = DataWriter::new(kept.reopen().unwrap(), 3, KEY).unwrap().with_direct([direct]);
         let mut memory = vec![0; 5 * BLOCK as usize];
         let start = memory.as_ptr().align_offset(BLOCK as usize);
         memory[start..].iter_mut().zip(1..).for_each(|(byte, i): (&mut u8, u32)| *byte = (i % 251) as u8);
@@ -368,10 +322,10 @@ mod tests {
         for (piece, content) in [(pieces[0], whole), (pieces[1], odd), (last, whole)] {
             let Storage::Stored(extent) = piece.storage else { panic!("{piece:?}") };
             let mut found = vec![0; content.len()];
-            writer.file().read_exact_at(&mut found, extent.offset).unwrap();
+            file_of(&writer).read_exact_at(&mut found, extent.offset).unwrap();
             assert_eq!(found, content);
         }
-        let file = writer.file().try_clone().unwrap();
+        let file = file_of(&writer).try_clone().unwrap();
         let length = writer.finish().unwrap();
         assert_eq!((length, file.metadata().unwrap().len()), (8 * BLOCK, 8 * BLOCK));
     }
@@ -397,7 +351,7 @@ mod tests {
             let now = writer.replace_hashed(&was_there, &content, hash(&content)).unwrap();
             assert_eq!(now, Piece { hash: hash(&content), ..was_there });
             let mut found = [9; 5000];
-            writer.file().read_exact_at(&mut found, 0).unwrap();
+            file_of(&writer).read_exact_at(&mut found, 0).unwrap();
             assert_eq!(found, content);
         }
         assert_eq!(writer.length(), length);
@@ -432,15 +386,15 @@ mod tests {
                 let (before, now) = (piece, writer.replace_hashed(&piece, &content, hash(&content)).unwrap());
                 assert_eq!(before.storage.place().unwrap().1.offset != now.storage.place().unwrap().1.offset, moves);
                 piece = now;
-                let reader = DataReader::new(KEY.into(), [(DataFile::own(3), writer.file().try_clone().unwrap())]);
+                let reader = DataReader::new(KEY.into(), [(DataFile::own(3), file_of(&writer).try_clone().unwrap())]);
                 let mut found = vec![0; length];
                 reader.read(&piece, &mut found).unwrap();
                 assert_eq!(found, content);
                 reader.read(&behind, &mut found).unwrap();
                 // Nothing is left between the two.
                 let mut all = vec![0; writer.length() as usize];
-                let end = writer.file().metadata().unwrap().len() as usize;
-                writer.file().read_exact_at(&mut all[..end], 0).unwrap();
+                let end = file_of(&writer).metadata().unwrap().len() as usize;
+                file_of(&writer).read_exact_at(&mut all[..end], 0).unwrap();
                 for (_, extent) in [piece, behind].iter().filter_map(|it| it.storage.place()) {
                     all[extent.offset as usize..(extent.offset + extent.length) as usize].fill(0);
                 }
@@ -455,7 +409,7 @@ mod tests {
         let all: Vec<_> = (0..8_u8).map(|n| file.append(0, &vec![n + 1; 5000]).unwrap()).collect();
         assert_eq!(file.seal_keeping(&[all[6], all[1], all[2], all[2]]).unwrap(), 8 * 8192);
         let mut found = vec![0; 8 * 8192];
-        file.file().read_exact_at(&mut found, 0).unwrap();
+        file_of(&file).read_exact_at(&mut found, 0).unwrap();
         for (n, place) in (0_u8..).zip(found.chunks(8192)) {
             let kept = [1, 2, 6].contains(&n);
             assert_eq!(place[..5000], vec![if kept { n + 1 } else { 0 }; 5000]);
@@ -466,7 +420,7 @@ mod tests {
         writer.append(0, &[1; 5000]).unwrap();
         writer.seal_keeping([]).unwrap();
         let mut found = [1; 8192];
-        writer.file().read_exact_at(&mut found, 0).unwrap();
+        file_of(&writer).read_exact_at(&mut found, 0).unwrap();
         assert!(is_zero(&found));
     }
 
@@ -485,6 +439,115 @@ mod tests {
         }
     }
 
+    /// Of three files with numbers that do not follow each other.
+    fn writer_of_three() -> (DataWriter, Vec<File>) {
+        let files: Vec<_> = (0..3).map(|_| tempfile::tempfile().unwrap()).collect();
+        let ours = THREE.into_iter().zip(files.iter().map(|it| it.try_clone().unwrap()));
+        (DataWriter::of(ours, KEY).unwrap(), files)
+    }
+
+    const THREE: [u32; 3] = [7, 65_536, 65_540];
+
+    fn extent(piece: &Piece) -> Extent {
+        piece.storage.place().unwrap().1
+    }
+
+    /// One piece in each of the files, as if three threads had written them.
+    fn in_each(writer: &DataWriter, byte: u8) -> Vec<Piece> {
+        let mut busy = Vec::new();
+        let append = |_| {
+            let piece = writer.append(0, &[byte; 5000]).unwrap();
+            busy.push(writer.targets.iter().find(|it| it.index == extent(&piece).file).unwrap().enter());
+            piece
+        };
+        (0..3).map(append).collect()
+    }
+
+    #[test]
+    fn a_thread_that_is_alone_writes_to_the_first_file_and_others_to_those_that_are_free() {
+        let (writer, files) = writer_of_three();
+        for _ in 0..10 {
+            assert_eq!(extent(&writer.append(0, &[1; 5000]).unwrap()).file, THREE[0]);
+        }
+        let pieces = in_each(&writer, 2);
+        assert_eq!(pieces.iter().map(|it| extent(it).file).collect::<Vec<_>>(), THREE);
+        assert_eq!(writer.length(), 13 * 8192);
+        assert_eq!(writer.finish().unwrap(), 13 * 8192);
+        let lengths = files.iter().map(|it| it.metadata().unwrap().len());
+        assert_eq!(lengths.collect::<Vec<_>>(), [11 * 8192, 8192, 8192]);
+        let numbered = THREE.into_iter().map(DataFile::own).zip(files);
+        let reader = DataReader::new(KEY.into(), numbered);
+        let mut found = vec![0; 5000];
+        for piece in pieces {
+            reader.read(&piece, &mut found).unwrap();
+            assert_eq!(found, [2; 5000]);
+        }
+    }
+
+    #[test]
+    fn what_is_replaced_stays_in_its_file_and_what_is_not_used_goes_from_every_file() {
+        for choice in [CompressionChoice::Off, CompressionChoice::Lz4] {
+            let (writer, files) = writer_of_three();
+            let writer = writer.with_compression(choice);
+            let (kept, gone, last) = (in_each(&writer, 1), in_each(&writer, 2), in_each(&writer, 3));
+            let replace = |piece: &Piece| writer.replace_hashed(piece, &[9; 5000], hash(&[9; 5000])).unwrap();
+            let kept: Vec<_> = kept.iter().map(replace).collect();
+            assert_eq!(kept.iter().map(|it| extent(it).file).collect::<Vec<_>>(), THREE);
+            writer.seal_keeping(kept.iter().chain(&last[1..2])).unwrap();
+            for ((file, kept), (gone, last)) in files.iter().zip(&kept).zip(gone.iter().zip(&last)) {
+                let read = |piece: &Piece| {
+                    let mut found = vec![0; extent(piece).length as usize];
+                    file.read_exact_at(&mut found, extent(piece).offset).unwrap();
+                    found
+                };
+                assert!(!is_zero(&read(kept)) && is_zero(&read(gone)));
+                assert_eq!(is_zero(&read(last)), extent(last).file != THREE[1]);
+            }
+            // A piece of another writer's.
+            let other = Piece { storage: Storage::Stored(Extent { file: 8, ..extent(&kept[0]) }), ..kept[0] };
+            assert!(writer.replace_hashed(&other, &[9; 5000], hash(&[9; 5000])).is_err());
+        }
+    }
+
+    #[test]
+    fn each_file_is_written_past_the_page_cache_by_itself() {
+        use std::os::unix::fs::OpenOptionsExt;
+        let kept: Vec<_> = (0..3).map(|_| tempfile::NamedTempFile::new().unwrap()).collect();
+        let direct = |it: &tempfile::NamedTempFile| {
+            File::options().write(true).custom_flags(libc::O_DIRECT).open(it.path()).ok()
+        };
+        let Some(direct) = kept.iter().map(direct).collect::<Option<Vec<_>>>() else {
+            return eprintln!("skipped: no O_DIRECT here");
+        };
+        let files: Vec<_> = kept.iter().map(|it| it.reopen().unwrap()).collect();
+        let ours = THREE.into_iter().zip(files.iter().map(|it| it.try_clone().unwrap()));
+        let writer = DataWriter::of(ours, KEY).unwrap().with_direct(direct);
+        let mut memory = vec![3; 4 * BLOCK as usize];
+        let start = memory.as_ptr().align_offset(BLOCK as usize);
+        let content = &mut memory[start..start + 3 * BLOCK as usize];
+        let mut busy = Vec::new();
+        for (byte, target) in (1..).zip(&writer.targets) {
+            content.fill(byte);
+            writer.append(0, content).unwrap();
+            busy.push(target.enter());
+        }
+        drop(busy);
+        assert_eq!(writer.finish().unwrap(), 9 * BLOCK);
+        for (byte, file) in (1..).zip(&files) {
+            let mut found = vec![0; 3 * BLOCK as usize];
+            file.read_exact_at(&mut found, 0).unwrap();
+            assert!(found.iter().all(|it| *it == byte));
+            assert_eq!(file.metadata().unwrap().len(), 3 * BLOCK);
+        }
+    }
+
+    #[test]
+    fn files_that_are_none_or_twice_the_same_are_refused() {
+        let file = || tempfile::tempfile().unwrap();
+        assert!(DataWriter::of([], KEY).is_err());
+        assert!(DataWriter::of([(3, file()), (4, file()), (3, file())], KEY).is_err());
+    }
+
     #[test]
     fn one_byte_anywhere_makes_content_not_zero() {
         for at in [0, 4095, 4096, 8191, 9999] {
@@ -501,15 +564,18 @@ mod tests {
         let error = writer.append(0, &[1; 4096]).unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::NoSpace);
         assert!(error.to_string().contains("4096 bytes to rekindle-data-0.raw"));
-    }
 
-    #[test]
-    fn a_reservation_past_the_end_of_all_files_is_refused() {
-        let writer = writer();
-        writer.append(0, &[1; 1]).unwrap();
-        assert!(writer.reserve(u64::MAX).is_err());
-        assert!(writer.reserve(i64::MAX as u64).is_err());
-        assert_eq!(writer.length(), BLOCK);
+        // And which one of several; nobody is taken to write to it any more.
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let writer = DataWriter::of([(0, tempfile::tempfile().unwrap()), (65_536, full)], KEY).unwrap();
+        let first = writer.targets[0].enter();
+        for _ in 0..2 {
+            let error = writer.append(0, &[1; 4096]).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::NoSpace);
+            assert!(error.to_string().contains("4096 bytes to rekindle-data-65536.raw"), "{error}");
+        }
+        drop(first);
+        assert_eq!(extent(&writer.append(0, &[1; 4096]).unwrap()).file, 0);
     }
 
     #[test]

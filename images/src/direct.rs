@@ -7,16 +7,18 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::limits::BLOCK;
+use crate::limits::{BLOCK, PIECE_LENGTH};
 use crate::sys;
 
-/// How much of a file gets its blocks at a time. Writes to blocks that are there do not wait for each other.
+/// How much of all files of a writer gets its blocks at a time. Writes to blocks that are there do not wait for each other.
 const AHEAD: u64 = 64 << 20;
 
 /// A data file, opened with `O_DIRECT` too.
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: File,
+    /// How much of this one gets its blocks at a time.
+    ahead: u64,
     /// Up to where the file has its blocks.
     reserved: AtomicU64,
     reserving: Mutex<()>,
@@ -25,8 +27,11 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    pub(crate) fn new(file: File) -> Self {
-        Self { file, reserved: AtomicU64::new(0), reserving: Mutex::default(), refused: AtomicBool::new(false) }
+    /// One of so many files: what each has ahead the others have not, should that be all there is.
+    pub(crate) fn new(file: File, of: u64) -> Self {
+        let ahead = (AHEAD / of.max(1)).max(PIECE_LENGTH);
+        let (reserved, refused) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { file, ahead, reserved, reserving: Mutex::default(), refused }
     }
 
     /// Writes all of it, if it can be written this way: where content, length and place are at block boundaries. Whether
@@ -57,7 +62,7 @@ impl Direct {
         let _one = self.reserving.lock().unwrap_or_else(PoisonError::into_inner);
         let from = self.reserved.load(Ordering::Relaxed);
         if end > from {
-            let to = end.next_multiple_of(AHEAD);
+            let to = end.next_multiple_of(self.ahead);
             let reserved = match sys::reserve(&self.file, from, to - from) {
                 Ok(()) => to,
                 Err(_) => u64::MAX,

@@ -67,6 +67,7 @@ mod region;
 mod scan;
 #[allow(unsafe_code)]
 mod sys;
+mod target;
 mod validate;
 mod verify;
 mod writer;

@@ -40,3 +40,7 @@ pub const MAX_ANCESTORS: usize = 64;
 
 /// The most data and code files in an image.
 pub const MAX_FILES: usize = 1 << 16;
+
+/// Data files below this number are their clients' first, by the clients' indices; those from here on are further ones of
+/// any client.
+pub const FIRST_FREE_DATA_FILE: u32 = MAX_FILES as u32;

@@ -25,7 +25,7 @@ use crate::decode::Decoder;
 use crate::dir::ImageDir;
 use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::image::read_code_file;
-use crate::limits::{FORMAT_VERSION, MAX_CODE, MAX_FILES};
+use crate::limits::{FIRST_FREE_DATA_FILE, FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest, Parent, Storage};
 use crate::names::{COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
 use crate::{ImageError, encode, envelope, validate};
@@ -91,6 +91,8 @@ struct Files {
     /// Kept open, so that a failed write-back is reported to us.
     data: BTreeMap<u32, File>,
     code: BTreeMap<CodeHash, Code>,
+    /// How many numbers from [`FIRST_FREE_DATA_FILE`] on were given away.
+    more: u32,
 }
 
 /// A code file. Not kept open: there may be thousands.
@@ -195,6 +197,21 @@ impl ImageWriter {
         }
     }
 
+    /// Makes a data file with a number that no client has ([`FIRST_FREE_DATA_FILE`] and those behind it), as
+    /// [`data_file`](Self::data_file) does, and says which. If it is still empty at the commit it is not in the image.
+    ///
+    /// # Errors
+    /// Those of [`data_file`](Self::data_file).
+    pub fn another_data_file(&self) -> Result<(u32, File), ImageError> {
+        let index = {
+            let mut files = self.files();
+            let index = FIRST_FREE_DATA_FILE.checked_add(files.more);
+            files.more += 1;
+            index.ok_or_else(|| ImageError::Invalid { what: format!("more than {MAX_FILES} files") })?
+        };
+        Ok((index, self.data_file(index)?))
+    }
+
     /// A data file that was made before, opened so that it is written past the page cache, where that is worth it.
     #[must_use]
     pub fn direct_file(&self, index: u32) -> Option<File> {
@@ -252,6 +269,7 @@ impl ImageWriter {
     /// another process filled a code file with something else, [`ImageError::TooLarge`],
     /// [`ImageError::NoSpace`], [`ImageError::Io`]. In each case the image is gone.
     pub fn commit(mut self, mut manifest: Manifest) -> Result<Committed, ImageError> {
+        self.remove_unused()?;
         self.sync()?;
         let files = self.check_files()?;
         manifest.format_version = FORMAT_VERSION;
@@ -295,6 +313,24 @@ impl ImageWriter {
     pub fn abort(mut self) -> Result<(), ImageError> {
         self.finished = true;
         self.remove_files()
+    }
+
+    /// Removes files that were made for threads which then had nothing to write.
+    fn remove_unused(&self) -> Result<(), ImageError> {
+        let mut files = self.files();
+        let mut unused = Vec::new();
+        for (&index, file) in files.data.range(FIRST_FREE_DATA_FILE..) {
+            let status =
+                file.metadata().map_err(|error| ImageError::io("read the size of", data_name(index), error))?;
+            if status.len() == 0 {
+                unused.push(index);
+            }
+        }
+        for index in unused {
+            self.dir.remove(&data_name(index))?;
+            files.data.remove(&index);
+        }
+        Ok(())
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {

@@ -260,8 +260,8 @@ fn twelve_clients_come_back_in_their_order_each_with_its_own_content() {
 fn content_past_4_gib_of_a_data_file_reads_back() {
     // The file is sparse: what is before takes no room.
     let file = tempfile::tempfile().unwrap();
+    file.set_len(5 << 30).unwrap();
     let data = DataWriter::new(file.try_clone().unwrap(), 0, KEY).unwrap();
-    data.reserve(5 << 30).unwrap();
     let piece = data.append(7 << 30, &content()[..280]).unwrap();
     assert!(matches!(piece.storage, Storage::Stored(extent) if extent.offset >= 5 << 30));
     data.finish().unwrap();

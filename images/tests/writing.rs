@@ -186,6 +186,36 @@ fn a_planted_link_is_removed_and_not_followed() {
 }
 
 #[test]
+fn further_data_files_have_numbers_of_their_own_and_are_not_kept_for_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), CreateOptions::new().unwrap()).unwrap();
+    drop(writer.data_file(0).unwrap());
+    let (numbers, files): (Vec<_>, Vec<_>) = (0..3).map(|_| writer.another_data_file().unwrap()).unzip();
+    assert_eq!(numbers, [1 << 16, (1 << 16) + 1, (1 << 16) + 2]);
+    assert!(numbers.iter().all(|it| dir.path().join(data_name(*it)).exists()));
+    let data = DataWriter::of([(numbers[1], files[1].try_clone().unwrap())], writer.key()).unwrap();
+    let pieces = data.append_all(&[1; 5000]).unwrap();
+    data.finish().unwrap();
+    let blob = Blob { kind: 1, size: 5000, pieces, ..Blob::default() };
+    let client = Client { blobs: vec![blob], ..Client::default() };
+    writer.commit(Manifest { clients: vec![client], ..Manifest::new(0, Protocol::Stop) }).unwrap();
+    let image = Image::open(dir.path()).unwrap();
+    // The client's first is there in any case.
+    assert_eq!(image.data_files().collect::<Vec<_>>(), [0, numbers[1]]);
+    assert!(!dir.path().join(data_name(numbers[0])).exists() && !dir.path().join(data_name(numbers[2])).exists());
+    assert!(image.verify(|_| ()).is_good());
+
+    // Of an image that was given up none is left.
+    let options = CreateOptions { replace: true, ..CreateOptions::new().unwrap() };
+    let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+    let (_, mut file) = writer.another_data_file().unwrap();
+    std::io::Write::write_all(&mut file, &[1; 5000]).unwrap();
+    drop(writer.another_data_file().unwrap());
+    writer.abort().unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn a_data_file_is_made_once_and_cannot_be_read_by_whom_it_is_handed_to() {
     let dir = directory();
     let writer = create(dir.path()).unwrap();

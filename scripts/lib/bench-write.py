@@ -3,8 +3,9 @@ reaches on the same file system, in one run. What counts is when fsync returns.
 
 Each round starts `rekindled bench-write` once for each folder: `buffered` writes; `early` sends each piece to the disk as
 soon as it is written (sync_file_range); `direct` is O_DIRECT, `direct_reserved` with the file's blocks reserved before;
-`ours` is what images are written by, with the hashing of each piece. Reported are medians, their lowest and highest, and
-ours as a share of the best of the others with any number of threads.
+`ours` is what images are written by, with the hashing of each piece, and `ours_files` the same into as many files as there
+are threads, as images of much memory are. Reported are medians, their lowest and highest, and ours (the better of the two)
+as a share of the best of the others with any number of threads.
 """
 
 import json
@@ -12,7 +13,7 @@ import os
 
 from bench_common import about, parser, run, spread, write_json
 
-KINDS = ("buffered", "early", "direct", "direct_reserved", "ours")
+KINDS = ("buffered", "early", "direct", "direct_reserved", "ours", "ours_files")
 
 
 def file_system(folder):
@@ -46,7 +47,7 @@ def main():
             rates = {kind: spread(samples[folder, count, kind]) for kind in KINDS if samples[folder, count, kind]}
             figures.append({"folder": folder, "file_system": file_system(folder), "threads": count, "unit": "GB/s", **rates})
             for kind, rate in rates.items():
-                who = "ours" if kind == "ours" else "sink"
+                who = "ours" if kind.startswith("ours") else "sink"
                 best[folder, who] = max(best.get((folder, who), 0), rate["median"])
     document = about(o, "write", device="") | {
         "mib": mib, "rounds": o.rounds, "figures": figures,

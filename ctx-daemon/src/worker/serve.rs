@@ -114,7 +114,7 @@ fn writer(
     let data = files.next().ok_or("no data file came with the request")?;
     let mut writer = DataWriter::new(channel::file(data), number, key).map_err(|e| e.to_string())?;
     if let Some(direct) = files.next() {
-        writer = writer.with_direct(channel::file(direct));
+        writer = writer.with_direct([channel::file(direct)]);
     }
     let compression = compression.parse().map_err(|e: NoCompression| e.to_string())?;
     let known = Known::from_bytes(known).map_err(|e| e.to_string())?;

@@ -25,8 +25,10 @@ struct Figures {
     direct: Vec<f64>,
     /// The file has its blocks before.
     direct_reserved: Vec<f64>,
-    /// As a worker writes an image, with the hashing of each piece.
+    /// As a worker writes an image into one file, with the hashing of each piece.
     ours: Vec<f64>,
+    /// The same into as many files as there are threads, as images of much memory are written.
+    ours_files: Vec<f64>,
 }
 
 /// How pieces are written.
@@ -38,7 +40,7 @@ enum How {
     DirectReserved,
 }
 
-/// Writes so many bytes into a new file in `dir`, with so many threads each, and prints JSON.
+/// Writes so many bytes into new files in `dir`, with so many threads each, and prints JSON.
 ///
 /// # Errors
 /// What could not be written.
@@ -58,7 +60,9 @@ pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -
             measure(How::Early, &mut figures.early)?;
             measure(How::Direct, &mut figures.direct)?;
             measure(How::DirectReserved, &mut figures.direct_reserved)?;
-            figures.ours.push(write_image(dir, bytes, threads).map_err(|error| error.to_string())?);
+            for (files, rates) in [(1, &mut figures.ours), (threads, &mut figures.ours_files)] {
+                rates.push(write_image(dir, bytes, threads, files).map_err(|error| error.to_string())?);
+            }
         }
     }
     println!("{}", serde_json::to_string(&all).map_err(|e| e.to_string())?);
@@ -100,16 +104,21 @@ fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<
     Ok(Some(pieces as f64 * PIECE_LENGTH as f64 / began.elapsed().as_secs_f64() / 1e9))
 }
 
-/// Writes the pieces into an image of its own, which is then given up; GB/s.
-fn write_image(dir: &Path, bytes: u64, threads: usize) -> Result<f64, ImageError> {
+/// Writes the pieces into so many files of an image of its own, which is then given up; GB/s.
+fn write_image(dir: &Path, bytes: u64, threads: usize, files: usize) -> Result<f64, ImageError> {
     let at = dir.join(format!("rekindle-bench-{}", std::process::id()));
     let made = std::fs::create_dir(&at);
     let other = |action, source| ImageError::Io { action, file: at.display().to_string(), source };
     made.map_err(|error| other("make", error))?;
     let measured = (|| {
         let image = ImageWriter::create(ImageDir::open(&at)?, CreateOptions::new()?)?;
-        let mut writer = DataWriter::new(image.data_file(0)?, 0, image.key())?;
-        if let Some(direct) = image.direct_file(0) {
+        let mut all = vec![(0, image.data_file(0)?)];
+        for _ in 1..files {
+            all.push(image.another_data_file()?);
+        }
+        let direct: Vec<_> = all.iter().filter_map(|(index, _)| image.direct_file(*index)).collect();
+        let mut writer = DataWriter::of(all, image.key())?;
+        if direct.len() == files {
             writer = writer.with_direct(direct);
         }
         let pieces = bytes.div_ceil(PIECE_LENGTH);
@@ -164,7 +173,9 @@ mod tests {
         for how in [How::Direct, How::DirectReserved] {
             write(dir.path(), 3 * PIECE_LENGTH, 2, how).unwrap();
         }
-        assert!(write_image(dir.path(), 3 * PIECE_LENGTH, 2).unwrap() > 0.0);
+        for files in [1, 2] {
+            assert!(write_image(dir.path(), 3 * PIECE_LENGTH, 2, files).unwrap() > 0.0);
+        }
         assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
     }
 }
