@@ -359,10 +359,13 @@ impl Copying {
     }
 
     /// A lane has a job's content that is not what it was at the quiesce. There will be no image; the others are looked at
-    /// all the same, so that the next one does not meet the same in another place.
+    /// all the same, so that the next one does not meet the same in another place. Of a copy that was given up nobody keeps
+    /// the memory as it was.
     pub(crate) fn is_wrong(&self, taken: &Taken) {
         let mut inner = self.lock();
-        inner.wrong.insert(self.tasks[taken.index].place);
+        if !inner.failed {
+            inner.wrong.insert(self.tasks[taken.index].place);
+        }
         drop(inner);
         self.is_passed(taken);
     }

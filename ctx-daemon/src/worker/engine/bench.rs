@@ -147,26 +147,24 @@ impl<'a> Bench<'a> {
         // SAFETY: the context is the driver's own.
         expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
         let pieces = jobs(self.source, bytes, 0, self.primary);
-        let mut slots: Vec<_> = pieces.filter_map(|job| Some((job, stage.take()?))).collect();
+        let slots: Vec<_> = pieces.filter_map(|job| Some((job, stage.take()?))).collect();
         let began = Instant::now();
-        for (_, slot) in &mut slots {
+        for (_, slot) in &slots {
             // SAFETY: the slot stays mapped until it is unregistered.
-            let done = unsafe {
-                (driver.cuMemHostRegister_v2)(slot.bytes().as_mut_ptr().cast(), PIECE_LENGTH as usize, NO_FLAGS)
-            };
+            let done = unsafe { (driver.cuMemHostRegister_v2)(slot.place().cast(), PIECE_LENGTH as usize, NO_FLAGS) };
             expect("cuMemHostRegister", done)?;
         }
         let (registered, began) = (began.elapsed(), Instant::now());
-        for (job, slot) in &mut slots {
+        for (job, slot) in &slots {
             // SAFETY: the slot has room for a piece, and lives until the copies are done.
-            unsafe { job.read(driver, slot.bytes().as_mut_ptr(), self.stream)? };
+            unsafe { job.read(driver, slot.place(), self.stream)? };
         }
         // SAFETY: the stream is ours.
         expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
         let copied = began.elapsed();
-        for (_, slot) in &mut slots {
+        for (_, slot) in &slots {
             // SAFETY: registered above, and nothing copies there any more.
-            let done = unsafe { (driver.cuMemHostUnregister)(slot.bytes().as_mut_ptr().cast()) };
+            let done = unsafe { (driver.cuMemHostUnregister)(slot.place().cast()) };
             expect("cuMemHostUnregister", done)?;
         }
         Ok((registered, copied))

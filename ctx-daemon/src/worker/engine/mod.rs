@@ -1,18 +1,17 @@
 //! The copy engine: moves pieces between the device and the image's data files, several at a time.
 //!
 //! ```text
-//!   save   device ──copy──> lane's pinned buffer ──> stage ──> a writer: hash, as expected? write ──> data file
-//!                                   └── no room there: the lane is the writer ──────────────────────────┘
+//!   save   device ──copy──> lane's pinned buffer ──┬──────────────────────> hash, as expected? write ──> data file
+//!                                                  └─ room there? ─> stage ─(later)─┘
 //!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
 //! ```
 //!
 //! Each lane is a thread with a pinned buffer and a stream of its own on each device, made before there is a client:
-//! the engine never allocates or uses the legacy stream while it copies. A piece is off the device, so that its memory may
-//! be written, as soon as it is in the lane's buffer: with room on the [`stage`] that happens at the pace of
-//! the link, else at the pace of the files. A lane that has nothing left to copy writes too. Before each piece a lane looks
-//! whether it may go on (see [`pace`]).
+//! the engine never allocates or uses the legacy stream while it copies. There is a lane for each core; how they save is in
+//! [`out`].
 
 pub(crate) mod bench;
+mod out;
 mod pace;
 pub(crate) mod sinks;
 mod stage;
@@ -25,11 +24,11 @@ use rekindle_wire::control::WRONG_GUESS;
 use thiserror::Error;
 use tracing::debug;
 
+use self::out::Out;
 pub(crate) use self::pace::{Pace, Transfer};
 pub(crate) use self::stage::Stage;
-use self::stage::{Queue, Slot};
 use super::boxes::ArrayPart;
-use super::copying::{Copying, Taken};
+use super::copying::Copying;
 use super::driver::{CallFailed, Driver, expect};
 
 /// Why a copy was not finished.
@@ -118,16 +117,12 @@ struct Lane {
 // SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
 unsafe impl Send for Lane {}
 
-/// What a writer needs: the deepest that it goes is a compressor.
-const WRITER_STACK: usize = 512 << 10;
-
-/// A piece on the stage.
-type Staged = (Taken, Slot);
-
 /// All lanes.
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
     count: usize,
+    /// As many lanes go on beside an application that runs.
+    few: usize,
     /// Host memory that pieces may wait in.
     pub(crate) stage: Stage,
     /// How fast copies out of devices may be.
@@ -137,8 +132,9 @@ pub(crate) struct Engine {
 impl Engine {
     /// An engine with as many lanes as copying is worth threads on this machine.
     pub(crate) fn new() -> Self {
-        let count = (super::cores() / 2).clamp(1, 8);
-        Self { lanes: Vec::new(), count, stage: Stage::default(), pace: Pace::default() }
+        let cores = super::cores();
+        let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
+        Self { lanes: Vec::new(), count, few, stage: Stage::default(), pace: Pace::default() }
     }
 
     /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
@@ -175,8 +171,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs every lane's and writer's thread once, so that their stacks are mapped before there is a client, see
-    /// [`super::start`].
+    /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`super::start`].
     pub(crate) fn warm_up(&mut self) {
         let count = self.lanes.len();
         // And the thread's that starts them while a client runs on.
@@ -184,12 +179,11 @@ impl Engine {
     }
 
     fn warm_lanes(&mut self, count: usize) {
-        let all_here = std::sync::Barrier::new(2 * count);
-        let meet = || {
+        let all_here = std::sync::Barrier::new(count);
+        let started = self.run(count, &AtomicBool::new(false), |_, _| {
             all_here.wait();
             Ok(())
-        };
-        let started = with_writers(count, &meet, || self.run(count, &AtomicBool::new(false), |_, _| meet()));
+        });
         debug_assert!(started.is_ok());
     }
 
@@ -218,50 +212,13 @@ impl Engine {
         writer: &DataWriter,
     ) -> Result<(), EngineError> {
         let lanes = self.lanes.len().min(copying.tasks.len());
-        let (stage, pace, queue) = (self.stage.clone(), self.pace.clone(), Queue::default());
+        let (stage, pace) = (self.stage.clone(), self.pace.clone());
+        let out = Out::new(driver, copying, writer, &stage, &pace, self.few);
         let _under_way = pace.begin();
-        let settle = |(taken, mut slot): Staged| match copying.has_failed() {
-            true => Ok(()),
-            false => write_out(copying, &taken, &slot.bytes()[..taken.job.length as usize], writer),
-        };
-        let write_staged = || std::iter::from_fn(|| queue.pop()).try_for_each(settle).inspect_err(|_| copying.fail());
-        let copy = |lane: &mut Lane| {
-            loop {
-                // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
-                let turn = copying
-                    .next_device()
-                    .filter(|device| pace.wait(*device, PIECE_LENGTH, || copying.next_device().is_none()));
-                let taken = copying.take();
-                let took = taken.map(|it| (it.job.device, it.job.length));
-                pace.correct(turn.map(|device| (device, PIECE_LENGTH)), took);
-                let Some(taken) = taken else { break };
-                // While a command waits nobody looks whether transfers are done.
-                if !taken.urgent {
-                    pace.give_way(taken.job.device, || copying.has_failed());
-                }
-                let content = read_in(driver, lane, copying, &taken)?;
-                match stage.take() {
-                    Some(mut slot) => {
-                        slot.bytes()[..content.len()].copy_from_slice(content);
-                        queue.push((taken, slot));
-                    }
-                    None => write_out(copying, &taken, content, writer)?,
-                }
-            }
-            std::iter::from_fn(|| queue.pop_now()).try_for_each(settle)
-        };
-        with_writers(if stage.is_empty() { 0 } else { lanes }, &write_staged, || {
-            let copied = self.run(lanes, &AtomicBool::new(false), |lane, _| copy(lane).inspect_err(|_| copying.fail()));
-            queue.close();
-            copied
-        })?;
+        let copied = self.run(lanes, &AtomicBool::new(false), |lane, number| out.copy(lane, number));
         let (times, long) = pace.gave_way();
         debug!(times, ms = long.as_millis() as u64, "lanes have given way to the application");
-        match copying.wrong() {
-            Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
-            None if copying.has_failed() => Err(EngineError::Cancelled),
-            None => Ok(()),
-        }
+        copied.and(out.end())
     }
 
     /// Fills device memory from data files.
@@ -332,64 +289,6 @@ impl Engine {
             result
         })
     }
-}
-
-/// Runs `body` beside so many threads that each run `write`. A thread that cannot be had is done without.
-fn with_writers(
-    count: usize,
-    write: &(impl Fn() -> Result<(), EngineError> + Sync),
-    body: impl FnOnce() -> Result<(), EngineError>,
-) -> Result<(), EngineError> {
-    std::thread::scope(|scope| {
-        let thread = || std::thread::Builder::new().name("write".into()).stack_size(WRITER_STACK);
-        let writers: Vec<_> = (0..count).filter_map(|_| thread().spawn_scoped(scope, write).ok()).collect();
-        let result = body();
-        let written = writers.into_iter().map(|writer| writer.join().unwrap_or(Err(EngineError::Lost)));
-        // All are waited for.
-        written.fold(result, Result::and)
-    })
-}
-
-/// Copies a job's memory into the lane's buffer. It may be written from then on.
-fn read_in<'a>(driver: &Driver, lane: &'a mut Lane, copying: &Copying, taken: &Taken) -> Result<&'a [u8], EngineError> {
-    let job = taken.job;
-    let read = enter(driver, lane, &job).and_then(|stream| {
-        // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a clone.
-        unsafe {
-            job.read(driver, lane.buffer, stream)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))
-        }
-    });
-    if let Err(failed) = read {
-        // Nothing is being read any more, nor will be: who waits for that goes on.
-        copying.fail();
-        copying.is_not_read(taken);
-        return Err(failed.into());
-    }
-    copying.is_read(taken);
-    // SAFETY: the piece lies there now; the lane is borrowed as long as the content is.
-    Ok(unsafe { std::slice::from_raw_parts(lane.buffer, job.length as usize) })
-}
-
-/// Puts a job's content into the data file, if it is what it was at the quiesce.
-fn write_out(copying: &Copying, taken: &Taken, content: &[u8], writer: &DataWriter) -> Result<(), EngineError> {
-    let hash = writer.hash(content);
-    let task = &copying.tasks[taken.index];
-    if task.expected.is_some_and(|expected| expected != hash) {
-        copying.is_wrong(taken);
-        return Ok(());
-    }
-    if copying.is_in_vain() {
-        copying.is_passed(taken);
-        return Ok(());
-    }
-    let piece = match &task.before {
-        Some(before) if before.hash == hash => *before,
-        Some(before) => writer.replace_hashed(before, content, hash)?,
-        None => writer.append_hashed(taken.job.offset, content, hash)?,
-    };
-    copying.is_written(taken, piece);
-    Ok(())
 }
 
 /// Makes a job's context current in this thread, and says which stream to copy in.

@@ -8,9 +8,10 @@
 //! It is not registered with the driver: that would take a sixth of a second a GB and hold up the client's calls, while
 //! copying from a lane's pinned buffer takes a lane less time than the link needs for the pieces of all lanes.
 
+use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rekindle_images::PIECE_LENGTH;
 
@@ -68,17 +69,18 @@ impl Stage {
         Some(Slot { address, stage: self.clone() })
     }
 
-    /// Whether it has no room at all.
-    pub(crate) fn is_empty(&self) -> bool {
-        let inner = self.lock();
-        inner.mapped.is_empty() || inner.ends
-    }
-
     /// Whoever lent it is gone: all of it goes back, as soon as nothing lies in it.
     pub(crate) fn end(&self) {
         let mut inner = self.lock();
         inner.ends = true;
         inner.end_if_unused();
+    }
+
+    /// Whether it has no room at all.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let inner = self.lock();
+        inner.mapped.is_empty() || inner.ends
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -146,11 +148,39 @@ impl Inner {
 }
 
 impl Slot {
-    /// All of it. What was there before is anything.
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+    /// Where it is, for [`PIECE_LENGTH`] bytes, as long as it lives.
+    pub(crate) fn place(&self) -> *mut u8 {
+        self.address as *mut u8
+    }
+
+    /// Puts this there, past the cache: it is read much later.
+    ///
+    /// # Panics
+    /// If it is longer than a piece.
+    pub(crate) fn fill(&mut self, content: &[u8]) {
+        assert!(content.len() as u64 <= PIECE_LENGTH);
+        let (vectors, rest) = content.as_chunks::<16>();
+        let to = self.place().cast::<__m128i>();
         // SAFETY: mapped as long as a slot of it is taken, of a file that cannot shrink, and this slot's alone in this
-        // process. Of the only other that has it, the daemon, it is trusted not to write.
-        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, PIECE_LENGTH as usize) }
+        // process. It begins at a multiple of its length and has room for all that is put there. Of the only other that
+        // has it, the daemon, it is trusted not to write.
+        unsafe {
+            for (i, vector) in vectors.iter().enumerate() {
+                _mm_stream_si128(to.add(i), _mm_loadu_si128(vector.as_ptr().cast()));
+            }
+            std::ptr::copy_nonoverlapping(rest.as_ptr(), to.add(vectors.len()).cast(), rest.len());
+            _mm_sfence();
+        }
+    }
+
+    /// So much of what was put there.
+    ///
+    /// # Panics
+    /// If that is longer than a piece.
+    pub(crate) fn bytes(&self, length: u64) -> &[u8] {
+        assert!(length <= PIECE_LENGTH);
+        // SAFETY: as above, and nobody writes to it while it is borrowed.
+        unsafe { std::slice::from_raw_parts(self.place(), length as usize) }
     }
 }
 
@@ -163,53 +193,33 @@ impl Drop for Slot {
     }
 }
 
-/// What lanes have brought and writers take away.
-pub(crate) struct Queue<T> {
-    /// And whether nothing is brought any more.
-    inner: Mutex<(VecDeque<T>, bool)>,
-    changed: Condvar,
-}
+/// What is brought and taken away in the same order.
+pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { inner: Mutex::default(), changed: Condvar::new() }
+        Self(Mutex::default())
     }
 }
 
 impl<T> Queue<T> {
     /// Brings something.
     pub(crate) fn push(&self, one: T) {
-        self.lock().0.push_back(one);
-        self.changed.notify_one();
-    }
-
-    /// What was brought first; waits for it. None when nothing is there nor is to come.
-    pub(crate) fn pop(&self) -> Option<T> {
-        let mut inner = self.lock();
-        loop {
-            if let Some(one) = inner.0.pop_front() {
-                return Some(one);
-            }
-            if inner.1 {
-                return None;
-            }
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.lock().push_back(one);
     }
 
     /// What was brought first, if anything is there.
-    pub(crate) fn pop_now(&self) -> Option<T> {
-        self.lock().0.pop_front()
+    pub(crate) fn pop(&self) -> Option<T> {
+        self.lock().pop_front()
     }
 
-    /// Nothing is brought any more.
-    pub(crate) fn close(&self) {
-        self.lock().1 = true;
-        self.changed.notify_all();
+    /// Whether nothing is there.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
-    fn lock(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -245,11 +255,14 @@ pub(crate) mod tests {
         stage.set(UNIT, &[5, 7], vec![(5, unit()), (7, unit())]).unwrap();
         let mut slots: Vec<_> = std::iter::from_fn(|| stage.take()).collect();
         assert_eq!(slots.len(), 4);
+        // Whole ones, and lengths that are no multiple of anything.
+        let length = |byte: u8| PIECE_LENGTH - u64::from(byte - 1) * 4099;
         for (byte, slot) in (1..).zip(&mut slots) {
-            slot.bytes().fill(byte);
+            slot.fill(&vec![byte; length(byte) as usize]);
         }
-        for (byte, slot) in (1..).zip(&mut slots) {
-            assert!(slot.bytes().iter().all(|it| *it == byte));
+        for (byte, slot) in (1..).zip(&slots) {
+            assert!(slot.bytes(length(byte)).iter().all(|it| *it == byte));
+            assert!(slot.bytes(PIECE_LENGTH)[length(byte) as usize..].iter().all(|it| *it == 0));
         }
         // Not while something lies there.
         assert!(stage.set(UNIT, &[], vec![]).unwrap_err().contains("in use"));

@@ -63,7 +63,7 @@ impl Memory {
 
 fn engine(driver: &Driver) -> Engine {
     let mut engine = Engine::new();
-    engine.count = 3;
+    (engine.count, engine.few) = (3, 2);
     engine.prepare(driver, &[1]).unwrap();
     engine.warm_up();
     engine
@@ -141,12 +141,42 @@ fn a_copy_that_is_given_up_leaves_nothing_on_the_stage() {
     let numbers: Vec<u64> = (1..=8).collect();
     engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
     let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Protected));
+    PIECES.store(0, Relaxed);
     *GIVEN_UP.lock().unwrap() = Some(Arc::clone(&copying));
     let result = engine.copy_out(&driver, &copying, &writer(&file));
     assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
     assert!(PIECES.load(Relaxed) < 6 && copying.pieces().is_err());
     assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len(), 16);
     engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+#[test]
+fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_wrong_guess() {
+    let (driver, memory) = (driver(), Memory::new(6));
+    let driver = Driver { cuMemcpyDtoHAsync_v2: give_up_with_the_third, ..driver };
+    for wrong_before in [false, true] {
+        let _alone = alone();
+        let mut engine = engine(&driver);
+        engine.lanes.truncate(1);
+        let file = tempfile::tempfile().unwrap();
+        let pieces: Vec<_> = memory.0.chunks(PIECE_LENGTH as usize).collect();
+        let hash = |piece: usize| writer(&file).hash(pieces[piece]);
+        let usual = memory.copying(Keeping::Protected);
+        let tasks = usual.tasks.iter().enumerate().map(|(i, task)| {
+            // All are other pieces' from the third on, or from the second.
+            let expected = hash(if i < 2 - usize::from(wrong_before) { i } else { 0 });
+            Task { expected: Some(expected), ..*task }
+        });
+        let copying = Copying::new(tasks.collect(), None, false);
+        PIECES.store(0, Relaxed);
+        *GIVEN_UP.lock().unwrap() = Some(Arc::clone(&copying));
+        let result = engine.copy_out(&driver, &copying, &writer(&file));
+        match wrong_before {
+            false => assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}"),
+            true => assert!(matches!(result, Err(EngineError::WrongGuess { .. })), "{result:?}"),
+        }
+        assert_eq!(PIECES.load(Relaxed), 3);
+    }
 }
 
 #[test]

@@ -1,0 +1,171 @@
+//! How lanes save: what each does with one piece after the other.
+//!
+//! ```text
+//!   take a job ─> copy into the lane's buffer: its memory may be written ─> room on the stage? ─yes─> leave it there
+//!        ^                                                                        └──no──> hash, write
+//!        └── none left, or it may not go on yet: hash and write what is on the stage
+//! ```
+//!
+//! So a piece is off the device at the pace of the link as long as there is room on the stage, and at the pace of the files
+//! then. Before each piece a lane looks whether it may go on (see [`super::pace`]).
+//!
+//! While the application waits, all lanes are at work, one for each core. Once it runs, half of them end, and the others
+//! let whoever wants their core go first.
+
+use rekindle_images::{DataWriter, PIECE_LENGTH};
+
+use super::stage::{Queue, Slot};
+use super::{EngineError, Lane, Pace, Stage, enter};
+use crate::worker::copying::{Copying, Taken};
+use crate::worker::driver::{Driver, expect};
+
+/// How nice lanes are beside an application that runs: a core that nobody else wants is theirs, and of one that somebody
+/// does a tenth.
+const NICE: libc::c_int = 10;
+
+/// A copy of jobs' memory into data files.
+pub(super) struct Out<'a> {
+    driver: &'a Driver,
+    copying: &'a Copying,
+    writer: &'a DataWriter,
+    stage: &'a Stage,
+    pace: &'a Pace,
+    /// As many lanes go on beside an application that runs.
+    few: usize,
+    /// What is on the stage.
+    staged: Queue<(Taken, Slot)>,
+}
+
+impl<'a> Out<'a> {
+    pub(super) fn new(
+        driver: &'a Driver,
+        copying: &'a Copying,
+        writer: &'a DataWriter,
+        stage: &'a Stage,
+        pace: &'a Pace,
+        few: usize,
+    ) -> Self {
+        Self { driver, copying, writer, stage, pace, few, staged: Queue::default() }
+    }
+
+    /// What one lane does, until there is nothing left to take. Whoever waits for a job hears of a failure too.
+    pub(super) fn copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
+        self.try_copy(lane, number).inspect_err(|_| self.copying.fail())
+    }
+
+    fn try_copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
+        let copying = self.copying;
+        let mut beside_it = false;
+        loop {
+            if !beside_it && copying.may_open() {
+                beside_it = true;
+                step_aside();
+            }
+            if beside_it && number >= self.few {
+                return Ok(());
+            }
+            // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
+            let device = copying.next_device();
+            let no_more = || copying.next_device().is_none() || !self.staged.is_empty();
+            let turn = device.filter(|device| self.pace.wait(*device, PIECE_LENGTH, no_more));
+            if turn.is_none()
+                && let Some((taken, slot)) = self.staged.pop()
+            {
+                self.write(&taken, slot.bytes(taken.job.length))?;
+                continue;
+            }
+            let taken = copying.take();
+            let took = taken.map(|it| (it.job.device, it.job.length));
+            self.pace.correct(turn.map(|device| (device, PIECE_LENGTH)), took);
+            match taken {
+                Some(taken) => self.copy_one(lane, taken)?,
+                // Another lane may have left something since.
+                None if self.staged.is_empty() => return Ok(()),
+                None => {}
+            }
+        }
+    }
+
+    fn copy_one(&self, lane: &mut Lane, taken: Taken) -> Result<(), EngineError> {
+        // While a command waits nobody looks whether transfers are done.
+        if !taken.urgent {
+            self.pace.give_way(taken.job.device, || self.copying.has_failed());
+        }
+        let content = self.read(lane, &taken)?;
+        match self.stage.take() {
+            Some(mut slot) => {
+                slot.fill(content);
+                self.staged.push((taken, slot));
+                Ok(())
+            }
+            None => self.write(&taken, content),
+        }
+    }
+
+    /// Copies a job's memory into the lane's buffer. It may be written from then on.
+    fn read<'lane>(&self, lane: &'lane mut Lane, taken: &Taken) -> Result<&'lane [u8], EngineError> {
+        let (driver, job) = (self.driver, taken.job);
+        let read = enter(driver, lane, &job).and_then(|stream| {
+            // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a
+            // clone.
+            unsafe {
+                job.read(driver, lane.buffer, stream)?;
+                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))
+            }
+        });
+        if let Err(failed) = read {
+            // Nothing is being read any more, nor will be: who waits for that goes on.
+            self.copying.fail();
+            self.copying.is_not_read(taken);
+            return Err(failed.into());
+        }
+        self.copying.is_read(taken);
+        // SAFETY: the piece lies there now; the lane is borrowed as long as the content is.
+        Ok(unsafe { std::slice::from_raw_parts(lane.buffer, job.length as usize) })
+    }
+
+    /// Puts a job's content into a data file, if it is what it was at the quiesce, and the copy was not given up: then
+    /// nobody keeps the memory as it was.
+    fn write(&self, taken: &Taken, content: &[u8]) -> Result<(), EngineError> {
+        let (copying, writer) = (self.copying, self.writer);
+        if copying.has_failed() {
+            return Ok(());
+        }
+        let hash = writer.hash(content);
+        let task = &copying.tasks[taken.index];
+        if task.expected.is_some_and(|expected| expected != hash) {
+            copying.is_wrong(taken);
+            return Ok(());
+        }
+        if copying.is_in_vain() {
+            copying.is_passed(taken);
+            return Ok(());
+        }
+        let piece = match &task.before {
+            Some(before) if before.hash == hash => *before,
+            Some(before) => writer.replace_hashed(before, content, hash)?,
+            None => writer.append_hashed(taken.job.offset, content, hash)?,
+        };
+        copying.is_written(taken, piece);
+        Ok(())
+    }
+
+    /// No lane is at work any more: writes what is left on the stage by lanes that did not go on, and says what came of it
+    /// all.
+    pub(super) fn end(self) -> Result<(), EngineError> {
+        let mut rest = std::iter::from_fn(|| self.staged.pop());
+        rest.try_for_each(|(taken, slot)| self.write(&taken, slot.bytes(taken.job.length)))
+            .inspect_err(|_| self.copying.fail())?;
+        match self.copying.wrong() {
+            Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
+            None if self.copying.has_failed() => Err(EngineError::Cancelled),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lets others have the core first, from now on.
+fn step_aside() {
+    // SAFETY: no pointers. On Linux it is the calling thread that becomes nicer; where it may not, nothing changes.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+}
