@@ -20,6 +20,7 @@ mod code;
 mod code_store;
 mod commands;
 mod copying;
+mod crash;
 mod driver;
 pub(crate) mod engine;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]

@@ -15,6 +15,7 @@ use rekindle_wire::window::MAX_DEVICES;
 use tracing::warn;
 
 use super::access::hash::{BATCH_BYTES, Hasher};
+use super::crash;
 use super::driver::{self, CallFailed, Driver, expect};
 use super::engine::Engine;
 use super::executor::{Device, Executor};
@@ -48,6 +49,8 @@ pub(super) fn start(
     if let Some(limit) = report_access {
         executor.start_observing(limit)?;
     }
+    // Now that all libraries are loaded, and before there is a client.
+    crash::say().unwrap_or_else(|error| warn!("a crash would not be said: {error}"));
     if let Some(confinement) = confined {
         sandbox::close(confinement)?;
     }

@@ -160,6 +160,9 @@ pub(crate) fn map(base: u64, len: u64, offset: u64, handle: u64) -> Result<()> {
         let end = base.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let reserved = vmm.reservations.range(..=base).next_back();
         ensure(reserved.is_some_and(|(&start, &size)| end <= start + size), CUDA_ERROR_INVALID_VALUE)?;
+        // What is being unmapped has no region any more, but its pages yet: they would be taken from the new mapping.
+        let before = vmm.mappings.range(..end).next_back();
+        ensure(before.is_none_or(|(&start, (size, _))| start + size <= base), CUDA_ERROR_INVALID_VALUE)?;
         let region = Region {
             base,
             len,
@@ -269,5 +272,42 @@ impl Vmm {
             }
         }
         (at.checked_add(len)? <= WINDOW_END).then_some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::time::{Duration, Instant};
+
+    use super::space::View;
+    use super::*;
+
+    /// Addresses that nothing else in this process uses.
+    const AT: u64 = 0x0900_0000_0000;
+
+    #[test]
+    fn addresses_are_free_again_when_the_mapping_is_gone_and_not_before() {
+        let device = &crate::device::create()[0];
+        reserve(LEAST_PLACED, 0, AT).unwrap();
+        let [old, new] = [(); 2].map(|()| create(device, BLOCK, CUmemAllocationProp::default()).unwrap());
+        map(AT, BLOCK, 0, old).unwrap();
+        // A kernel that goes on: nothing is unmapped until it looks again.
+        let kernel = View::open(0);
+        let unmapping = std::thread::spawn(|| unmap(AT, BLOCK));
+        let began = Instant::now();
+        while space::find(AT).is_some() {
+            assert!(began.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+        assert_eq!(map(AT, BLOCK, 0, new), Err(CUDA_ERROR_INVALID_VALUE));
+        assert!(!unmapping.is_finished());
+        drop(kernel);
+        unmapping.join().unwrap().unwrap();
+        map(AT, BLOCK, 0, new).unwrap();
+        // SAFETY: mapped just now, and used by nobody else.
+        unsafe { (AT as *mut u64).write_volatile(1) };
+        unmap(AT, BLOCK).unwrap();
     }
 }
