@@ -41,6 +41,7 @@
 //! staging = 268435456         # bytes of host memory, taken at the start, that copies go through on their way to a disk: none unless given
 //!
 //! [image]
+//! file_mib = 256              # a process has a data file more for each so much GPU memory, 16 at most: several are written faster
 //! compression = "off"         # or lz4, zstd, auto: what makes it durable soonest, as measured at each dump
 //!
 //! [access]                    # for counting on small sizes: every command waits for the GPU, twice
@@ -77,6 +78,8 @@ const DEFAULT_COW_POOL: u64 = 2 << 30;
 const DEFAULT_STAGING: u64 = 0;
 const DEFAULT_RECOPY_ROUNDS: u32 = 4;
 const MOST_RECOPY_ROUNDS: u32 = 64;
+/// What one thread writes in a twentieth of a second: another file is not worth it for less.
+const DEFAULT_FILE_MIB: u64 = 256;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
 const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
 /// A path in a socket's address, with its final zero, and with what the workers' door is called more.
@@ -133,6 +136,8 @@ pub(crate) struct Config {
     pub(crate) checkpoint: CheckpointConfig,
     /// Of images.
     pub(crate) compression: CompressionChoice,
+    /// Bytes of GPU memory that are worth a data file.
+    pub(crate) file_bytes: u64,
     pub(crate) sandbox: SandboxConfig,
     /// How many bytes are hashed around commands, in the reporting mode.
     pub(crate) report_access: Option<u64>,
@@ -261,6 +266,20 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct ImageTable {
     compression: Option<String>,
+    file_mib: Option<u64>,
+}
+
+impl ImageTable {
+    /// In bytes.
+    fn file_bytes(&self) -> Result<u64, ConfigError> {
+        match self.file_mib.unwrap_or(DEFAULT_FILE_MIB) {
+            0 => {
+                let (what, value) = ("image.file_mib", "0".to_owned());
+                Err(ConfigError::Value { what, value, problem: "would be files for nothing; leave it out for 256" })
+            }
+            mib => Ok(mib.saturating_mul(1 << 20)),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -417,6 +436,7 @@ impl Config {
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
             checkpoint: file.checkpoint.checked()?,
+            file_bytes: file.image.file_bytes()?,
             compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),
             report_access: file.access.limit()?,
             limits: file.limits.bytes(),
@@ -538,6 +558,9 @@ mod tests {
 
     #[test]
     fn images_are_compressed_as_is_said() {
+        assert_eq!(parse("").unwrap().file_bytes, 256 << 20);
+        assert_eq!(parse("[image]\nfile_mib = 3").unwrap().file_bytes, 3 << 20);
+        assert!(parse("[image]\nfile_mib = 0").unwrap_err().contains("image.file_mib"));
         assert_eq!(parse("").unwrap().compression, CompressionChoice::Off);
         assert_eq!(parse("[image]\ncompression = \"auto\"").unwrap().compression, CompressionChoice::Auto);
         let error = parse("[image]\ncompression = \"gzip\"").unwrap_err();

@@ -142,8 +142,7 @@ impl Image {
     /// The data files that hold the pieces of one client, its ancestors' among them.
     #[must_use]
     pub fn data_files_of(&self, client: &Client) -> BTreeSet<DataFile> {
-        let pieces = client.regions().flat_map(|region| region.pieces);
-        pieces.filter_map(|piece| piece.storage.place()).map(|(file, _)| file).collect()
+        client.data_files()
     }
 
     /// Opens a data file for reading, to be handed to the process that loads it.

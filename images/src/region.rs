@@ -1,7 +1,9 @@
 //! Everything in a client that has content, seen alike.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
+use crate::data_reader::DataFile;
 use crate::manifest::{Client, Piece};
 
 /// A run of content: an allocation, a global, pinned memory, a blob.
@@ -80,6 +82,13 @@ impl fmt::Display for Region<'_> {
 }
 
 impl Client {
+    /// The data files that hold its pieces, those of other images among them.
+    #[must_use]
+    pub fn data_files(&self) -> BTreeSet<DataFile> {
+        let pieces = self.regions().flat_map(|region| region.pieces);
+        pieces.filter_map(|piece| piece.storage.place()).map(|(file, _)| file).collect()
+    }
+
     /// All its regions: allocations, globals, pinned memory, blobs.
     pub fn regions(&self) -> impl Iterator<Item = Region<'_>> {
         let region = |what, size, pieces| Region { client: self.index, what, size, pieces };

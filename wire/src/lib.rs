@@ -44,7 +44,7 @@ pub mod window;
 use rekindle_cuda_abi::{generate, table};
 
 /// The version of everything in this crate. Parts of different versions refuse each other, naming both.
-pub const WIRE_VERSION: u32 = 7;
+pub const WIRE_VERSION: u32 = 8;
 
 /// Changes with the table of driver calls, whose line numbers are call numbers on the ring.
 pub const TABLE_FINGERPRINT: u64 = generate::fingerprint(table::TEXT);

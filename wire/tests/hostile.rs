@@ -83,7 +83,7 @@ fn messages() -> Vec<Vec<u8>> {
     all.push(serde_json::to_vec(&load).unwrap());
     let save = WorkerRequest::Save {
         hash_key: [255; 16],
-        file: 1,
+        files: vec![1, 65_536],
         elsewhere: vec![[2; 16]],
         compression: "zstd".into(),
         copying: Copying::Cow,

@@ -508,6 +508,7 @@ fn name(request: &WorkerRequest) -> &'static str {
         WorkerRequest::SaveCode { .. } => "SaveCode",
         WorkerRequest::Cancel => "Cancel",
         WorkerRequest::Code { .. } => "Code",
+        WorkerRequest::Data { .. } => "Data",
         WorkerRequest::Belong { .. } => "Belong",
         WorkerRequest::Load { .. } => "Load",
         WorkerRequest::Pinned { .. } => "Pinned",

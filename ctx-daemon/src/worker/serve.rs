@@ -1,5 +1,6 @@
 //! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use rekindle_images::content::ContentKey;
 use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known, NoCompression};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
-use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::control::{self, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
@@ -67,6 +68,7 @@ struct Server {
     spin: Duration,
     caller_spin_us: u32,
     /// What came ahead of `Load` and `Connect`.
+    data_ahead: Vec<(DataFile, File)>,
     code_ahead: Vec<(String, OwnedFd)>,
     pinned_ahead: Vec<(Pinned, OwnedFd)>,
 }
@@ -96,6 +98,7 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         closing: Closing::new(),
         spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
         caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
+        data_ahead: Vec::new(),
         code_ahead: Vec::new(),
         pinned_ahead: Vec::new(),
     };
@@ -103,22 +106,23 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes a data file, but for what is known from other images. It may have come twice.
+/// Writes data files, but for what is known from other images. They may have come twice.
 fn writer(
-    mut files: impl Iterator<Item = OwnedFd>,
-    number: u32,
+    fds: impl Iterator<Item = OwnedFd>,
+    numbers: &[u32],
     key: ContentKey,
     compression: &str,
     known: &[u8],
 ) -> Result<DataWriter, String> {
-    let data = files.next().ok_or("no data file came with the request")?;
-    let mut writer = DataWriter::new(channel::file(data), number, key).map_err(|e| e.to_string())?;
-    if let Some(direct) = files.next() {
-        writer = writer.with_direct([channel::file(direct)]);
+    let mut files: Vec<_> = fds.map(channel::file).collect();
+    if files.len() != numbers.len() && files.len() != 2 * numbers.len() {
+        return Err(format!("{} descriptors came for {} data files", files.len(), numbers.len()));
     }
+    let direct = files.split_off(numbers.len());
+    let writer = DataWriter::of(numbers.iter().copied().zip(files), key).map_err(|e| e.to_string())?;
     let compression = compression.parse().map_err(|e: NoCompression| e.to_string())?;
     let known = Known::from_bytes(known).map_err(|e| e.to_string())?;
-    Ok(writer.with_known(known).with_compression(compression))
+    Ok(writer.with_direct(direct).with_known(known).with_compression(compression))
 }
 
 impl Server {
@@ -298,16 +302,16 @@ impl Server {
             (WorkerRequest::Hold, _) => {
                 return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
             }
-            (WorkerRequest::Precopy { hash_key, file, compression }, State::Open) => {
+            (WorkerRequest::Precopy { hash_key, files, compression }, State::Open) => {
                 let cancel = Arc::clone(&self.channel.cancel);
                 let key = ContentKey::from_bytes(hash_key);
-                self.executor.begin_precopy(writer(fds, file, key, &compression, &blob)?, cancel)?;
+                self.executor.begin_precopy(writer(fds, &files, key, &compression, &blob)?, cancel)?;
             }
-            (WorkerRequest::Save { hash_key, file, elsewhere, compression, copying, precopied }, State::Quiesced) => {
+            (WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied }, State::Quiesced) => {
                 let key = ContentKey::from_bytes(hash_key);
                 let (code, secured) = self.executor.begin_saving(Wanted {
                     head: self.consumer.as_ref().map_or(0, Consumer::head),
-                    writer: writer(fds, file, key, &compression, &blob)?,
+                    writer: writer(fds, &files, key, &compression, &blob)?,
                     key,
                     precopied,
                     elsewhere: elsewhere.into_iter().collect(),
@@ -339,15 +343,13 @@ impl Server {
                 self.executor.belong(file.into(), row, &gpus, limits)?;
             }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
+            (WorkerRequest::Data { data }, State::Spare) => self.take_data(data, &mut fds)?,
             (WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits }, State::Spare) => {
                 let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(|e| e.to_string())?;
-                let open = |it: rekindle_wire::control::DataFile| {
-                    let file = fds.next().ok_or("a data file did not come with the request")?;
-                    Ok((DataFile { depth: it.depth, index: it.index }, channel::file(file)))
-                };
-                let data = data.into_iter().map(open).collect::<Result<Vec<_>, String>>()?;
+                self.take_data(data, &mut fds)?;
                 self.code_ahead.extend(code.into_iter().zip(fds));
-                self.load(DataReader::new(key, data), &blob)?;
+                let reader = DataReader::new(key, std::mem::take(&mut self.data_ahead));
+                self.load(reader, &blob)?;
                 self.executor.set_limits(limits);
             }
             (WorkerRequest::Pinned { pinned }, State::Restoring) => {
@@ -520,6 +522,19 @@ impl Server {
             }
             _ => format!("code image {hash}: {error}"),
         })
+    }
+
+    /// Keeps data files until `Load`.
+    fn take_data(
+        &mut self,
+        data: Vec<control::DataFile>,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), String> {
+        for control::DataFile { depth, index } in data {
+            let file = fds.next().ok_or("a data file did not come with the request")?;
+            self.data_ahead.push((DataFile { depth, index }, channel::file(file)));
+        }
+        Ok(())
     }
 
     fn load(&mut self, reader: DataReader, blob: &[u8]) -> Result<(), String> {

@@ -61,6 +61,43 @@ fn what_a_process_outside_has_too_is_not_dumped() {
     begin(&daemon, dir.path(), root, true, &[one.pid, two.pid]);
 }
 
+/// As many as its memory is worth and the machine has cores for; what is not used is not in the image.
+#[test]
+fn a_client_with_much_memory_has_several_data_files() {
+    let several = std::thread::available_parallelism().unwrap().get().min(4) as u32;
+    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 0\n[image]\nfile_mib = 1\n")]);
+    let first = rekindle_images::limits::FIRST_FREE_DATA_FILE;
+    for (command, files) in [("narrow", vec![0]), ("wide", vec![0, first + several - 2]), ("small", vec![0])] {
+        let dir = TempDir::new().unwrap();
+        let mut client = Client::attached(&daemon, command);
+        dump(&daemon, dir.path(), &mut client);
+        let image = Image::open(dir.path()).unwrap();
+        assert!(image.verify(|_| ()).is_good());
+        let found: Vec<_> = image.data_files().collect();
+        assert_eq!(found, if several > 1 { files } else { vec![0] }, "{command}");
+        let is_data = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("rekindle-data");
+        let there = std::fs::read_dir(dir.path()).unwrap().filter(|it| is_data(&it.as_ref().unwrap().file_name()));
+        assert_eq!(there.count(), found.len(), "{command}");
+        client.kill();
+    }
+}
+
+#[test]
+fn a_worker_whose_client_would_have_what_is_in_others_files_makes_no_image() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let mut client = Client::attached(&daemon, "strays");
+    let pid = client.pid;
+    let session = begin(&daemon, dir.path(), pid, false, &[pid]);
+    assert!(ours(&session.ask(&Request::Frozen { pid })));
+    let cookie = client.cookie();
+    session.ask(&Request::Socket { id: 5, cookie });
+    let text = reason(session.ask(&Request::Finish));
+    assert!(text.contains("its worker says that its memory is in files that are not its own"), "{text}");
+    daemon.wait_for_state(&client, Some("running"));
+    eventually("what was written is gone", || is_empty(dir.path()).then_some(()));
+}
+
 #[test]
 fn a_dump_that_leaves_its_tree_running() {
     let daemon = Daemon::start();

@@ -35,18 +35,27 @@ fn change_pid(dir: &TempDir, pid: i32) {
 
 /// Writes the image again with a change.
 fn change(dir: &TempDir, change: impl FnOnce(&mut rekindle_images::Client)) {
+    change_all(dir, |clients| change(&mut clients[0]));
+}
+
+fn change_all(dir: &TempDir, change: impl FnOnce(&mut Vec<rekindle_images::Client>)) {
     let image = Image::open(dir.path()).unwrap();
     let mut manifest = image.manifest().clone();
-    change(&mut manifest.clients[0]);
-    let mut data = image.data_file(DataFile::own(0)).unwrap();
-    let mut content = Vec::new();
-    std::io::Read::read_to_end(&mut data, &mut content).unwrap();
+    change(&mut manifest.clients);
+    let read = |number| {
+        let mut content = Vec::new();
+        std::io::Read::read_to_end(&mut image.data_file(DataFile::own(number)).unwrap(), &mut content).unwrap();
+        (number, content)
+    };
+    let files: Vec<_> = image.data_files().map(read).collect();
     let code = image.read_code(manifest.code[0].hash).unwrap();
     drop(image);
     let HashKey::Content(key) = manifest.hash_key else { panic!("{:?}", manifest.hash_key) };
     let options = CreateOptions { id: manifest.id, key, replace: true, ..CreateOptions::new().unwrap() };
     let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
-    std::io::Write::write_all(&mut writer.data_file(0).unwrap(), &content).unwrap();
+    for (number, content) in files {
+        std::io::Write::write_all(&mut writer.data_file(number).unwrap(), &content).unwrap();
+    }
     writer.put_code(&code).unwrap();
     writer.commit(manifest).unwrap();
 }
@@ -209,6 +218,35 @@ fn content_that_was_changed_fails_when_the_process_is_resumed() {
     process.was_killed();
     let text = reason(session.ask(&Request::Resume { pid }));
     assert!(text.contains("failed already"), "{text}");
+}
+
+/// Of a process with much memory, whose worker has several threads.
+#[test]
+fn a_client_comes_back_from_several_data_files() {
+    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nstaging = 0\n[image]\nfile_mib = 1\n")]);
+    let Restored { dir, mut process } = dumped(&daemon, "wide");
+    let files = Image::open(dir.path()).unwrap().data_files().count();
+    assert_eq!(files, 2.min(std::thread::available_parallelism().unwrap().get()));
+    let (session, restore) = begin(&daemon, dir.path());
+    process.ask("map");
+    process.ask(&format!("reattach {restore} 5"));
+    let pid = process.pid;
+    assert_eq!(session.ask(&Request::Resume { pid }), OPEN);
+    daemon.wait_for_event("wide Load 1");
+}
+
+/// Nor would a worker be given what another process had.
+#[test]
+fn an_image_whose_clients_share_a_data_file_is_refused() {
+    let daemon = Daemon::start();
+    let Restored { dir, .. } = dumped(&daemon, "app");
+    change_all(&dir, |clients| {
+        let mut other = clients[0].clone();
+        (other.index, other.namespace_pid, other.socket_ids) = (1, other.namespace_pid + 1, vec![6]);
+        clients.push(other);
+    });
+    let text = refused(&daemon, dir.path());
+    assert!(text.contains("is in a data file of another process's"), "{text}");
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{
-    Allocation, Client as Record, ClientGpu, CodeHash, DataFile, DataReader, DataWriter, HashKey, Known, Object, Pinned,
+    Allocation, Client as Record, ClientGpu, CodeHash, DataFile, DataReader, DataWriter, HashKey, Known, Object,
+    Pinned, Storage,
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
@@ -32,8 +33,8 @@ struct Worker {
     attach: Option<Attach>,
     attached: Attached,
     client: Option<UnixStream>,
-    /// What is to be saved: the key, the file with its number, and what is known.
-    saving: Option<([u8; 16], u32, Vec<u8>, std::fs::File)>,
+    /// What is to be saved: the key, the files with their numbers, and what is known.
+    saving: Option<([u8; 16], Vec<(u32, std::fs::File)>, Vec<u8>)>,
     pinned: usize,
     code: usize,
 }
@@ -200,13 +201,15 @@ impl Worker {
                 }
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Precopy { file, .. } => {
-                self.note(&format!("Precopy {file}"));
+            WorkerRequest::Precopy { files, .. } => {
+                self.note(&format!("Precopy {}", files[0]));
                 self.reply(&WorkerReply::Done);
             }
-            WorkerRequest::Save { hash_key, file, copying, .. } => {
+            WorkerRequest::Save { hash_key, files, copying, .. } => {
                 self.note(&format!("Save {copying:?}"));
-                self.save(hash_key, file, blob, fds);
+                assert!([files.len(), 2 * files.len()].contains(&fds.len()));
+                let files = files.into_iter().zip(fds.into_iter().map(std::fs::File::from)).collect();
+                self.save(hash_key, files, blob);
             }
             WorkerRequest::Progress => self.progress(),
             WorkerRequest::SaveCode { hash } => {
@@ -219,6 +222,7 @@ impl Worker {
             WorkerRequest::Cancel => self.note("Cancel"),
             // Of containers that have limits; none here.
             WorkerRequest::Belong { .. } => self.reply(&WorkerReply::Done),
+            WorkerRequest::Data { .. } => panic!("there are few data files"),
             WorkerRequest::Code { code } => {
                 assert_eq!(code.len(), fds.len());
                 self.code += code.len();
@@ -257,7 +261,11 @@ impl Worker {
             }
             WorkerRequest::Import { .. } | WorkerRequest::TakeShared { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Describe => self.reply(&WorkerReply::Description {
-                device_memory: vec![if self.is("huge") { 1 << 60 } else { 4096 }],
+                device_memory: vec![match () {
+                    () if self.is("huge") => 1 << 60,
+                    () if self.is("wide") || self.is("narrow") => 4 << 20,
+                    () => 4096,
+                }],
                 pinned_memory: 8,
                 commands: 42,
             }),
@@ -318,15 +326,14 @@ impl Worker {
         self.reply(&WorkerReply::Done);
     }
 
-    fn save(&mut self, hash_key: [u8; 16], index: u32, known: Vec<u8>, fds: Vec<OwnedFd>) {
+    fn save(&mut self, hash_key: [u8; 16], files: Vec<(u32, std::fs::File)>, known: Vec<u8>) {
         if self.is("dies-on-save") {
             std::process::exit(12);
         }
         if self.is("fails-save") {
             return self.failed("copy of 0x2000 failed: 700");
         }
-        let file = std::fs::File::from(fds.into_iter().next().unwrap());
-        self.saving = Some((hash_key, index, known, file));
+        self.saving = Some((hash_key, files, known));
         let code = vec![SavedCode { hash: CodeHash::of(CODE).to_string(), size: CODE.len() as u64 }];
         let secured = Secured { bytes: MEMORY as u64, ..Secured::default() };
         self.reply(&WorkerReply::Begun { code, secured });
@@ -335,11 +342,11 @@ impl Worker {
     fn progress(&mut self) {
         let bytes = MEMORY as u64;
         // A pre-copy.
-        let Some((hash_key, index, known, file)) = self.saving.take() else {
+        let Some((hash_key, files, known)) = self.saving.take() else {
             return self.reply(&WorkerReply::Saved { bytes, waits: Waits::default() });
         };
         if self.is("clones") && !self.dir.join("save-now").exists() {
-            self.saving = Some((hash_key, index, known, file));
+            self.saving = Some((hash_key, files, known));
             return self.reply(&WorkerReply::Saving { may_open: true, copied: 0, bytes });
         }
         if self.is("guesses-wrong") {
@@ -359,8 +366,13 @@ impl Worker {
                 return self.failed("cancelled");
             }
         }
-        let writer = DataWriter::new(file, index, ContentKey::from_bytes(hash_key)).unwrap();
-        let writer = writer.with_known(Known::from_bytes(&known).unwrap());
+        // One writer each, as if the last file had a thread of its own.
+        let writers = files.into_iter().map(|(index, file)| {
+            let writer = DataWriter::new(file, index, ContentKey::from_bytes(hash_key)).unwrap();
+            writer.with_known(Known::from_bytes(&known).unwrap())
+        });
+        let writers: Vec<_> = writers.collect();
+        let (writer, last) = (&writers[0], writers.last().unwrap());
         let mut content = self.command.clone().into_bytes();
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
@@ -375,10 +387,19 @@ impl Worker {
             }],
             ..Record::default()
         };
+        if self.is("wide") {
+            let pieces = last.append_all(&content).unwrap();
+            let more = Allocation { address: 0x2000_1000_0000, pieces, ..record.allocations[0].clone() };
+            record.allocations.push(more);
+        }
+        if self.is("strays") {
+            let Storage::Stored(extent) = &mut record.allocations[0].pieces[0].storage else { panic!("it is stored") };
+            extent.file += 1;
+        }
         if self.is("pinned") {
             record.pinned = vec![Pinned { address: PINNED.0, size: PINNED.1, ..Pinned::default() }];
         }
-        writer.finish().unwrap();
+        writers.into_iter().for_each(|it| assert!(it.finish().is_ok()));
         let saved = WorkerReply::Saved { bytes, waits: Waits::default() };
         self.reply_with(&saved, &record.to_bytes().unwrap());
     }

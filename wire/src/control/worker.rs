@@ -12,7 +12,7 @@
 //!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
-//!   restore      MakeShared+, TakeShared*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
+//!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
 //!
 //! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
@@ -88,24 +88,25 @@ pub enum WorkerRequest {
         /// The client's own transfers over it come first. Holds for copies that have not begun.
         application_first: bool,
     },
-    /// Begin to copy the device memory into the data file that comes with this while the client runs, or copy again what
-    /// has changed since the last one. File and blob are as in `Save`. `Progress` tells when it is done. `Save` then copies what has changed since, into
-    /// the same file.
+    /// Begin to copy the device memory into the data files that come with this while the client runs, or copy again what
+    /// has changed since the last one. Files and blob are as in `Save`. `Progress` tells when it is done. `Save` then copies
+    /// what has changed since, into the same files.
     Precopy {
         /// As in `Save`.
         hash_key: [u8; 16],
         /// As in `Save`.
-        file: u32,
+        files: Vec<u32>,
         /// As in `Save`.
         compression: String,
     },
-    /// Begin to write the device memory into the data file that comes with this, and say what the image needs. Where that
-    /// is worth it the file comes twice, the second time opened to be written past the page cache. Only while quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
+    /// Begin to write the device memory into the data files that come with this, and say what the image needs. Where that
+    /// is worth it all of them come a second time behind that, opened to be written past the page cache. Only while
+    /// quiesced. The blob is a table of what need not be written, since another image has it, and may be empty.
     Save {
         /// Goes into every hash; from the image's manifest.
         hash_key: [u8; 16],
-        /// The number of the data file.
-        file: u32,
+        /// The numbers of the data files, at least one: in the order of the descriptors.
+        files: Vec<u32>,
         /// Memory that is saved with other clients of the image.
         elsewhere: Vec<PieceId>,
         /// How content is compressed: `off`, `lz4`, `zstd`, `auto`.
@@ -130,6 +131,12 @@ pub enum WorkerRequest {
     Code {
         /// Their hashes.
         code: Vec<String>,
+    },
+    /// Data files for the `Load` that follows, where it has more than one message can carry. They come with this, in
+    /// order. Any number of times.
+    Data {
+        /// Which they are.
+        data: Vec<DataFile>,
     },
     /// Become the client that the blob (its part of the manifest) describes: map, load code, replay, load data. Comes
     /// with the data files in the order of `data`, then the code files in the order of `code`.

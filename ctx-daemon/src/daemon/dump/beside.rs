@@ -17,7 +17,9 @@ impl Dump<'_> {
     /// Writes the state of quiesced clients, and waits until it is on disk. What was prepared for these clients stays.
     pub(super) fn save_beside(&self, dir: ImageDir, planned: &[Planned]) -> Result<(), DumpError> {
         let chosen = Chosen { protocol: Protocol::Stop, reason: "beside another image".to_owned() };
-        let again = |it: &Planned| Planned::new(Arc::clone(&it.client), it.index, chosen.clone(), Arc::clone(&it.link));
+        let again = |it: &Planned| {
+            Planned::new(Arc::clone(&it.client), (it.index, it.count), chosen.clone(), Arc::clone(&it.link))
+        };
         let planned: Vec<_> = planned.iter().map(again).collect();
         let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
         let now = Instant::now();

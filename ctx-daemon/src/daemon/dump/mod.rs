@@ -18,6 +18,7 @@
 
 mod base;
 mod beside;
+mod files;
 mod freeze;
 mod manifest;
 mod precopy;
@@ -39,6 +40,7 @@ use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
+pub(super) use self::files::MOST as MOST_DATA_FILES;
 use self::freeze::FreezeWatch;
 use self::manifest::{Unattached, Whose};
 pub(super) use self::manifest::{driver_version, gpu, is_unattached, shared_state};
@@ -287,7 +289,8 @@ impl<'a> Dump<'a> {
             let (asked, who) = self.daemon.protocol_of(client);
             let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
             info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
-            Planned::new(Arc::clone(client), index, chosen, self.daemon.links.join(client))
+            let files = files::worth(bytes, self.daemon.config.file_bytes);
+            Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.links.join(client))
         });
         planned.collect()
     }
@@ -381,7 +384,7 @@ impl<'a> Dump<'a> {
             idle_at = Instant::now();
         }
         let is_there = |it: &Planned| rings.iter().any(|ring| Arc::ptr_eq(ring.client(), &it.client));
-        if let Some(gone) = planned.iter().find(|it| it.file.is_some() && !is_there(it)) {
+        if let Some(gone) = planned.iter().find(|it| it.files.is_some() && !is_there(it)) {
             return Err(DumpError::EndedMeanwhile(gone.client.to_string()));
         }
         planned.retain(is_there);

@@ -1,11 +1,9 @@
 //! Before the quiesce, while everything runs: memory is set aside for clones, and copied once where the protocol says so.
 
-use std::fs::File;
-use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_images::{ImageWriter, Protocol};
+use rekindle_images::{ImageError, ImageWriter, Protocol};
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use tracing::{debug, info};
 
@@ -13,6 +11,7 @@ use super::super::clients::Client;
 use super::super::links::Copied;
 use super::super::stage::InUse;
 use super::super::worker::WorkerError;
+use super::files::Files;
 use super::protocol::Chosen;
 use super::save::{SaveError, namespace_pid};
 
@@ -28,11 +27,13 @@ const SHRINKS: (u64, u64) = (7, 10);
 #[derive(Clone)]
 pub(super) struct Planned {
     pub(super) client: Arc<Client>,
-    /// The number of its data file and of its part of the manifest.
+    /// The number of its first data file and of its part of the manifest.
     pub(super) index: u32,
+    /// How many data files its memory is worth.
+    pub(super) count: usize,
     pub(super) chosen: Chosen,
-    /// The file, where there is something in it already.
-    pub(super) file: Option<Arc<File>>,
+    /// The files, where there is something in them already.
+    pub(super) files: Option<Arc<Files>>,
     /// Bytes that were copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
     /// What its worker has of the daemon's host memory, as long as it copies.
@@ -42,9 +43,18 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// Nothing is done for it yet.
-    pub(super) fn new(client: Arc<Client>, index: u32, chosen: Chosen, link: Arc<Copied>) -> Self {
-        Self { client, index, chosen, file: None, precopied: Default::default(), staged: None, link }
+    /// Nothing is done for it yet. `files` are the number of the first, and how many.
+    pub(super) fn new(client: Arc<Client>, files: (u32, usize), chosen: Chosen, link: Arc<Copied>) -> Self {
+        let (index, count) = files;
+        Self { client, index, count, chosen, files: None, precopied: Default::default(), staged: None, link }
+    }
+
+    /// Its files: those that there are, or new ones.
+    pub(super) fn files(&self, writer: &ImageWriter) -> Result<Arc<Files>, ImageError> {
+        match &self.files {
+            Some(files) => Ok(Arc::clone(files)),
+            None => Files::make(writer, self.index, self.count).map(Arc::new),
+        }
     }
 
     /// Has its worker set memory aside. Where there is none to spare it does without.
@@ -71,20 +81,18 @@ impl Planned {
             return Ok(());
         }
         let began = Instant::now();
-        let file = Arc::new(writer.data_file(self.index)?);
-        let direct = writer.direct_file(self.index);
-        let files: Vec<_> = [&*file].into_iter().chain(&direct).map(|it| it.as_raw_fd()).collect();
+        let files = self.files(writer)?;
         let known = writer.base().map(|base| base.known(namespace_pid(&self.client))).unwrap_or_default().to_bytes();
         let mut last = u64::MAX;
         for round in 0..rounds {
             let request = WorkerRequest::Precopy {
                 hash_key: writer.key().to_bytes(),
-                file: self.index,
+                files: files.numbers(),
                 compression: writer.compression().to_string(),
             };
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
-            worker.ask_with(&request, &known, &files, Some(BEGIN_TIMEOUT)).map_err(failed)?;
+            worker.ask_with(&request, &known, &files.descriptors(), Some(BEGIN_TIMEOUT)).map_err(failed)?;
             let bytes = self.loop_until_saved(&goes_on)?;
             self.precopied.0 += bytes;
             debug!(client = %self.client, round, bytes, "copied while it runs");
@@ -95,7 +103,7 @@ impl Planned {
         }
         self.precopied.1 = began.elapsed();
         info!(client = %self.client, bytes = self.precopied.0, ms = began.elapsed().as_millis() as u64, "pre-copied");
-        self.file = Some(file);
+        self.files = Some(files);
         Ok(())
     }
 

@@ -12,9 +12,8 @@
 //! or comes a step further, gives it up when that has not been for a time, and opens the rings itself: they belong to all.
 //! What hung and wakes up finds that out and removes what it has made.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
@@ -31,6 +30,7 @@ use super::super::ipc::Sharing;
 use super::super::worker::WorkerError;
 use super::super::{lock, process, sys, thread, wait};
 use super::DumpError;
+use super::files::Files;
 use super::manifest::{self, Costs, Timeline, Whose};
 use super::precopy::{LOOK, Planned};
 use super::progress::Progress;
@@ -111,7 +111,7 @@ struct State {
     /// Counts what has been done.
     steps: u64,
     /// What clients' memory is written to.
-    files: Vec<File>,
+    files: Vec<Arc<Files>>,
     /// Clients whose rings may open, and those whose memory is in the image's files.
     may_open: usize,
     saved: usize,
@@ -144,7 +144,8 @@ impl State {
 
     /// Changes whenever the image comes further.
     fn progress(&self) -> (u64, u64) {
-        let written = self.files.iter().filter_map(|file| file.metadata().ok());
+        let files = self.files.iter().flat_map(|it| it.files());
+        let written = files.filter_map(|file| file.metadata().ok());
         (self.steps + self.copied, written.map(|it| it.blocks()).sum())
     }
 }
@@ -351,8 +352,8 @@ impl Shared {
         // While it is there: a task that does not go on is killed when this dump is over.
         let namespace_pid = namespace_pid(client) as i32;
         let mut open = None;
-        let saved = self.begin(writer, place, planned).and_then(|()| {
-            let early = self.copy(planned, Until::MayOpen, all)?;
+        let saved = self.begin(writer, place, planned).and_then(|files| {
+            let early = self.copy(planned, &files, Until::MayOpen, all)?;
             if self.wait_for_finish().is_none() {
                 return Err(SaveError::given_up());
             }
@@ -369,7 +370,7 @@ impl Shared {
             }
             match early {
                 Some(record) => Ok(Some(record)),
-                None => self.copy(planned, Until::Saved, all),
+                None => self.copy(planned, &files, Until::Saved, all),
             }
         });
         match saved {
@@ -387,32 +388,27 @@ impl Shared {
         held.map_err(|error| SaveError::of(client, &error))
     }
 
-    /// Has the worker begin, and write the code that it has.
-    fn begin(&self, writer: &ImageWriter, place: usize, planned: &Planned) -> Result<(), SaveError> {
+    /// Has the worker begin, and write the code that it has. Says where it writes its client's memory.
+    fn begin(&self, writer: &ImageWriter, place: usize, planned: &Planned) -> Result<Arc<Files>, SaveError> {
         let client = &planned.client;
         planned.pace()?;
         let elsewhere = self.how.sharing.elsewhere.get(place).cloned().unwrap_or_default();
-        let file = match &planned.file {
-            Some(file) => Arc::clone(file),
-            None => Arc::new(writer.data_file(planned.index)?),
-        };
+        let files = planned.files(writer)?;
         self.check()?;
-        lock(&self.state).files.extend(file.try_clone().ok());
-        self.how.progress.writes(&file);
+        lock(&self.state).files.push(Arc::clone(&files));
+        files.files().iter().for_each(|file| self.how.progress.writes(file));
         let failed = |error: WorkerError| SaveError::of(client, &error);
         let request = WorkerRequest::Save {
             hash_key: writer.key().to_bytes(),
-            file: planned.index,
+            files: files.numbers(),
             elsewhere,
             compression: writer.compression().to_string(),
             copying: planned.chosen.copying(),
-            precopied: planned.file.is_some(),
+            precopied: planned.files.is_some(),
         };
         let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
         let blob = known.to_bytes();
-        let direct = writer.direct_file(planned.index);
-        let files: Vec<_> = [&*file].into_iter().chain(&direct).map(|it| it.as_raw_fd()).collect();
-        let answered = client.worker.call(&request, &blob, &files, None).map_err(failed)?;
+        let answered = client.worker.call(&request, &blob, &files.descriptors(), None).map_err(failed)?;
         let WorkerReply::Begun { code, secured } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
@@ -425,11 +421,11 @@ impl Shared {
         for image in &code {
             save_code(writer, client, image)?;
         }
-        Ok(())
+        Ok(files)
     }
 
     /// Waits until the worker's copy is so far. The client's part of the manifest once it is over.
-    fn copy(&self, planned: &Planned, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
+    fn copy(&self, planned: &Planned, files: &Files, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
         let (client, index) = (&planned.client, planned.index);
         let failed = |error: WorkerError| SaveError::of(client, &error);
         let (mut pause, mut copied_before) = (LOOK[0], 0);
@@ -441,6 +437,11 @@ impl Shared {
                 WorkerReply::Saved { bytes, waits } => {
                     debug!(%client, bytes, ?waits, "saved");
                     let mut record = Record::from_bytes(&answered.blob)?;
+                    if !files.have_all_of(&record) {
+                        return Err(SaveError(format!(
+                            "{client} cannot be saved: its worker says that its memory is in files that are not its own"
+                        )));
+                    }
                     record.index = index;
                     let mut state = lock(&self.state);
                     state.saved += 1;

@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rekindle_images::limits::MAX_ANCESTORS;
 use rekindle_images::{Client as Record, Gpu, Image};
 use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Attached;
 use thiserror::Error;
 use tracing::info;
 
-use super::super::dump::{driver_version, gpu, is_unattached, shared_state};
+use super::super::dump::{MOST_DATA_FILES, driver_version, gpu, is_unattached, shared_state};
 
-/// The most data files of a client, one for each image that its own builds on, with some to spare: they travel in one
-/// message.
-const MAX_DATA_FILES: usize = 128;
+/// The most data files of a client: those of its own image and of each that this builds on.
+const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
 
 /// Why an image cannot be restored here.
 #[derive(Debug, Error)]
@@ -26,8 +26,10 @@ pub(in crate::daemon) enum CheckError {
         "{0} was dumped under another build of Rekindle, with another table of driver calls: restore it under that one"
     )]
     Table(String),
-    #[error("bad image: {0}: its memory is not in the data file of its own")]
+    #[error("bad image: {0}: its memory is in a data file of another process's")]
     Files(String),
+    #[error("bad image: {client}: its memory is in {found} data files, and {MAX_DATA_FILES} are the most")]
+    TooManyFiles { client: String, found: usize },
     #[error("bad image: socket {0} is listed twice")]
     Socket(u32),
     #[error("bad image: {0}: a GPU that the image does not describe")]
@@ -45,7 +47,7 @@ pub(in crate::daemon) enum CheckError {
 
 /// Checks what the image alone says; code is compared with its hashes, content of memory when it is loaded.
 pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
-    let mut sockets = BTreeSet::new();
+    let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
         if record.wire_version != WIRE_VERSION {
             return Err(CheckError::Wire { client: name(record), found: record.wire_version }.into());
@@ -58,9 +60,15 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
                 return Err(CheckError::Socket(*id).into());
             }
         }
-        let files = image.data_files_of(record);
-        if files.len() > MAX_DATA_FILES || files.iter().any(|it| it.depth == 0 && it.index != record.index) {
-            return Err(CheckError::Files(name(record)).into());
+        let files = record.data_files();
+        if files.len() > MAX_DATA_FILES {
+            return Err(CheckError::TooManyFiles { client: name(record), found: files.len() }.into());
+        }
+        for file in files.iter().filter(|it| it.depth == 0) {
+            // A worker is given all of a file.
+            if *owners.entry(file.index).or_insert(record.index) != record.index {
+                return Err(CheckError::Files(name(record)).into());
+            }
         }
     }
     for code in &image.manifest().code {

@@ -100,9 +100,8 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Re
     Ok(())
 }
 
-/// There are not too many for a message: `check` has seen to that.
 fn data_files(image: &Image, record: &Record) -> Result<Vec<(DataFile, OwnedFd)>, ImageError> {
-    let files = image.data_files_of(record).into_iter();
+    let files = record.data_files().into_iter();
     files.map(|it| Ok((DataFile { depth: it.depth, index: it.index }, image.data_file(it)?.into()))).collect()
 }
 
@@ -127,23 +126,50 @@ type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
-        // The data files take places in the last message.
-        let (last, before) = self.split();
-        for code in before {
-            let request = WorkerRequest::Code { code: code.iter().map(|it| it.0.clone()).collect() };
-            worker.ask(&request, &sys::raw(code.iter().map(|it| &it.1)), None)?;
+        // What is left of both has place in the last message.
+        let (data_before, data) = split(&self.data, 0);
+        for files in data_before {
+            let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), None)?;
         }
-        let code = last.iter().map(|it| it.0.clone()).collect();
+        let (code_before, code) = split(&self.code, data.len());
+        for files in code_before {
+            let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), None)?;
+        }
         let (hash_algorithm, hash_key) = self.hash.to_parts();
-        let data = self.data.iter().map(|it| it.0).collect();
-        let request = WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits: self.limits };
-        let fds = self.data.iter().map(|it| &it.1).chain(last.iter().map(|it| &it.1));
+        let fds = data.iter().map(|it| &it.1).chain(code.iter().map(|it| &it.1));
+        let request = WorkerRequest::Load {
+            data: data.iter().map(|it| it.0).collect(),
+            hash_algorithm,
+            hash_key,
+            code: code.iter().map(|it| it.0.clone()).collect(),
+            limits: self.limits,
+        };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
     }
+}
 
-    fn split(&self) -> (&[CodeFile], std::slice::Chunks<'_, CodeFile>) {
-        let in_last = self.code.len().min(MAX_FDS - self.data.len());
-        let (before, last) = self.code.split_at(self.code.len() - in_last);
-        (last, before.chunks(MAX_FDS))
+/// What goes ahead in messages of its own, and what has place in one in which so many places are taken.
+fn split<T>(all: &[T], taken: usize) -> (std::slice::Chunks<'_, T>, &[T]) {
+    let in_last = all.len().min(MAX_FDS.saturating_sub(taken));
+    let (before, last) = all.split_at(all.len() - in_last);
+    (before.chunks(MAX_FDS), last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_place_in_a_message_goes_ahead_and_all_arrives_in_order() {
+        for (count, taken, messages) in [(0, 0, 0), (250, 0, 0), (251, 0, 1), (1040, 0, 4), (5, 250, 1), (300, 249, 2)]
+        {
+            let all: Vec<_> = (0..count).collect();
+            let (before, last) = split(&all, taken);
+            assert!(last.len() + taken <= MAX_FDS && before.clone().all(|it| it.len() <= MAX_FDS));
+            assert_eq!(before.len(), messages, "{count} {taken}");
+            assert_eq!(before.flatten().chain(last).copied().collect::<Vec<_>>(), all);
+        }
     }
 }
