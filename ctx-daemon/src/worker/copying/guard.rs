@@ -107,6 +107,9 @@ impl Copying {
             }
             self.changed.notify_all();
         }
+        if !inner.urgent.is_empty() {
+            self.awaited.notify_all();
+        }
         let is_unsafe =
             |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
         while !inner.failed && !inner.over && places.iter().any(|place| is_unsafe(place, &inner)) {
@@ -164,9 +167,10 @@ impl Copying {
                 }
                 if self.leaves_out {
                     self.make_safe(&mut inner, index, State::Gone);
-                    inner.left -= 1;
+                    self.one_less(&mut inner);
                 } else {
                     inner.urgent.push_back(index);
+                    self.awaited.notify_all();
                 }
             }
         }

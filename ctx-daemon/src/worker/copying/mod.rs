@@ -124,6 +124,8 @@ pub(crate) struct Copying {
     pub(crate) tasks: Vec<Task>,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Something waits for a job, or nothing will any more.
+    awaited: Condvar,
     /// As many jobs are not safe: 0 frees commands from all of this.
     unsafe_left: AtomicUsize,
     copied: AtomicU64,
@@ -233,6 +235,7 @@ impl Copying {
             tasks,
             inner: Mutex::new(inner),
             changed: Condvar::new(),
+            awaited: Condvar::new(),
             unsafe_left: AtomicUsize::new(unsafe_left),
             copied: AtomicU64::new(there),
             changed_bytes: AtomicU64::new(0),
@@ -263,6 +266,26 @@ impl Copying {
                 return None;
             }
             inner = self.wait(inner);
+        }
+    }
+
+    /// Waits until something waits for a job. False when nothing will any more.
+    pub(crate) fn wait_until_awaited(&self) -> bool {
+        let mut inner = self.lock();
+        while !inner.failed && inner.left > 0 {
+            if !inner.urgent.is_empty() {
+                return true;
+            }
+            inner = self.awaited.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        false
+    }
+
+    /// A job has its end.
+    fn one_less(&self, inner: &mut Inner) {
+        inner.left -= 1;
+        if inner.left == 0 {
+            self.awaited.notify_all();
         }
     }
 
@@ -349,7 +372,7 @@ impl Copying {
         let mut inner = self.lock();
         inner.pieces[taken.index] = Some(piece);
         inner.states[taken.index] = State::Done;
-        inner.left -= 1;
+        self.one_less(&mut inner);
         drop(inner);
         self.copied.fetch_add(taken.job.length, Ordering::Relaxed);
         if self.tasks[taken.index].before.is_none_or(|before| before.hash != piece.hash) {
@@ -392,7 +415,7 @@ impl Copying {
     pub(crate) fn is_passed(&self, taken: &Taken) {
         let mut inner = self.lock();
         inner.states[taken.index] = State::Done;
-        inner.left -= 1;
+        self.one_less(&mut inner);
         drop(inner);
         self.changed.notify_all();
     }
@@ -401,6 +424,7 @@ impl Copying {
     pub(crate) fn fail(&self) {
         self.lock().failed = true;
         self.changed.notify_all();
+        self.awaited.notify_all();
     }
 
     /// Whether it was given up.

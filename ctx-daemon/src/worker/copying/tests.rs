@@ -60,6 +60,29 @@ fn what_may_be_written_soon_comes_first_but_for_what_keeps_the_ring_closed() {
 }
 
 #[test]
+fn lanes_that_rest_are_woken_when_a_command_waits_and_when_there_is_nothing_left() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, true);
+    std::thread::scope(|scope| {
+        let resting = scope.spawn(|| copying.wait_until_awaited());
+        copying.lock().urgent.push_back(2);
+        copying.awaited.notify_all();
+        assert!(resting.join().unwrap());
+        let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
+        assert_eq!((all.len(), all[0].index, all[0].urgent), (5, 2, true));
+        let resting = scope.spawn(|| copying.wait_until_awaited());
+        all.iter().for_each(|taken| copy(&copying, taken));
+        assert!(!resting.join().unwrap());
+    });
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    std::thread::scope(|scope| {
+        let resting = scope.spawn(|| copying.wait_until_awaited());
+        copying.fail();
+        assert!(!resting.join().unwrap());
+    });
+    assert!(!copying.wait_until_awaited());
+}
+
+#[test]
 fn the_ring_may_open_as_soon_as_what_it_would_change_is_on_the_host() {
     let copying = Copying::new(tasks(Keeping::Closed), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();

@@ -121,7 +121,7 @@ unsafe impl Send for Lane {}
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
     count: usize,
-    /// As many lanes go on beside an application that runs.
+    /// As many lanes are at work beside an application that runs.
     few: usize,
     /// Host memory that pieces may wait in.
     pub(crate) stage: Stage,

@@ -9,8 +9,8 @@
 //! So a piece is off the device at the pace of the link as long as there is room on the stage, and at the pace of the files
 //! then. Before each piece a lane looks whether it may go on (see [`super::pace`]).
 //!
-//! While the application waits, all lanes are at work, one for each core. Once it runs, half of them end, and the others
-//! let whoever wants their core go first.
+//! While the application waits, all lanes are at work, one for each core. Once it runs, half of them are until a command
+//! waits for a job, and all let whoever wants their core go first.
 
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 
@@ -30,7 +30,7 @@ pub(super) struct Out<'a> {
     writer: &'a DataWriter,
     stage: &'a Stage,
     pace: &'a Pace,
-    /// As many lanes go on beside an application that runs.
+    /// As many lanes are at work beside an application that runs.
     few: usize,
     /// What is on the stage.
     staged: Queue<(Taken, Slot)>,
@@ -61,7 +61,7 @@ impl<'a> Out<'a> {
                 beside_it = true;
                 step_aside();
             }
-            if beside_it && number >= self.few {
+            if beside_it && number >= self.few && !copying.wait_until_awaited() {
                 return Ok(());
             }
             // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
@@ -150,8 +150,7 @@ impl<'a> Out<'a> {
         Ok(())
     }
 
-    /// No lane is at work any more: writes what is left on the stage by lanes that did not go on, and says what came of it
-    /// all.
+    /// No lane is at work any more: writes what they have left on the stage, and says what came of it all.
     pub(super) fn end(self) -> Result<(), EngineError> {
         let mut rest = std::iter::from_fn(|| self.staged.pop());
         rest.try_for_each(|(taken, slot)| self.write(&taken, slot.bytes(taken.job.length)))
