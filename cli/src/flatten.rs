@@ -8,11 +8,13 @@ use std::path::Path;
 use anyhow::Context;
 use rekindle_images::{Base, Image, ImageDir, is_image_file};
 
+use crate::descriptors;
 use crate::failure::Failure;
 use crate::output;
 
 /// Writes everything that an image has in others into itself, or into a copy of it.
 pub(crate) fn flatten(dir: &Path, out: Option<&Path>) -> Result<(), Failure> {
+    descriptors::raise_limit();
     let Some(out) = out else {
         let done = rekindle_images::flatten_in_place(dir)?;
         output::print(if done { "flattened\n" } else { "it builds on no other image\n" })?;

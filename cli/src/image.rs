@@ -9,6 +9,7 @@ use rekindle_images::{Image, ImageDir, Manifest, Report, Summary};
 use serde::Serialize;
 
 use crate::cpu_image::CpuImage;
+use crate::descriptors;
 use crate::failure::Failure;
 use crate::output;
 
@@ -45,6 +46,7 @@ pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
 
 /// Compares every checksum.
 pub(crate) fn verify(dir: &Path, json: bool) -> Result<(), Failure> {
+    descriptors::raise_limit();
     let image = Image::open(dir)?;
     let report = image.verify(|_| ());
     if json {

@@ -17,6 +17,7 @@ mod checkpoint;
 mod cpu_image;
 mod criu;
 mod daemon;
+mod descriptors;
 mod doctor;
 mod failure;
 mod flatten;

@@ -7,7 +7,9 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use rekindle_images::{Allocation, Base, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol};
+use rekindle_images::{
+    Allocation, Base, Blob, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol,
+};
 use rekindle_wire::control::{
     CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Opening, ProtocolChange, Reply, Request, WRONG_GUESS,
 };
@@ -391,6 +393,33 @@ fn an_image_that_builds_on_another_is_flattened() {
     drop(first);
     for dir in [&*copy, second.path()] {
         assert_eq!(on("verify", dir, false).1, "good: 1 pieces and 0 code images, 9.8 KiB read\n");
+    }
+}
+
+/// An image and those that it builds on have many in all.
+#[test]
+fn an_image_of_more_data_files_than_are_open_by_default_is_verified_and_flattened() {
+    let dir = TempDir::new().unwrap();
+    let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), CreateOptions::new().unwrap()).unwrap();
+    let blob = |n: u8| {
+        let (index, file) = writer.another_data_file().unwrap();
+        let data = DataWriter::new(file, index, writer.key()).unwrap();
+        let pieces = data.append_all(&[n; 100]).unwrap();
+        data.finish().unwrap();
+        Blob { kind: 1, handle: n.into(), size: 100, pieces, ..Blob::default() }
+    };
+    let blobs = (1..=40).map(blob).collect();
+    let mut manifest = Manifest::new(1_700_000_000, Protocol::Stop);
+    manifest.clients = vec![Client { blobs, ..Client::default() }];
+    writer.commit(manifest).unwrap();
+    for verb in ["verify", "flatten"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -Sn 24; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_rekindle"), verb]).arg(dir.path());
+        if verb == "flatten" {
+            command.arg(dir.path().join("flat"));
+        }
+        let (code, out, err) = ran(&mut command);
+        assert_eq!(code, 0, "{verb}: {out} {err}");
     }
 }
 

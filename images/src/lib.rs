@@ -15,6 +15,8 @@
 //! * `rekindle.img` and `rekindle.commit` are protobuf messages (`proto/image.proto`) in an
 //!   envelope of magic bytes, format version, length and checksum.
 //! * A code file is named by the hash of its content, so equal code is stored once.
+//! * A client has one or several data files, in which its pieces are as its writers came to write them; the manifest
+//!   says of each piece in which.
 //! * A data file is nothing but pieces, compressed each by itself or not at all, each aligned to [`BLOCK`] and followed by zeros up to the
 //!   next; the manifest says what they are, and carries a keyed hash of each ([`content`]). Content that is zero
 //!   throughout is not stored.

@@ -115,6 +115,47 @@ fn a_piece_is_read_from_where_it_is_however_long_the_chain() {
     assert_eq!(image.data_files_of(&image.manifest().clients[1]), [DataFile { depth: 4, index: 1 }].into());
 }
 
+/// Each image of the chain has another number of data files for the same process.
+#[test]
+fn a_process_has_another_number_of_data_files_in_each_image_of_a_chain() {
+    let chain = Chain::new();
+    let mut expected = Vec::new();
+    for (n, count) in (1_u8..).zip([3, 1, 2, 5]) {
+        let writer = chain.begin(u32::from(n));
+        let mut files = vec![(0, writer.data_file(0).unwrap())];
+        files.extend((1..count).map(|_| writer.another_data_file().unwrap()));
+        let known = writer.base().unwrap().known(7);
+        // A writer of its own for each: what threads do at the same time.
+        let files = files.into_iter().map(|(index, file)| DataWriter::new(file, index, writer.key()).unwrap());
+        let files: Vec<_> = files.map(|it| it.with_known(known.clone())).collect();
+        expected.extend((0..count).map(|i| [n, i as u8].repeat(3000)));
+        // What was there is found, and what is new goes to another file each.
+        let before = expected.len() - count;
+        let file = |at: usize| &files[at.saturating_sub(before)];
+        let pieces = expected.iter().enumerate().map(|(at, it)| file(at).append(6000 * at as u64, it).unwrap());
+        let pieces: Vec<_> = pieces.collect();
+        files.into_iter().for_each(|it| assert!(it.finish().is_ok()));
+        let mut manifest = common::manifest();
+        let size = 6000 * pieces.len() as u64;
+        let blobs = vec![Blob { kind: 1, size, pieces, ..Blob::default() }];
+        manifest.clients = vec![Client { namespace_pid: 7, blobs, ..Client::default() }];
+        writer.commit(manifest).unwrap();
+    }
+    let image = chain.open(4).unwrap();
+    let client = &image.manifest().clients[0];
+    let of = |depth| client.data_files().iter().filter(|it| it.depth == depth).count();
+    assert_eq!([of(0), of(1), of(2), of(3), of(4)], [5, 2, 1, 3, 0]);
+    assert!(image.verify(|_| ()).is_good());
+    assert_eq!(read(&image, &client.blobs[0].pieces), expected.concat());
+    // By itself it has one.
+    drop(image);
+    assert!(flatten_in_place(&chain.dir(4)).unwrap());
+    let flat = chain.open(4).unwrap();
+    assert_eq!(flat.data_files().collect::<Vec<_>>(), [0]);
+    assert!(flat.verify(|_| ()).is_good());
+    assert_eq!(read(&flat, &flat.manifest().clients[0].blobs[0].pieces), expected.concat());
+}
+
 #[test]
 fn an_image_that_needs_nothing_of_its_parent_stands_alone() {
     let chain = Chain::new();

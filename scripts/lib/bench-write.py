@@ -1,7 +1,8 @@
 """The write benchmark: how fast a file takes what is written to it by several threads, 4 MiB at a time, and what our writer
 reaches on the same file system, in one run. What counts is when fsync returns.
 
-Each round starts `rekindled bench-write` once for each folder: `buffered` writes; `early` sends each piece to the disk as
+Each round starts `rekindled bench-write` once for each folder: `buffered` writes; `buffered_files` into as many files as there
+are threads; `early` sends each piece to the disk as
 soon as it is written (sync_file_range); `direct` is O_DIRECT, `direct_reserved` with the file's blocks reserved before;
 `ours` is what images are written by, with the hashing of each piece, and `ours_files` the same into as many files as there
 are threads, as images of much memory are. Reported are medians, their lowest and highest, and ours (the better of the two)
@@ -13,7 +14,7 @@ import os
 
 from bench_common import about, parser, run, spread, write_json
 
-KINDS = ("buffered", "early", "direct", "direct_reserved", "ours", "ours_files")
+KINDS = ("buffered", "buffered_files", "early", "direct", "direct_reserved", "ours", "ours_files")
 
 
 def file_system(folder):

@@ -81,9 +81,9 @@ impl Bench {
         Self::start_with(Program::Steady)
     }
 
-    /// The same with this program.
+    /// The same with this program, of which an image is begun with as many data files as there are cores.
     pub fn start_with(which: Program) -> Result<Self> {
-        let node = Node::with_gpu(&SLOW)?;
+        let node = Node::configured("[image]\nfile_mib = 1\n", &SLOW)?;
         let dir = node.path("gate");
         fs::create_dir(&dir)?;
         let gate = Gate::start(&dir, node.socket())?;

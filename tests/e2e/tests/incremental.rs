@@ -110,8 +110,9 @@ fn a_compressed_image_is_smaller_and_is_built_on_and_restored_as_another() -> Re
     let arguments = ["--iterations", "150", "--largest-kib", "4096", "--sleep-us", "5000"];
     let expected = undisturbed("memory", &arguments)?;
     for (compression, protocol) in [("lz4", "recopy"), ("zstd", "cow")] {
-        let configuration =
-            format!("[image]\ncompression = \"{compression}\"\n[checkpoint]\nprotocol = \"{protocol}\"\n");
+        let configuration = format!(
+            "[image]\ncompression = \"{compression}\"\nfile_mib = 1\n[checkpoint]\nprotocol = \"{protocol}\"\n"
+        );
         let node = Node::configured(&configuration, &[])?;
         let app = node.run("memory", &arguments)?;
         app.reaches(50)?;

@@ -72,14 +72,16 @@ fn memory_that_comes_and_goes_meanwhile() -> Result {
 }
 
 /// A disk's file system is written to past the page cache, from buffers of lanes and from host memory of the daemon's, which
-/// has room for a piece only.
+/// has room for a piece only; into several files.
 #[test]
 fn images_on_a_disk_are_as_good_as_in_memory() -> Result {
     let (name, arguments) = ("memory", ["--iterations", "60", "--largest-kib", "16384", "--sleep-us", "10000"]);
     let expected = undisturbed(name, &arguments)?;
     let disk = tempfile::tempdir_in(rekindle_e2e::stage::app(name)?.parent().context("an app has a folder")?)?;
     for (protocol, staging) in [("clone", 4 << 20), ("recopy", 0)] {
-        let node = Node::configured(&format!("[checkpoint]\nprotocol = \"{protocol}\"\nstaging = {staging}\n"), &[])?;
+        let configuration =
+            format!("[checkpoint]\nprotocol = \"{protocol}\"\nstaging = {staging}\n[image]\nfile_mib = 1\n");
+        let node = Node::configured(&configuration, &[])?;
         let app = node.run(name, &arguments)?;
         app.reaches(10)?;
         let dir = disk.path().join(protocol);

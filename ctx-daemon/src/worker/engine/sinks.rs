@@ -20,6 +20,8 @@ const PIECE: usize = PIECE_LENGTH as usize;
 struct Figures {
     threads: usize,
     buffered: Vec<f64>,
+    /// The same into as many files as there are threads.
+    buffered_files: Vec<f64>,
     /// Each piece is sent to the disk as soon as it is written (`sync_file_range`).
     early: Vec<f64>,
     direct: Vec<f64>,
@@ -35,6 +37,7 @@ struct Figures {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Buffered,
+    BufferedFiles,
     Early,
     Direct,
     DirectReserved,
@@ -57,6 +60,7 @@ pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -
                 Err(error) => Err(format!("{}: {error}", dir.display())),
             };
             measure(How::Buffered, &mut figures.buffered)?;
+            measure(How::BufferedFiles, &mut figures.buffered_files)?;
             measure(How::Early, &mut figures.early)?;
             measure(How::Direct, &mut figures.direct)?;
             measure(How::DirectReserved, &mut figures.direct_reserved)?;
@@ -77,19 +81,22 @@ fn create(dir: &Path, flags: i32) -> io::Result<File> {
 /// Writes the pieces; GB/s, or none where the file system cannot.
 fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<f64>> {
     let direct = matches!(how, How::Direct | How::DirectReserved);
-    let file = match create(dir, if direct { libc::O_DIRECT } else { 0 }) {
+    let count = if how == How::BufferedFiles { threads } else { 1 };
+    let open = |_| create(dir, if direct { libc::O_DIRECT } else { 0 });
+    let files = match (0..count).map(open).collect::<io::Result<Vec<_>>>() {
         Err(error) if direct && error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
-        file => file?,
+        files => files?,
     };
     let pieces = bytes.div_ceil(PIECE_LENGTH);
     let began = Instant::now();
     if how == How::DirectReserved {
         // SAFETY: no pointers.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, (pieces * PIECE_LENGTH) as libc::off_t) } < 0 {
+        if unsafe { libc::fallocate(files[0].as_raw_fd(), 0, 0, (pieces * PIECE_LENGTH) as libc::off_t) } < 0 {
             return Ok(None);
         }
     }
-    in_threads(threads, pieces, |offset, content| {
+    in_threads(threads, pieces, |thread, offset, content| {
+        let file = &files[thread % count];
         file.write_all_at(content, offset)?;
         if how == How::Early {
             let (fd, from, length) = (file.as_raw_fd(), offset as libc::off64_t, PIECE as libc::off64_t);
@@ -100,7 +107,7 @@ fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<
         }
         Ok(())
     })?;
-    file.sync_all()?;
+    files.iter().try_for_each(File::sync_all)?;
     Ok(Some(pieces as f64 * PIECE_LENGTH as f64 / began.elapsed().as_secs_f64() / 1e9))
 }
 
@@ -123,7 +130,7 @@ fn write_image(dir: &Path, bytes: u64, threads: usize, files: usize) -> Result<f
         }
         let pieces = bytes.div_ceil(PIECE_LENGTH);
         let began = Instant::now();
-        let written = in_threads(threads, pieces, |offset, content| {
+        let written = in_threads(threads, pieces, |_, offset, content| {
             writer.append_hashed(offset, content, writer.hash(content)).map(drop).map_err(io::Error::other)
         });
         written.map_err(|error| other("write", error))?;
@@ -137,22 +144,25 @@ fn write_image(dir: &Path, bytes: u64, threads: usize, files: usize) -> Result<f
     measured
 }
 
-/// Has so many threads write so many pieces, each from a buffer of its own.
-fn in_threads(threads: usize, pieces: u64, write: impl Fn(u64, &[u8]) -> io::Result<()> + Sync) -> io::Result<()> {
+/// Has so many threads write so many pieces, each from a buffer of its own. They are told which thread they are, and where.
+fn in_threads(
+    threads: usize,
+    pieces: u64,
+    write: impl Fn(usize, u64, &[u8]) -> io::Result<()> + Sync,
+) -> io::Result<()> {
     let next = AtomicU64::new(0);
-    let write_all = |content: &[u8]| {
-        std::iter::repeat_with(|| next.fetch_add(1, Relaxed))
-            .take_while(|i| *i < pieces)
-            .try_for_each(|i| write(i * PIECE_LENGTH, content))
-    };
-    let thread = || {
+    let (next, write) = (&next, &write);
+    let thread = |thread| {
         let mut buffer = vec![0x5a_u8; PIECE + PAGE];
         let start = buffer.as_ptr().align_offset(PAGE);
         buffer[start] = 1;
-        write_all(&buffer[start..start + PIECE])
+        let content = &buffer[start..start + PIECE];
+        std::iter::repeat_with(|| next.fetch_add(1, Relaxed))
+            .take_while(|i| *i < pieces)
+            .try_for_each(|i| write(thread, i * PIECE_LENGTH, content))
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(thread)).collect();
+        let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || thread(number))).collect();
         let ended = |it: std::thread::ScopedJoinHandle<'_, _>| {
             it.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
         };
@@ -167,7 +177,7 @@ mod tests {
     #[test]
     fn every_way_to_write_works_where_the_file_system_has_it() {
         let dir = tempfile::tempdir().unwrap();
-        for how in [How::Buffered, How::Early] {
+        for how in [How::Buffered, How::BufferedFiles, How::Early] {
             assert!(write(dir.path(), 3 * PIECE_LENGTH, 2, how).unwrap().unwrap() > 0.0);
         }
         for how in [How::Direct, How::DirectReserved] {
