@@ -173,3 +173,39 @@ fn images_of_a_full_gpu_that_build_on_others_and_are_compressed_are_so_too() -> 
     let full = [("SIMGPU_COPY_GBPS", "0.05"), ("SIMGPU_MEMORY", "14M")];
     snapshots(configuration, &full, true)
 }
+
+/// A dump that is given up is over for who has asked for it, while its copy yet ends, its clones go away and its host memory is
+/// asked back: the next one comes into the middle of that, and has clones all the same.
+#[test]
+fn dumps_that_follow_given_up_ones_at_once_have_whole_images() -> Result {
+    const IMAGES: u64 = 30;
+    let node =
+        Node::configured("[checkpoint]\nprotocol = \"clone\"\nstaging = 67108864\n", &[("SIMGPU_COPY_GBPS", "0.05")])?;
+    let memory = tempfile::tempdir_in("/dev/shm")?;
+    let mut random = Random::new();
+    let app = node.run_held("corners", &["--iterations", "1000000"], None)?;
+    app.reaches(1)?;
+    let source = Source::new(&node, &app)?;
+    let (mut images, mut given_up) = (0, 0);
+    while images < IMAGES * repetitions() {
+        let dir = node.fresh("image");
+        let dir = memory.path().join(dir.file_name().context("a name")?);
+        fs::create_dir(&dir)?;
+        let pause = Duration::from_micros(random.below(3) * random.below(2000));
+        let give_up = (random.below(4) != 0).then(|| 1 + random.below(3) as usize);
+        match source.take(&dir, Manner { leave_running: true, pause, give_up })? {
+            Taken::Both(image, stop) => {
+                same(&image, &stop).with_context(|| image.display().to_string())?;
+                images += 1;
+            }
+            Taken::GivenUp => given_up += 1,
+            other => anyhow::bail!("after {images} images, and {given_up} that were given up: {other:?}"),
+        }
+    }
+    let log = fs::read_to_string(node.path("daemon.log"))?;
+    let lacking = log.lines().find(|line| line.contains("room for clones"));
+    ensure!(lacking.is_none(), "there was memory for clones: {lacking:?}");
+    eprintln!("{given_up} were given up");
+    app.kill()?;
+    node.finish()
+}

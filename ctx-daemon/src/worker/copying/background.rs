@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_images::{Client, DataWriter};
 use rekindle_wire::control::Waits;
@@ -21,7 +21,7 @@ use crate::worker::save::Draft;
 use crate::worker::vmm::{self, Alias};
 
 /// How long a copy that was given up may take to end, before the next one.
-const GIVEN_UP: Duration = Duration::from_secs(5);
+pub(super) const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The engine, and what came of its copy; nothing where it never got one.
 type Copied = Option<(Engine, Result<(), EngineError>)>;
@@ -167,11 +167,7 @@ impl Executor {
     pub(crate) fn discard_finished(&mut self) {
         let over = |background: &Background| {
             let copying = &background.copying;
-            let patience = Instant::now() + GIVEN_UP;
-            while copying.has_failed() && !copying.is_over() && Instant::now() < patience {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            copying.is_over()
+            copying.is_over() || copying.has_failed() && copying.wait_until_over_for(GIVEN_UP)
         };
         if self.background.as_ref().is_some_and(over)
             && let Err(why) = self.progress()

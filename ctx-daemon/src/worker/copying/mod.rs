@@ -34,6 +34,7 @@ mod secure;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rekindle_images::{Piece, PieceHash};
 
@@ -474,6 +475,12 @@ impl Copying {
         while !inner.over {
             inner = self.wait(inner);
         }
+    }
+
+    /// Waits until it has, and no longer than that; whether it has.
+    pub(crate) fn wait_until_over_for(&self, patience: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, |inner| !inner.over);
+        waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
     /// Waits until it has ended or was given up; whether it has ended.

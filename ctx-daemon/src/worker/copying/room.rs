@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Clones;
+use super::background::GIVEN_UP;
 use crate::worker::executor::Executor;
 
 impl Executor {
@@ -23,7 +24,12 @@ impl Executor {
         let wanted: Vec<u64> =
             (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
         let (driver, reserved) = (self.driver(), Arc::clone(&self.reserved));
+        let before = self.background.as_ref().map(|background| Arc::clone(&background.copying));
         let work = move || {
+            // One that was given up has its clones where these are to be.
+            if let Some(before) = before.filter(|before| before.has_failed()) {
+                before.wait_until_over_for(GIVEN_UP);
+            }
             let clones = Clones::reserve(driver, &devices, &wanted);
             let former = reserved.lock().ok().and_then(|mut reserved| reserved.replace(clones));
             former.into_iter().for_each(|former| former.release(driver));

@@ -110,6 +110,17 @@ fn what_a_lane_could_not_copy_is_in_no_image() {
 }
 
 #[test]
+fn who_waits_for_the_end_of_a_copy_does_so_for_a_while_only() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    assert!(!copying.wait_until_over_for(Duration::from_millis(1)));
+    let ends = Arc::clone(&copying);
+    let waiting = std::thread::spawn(move || copying.wait_until_over_for(Duration::from_secs(60)));
+    ends.stop();
+    ends.end();
+    assert!(waiting.join().unwrap());
+}
+
+#[test]
 fn whoever_unmaps_memory_waits_for_its_copy_alone_and_it_is_next() {
     let copying = Copying::new(tasks(Keeping::Protected), None, false);
     let first = copying.take().unwrap();
