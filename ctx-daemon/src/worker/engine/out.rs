@@ -15,9 +15,9 @@
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 
 use super::stage::{Queue, Slot};
-use super::{EngineError, Lane, Pace, Stage, enter};
+use super::{EngineError, Lane, Pace, Stage, enter, wait};
 use crate::worker::copying::{Copying, Taken};
-use crate::worker::driver::{Driver, expect};
+use crate::worker::driver::Driver;
 
 /// How nice lanes are beside an application that runs: a core that nobody else wants is theirs, and of one that somebody
 /// does a tenth.
@@ -105,13 +105,11 @@ impl<'a> Out<'a> {
     /// Copies a job's memory into the lane's buffer. It may be written from then on.
     fn read<'lane>(&self, lane: &'lane mut Lane, taken: &Taken) -> Result<&'lane [u8], EngineError> {
         let (driver, job) = (self.driver, taken.job);
-        let read = enter(driver, lane, &job).and_then(|stream| {
+        let read = enter(driver, lane, &job).and_then(|way| {
             // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a
             // clone.
-            unsafe {
-                job.read(driver, lane.buffer, stream)?;
-                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))
-            }
+            unsafe { job.read(driver, lane.buffer, way.stream)? };
+            wait(driver, way)
         });
         if let Err(failed) = read {
             // Nothing is being read any more, nor will be: who waits for that goes on.
