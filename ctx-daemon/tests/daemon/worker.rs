@@ -26,6 +26,9 @@ pub(crate) const MEMORY: usize = 100_000;
 /// Where clients whose name begins with `pinned` have pinned memory.
 pub(crate) const PINNED: (u64, u64) = (rekindle_wire::window::PINNED_BASE + (1 << 30), 8192);
 
+/// With their numbers.
+type DataFiles = Vec<(u32, std::fs::File)>;
+
 struct Worker {
     channel: UnixStream,
     dir: PathBuf,
@@ -34,7 +37,7 @@ struct Worker {
     attached: Attached,
     client: Option<UnixStream>,
     /// What is to be saved: the key, the files with their numbers, and what is known.
-    saving: Option<([u8; 16], Vec<(u32, std::fs::File)>, Vec<u8>)>,
+    saving: Option<([u8; 16], DataFiles, Vec<u8>)>,
     pinned: usize,
     code: usize,
 }
@@ -326,7 +329,7 @@ impl Worker {
         self.reply(&WorkerReply::Done);
     }
 
-    fn save(&mut self, hash_key: [u8; 16], files: Vec<(u32, std::fs::File)>, known: Vec<u8>) {
+    fn save(&mut self, hash_key: [u8; 16], files: DataFiles, known: Vec<u8>) {
         if self.is("dies-on-save") {
             std::process::exit(12);
         }
