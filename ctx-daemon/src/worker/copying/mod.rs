@@ -153,6 +153,8 @@ struct Inner {
     next: usize,
     /// As many are not done.
     left: usize,
+    /// Lanes have found nothing more to take, and there will not be.
+    all_taken: bool,
     /// As many are not safe without which the ring stays closed.
     closed_left: usize,
     failed: bool,
@@ -222,6 +224,7 @@ impl Copying {
             clones: VecDeque::new(),
             next: 0,
             left: order.len(),
+            all_taken: false,
             closed_left: tasks.iter().filter(closed).count(),
             order,
             failed: false,
@@ -264,16 +267,19 @@ impl Copying {
             }
             // What is left is with other lanes, or is being cloned.
             if !inner.states.contains(&State::Cloning) {
+                inner.all_taken = true;
+                self.awaited.notify_all();
                 return None;
             }
             inner = self.wait(inner);
         }
     }
 
-    /// Waits until something waits for a job. False when nothing will any more.
+    /// Waits until something waits for a job. False when nothing will any more: what lanes have taken may yet have to be
+    /// written, by one that rests among others.
     pub(crate) fn wait_until_awaited(&self) -> bool {
         let mut inner = self.lock();
-        while !inner.failed && inner.left > 0 {
+        while !inner.failed && inner.left > 0 && !inner.all_taken {
             if !inner.urgent.is_empty() {
                 return true;
             }

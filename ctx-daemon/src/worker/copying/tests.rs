@@ -83,6 +83,35 @@ fn lanes_that_rest_are_woken_when_a_command_waits_and_when_there_is_nothing_left
 }
 
 #[test]
+fn a_lane_that_has_left_the_last_piece_on_the_stage_does_not_rest() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
+    // The others have ended, since there is nothing to take or to write.
+    all[1..].iter().for_each(|taken| copy(&copying, taken));
+    copying.is_read(&all[0]);
+    let (said, hears) = std::sync::mpsc::channel();
+    let resting = Arc::clone(&copying);
+    std::thread::spawn(move || said.send(resting.wait_until_awaited()));
+    assert_eq!(hears.recv_timeout(Duration::from_secs(20)), Ok(false));
+}
+
+#[test]
+fn what_is_given_up_is_no_wrong_guess_whatever_a_lane_finds_then() {
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
+    copying.is_read(&all[0]);
+    copying.fail();
+    copying.is_wrong(&all[0]);
+    assert!(copying.wrong().is_none() && copying.wrong_places().is_empty() && !copying.is_in_vain());
+    // What was found before stays.
+    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let taken = copying.take().unwrap();
+    copying.is_wrong(&taken);
+    copying.fail();
+    assert_eq!(copying.wrong(), Some((BASE, 3 * MIB)));
+}
+
+#[test]
 fn the_ring_may_open_as_soon_as_what_it_would_change_is_on_the_host() {
     let copying = Copying::new(tasks(Keeping::Closed), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
