@@ -85,8 +85,8 @@ class Item:
         return [f"{stage}/share/rekindle/apps/steps", *(str(word) for pair in words.items() for word in pair)]
 
     def needs(self):
-        """Bytes of host memory, for an image; the driver's own way has all in the process besides."""
-        return (self.size + self.host) * 9 // 8 * (2 if self.driver_rounds else 1)
+        """Bytes of host memory, for an image; the driver's own way has all in the process besides, and the daemon may have."""
+        return (self.size + self.host) * 9 // 8 * (2 if self.driver_rounds or self.switch == IN_HOST_MEMORY else 1)
 
     def setting(self):
         """What of `[checkpoint]` is changed, as a line."""
