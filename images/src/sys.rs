@@ -141,6 +141,12 @@ pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
     check(unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, length) }).map(drop)
 }
 
+/// Has what is in the page cache of a file sent to the disk, and does not wait for it. What fails, `fsync` says.
+pub(crate) fn begin_write_back(file: &File) {
+    // SAFETY: the descriptor is open; no pointers.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
 /// Whether a file is on a file system on which writing past the page cache was measured to be faster (`scripts/bench
 /// write`). On a file system in memory it is slower, and others may not have it, or not mean it.
 pub(crate) fn is_worth_direct(file: &File) -> bool {
