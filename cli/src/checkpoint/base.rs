@@ -15,11 +15,18 @@ pub(super) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
     let whole = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
     let target = relative(&whole(dir)?, &whole(on)?);
     Base::open(&ImageDir::open(dir)?, &target)?;
+    unlink(dir)?;
+    let link = dir.join(Base::LINK);
+    Ok(symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?)
+}
+
+/// Removes a link that an earlier image has left in `dir`: what is made there builds on nothing that nobody asked for.
+pub(super) fn unlink(dir: &Path) -> Result<(), Failure> {
     let link = dir.join(Base::LINK);
     if link.is_symlink() {
-        fs::remove_file(&link).with_context(|| format!("cannot replace {}", link.display()))?;
+        fs::remove_file(&link).with_context(|| format!("cannot remove {}", link.display()))?;
     }
-    Ok(symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?)
+    Ok(())
 }
 
 /// The way from one directory to another, both without links and dots.
@@ -63,6 +70,10 @@ mod tests {
         for _ in 0..2 {
             link_to(&first).unwrap();
             assert_eq!(fs::read_link(second.join(Base::LINK)).unwrap(), Path::new("../first"));
+        }
+        for _ in 0..2 {
+            unlink(&second).unwrap();
+            assert!(!second.join(Base::LINK).is_symlink());
         }
         // What would be overwritten cannot be built on.
         assert!(link(&first, &first).is_err());

@@ -66,8 +66,9 @@ impl Maker {
         match &self.place {
             Place::Directory { dir, log, on } => {
                 fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
-                if let Some(on) = on {
-                    base::link(dir, on)?;
+                match on {
+                    Some(on) => base::link(dir, on)?,
+                    None => base::unlink(dir)?,
                 }
                 // Of an earlier dump.
                 let _ = fs::remove_file(log);

@@ -23,11 +23,18 @@ pub struct Footprint {
     pinned_memory: u64,
     state: String,
     processes: usize,
+    /// Workers that are ready: each has descriptors of the daemon's.
+    spare: u32,
 }
 
 impl Footprint {
-    /// As it is now.
+    /// As it is when the pool is full, and no worker is about to be ready.
     pub fn of(node: &Node, app: &App) -> Result<Self> {
+        node.wait_for_spare()?;
+        Self::now(node, app)
+    }
+
+    fn now(node: &Node, app: &App) -> Result<Self> {
         let client = node.client(app.pid())?;
         let mut application = process::descriptors(app.pid())?;
         // How far it is is written all the time.
@@ -44,6 +51,7 @@ impl Footprint {
             pinned_memory: client.pinned_memory,
             state: client.state,
             processes: node.processes().len(),
+            spare: node.status()?.spare,
         })
     }
 
@@ -51,7 +59,7 @@ impl Footprint {
     pub fn is_back(&self, node: &Node, app: &App) -> Result {
         let mut last = None;
         let waited = until_true("nothing is held that was not held before", || {
-            let now = Self::of(node, app)?;
+            let now = Self::now(node, app)?;
             let same = now == *self;
             last = Some(now);
             Ok(same)

@@ -24,7 +24,8 @@ use crate::{App, Fate, Image, Result, process, stage};
 
 /// Workers that the daemon keeps ready.
 const SPARE: u32 = 1;
-/// Into how many units host memory for copies is cut at most, and what a unit is called.
+/// The least host memory for copies that is cut into as many units as more is, how many, and what a unit is called.
+const STAGING: &str = "[checkpoint]\nstaging = 67108864\n";
 const UNITS: usize = 16;
 const UNIT_LEAST: usize = 4 << 20;
 const UNIT: &str = "rekindle-stage";
@@ -138,7 +139,7 @@ impl Node {
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
         // Not the machine's own.
         let configuration = self.path("rekindled.toml");
-        fs::write(&configuration, &self.configuration)?;
+        fs::write(&configuration, with_staging(&self.configuration))?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
         let process = command
@@ -159,9 +160,9 @@ impl Node {
             .context("cannot start rekindled")?;
         self.daemon = Some(Daemon { process, idle: Vec::new() });
         self.wait_for_spare()?;
-        let said =
-            self.configuration.split("staging = ").nth(1).and_then(|it| it.lines().next()?.parse::<usize>().ok());
-        let units = said.map_or(0, |bytes| (bytes / UNIT_LEAST).min(UNITS));
+        let said = self.configuration.split("staging = ").nth(1);
+        let said = said.and_then(|it| it.lines().next()?.parse::<usize>().ok());
+        let units = said.map_or(UNITS, |bytes| (bytes / UNIT_LEAST).min(UNITS));
         until_true("the daemon has its host memory", || {
             Ok(process::descriptors(self.daemon_pid()?)?.iter().filter(|it| it.contains(UNIT)).count() == units)
         })?;
@@ -430,6 +431,18 @@ impl Node {
             let text = fs::read(file).unwrap_or_default();
             eprintln!("==> {} <==\n{}", file.display(), tail(&String::from_utf8_lossy(&text)));
         }
+    }
+}
+
+/// A configuration with as little host memory as shows that copies go through it, where the test does not say how much.
+fn with_staging(configuration: &str) -> String {
+    const SECTION: &str = "[checkpoint]\n";
+    if configuration.contains("staging = ") {
+        configuration.to_owned()
+    } else if configuration.contains(SECTION) {
+        configuration.replacen(SECTION, STAGING, 1)
+    } else {
+        format!("{configuration}\n{STAGING}")
     }
 }
 
