@@ -191,10 +191,13 @@ fn a_criu_killed_during_a_dump_leaves_the_program_running() -> Result {
     let app = node.run("memory", &MEMORY)?;
     app.reaches(50)?;
     let (mut criu, image) = node.start_dump(&app, Fate::Running)?;
-    until("GPU memory is written", || {
+    // What CRIU writes last: before that the program may be executing what CRIU has put into it, which nobody takes out
+    // again.
+    until("GPU memory is written, and CRIU is out of the program", || {
         assert!(criu.is_running()?, "the dump is over before CRIU could be killed");
         let data = fs::metadata(image.path("rekindle-data-0.raw"));
-        Ok(data.is_ok_and(|it| it.len() > 0).then_some(()))
+        let written = data.is_ok_and(|it| it.len() > 0) && image.path("inventory.img").exists();
+        Ok(written.then_some(()))
     })?;
     process::signal(criu.pid(), libc::SIGKILL)?;
     criu.wait()?;
