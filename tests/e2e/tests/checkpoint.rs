@@ -217,11 +217,12 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
 
 #[test]
 fn a_wrong_guess_is_found_and_the_dump_made_again_by_stop() -> Result {
-    // What lies before it takes longer to copy than what CRIU does.
-    let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.002")])?;
+    // What lies before it takes longer to copy than what CRIU does; it is two pieces, since what keeps the ring closed may have
+    // to wait for one of them.
+    let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.008")])?;
     let end = node.path("end");
     let until = end.display().to_string();
-    let app = node.run("hidden", &["--kib", "64", "--ballast-kib", "2048", "--sleep-us", "1000", "--until", &until])?;
+    let app = node.run("hidden", &["--kib", "64", "--ballast-kib", "8192", "--sleep-us", "1000", "--until", &until])?;
     app.reaches(2)?;
     let dir = node.path("image");
     let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--json", "--protocol", "cow"])?);
