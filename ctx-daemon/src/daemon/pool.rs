@@ -72,6 +72,8 @@ struct State {
     /// What the last worker that came up has said.
     seen: Option<Attached>,
     wanted: usize,
+    /// As many only want to know what a worker that comes up says.
+    curious: usize,
     /// Counts attempts, so that who waits can tell whether a failure is of one that began after it asked.
     begun: u64,
     failure: Option<Failure>,
@@ -88,7 +90,8 @@ struct Failure {
 impl State {
     /// When the next worker may be started; none if there are enough.
     fn next_start(&self, spare: usize) -> Option<Instant> {
-        if self.ready.len() + self.starting >= spare + self.wanted || self.starting >= STARTING_MAX {
+        let enough = (spare + self.wanted).max(self.curious.min(1));
+        if self.ready.len() + self.starting >= enough || self.starting >= STARTING_MAX {
             return None;
         }
         let Some(failure) = &self.failure else {
@@ -99,7 +102,7 @@ impl State {
             return None;
         }
         let doubled = BACK_OFF.saturating_mul(1 << self.failures.saturating_sub(1).min(10));
-        let back_off = if self.wanted > 0 { doubled.min(BACK_OFF_WANTED) } else { doubled.min(BACK_OFF_MAX) };
+        let back_off = if self.wanted + self.curious > 0 { doubled.min(BACK_OFF_WANTED) } else { doubled.min(BACK_OFF_MAX) };
         Some(failure.at + back_off)
     }
 }
@@ -134,7 +137,7 @@ impl Pool {
         let deadline = Instant::now() + patience;
         let mut state = lock(&self.state);
         let asked = state.begun;
-        state.wanted += 1;
+        state.curious += 1;
         self.changed.notify_all();
         let result = loop {
             if let Some(seen) = &state.seen {
@@ -154,7 +157,7 @@ impl Pool {
             };
             state = wait_timeout(&self.changed, state, left);
         };
-        state.wanted -= 1;
+        state.curious -= 1;
         self.changed.notify_all();
         result
     }
@@ -325,5 +328,22 @@ impl Pool {
             });
             self.changed.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_only_wants_to_know_has_no_worker_started_beside_those_that_are_kept() {
+        let starts = |starting, wanted, curious, spare| {
+            State { starting, wanted, curious, ..State::default() }.next_start(spare).is_some()
+        };
+        assert!(starts(0, 0, 0, 1) && !starts(1, 0, 0, 1));
+        assert!(!starts(1, 0, 3, 1));
+        // Where none are kept, one is.
+        assert!(!starts(0, 0, 0, 0) && starts(0, 0, 3, 0) && !starts(1, 0, 3, 0));
+        assert!(starts(1, 1, 0, 1) && !starts(2, 1, 3, 1));
     }
 }
