@@ -4,7 +4,6 @@
 //! nothing that is stored can make it longer; its hash is that of the content.
 
 use std::fmt;
-use std::fs::File;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,25 +117,31 @@ impl Chooser {
         }
     }
 
-    /// A piece was written as it is, in this time, into one of these files. The one that makes the measured bytes full waits until they are durable.
-    pub(crate) fn wrote<'a>(&self, files: impl Iterator<Item = &'a File>, content: &[u8], took: Duration) {
+    /// A piece was written as it is, in this time. Who makes the measured bytes full waits, by `sync`, until they are
+    /// durable.
+    pub(crate) fn wrote<E>(
+        &self,
+        sync: impl FnOnce() -> Result<(), E>,
+        content: &[u8],
+        took: Duration,
+    ) -> Result<(), E> {
         if self.choice != CompressionChoice::Auto || self.chosen.get().is_some() {
-            return;
+            return Ok(());
         }
         let took = self.took.fetch_add(took.as_nanos() as u64, Ordering::Relaxed) + took.as_nanos() as u64;
         let before = self.written.fetch_add(content.len() as u64, Ordering::Relaxed);
         let written = before + content.len() as u64;
         if before >= MEASURED || written < MEASURED {
-            return;
+            return Ok(());
         }
         let began = Instant::now();
-        // Where it cannot be asked for, what was written is as good as durable. A failure comes again at the commit.
-        files.for_each(|file| drop(file.sync_data()));
+        sync()?;
         let seconds = (Duration::from_nanos(took) + began.elapsed()).as_secs_f64();
         let sample = &content[..content.len().min(SAMPLE)];
         let measured = [Compression::Lz4, Compression::Zstd].map(|method| measure(method, sample));
         // Set once: only one thread comes here.
         let _ = self.chosen.set(choose(written as f64 / seconds, &measured));
+        Ok(())
     }
 }
 
@@ -222,15 +227,24 @@ mod tests {
     #[test]
     fn it_is_decided_once_what_was_measured_is_written() {
         let chooser = Chooser::new(CompressionChoice::Auto);
-        let file = tempfile::tempfile().unwrap();
         let content = vec![7; 4 << 20];
+        let mut syncs = 0;
         for written in 1..=4 {
-            assert_eq!(chooser.method(), Compression::None);
+            assert_eq!((chooser.method(), syncs), (Compression::None, 0));
             // 4 MiB a second.
-            chooser.wrote([&file].into_iter(), &content, Duration::from_secs(1));
+            let sync = || {
+                syncs += 1;
+                Ok::<_, ()>(())
+            };
+            chooser.wrote(sync, &content, Duration::from_secs(1)).unwrap();
             assert_eq!(chooser.chosen.get().is_some(), written == 4);
         }
+        assert_eq!(syncs, 1);
         assert_ne!(chooser.method(), Compression::None);
+        // What is not on the disk is no image.
+        let chooser = Chooser::new(CompressionChoice::Auto);
+        let wrote: Vec<_> = (0..4).map(|_| chooser.wrote(|| Err("lost"), &content, Duration::from_secs(1))).collect();
+        assert_eq!(wrote, [Ok(()), Ok(()), Ok(()), Err("lost")]);
     }
 
     proptest! {

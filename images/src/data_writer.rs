@@ -129,7 +129,8 @@ impl DataWriter {
             let method = self.chooser.method();
             let extent = self.store(content, method)?;
             if method == Compression::None {
-                self.chooser.wrote(self.targets.iter().map(Target::file), content, began.elapsed());
+                let sync = || self.targets.iter().try_for_each(Target::sync);
+                self.chooser.wrote(sync, content, began.elapsed())?;
             }
             Storage::Stored(extent)
         };

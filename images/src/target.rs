@@ -39,6 +39,7 @@ impl Target {
         self.direct = Some(direct);
     }
 
+    #[cfg(test)]
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
@@ -69,6 +70,17 @@ impl Target {
             return Ok(());
         }
         self.file.write_all_at(content, offset).map_err(failed)
+    }
+
+    /// Waits until what was written is on the disk. Its failure is told here and nowhere else: who opened the file first
+    /// does not hear of it again. Where it cannot be asked for, what was written is as good as there.
+    pub(crate) fn sync(&self) -> Result<(), ImageError> {
+        match self.file.sync_data() {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS | libc::ENOSYS)) => {
+                Err(ImageError::write(&self.name, 0, error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes a range zero.

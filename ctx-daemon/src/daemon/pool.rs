@@ -102,7 +102,8 @@ impl State {
             return None;
         }
         let doubled = BACK_OFF.saturating_mul(1 << self.failures.saturating_sub(1).min(10));
-        let back_off = if self.wanted + self.curious > 0 { doubled.min(BACK_OFF_WANTED) } else { doubled.min(BACK_OFF_MAX) };
+        let back_off =
+            if self.wanted + self.curious > 0 { doubled.min(BACK_OFF_WANTED) } else { doubled.min(BACK_OFF_MAX) };
         Some(failure.at + back_off)
     }
 }

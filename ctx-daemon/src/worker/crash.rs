@@ -16,6 +16,7 @@ const SIGNALS: [(c_int, &str); 4] =
 /// How much of the stack is looked through for callers, and as many are said.
 const STACK_WORDS: usize = 512;
 const CALLERS: usize = 12;
+const LINE: usize = 1024;
 /// An access as near to the stack's end may be one that there was no stack for.
 const STACK_NEAR: u64 = 1 << 20;
 
@@ -94,13 +95,14 @@ fn loaded() -> Vec<Code> {
 
 /// A line that is made without allocating; what does not fit is left out.
 struct Line {
-    bytes: [u8; 1024],
+    bytes: [u8; LINE],
     length: usize,
 }
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let left = &mut self.bytes[self.length..];
+        // But for the end of the line.
+        let left = &mut self.bytes[self.length..LINE - 1];
         let count = text.len().min(left.len());
         left[..count].copy_from_slice(&text.as_bytes()[..count]);
         self.length += count;
@@ -129,7 +131,7 @@ impl fmt::Display for Place<'_> {
 extern "C" fn crashed(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let at = SIGNALS.iter().position(|it| it.0 == signal);
     if let (Some(known), Some(at)) = (KNOWN.get(), at) {
-        let mut line = Line { bytes: [0; 1024], length: 0 };
+        let mut line = Line { bytes: [0; LINE], length: 0 };
         // SAFETY: the kernel has made both for this handler.
         let (info, registers) = unsafe { (&*info, (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
         let [code, stack] = [libc::REG_RIP, libc::REG_RSP].map(|it| registers[it as usize] as u64);
@@ -145,7 +147,7 @@ extern "C" fn crashed(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
             "the worker crashes: {name} (code {}) for address {address:#x} at {place}, thread \"{thread}\"",
             info.si_code
         );
-        if !(stack.saturating_sub(STACK_NEAR)..stack + 4096).contains(&address) {
+        if !(stack.saturating_sub(STACK_NEAR)..stack.saturating_add(4096)).contains(&address) {
             let _ = line.write_str(", called by what is on the stack:");
             // SAFETY: where the stack has less, the process ends here, by the same signal.
             let words = unsafe { std::slice::from_raw_parts((stack & !7) as *const u64, STACK_WORDS) };
@@ -156,7 +158,8 @@ extern "C" fn crashed(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
                 let _ = write!(line, " {place}");
             }
         }
-        let _ = line.write_str("\n");
+        line.bytes[line.length] = b'\n';
+        line.length += 1;
         known.write(&line);
         known.hand_on(at, signal, info, context);
         return;
@@ -166,6 +169,12 @@ extern "C" fn crashed(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
 
 impl Known {
     fn write(&self, line: &Line) {
+        // Whoever reads the log may hang, and a crash must not.
+        let mut takes = libc::pollfd { fd: self.log, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one description; the next call as below.
+        if unsafe { libc::poll(&raw mut takes, 1, 0) } != 1 {
+            return;
+        }
         // SAFETY: a descriptor that is kept open, and bytes that are there.
         unsafe { libc::write(self.log, line.bytes.as_ptr().cast(), line.length) };
     }

@@ -130,7 +130,7 @@ pub(crate) struct Executor {
     /// What commands have to look at before they are executed, meanwhile.
     pub(crate) guard: Option<Guard>,
     /// Sets it aside.
-    pub(crate) reserving: Option<std::thread::JoinHandle<()>>,
+    pub(crate) reserving: Option<super::copying::Reserving>,
     /// Device memory that was set aside for clones.
     pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
     /// Whether memory that others' clones take may be there soon; waits a moment.

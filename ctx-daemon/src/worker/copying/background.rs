@@ -195,6 +195,9 @@ impl Executor {
             background.copying.fail();
             background.copying.wait_until_quiet();
         }
+        if let Some(background) = &self.background {
+            background.copying.application_runs();
+        }
         self.precopied = None;
         self.join_reserving();
         self.give_up_reserved();

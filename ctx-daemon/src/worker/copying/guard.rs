@@ -87,6 +87,9 @@ impl Copying {
             }
         }
         let mut cloned = 0;
+        if !inner.urgent.is_empty() {
+            self.awaited.notify_all();
+        }
         if !clones.is_empty() {
             drop(inner);
             let copied = self.clone_all(driver, &clones, &mut stream);

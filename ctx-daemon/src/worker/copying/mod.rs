@@ -32,7 +32,7 @@ mod room;
 mod secure;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,6 +43,7 @@ pub(crate) use self::cancel::Cancel;
 pub(crate) use self::clones::Clones;
 pub(crate) use self::guard::Guard;
 pub(crate) use self::precopy::Precopied;
+pub(crate) use self::room::Reserving;
 use super::engine::{EngineError, Job};
 
 /// How a job's memory is kept as it is.
@@ -129,6 +130,8 @@ pub(crate) struct Copying {
     awaited: Condvar,
     /// As many jobs are not safe: 0 frees commands from all of this.
     unsafe_left: AtomicUsize,
+    /// The application runs beside this.
+    beside: AtomicBool,
     copied: AtomicU64,
     /// Of those, bytes that were not in the file before.
     changed_bytes: AtomicU64,
@@ -241,6 +244,7 @@ impl Copying {
             changed: Condvar::new(),
             awaited: Condvar::new(),
             unsafe_left: AtomicUsize::new(unsafe_left),
+            beside: AtomicBool::new(leaves_out),
             copied: AtomicU64::new(there),
             changed_bytes: AtomicU64::new(0),
             leaves_out,
@@ -510,6 +514,16 @@ impl Copying {
     /// Whether the ring may be opened as far as this is concerned.
     pub(crate) fn may_open(&self) -> bool {
         self.lock().closed_left == 0
+    }
+
+    /// The ring has been opened.
+    pub(crate) fn application_runs(&self) {
+        self.beside.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the application runs beside this.
+    pub(crate) fn is_beside_it(&self) -> bool {
+        self.beside.load(Ordering::Relaxed)
     }
 
     /// Bytes that were copied and were not in the file before.

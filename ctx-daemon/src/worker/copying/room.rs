@@ -3,10 +3,23 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::Clones;
 use super::background::GIVEN_UP;
 use crate::worker::executor::Executor;
+
+/// How soon who waits for clones to go sees that nobody waits any longer.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A thread that sets memory aside.
+pub(crate) struct Reserving {
+    thread: JoinHandle<()>,
+    /// Somebody waits for it.
+    hurry: Arc<AtomicBool>,
+}
 
 impl Executor {
     /// Sets device memory aside for clones, and says `done` when that has been done.
@@ -25,10 +38,13 @@ impl Executor {
             (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
         let (driver, reserved) = (self.driver(), Arc::clone(&self.reserved));
         let before = self.background.as_ref().map(|background| Arc::clone(&background.copying));
+        let hurry = Arc::new(AtomicBool::new(false));
+        let hurries = Arc::clone(&hurry);
         let work = move || {
             // One that was given up has its clones where these are to be.
             if let Some(before) = before.filter(|before| before.has_failed()) {
-                before.wait_until_over_for(GIVEN_UP);
+                let until = Instant::now() + GIVEN_UP;
+                while !hurries.load(Relaxed) && Instant::now() < until && !before.wait_until_over_for(LOOK) {}
             }
             let clones = Clones::reserve(driver, &devices, &wanted);
             let former = reserved.lock().ok().and_then(|mut reserved| reserved.replace(clones));
@@ -36,7 +52,8 @@ impl Executor {
             done();
         };
         self.join_reserving();
-        self.reserving = Some(std::thread::Builder::new().name("reserve".into()).spawn(work)?);
+        self.reserving =
+            Some(Reserving { thread: std::thread::Builder::new().name("reserve".into()).spawn(work)?, hurry });
         Ok(())
     }
 
@@ -61,13 +78,14 @@ impl Executor {
         self.join_reserving();
         let work = move || done(stage.set(unit, &units, new));
         let thread = std::thread::Builder::new().name("reserve".into()).spawn(work).map_err(|e| e.to_string())?;
-        self.reserving = Some(thread);
+        self.reserving = Some(Reserving { thread, hurry: Arc::default() });
         Ok(())
     }
 
-    /// Waits until memory has been set aside that is being so.
+    /// Waits until memory has been set aside that is being so: with what there is now.
     pub(crate) fn join_reserving(&mut self) {
-        if let Some(thread) = self.reserving.take() {
+        if let Some(Reserving { thread, hurry }) = self.reserving.take() {
+            hurry.store(true, Relaxed);
             drop(thread.join());
         }
     }

@@ -17,6 +17,7 @@ mod pace;
 pub(crate) mod sinks;
 mod stage;
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ pub(crate) enum EngineError {
     WrongGuess { address: u64, length: u64 },
     #[error("a copying thread failed")]
     Lost,
+    #[error("there is no thread to copy: the machine or the daemon's user has no more")]
+    NoThread,
 }
 
 /// One piece of device memory to copy.
@@ -108,6 +111,7 @@ pub(crate) fn jobs(address: u64, size: u64, device: usize, context: CUcontext) -
     })
 }
 
+const LANE_STACK: usize = 1 << 20;
 /// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -199,19 +203,22 @@ impl Engine {
     }
 
     /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`super::start`].
-    pub(crate) fn warm_up(&mut self) {
-        let count = self.lanes.len();
+    pub(crate) fn warm_up(&self) {
         // And the thread's that starts them while a client runs on.
-        std::thread::scope(|scope| drop(scope.spawn(|| self.warm_lanes(count)).join()));
+        let count = self.lanes.len();
+        std::thread::scope(|scope| drop(scope.spawn(move || Self::warm_lanes(count)).join()));
     }
 
-    fn warm_lanes(&mut self, count: usize) {
-        let all_here = std::sync::Barrier::new(count);
-        let started = self.run(count, &AtomicBool::new(false), |_, _| {
-            all_here.wait();
-            Ok(())
+    fn warm_lanes(count: usize) {
+        // All are there at the same time.
+        let gate = Mutex::new(());
+        std::thread::scope(|scope| {
+            let _closed = gate.lock();
+            for _ in 0..count {
+                // One that cannot be had now may be later.
+                drop(lane_thread().spawn_scoped(scope, || drop(gate.lock())));
+            }
         });
-        debug_assert!(started.is_ok());
     }
 
     /// Gives back what lies in a device's primary context, which is about to be reset. [`Engine::prepare`] makes it
@@ -294,9 +301,9 @@ impl Engine {
                 .lanes
                 .iter_mut()
                 .take(count.max(1))
-                .map(|lane| {
+                .filter_map(|lane| {
                     let (next, failed, job) = (&next, &failed, &job);
-                    scope.spawn(move || {
+                    let work = move || {
                         look_often();
                         loop {
                             let i = next.fetch_add(1, Relaxed);
@@ -308,10 +315,11 @@ impl Engine {
                             }
                             job(lane, i).inspect_err(|_| failed.store(true, Relaxed))?;
                         }
-                    })
+                    };
+                    lane_thread().spawn_scoped(scope, work).ok()
                 })
                 .collect();
-            let mut result = Ok(());
+            let mut result = if threads.is_empty() && count > 0 { Err(EngineError::NoThread) } else { Ok(()) };
             for thread in threads {
                 result = result.and(thread.join().unwrap_or(Err(EngineError::Lost)));
             }
@@ -338,6 +346,11 @@ struct Entered {
     done: Option<CUevent>,
 }
 
+/// A lane's thread: the deepest that it goes is a compressor, or the driver.
+fn lane_thread() -> std::thread::Builder {
+    std::thread::Builder::new().name("lane".into()).stack_size(LANE_STACK)
+}
+
 /// Has the kernel wake this thread when it asks to be woken, rather than up to 50 us later.
 fn look_often() {
     // SAFETY: no pointers; a failure changes nothing.
@@ -356,7 +369,12 @@ fn wait(driver: &Driver, way: Entered) -> Result<(), CallFailed> {
         // SAFETY: as above.
         match unsafe { (driver.cuEventQuery)(done) } {
             CUDA_ERROR_NOT_READY => std::thread::sleep(LOOK),
-            result => return expect("cuEventQuery", result),
+            CUDA_SUCCESS => return Ok(()),
+            error => {
+                // SAFETY: as above. What still runs would read and write what is nobody's any more.
+                unsafe { (driver.cuStreamSynchronize)(way.stream) };
+                return expect("cuEventQuery", error);
+            }
         }
     }
 }

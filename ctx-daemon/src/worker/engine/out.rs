@@ -9,8 +9,8 @@
 //! So a piece is off the device at the pace of the link as long as there is room on the stage, and at the pace of the files
 //! then. Before each piece a lane looks whether it may go on (see [`super::pace`]).
 //!
-//! While the application waits, all lanes are at work, one for each core. Once it runs, half of them are until a command
-//! waits for a job, and all let whoever wants their core go first.
+//! While the application stands still, all lanes are at work, one for each core. Once it runs, half of them rest until a
+//! command waits for a job, and the others let whoever wants their core go first.
 
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 
@@ -50,29 +50,38 @@ impl<'a> Out<'a> {
 
     /// What one lane does, until there is nothing left to take. Whoever waits for a job hears of a failure too.
     pub(super) fn copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
+        // Others would wait for what it has taken.
+        let _unwound = FailsIfUnwound(self.copying);
         self.try_copy(lane, number).inspect_err(|_| self.copying.fail())
     }
 
     fn try_copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
         let copying = self.copying;
-        let mut beside_it = false;
+        let mut aside = false;
         loop {
-            if !beside_it && copying.may_open() {
-                beside_it = true;
-                step_aside();
-            }
-            if beside_it && number >= self.few && !copying.wait_until_awaited() {
-                return Ok(());
+            if copying.is_beside_it() {
+                if number >= self.few {
+                    if !copying.wait_until_awaited() {
+                        return Ok(());
+                    }
+                } else if !aside {
+                    aside = true;
+                    step_aside();
+                }
             }
             // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
             let device = copying.next_device();
             let no_more = || copying.next_device().is_none() || !self.staged.is_empty();
             let turn = device.filter(|device| self.pace.wait(*device, PIECE_LENGTH, no_more));
-            if turn.is_none()
-                && let Some((taken, slot)) = self.staged.pop()
-            {
-                self.write(&taken, slot.bytes(taken.job.length))?;
-                continue;
+            if turn.is_none() {
+                if let Some((taken, slot)) = self.staged.pop() {
+                    self.write(&taken, slot.bytes(taken.job.length))?;
+                    continue;
+                }
+                // It is not its turn, and another lane was quicker with what is on the stage.
+                if device.is_some() {
+                    continue;
+                }
             }
             let taken = copying.take();
             let took = taken.map(|it| (it.job.device, it.job.length));
@@ -161,7 +170,18 @@ impl<'a> Out<'a> {
     }
 }
 
-/// Lets others have the core first, from now on.
+/// A lane that panics fails the copy.
+struct FailsIfUnwound<'a>(&'a Copying);
+
+impl Drop for FailsIfUnwound<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
+        }
+    }
+}
+
+/// Lets others have the core first, from now on: the thread cannot take that back.
 fn step_aside() {
     // SAFETY: no pointers. On Linux it is the calling thread that becomes nicer; where it may not, nothing changes.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };

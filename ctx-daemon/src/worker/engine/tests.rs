@@ -184,12 +184,17 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
     let _alone = alone();
     let (driver, memory) = (driver(), Memory::new(6));
     let mut engine = engine(&driver);
-    // Two pieces a tenth of a second; the first is there at once.
+    // Two pieces a tenth of a second; the first is there at once. What is on the stage keeps nobody from waiting.
     engine.pace.limit(&[20 * PIECE_LENGTH]);
-    let began = Instant::now();
-    let copying = memory.copying(Keeping::Closed);
-    engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap())).unwrap();
-    assert!(began.elapsed() >= Duration::from_millis(245), "{:?}", began.elapsed());
+    for units in [0, 4] {
+        let numbers: Vec<u64> = (1..=units).collect();
+        engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+        let began = Instant::now();
+        let copying = memory.copying(Keeping::Closed);
+        engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap())).unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(245), "{:?}", began.elapsed());
+    }
+    engine.stage.set(0, &[], vec![]).unwrap();
     // An hour for a piece.
     engine.pace.limit(&[PIECE_LENGTH / 3600]);
     let copying = memory.copying(Keeping::Protected);
