@@ -217,16 +217,23 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
 
 #[test]
 fn a_wrong_guess_is_found_and_the_dump_made_again_by_stop() -> Result {
-    // What lies before it takes longer to copy than what CRIU does; it is two pieces, since what keeps the ring closed may have
-    // to wait for one of them.
+    // What lies before it takes longer to copy than what CRIU does; it is two pieces, one for each lane of a small machine.
     let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.008")])?;
     let end = node.path("end");
     let until = end.display().to_string();
     let app = node.run("hidden", &["--kib", "64", "--ballast-kib", "8192", "--sleep-us", "1000", "--until", &until])?;
     app.reaches(2)?;
-    let dir = node.path("image");
-    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--json", "--protocol", "cow"])?);
-    let said: Value = serde_json::from_str(&out).with_context(|| format!("{out} {err}"))?;
+    let mut tries = 0;
+    let (dir, code, said, err) = loop {
+        let dir = node.fresh("image");
+        let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--json", "--protocol", "cow"])?);
+        let said: Value = serde_json::from_str(&out).with_context(|| format!("{out} {err}"))?;
+        tries += 1;
+        // On a machine of many lanes it may be copied before it is written.
+        if said["attempts"] != 1 || tries == 20 {
+            break (dir, code, said, err);
+        }
+    };
     let found = (code, &said["attempts"], &said["dump"]["protocol"]);
     assert_eq!(found, (Some(0), &2.into(), &"stop".into()), "{said} {err}");
     assert!(err.contains(WRONG_GUESS) && err.contains("once more, by stop"), "{err}");

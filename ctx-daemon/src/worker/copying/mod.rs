@@ -158,13 +158,22 @@ struct Inner {
     left: usize,
     /// Lanes have found nothing more to take, and there will not be.
     all_taken: bool,
-    /// As many are not safe without which the ring stays closed.
+    /// The first so many of the order keep the ring closed.
+    closed: usize,
+    /// As many of them are not safe.
     closed_left: usize,
     failed: bool,
     /// Places that were not as they were at the quiesce: nothing more is written, but all are looked at.
     wrong: BTreeSet<Place>,
     over: bool,
     room: Option<Clones>,
+}
+
+impl Inner {
+    /// Whether what comes next must wait: lanes have taken all that keeps the ring closed, and some of it is not read yet.
+    fn is_about_to_open(&self) -> bool {
+        self.closed_left > 0 && (self.closed..self.order.len()).contains(&self.next) && self.urgent.is_empty()
+    }
 }
 
 /// What a lane is to copy.
@@ -218,7 +227,7 @@ impl Copying {
             Keeping::Protected | Keeping::Unkept => (1, tasks[*i].soon),
             _ => (2, 0),
         });
-        let closed = |task: &&Task| task.keeping == Keeping::Closed;
+        let closed = tasks.iter().filter(|task| task.keeping == Keeping::Closed).count();
         let inner = Inner {
             pieces,
             places,
@@ -228,7 +237,8 @@ impl Copying {
             next: 0,
             left: order.len(),
             all_taken: false,
-            closed_left: tasks.iter().filter(closed).count(),
+            closed,
+            closed_left: closed,
             order,
             failed: false,
             wrong: BTreeSet::new(),
@@ -259,12 +269,17 @@ impl Copying {
         self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job for a lane; waits while others are being cloned. None when there is none any more.
+    /// The next job for a lane; waits while others are being cloned, and while the last that keep the ring closed are with
+    /// other lanes: nothing gets onto the link before those. None when there is none any more.
     pub(crate) fn take(&self) -> Option<Taken> {
         let mut inner = self.lock();
         loop {
             if inner.failed || inner.left == 0 {
                 return None;
+            }
+            if inner.is_about_to_open() {
+                inner = self.wait(inner);
+                continue;
             }
             if let Some(taken) = self.take_one(&mut inner) {
                 return Some(taken);

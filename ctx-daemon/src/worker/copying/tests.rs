@@ -50,6 +50,33 @@ fn everything_is_copied_once_and_closed_jobs_come_first() {
 }
 
 #[test]
+fn nothing_gets_onto_the_link_before_what_keeps_the_ring_closed() {
+    let mut tasks = tasks(Keeping::Protected);
+    (tasks[2].keeping, tasks[4].keeping) = (Keeping::Closed, Keeping::Closed);
+    let copying = Copying::new(tasks, None, false);
+    let closed = [copying.take().unwrap(), copying.take().unwrap()];
+    assert_eq!(closed.map(|it| it.index), [2, 4]);
+    let (takes, taken) = std::sync::mpsc::channel();
+    let other = Arc::clone(&copying);
+    std::thread::spawn(move || takes.send(other.take().map(|it| (it.index, other.may_open()))));
+    copy(&copying, &closed[1]);
+    taken.recv_timeout(Duration::from_millis(50)).unwrap_err();
+    copy(&copying, &closed[0]);
+    assert_eq!(taken.recv_timeout(Duration::from_secs(20)), Ok(Some((0, true))));
+    // Of a copy that is given up nobody waits for that.
+    let mut tasks = self::tasks(Keeping::Protected);
+    tasks[4].keeping = Keeping::Closed;
+    let copying = Copying::new(tasks, None, false);
+    copying.take().unwrap();
+    let (takes, taken) = std::sync::mpsc::channel();
+    let other = Arc::clone(&copying);
+    std::thread::spawn(move || takes.send(other.take().map(|it| it.index)));
+    taken.recv_timeout(Duration::from_millis(50)).unwrap_err();
+    copying.fail();
+    assert_eq!(taken.recv_timeout(Duration::from_secs(20)), Ok(None));
+}
+
+#[test]
 fn what_may_be_written_soon_comes_first_but_for_what_keeps_the_ring_closed() {
     let mut tasks = tasks(Keeping::Protected);
     (tasks[3].soon, tasks[1].soon) = (0, 1);
