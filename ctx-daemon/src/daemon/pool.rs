@@ -76,6 +76,8 @@ struct State {
     curious: usize,
     /// Counts attempts, so that who waits can tell whether a failure is of one that began after it asked.
     begun: u64,
+    /// The latest attempt whose worker came up.
+    came_up: u64,
     failure: Option<Failure>,
     failures: u32,
     closed: bool,
@@ -292,6 +294,7 @@ impl Pool {
                     info!("workers come up again");
                 }
                 state.failures = 0;
+                state.came_up = state.came_up.max(attempt);
                 state.seen = Some(worker.attached().clone());
                 state.ready.push(Arc::clone(&worker));
                 drop(state);
@@ -306,8 +309,11 @@ impl Pool {
                 if state.failure.as_ref().is_none_or(|it| it.reason != reason) {
                     error!("{reason}");
                 }
-                state.failures = state.failures.saturating_add(1);
-                state.failure = Some(Failure { attempt, at: Instant::now(), reason });
+                // One that a later one came up before says nothing about the next.
+                if attempt > state.came_up {
+                    state.failures = state.failures.saturating_add(1);
+                    state.failure = Some(Failure { attempt, at: Instant::now(), reason });
+                }
             }
         }
         self.changed.notify_all();

@@ -154,10 +154,11 @@ fn images_of_programs_of_many_kinds_are_what_stop_writes_at_the_same_quiesce() -
     for _ in 0..repetitions() {
         for (name, arguments) in OTHERS {
             let expected = undisturbed(name, arguments)?;
-            let app = node.run_held(name, arguments, None)?;
+            let app = node.run_held(name, arguments, Some(1))?;
             app.reaches(1)?;
-            of_one(&node, &Source::new(&node, &app)?, app.pid(), memory.path(), false, &mut random, &mut counts)
-                .context(name)?;
+            let source = Source::new(&node, &app)?;
+            app.lift();
+            of_one(&node, &source, app.pid(), memory.path(), false, &mut random, &mut counts).context(name)?;
             assert_eq!(app.finish()?, expected, "{name}");
             eprintln!("{name}: {counts:?}");
         }
@@ -206,6 +207,15 @@ fn dumps_that_follow_given_up_ones_at_once_have_whole_images() -> Result {
     let lacking = log.lines().find(|line| line.contains("room for clones"));
     ensure!(lacking.is_none(), "there was memory for clones: {lacking:?}");
     eprintln!("{given_up} were given up");
+    // The worker gives its part of that memory back, also where nobody asks what came of the copy.
+    let worker = node.client(app.pid())?.worker;
+    let dir = node.fresh("image");
+    fs::create_dir(&dir)?;
+    let last = source.take(&dir, Manner { give_up: Some(2), ..Manner::PLAIN })?;
+    ensure!(matches!(last, Taken::GivenUp), "{last:?}");
+    until_true("the worker has none of the daemon's host memory", || {
+        Ok(!fs::read_to_string(format!("/proc/{worker}/maps"))?.contains("rekindle-stage"))
+    })?;
     app.kill()?;
     node.finish()
 }

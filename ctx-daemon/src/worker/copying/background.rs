@@ -165,11 +165,16 @@ impl Executor {
 
     /// Forgets a copy that nobody asks about any more: one that is over, or that was given up and is about to be.
     pub(crate) fn discard_finished(&mut self) {
-        let over = |background: &Background| {
-            let copying = &background.copying;
-            copying.is_over() || copying.has_failed() && copying.wait_until_over_for(GIVEN_UP)
-        };
-        if self.background.as_ref().is_some_and(over)
+        self.discard(|copying| copying.is_over() || copying.has_failed() && copying.wait_until_over_for(GIVEN_UP));
+    }
+
+    /// Forgets a copy that is over and that nobody will ask about.
+    pub(crate) fn discard_cancelled(&mut self) {
+        self.discard(|copying| copying.is_over() && copying.is_cancelled());
+    }
+
+    fn discard(&mut self, which: impl FnOnce(&Copying) -> bool) {
+        if self.background.as_ref().is_some_and(|background| which(&background.copying))
             && let Err(why) = self.progress()
         {
             tracing::debug!("a copy that nobody asked about: {why}");

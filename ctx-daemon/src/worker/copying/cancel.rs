@@ -25,7 +25,7 @@ impl Cancel {
         let mut state = self.lock();
         state.fired = true;
         if let Some(copying) = state.copying.take() {
-            copying.fail();
+            copying.cancel();
         }
     }
 
@@ -33,7 +33,7 @@ impl Cancel {
     pub(crate) fn begun(&self, copying: &Arc<Copying>) {
         let mut state = self.lock();
         if state.fired {
-            copying.fail();
+            copying.cancel();
         } else {
             state.copying = Some(Arc::clone(copying));
         }

@@ -132,6 +132,7 @@ pub(crate) struct Copying {
     unsafe_left: AtomicUsize,
     /// The application runs beside this.
     beside: AtomicBool,
+    cancelled: AtomicBool,
     copied: AtomicU64,
     /// Of those, bytes that were not in the file before.
     changed_bytes: AtomicU64,
@@ -255,6 +256,7 @@ impl Copying {
             awaited: Condvar::new(),
             unsafe_left: AtomicUsize::new(unsafe_left),
             beside: AtomicBool::new(leaves_out),
+            cancelled: AtomicBool::new(false),
             copied: AtomicU64::new(there),
             changed_bytes: AtomicU64::new(0),
             leaves_out,
@@ -451,6 +453,17 @@ impl Copying {
         self.lock().failed = true;
         self.changed.notify_all();
         self.awaited.notify_all();
+    }
+
+    /// It is given up by who asked for it, and who will not ask what came of it.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.fail();
+    }
+
+    /// Whether nobody will ask what came of it.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
     }
 
     /// Whether it was given up.

@@ -65,8 +65,9 @@ impl Executor {
         new: Vec<(u64, OwnedFd)>,
         done: impl FnOnce(Result<(), String>) + Send + 'static,
     ) -> Result<(), String> {
-        if !units.is_empty() {
-            self.discard_finished();
+        match units.is_empty() {
+            true => self.discard_cancelled(),
+            false => self.discard_finished(),
         }
         // What came of a copy is told to who asks about it, and not lost for this.
         let Some(engine) = self.engine.as_ref().filter(|_| self.background.is_none()) else {
