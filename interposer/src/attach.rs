@@ -278,6 +278,8 @@ mod tests {
 
     #[test]
     fn a_daemon_that_is_there_may_take_its_time() {
+        // It answers a probe whenever it comes to that.
+        let patience = Patience { probe: Duration::from_secs(20), ..SHORT };
         let (path, listener, socket) = silent();
         let daemon = std::thread::spawn(move || {
             let (client, _) = listener.accept().unwrap();
@@ -292,7 +294,7 @@ mod tests {
             io::Write::write_all(&mut &client, b"a worker").unwrap();
             (client, last)
         });
-        wait_for_answer(&socket, path.to_str().unwrap(), SHORT).unwrap();
+        wait_for_answer(&socket, path.to_str().unwrap(), patience).unwrap();
         daemon.join().unwrap();
         std::fs::remove_file(path).unwrap();
     }

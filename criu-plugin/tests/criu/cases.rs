@@ -4,11 +4,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::application::{ANSWER, ECHO, QUESTION};
-use crate::daemon::{Event, Script};
+use crate::daemon::{Event, Resumed, Script};
 use crate::stage::{Application, Container, Stage, alive, gone, sockets, tree, until, word};
 
 const NOWHERE: &str = "/tmp/test/no daemon here";
@@ -21,13 +23,12 @@ fn reason(text: &str) -> Option<String> {
 fn goes_on(stage: &Stage, application: &Application, dumped: u64) {
     let resumed = stage.daemon.resumed();
     assert!(!resumed.is_empty());
-    for (pid, count) in resumed {
-        if pid == application.pid {
-            assert!((dumped..dumped + 1000).contains(&count), "{count}, dumped after {dumped}");
-        }
+    for Resumed { pid, count, frozen } in resumed {
+        assert_eq!(count, frozen);
+        assert!(pid != application.pid || dumped <= count, "{count}, dumped after {dumped}");
         until("the process answers through shared memory", || word(pid, ANSWER) == word(pid, QUESTION));
     }
-    assert!(application.runs());
+    application.runs();
 }
 
 /// The daemon has been told that it is over.
@@ -97,21 +98,21 @@ pub(crate) fn a_tree_is_restored_again_and_again(stage: &Stage) {
     }
 }
 
-/// The longest time without a count while `during` runs.
-fn longest_gap<T: Send>(application: &Application, during: impl FnOnce() -> T + Send) -> (Duration, T) {
+/// Holds the daemon's word that the image is whole back until the application, which `during` dumps, has gone on.
+fn goes_on_before_it_is_durable<T: Send>(
+    stage: &Stage,
+    application: &Application,
+    during: impl FnOnce() -> T + Send,
+) -> T {
+    let hold = Arc::new(AtomicBool::new(true));
+    stage.daemon.script(Script { hold_finish: Some(Arc::clone(&hold)), ..Script::default() });
     thread::scope(|scope| {
         let during = scope.spawn(during);
-        let (mut last, mut at, mut longest) = (application.count(), Instant::now(), Duration::ZERO);
-        while !during.is_finished() {
-            let now = application.count();
-            if now != last {
-                longest = longest.max(at.elapsed());
-                (last, at) = (now, Instant::now());
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        println!("longest gap: {longest:?}");
-        (longest, during.join().unwrap())
+        until("CRIU asks whether the image is whole", || stage.daemon.is_asked(&Event::Finish));
+        application.runs();
+        assert!(!during.is_finished());
+        hold.store(false, Ordering::Relaxed);
+        during.join().unwrap()
     })
 }
 
@@ -119,14 +120,11 @@ pub(crate) fn a_running_process_goes_on_before_its_image_is_durable(stage: &Stag
     let application = stage.application("tree");
     let pid = application.pid;
     let images = stage.images("images");
-    let takes = Duration::from_secs(2);
-    stage.daemon.script(Script { finish_takes: takes, ..Script::default() });
     let dumped = application.count();
-    let (gap, ended) = longest_gap(&application, || stage.dump(&application, &images, &["--leave-running"]));
+    let dump = || stage.dump(&application, &images, &["--leave-running"]);
+    let ended = goes_on_before_it_is_durable(stage, &application, dump);
     assert!(ended.success);
-    assert!(ended.took >= takes, "{:?}", ended.took);
-    assert!(gap < takes / 2, "{gap:?}");
-    assert!(application.runs());
+    application.runs();
     let events = closed(stage, Event::DumpClosed);
     assert!(events.contains(&Event::Pause { root: pid, leave_running: true }));
 
@@ -147,12 +145,12 @@ pub(crate) fn a_failed_image_leaves_a_running_process_running(stage: &Stage) {
     let ended = stage.dump(&application, &stage.images("images"), &["--leave-running"]);
     assert!(!ended.success);
     assert!(ended.log.contains("the disk is full"));
-    assert!(application.runs());
+    application.runs();
     closed(stage, Event::DumpClosed);
     // And can be dumped later.
     stage.daemon.script(Script::default());
     assert!(stage.dump(&application, &stage.images("again"), &["--leave-running"]).success);
-    assert!(application.runs());
+    application.runs();
 }
 
 pub(crate) fn a_failed_image_keeps_a_process_from_being_killed(stage: &Stage) {
@@ -162,7 +160,7 @@ pub(crate) fn a_failed_image_keeps_a_process_from_being_killed(stage: &Stage) {
         let ended = stage.dump(&application, &stage.images("images"), arguments);
         assert!(!ended.success);
         assert!(ended.log.contains("the disk is full"));
-        assert!(application.runs());
+        application.runs();
         closed(stage, Event::DumpClosed);
     }
     stage.daemon.script(Script::default());
@@ -175,7 +173,7 @@ pub(crate) fn a_failed_image_leaves_connections_unlocked(stage: &Stage) {
     let address = listener.local_addr().unwrap().to_string();
     let application = stage.application_with("client", &[(ECHO, &address)]);
     let mut peer: TcpStream = listener.accept().unwrap().0;
-    peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut echo = || {
         peer.write_all(b"hello").unwrap();
         peer.read_exact(&mut [0; 5]).unwrap();
@@ -191,7 +189,7 @@ pub(crate) fn a_failed_image_leaves_connections_unlocked(stage: &Stage) {
     }
     assert!(ended.log.contains("the disk is full"));
     echo();
-    assert!(application.runs());
+    application.runs();
 }
 
 pub(crate) fn a_dump_that_criu_fails_closes_the_session(stage: &Stage) {
@@ -203,21 +201,23 @@ pub(crate) fn a_dump_that_criu_fails_closes_the_session(stage: &Stage) {
     assert!(!ended.success);
     let events = closed(stage, Event::DumpClosed);
     assert!(!events.contains(&Event::Finish));
-    assert!(application.runs());
+    application.runs();
 }
 
 pub(crate) fn a_killed_criu_closes_the_session(stage: &Stage) {
     let application = stage.application("client");
-    stage.daemon.script(Script { finish_takes: Duration::from_secs(1), ..Script::default() });
     let images = stage.images("images");
     let pid = application.pid.to_string();
     for arguments in [&["-t", &pid, "--leave-running"][..], &["-t", &pid]] {
+        let hold = Arc::new(AtomicBool::new(true));
+        stage.daemon.script(Script { hold_finish: Some(Arc::clone(&hold)), ..Script::default() });
         let mut criu = stage.criu_start("dump", &images, arguments, &stage.daemon.path);
-        until("CRIU waits for the image", || stage.daemon.events().contains(&Event::Finish));
+        until("CRIU waits for the image", || stage.daemon.is_asked(&Event::Finish));
         criu.kill().unwrap();
         criu.wait().unwrap();
+        hold.store(false, Ordering::Relaxed);
         closed(stage, Event::DumpClosed);
-        assert!(application.runs());
+        application.runs();
     }
 }
 
@@ -227,7 +227,7 @@ pub(crate) fn what_cannot_be_quiesced_is_not_dumped(stage: &Stage) {
     let ended = stage.dump(&application, &stage.images("images"), &[]);
     assert!(!ended.success);
     assert!(ended.log.contains("a kernel of process 7 never ends"));
-    assert!(application.runs());
+    application.runs();
 }
 
 pub(crate) fn a_long_quiesce_outlasts_the_alarm(stage: &Stage) {
@@ -246,7 +246,7 @@ pub(crate) fn without_a_daemon_a_client_is_not_dumped(stage: &Stage) {
     let ended = stage.criu_with("dump", &images, &["-t", &pid], Path::new(NOWHERE));
     assert!(!ended.success);
     assert!(ended.log.contains("External socket"));
-    assert!(application.runs());
+    application.runs();
     assert_eq!(stage.daemon.events(), []);
 
     // One that is there but of another version says more.
@@ -254,7 +254,7 @@ pub(crate) fn without_a_daemon_a_client_is_not_dumped(stage: &Stage) {
     let ended = stage.dump(&application, &images, &[]);
     assert!(!ended.success);
     assert!(ended.log.contains("uses a GPU, but wire version 9 here, 1 there"));
-    assert!(application.runs());
+    application.runs();
 }
 
 pub(crate) fn foreign_processes_are_dumped_with_and_without_a_daemon(stage: &Stage) {
@@ -265,7 +265,7 @@ pub(crate) fn foreign_processes_are_dumped_with_and_without_a_daemon(stage: &Sta
         let images = stage.images(images);
         let alive = stage.criu_with("dump", &images, &["-t", &pid, "--leave-running"], socket);
         assert!(alive.success);
-        assert!(application.runs());
+        application.runs();
         let killed = stage.criu_with("dump", &images, &["-t", &pid], socket);
         assert!(killed.success);
         application.gone();
@@ -273,7 +273,7 @@ pub(crate) fn foreign_processes_are_dumped_with_and_without_a_daemon(stage: &Sta
         assert!(!inventory.windows(8).any(|window| window == b"rekindle"));
         let restored = stage.criu_with("restore", &images, &["-d"], socket);
         assert!(restored.success);
-        assert!(Application::restored(id).runs());
+        Application::restored(id).runs();
         // Nothing that a user would take for a fault.
         for log in [alive.log, killed.log, restored.log] {
             assert!(!log.contains("(rekindle)"));
@@ -293,9 +293,9 @@ pub(crate) fn a_daemon_that_hangs_or_refuses_holds_up_no_foreign_dump(stage: &St
         stage.daemon.script(script);
         let ended = stage.dump(&application, &stage.images("images"), &["--leave-running"]);
         assert!(ended.success);
-        assert!(ended.took < Duration::from_secs(8));
+        assert!(ended.took < Duration::from_secs(40));
         assert!(ended.log.contains("Warn  (rekindle)"));
-        assert!(application.runs());
+        application.runs();
     }
 }
 
@@ -305,7 +305,7 @@ pub(crate) fn a_pre_dump_pauses_nothing(stage: &Stage) {
     // It fails where the kernel has no dirty tracking for it; in either case nothing was asked.
     stage.criu("pre-dump", &stage.images("images"), &["-t", &pid]);
     assert_eq!(stage.daemon.events(), []);
-    assert!(application.runs());
+    application.runs();
 }
 
 /// A dumped tree, gone.
@@ -339,7 +339,7 @@ pub(crate) fn without_a_daemon_nothing_is_restored(stage: &Stage) {
     assert!(!alive(pid));
     // It is there now.
     assert!(stage.restore(&images).success);
-    assert!(Application::restored(pid).runs());
+    Application::restored(pid).runs();
 }
 
 pub(crate) fn an_image_without_its_gpu_part_is_not_restored(stage: &Stage) {
@@ -362,7 +362,7 @@ pub(crate) fn a_stale_gpu_part_does_not_hinder_a_foreign_restore(stage: &Stage) 
     let ended = stage.restore(&images);
     assert!(ended.success);
     assert!(ended.log.contains("rekindle.img is of another dump"));
-    assert!(Application::restored(pid).runs());
+    Application::restored(pid).runs();
     assert_eq!(stage.daemon.events(), []);
 }
 
@@ -384,7 +384,7 @@ pub(crate) fn a_process_that_cannot_go_on_takes_the_tree_with_it(stage: &Stage) 
     stage.daemon.script(Script::default());
     stage.daemon.resumed();
     assert!(stage.restore(&images).success);
-    assert!(Application::restored(*pids.first().unwrap()).runs());
+    Application::restored(*pids.first().unwrap()).runs();
 }
 
 pub(crate) fn a_daemon_that_forgets_a_process_fails_the_restore(stage: &Stage) {
@@ -399,17 +399,11 @@ pub(crate) fn a_daemon_that_forgets_a_process_fails_the_restore(stage: &Stage) {
 pub(crate) fn a_container_is_checkpointed_while_it_runs_and_restored(stage: &Stage) {
     let container = Container::start(stage);
     let application = container.application();
-    let takes = Duration::from_secs(2);
-    stage.daemon.script(Script { finish_takes: takes, ..Script::default() });
     let dumped = application.count();
-    let start = Instant::now();
-    let (gap, success) = longest_gap(&application, || {
+    assert!(goes_on_before_it_is_durable(stage, &application, || {
         Container::podman("podman_ container checkpoint --leave-running --export /tmp/test/c.tar.zst c")
-    });
-    assert!(success);
-    assert!(start.elapsed() >= takes);
-    assert!(gap < takes / 2, "{gap:?}");
-    assert!(application.runs());
+    }));
+    application.runs();
     closed(stage, Event::DumpClosed);
 
     // Stopped with a checkpoint, and restored.
@@ -437,7 +431,7 @@ pub(crate) fn a_container_whose_image_fails_runs_on(stage: &Stage) {
     stage.daemon.script(Script { finish: reason("the disk is full"), ..Script::default() });
     for option in ["--leave-running", ""] {
         assert!(!Container::podman(&format!("podman_ container checkpoint {option} c")));
-        assert!(application.runs());
+        application.runs();
         closed(stage, Event::DumpClosed);
     }
     stage.daemon.script(Script::default());
@@ -446,7 +440,7 @@ pub(crate) fn a_container_whose_image_fails_runs_on(stage: &Stage) {
     assert!(!Container::podman("podman_ container restore c"));
     stage.daemon.script(Script::default());
     assert!(Container::podman("podman_ container restore c"));
-    assert!(container.application().runs());
+    container.application().runs();
 }
 
 pub(crate) fn a_connection_that_a_forked_child_holds_too_is_restored_once(stage: &Stage) {

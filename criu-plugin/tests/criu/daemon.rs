@@ -1,11 +1,13 @@
 //! A daemon that says what the contract says and notes what it is asked. It manages no GPU; what it writes as the image
 //! are the sockets.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 use rekindle_wire::attach::{Answer, Attached};
 use rekindle_wire::control::{Opening, Reply, Request, RestoredSocket, StatusInfo};
 use rekindle_wire::frame;
+use serde::{Deserialize, Serialize};
 
 use crate::application::{ANSWER, COUNT, QUESTION};
 
@@ -24,7 +27,8 @@ pub(crate) struct Script {
     pub(crate) pause: Option<String>,
     pub(crate) pause_takes: Duration,
     pub(crate) finish: Option<String>,
-    pub(crate) finish_takes: Duration,
+    /// `Finish` is answered when this says so.
+    pub(crate) hold_finish: Option<Arc<AtomicBool>>,
     pub(crate) prepare: Option<String>,
     /// From which `Resume` on.
     pub(crate) resume: Option<(usize, String)>,
@@ -59,11 +63,29 @@ struct State {
     script: Script,
     events: Vec<(Instant, Event)>,
     clients: Vec<Client>,
-    /// Inner pids, and which socket is whose.
-    prepared: Vec<(i32, RestoredSocket)>,
+    prepared: Vec<Saved>,
     /// Kept: the worker's end.
     connections: Vec<UnixStream>,
-    resumed: Vec<(i32, u64)>,
+    resumed: Vec<Resumed>,
+}
+
+/// Of a client in an image.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct Saved {
+    inner: i32,
+    socket: RestoredSocket,
+    /// The count in the memory that it shares, when it was frozen.
+    count: u64,
+}
+
+/// A process that was let go on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resumed {
+    pub(crate) pid: i32,
+    /// The count in the memory that it shares.
+    pub(crate) count: u64,
+    /// The same, when it was frozen.
+    pub(crate) frozen: u64,
 }
 
 #[derive(Clone)]
@@ -98,6 +120,11 @@ impl Daemon {
         self.state().events.push((Instant::now(), event));
     }
 
+    /// Whether it was asked this since the last call of [`Daemon::events`].
+    pub(crate) fn is_asked(&self, what: &Event) -> bool {
+        self.state().events.iter().any(|(_, event)| event == what)
+    }
+
     /// What it was asked since the last call of this.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.timed_events().into_iter().map(|(_, event)| event).collect()
@@ -107,8 +134,8 @@ impl Daemon {
         std::mem::take(&mut self.state().events)
     }
 
-    /// The counts that it read in memory it shares with restored processes, by pid.
-    pub(crate) fn resumed(&self) -> Vec<(i32, u64)> {
+    /// The restored processes that it has let go on since the last call of this.
+    pub(crate) fn resumed(&self) -> Vec<Resumed> {
         std::mem::take(&mut self.state().resumed)
     }
 
@@ -134,7 +161,8 @@ impl Daemon {
             Request::Reattach { restore, socket: id, cookie } => {
                 assert_eq!(restore, 7);
                 let mut state = self.state();
-                let (inner, dumped) = state.prepared.iter().find(|(_, dumped)| dumped.id == id).cloned().unwrap();
+                let Saved { inner, socket: dumped, .. } =
+                    state.prepared.iter().find(|saved| saved.socket.id == id).cloned().unwrap();
                 let pid = peer(&socket);
                 state.clients.retain(|client| client.pid != pid);
                 state.clients.push(Client { pid, inner, cookie, path: dumped.path });
@@ -190,11 +218,15 @@ impl Daemon {
         };
         frame::send(socket, &reply, &[], &[]).unwrap();
 
-        let mut sockets = Vec::new();
+        let (mut saved, mut counts) = (Vec::new(), BTreeMap::new());
         while let Ok(message) = frame::receive::<Request>(socket) {
             let reply = match message.body {
                 Request::Frozen { pid } => {
-                    let ours = clients.iter().any(|client| client.pid == pid);
+                    let client = clients.iter().find(|client| client.pid == pid);
+                    let ours = client.is_some();
+                    if let Some(client) = client {
+                        counts.insert(client.inner, crate::stage::count(pid).unwrap());
+                    }
                     self.note(Event::Frozen { pid, ours });
                     Reply::Frozen { ours }
                 }
@@ -202,19 +234,21 @@ impl Daemon {
                     let client = clients.iter().find(|client| client.cookie == cookie);
                     let ours = client.is_some();
                     if let Some(client) = client {
-                        let path = client.path.clone();
-                        sockets.push((client.inner, RestoredSocket { id, path }));
+                        let (inner, path) = (client.inner, client.path.clone());
+                        saved.push(Saved { inner, socket: RestoredSocket { id, path }, count: counts[&inner] });
                     }
                     self.note(Event::Socket { ours });
                     Reply::Socket { ours, again: false }
                 }
                 Request::Finish => {
                     self.note(Event::Finish);
-                    thread::sleep(script.finish_takes);
+                    if let Some(hold) = &script.hold_finish {
+                        crate::stage::until("the case goes on", || !hold.load(Ordering::Relaxed));
+                    }
                     match script.finish.clone() {
                         Some(reason) => Reply::Failed { reason },
                         None => {
-                            let image = serde_json::to_vec(&sockets).unwrap();
+                            let image = serde_json::to_vec(&saved).unwrap();
                             fs::write(in_dir(&image_dir, "rekindle.img"), image).unwrap();
                             Reply::Durable
                         }
@@ -230,16 +264,16 @@ impl Daemon {
     fn restore(&self, socket: &UnixStream, image_dir: OwnedFd) {
         let script = self.state().script.clone();
         let image = fs::read(in_dir(&image_dir, "rekindle.img")).unwrap();
-        let prepared: Vec<(i32, RestoredSocket)> = serde_json::from_slice(&image).unwrap();
+        let prepared: Vec<Saved> = serde_json::from_slice(&image).unwrap();
         let mut state = self.state();
         state.prepared.clone_from(&prepared);
         // They died.
-        state.clients.retain(|client| !prepared.iter().any(|(inner, _)| *inner == client.inner));
+        state.clients.retain(|client| !prepared.iter().any(|saved| saved.inner == client.inner));
         drop(state);
         let reply = match script.prepare {
             Some(reason) => Reply::Failed { reason },
             None => {
-                Reply::Prepared { restore: 7, sockets: prepared.iter().map(|(_, socket)| socket.clone()).collect() }
+                Reply::Prepared { restore: 7, sockets: prepared.iter().map(|saved| saved.socket.clone()).collect() }
             }
         };
         frame::send(socket, &reply, &[], &[]).unwrap();
@@ -250,7 +284,8 @@ impl Daemon {
                 panic!("{:?}", message.body);
             };
             asked += 1;
-            let ours = !script.forgetful && prepared.iter().any(|(inner, _)| *inner == inner_pid(pid));
+            let saved = prepared.iter().find(|saved| !script.forgetful && saved.inner == inner_pid(pid));
+            let ours = saved.is_some();
             if ours {
                 // It was sent before this, but on another connection.
                 crate::stage::until("the process has a connection", || {
@@ -261,9 +296,9 @@ impl Daemon {
             let reply = match &script.resume {
                 Some((from, reason)) if asked >= *from => Reply::Failed { reason: reason.clone() },
                 _ => {
-                    if ours {
+                    if let Some(saved) = saved {
                         let count = take_memory(pid);
-                        self.state().resumed.push((pid, count));
+                        self.state().resumed.push(Resumed { pid, count, frozen: saved.count });
                         done += 1;
                     }
                     let open = ours && done == prepared.len();

@@ -219,14 +219,15 @@ impl Application {
         gone(&self.all);
     }
 
-    /// Whether every process of it counts, and none is traced.
-    pub(crate) fn runs(&self) -> bool {
+    /// Waits until every process of it has counted, and none is traced.
+    pub(crate) fn runs(&self) {
         let pids = tree(self.pid);
+        assert!(!pids.is_empty());
         let before: Vec<_> = pids.iter().map(|&pid| count(pid)).collect();
-        thread::sleep(Duration::from_millis(200));
-        let after: Vec<_> = pids.iter().map(|&pid| count(pid)).collect();
-        let traced = pids.iter().any(|&pid| !status(pid).contains("TracerPid:\t0\n"));
-        !traced && !pids.is_empty() && before.iter().zip(&after).all(|(a, b)| a < b)
+        let free = |pid| status(pid).contains("TracerPid:\t0\n");
+        until("every process counts", || {
+            pids.iter().zip(&before).all(|(&pid, before)| count(pid) > *before && free(pid))
+        });
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -292,7 +293,7 @@ pub(crate) fn word(pid: i32, index: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes))
 }
 
-fn count(pid: i32) -> Option<u64> {
+pub(crate) fn count(pid: i32) -> Option<u64> {
     word(pid, COUNT)
 }
 
@@ -307,7 +308,7 @@ pub(crate) fn sockets(pid: i32) -> usize {
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what}: it never came");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}: it never came");
         thread::sleep(Duration::from_millis(2));
     }
 }

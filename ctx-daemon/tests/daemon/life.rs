@@ -102,8 +102,10 @@ fn spare_workers_end_with_their_daemon() {
         let mut daemon = Daemon::start();
         eventually("a spare", || (daemon.status().spare == 1).then_some(()));
         let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
-        let worker = std::fs::read_to_string(children).unwrap();
-        let worker = worker.split_whitespace().next().unwrap().to_owned();
+        // It is a child of the thread that started it as long as that is there.
+        let worker = eventually("it is the daemon's child", || {
+            std::fs::read_to_string(&children).unwrap().split_whitespace().next().map(str::to_owned)
+        });
         daemon.kill(signal);
         daemon.wait_for_exit();
         eventually("the spare ends", || {

@@ -281,7 +281,7 @@ fn a_restore_that_is_given_up_leaves_nothing() {
     let mut late = Client::start(&daemon);
     late.tell(&format!("reattach {restore} 5"));
     late.was_killed();
-    eventually("everything is closed", || (daemon.descriptors() == before && daemon.status().spare == 1).then_some(()));
+    eventually("everything is closed", || (daemon.descriptors() <= before && daemon.status().spare == 1).then_some(()));
     assert!(daemon.clients().is_empty());
 }
 

@@ -94,7 +94,7 @@ impl App {
     }
 
     /// It is to go on to its end.
-    fn lift(&self) {
+    pub fn lift(&self) {
         self.identity.hold.iter().for_each(Hold::lift);
     }
 

@@ -14,6 +14,7 @@ use crate::disk::SmallDisk;
 use crate::gate::{Gate, Moment};
 use crate::image::COMMIT;
 use crate::random::{Random, repetitions};
+use crate::wait::until_true;
 use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, stage, until};
 
 /// Copies so slow that saving and loading what `steady` has takes longer than what CRIU does.
@@ -371,7 +372,10 @@ impl Bench {
         if moment != held_at {
             process::signal(worker, libc::SIGSTOP)?;
             self.gate.open()?;
-            until("CRIU asks for the process to be resumed", || Ok(criu.whole_log().contains(RESUMING).then_some(())))?;
+            // It says so, and then its plugin asks and waits for the answer.
+            until_true("CRIU asks for the process to be resumed", || {
+                Ok(criu.whole_log().contains(RESUMING) && process::is_polling(criu.pid())?)
+            })?;
         }
         Ok(criu)
     }

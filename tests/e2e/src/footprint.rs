@@ -31,6 +31,7 @@ impl Footprint {
     /// As it is when the pool is full, and no worker is about to be ready.
     pub fn of(node: &Node, app: &App) -> Result<Self> {
         node.wait_for_spare()?;
+        process::settled_descriptors(node.daemon_pid()?)?;
         Self::now(node, app)
     }
 

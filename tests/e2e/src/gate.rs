@@ -10,7 +10,6 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +22,7 @@ use rekindle_wire::frame::{self, Message};
 use serde_json::Value;
 
 use crate::criu::{Running, Setting};
-use crate::{Result, until};
+use crate::{Result, stage, until};
 
 /// A moment of a dump or a restore. Requests are named as in `rekindle_wire::control::Request`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,8 +155,7 @@ impl Gate {
             reached.display(),
             open.display()
         );
-        fs::write(&self.script, script)?;
-        Ok(fs::set_permissions(&self.script, fs::Permissions::from_mode(0o755))?)
+        stage::write_script(&self.script, &script)
     }
 }
 

@@ -169,7 +169,7 @@ impl Node {
         // One that is started anew may find containers that were given GPUs, and keeps an eye on them.
         let idle = match &self.idle {
             Some(idle) => idle.clone(),
-            None => process::descriptors(self.daemon_pid()?)?,
+            None => process::settled_descriptors(self.daemon_pid()?)?,
         };
         self.idle = Some(idle.clone());
         if let Some(daemon) = &mut self.daemon {

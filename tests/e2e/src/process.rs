@@ -9,9 +9,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Once;
+use std::time::Duration;
 
 use crate::Result;
-use crate::wait::until_true;
+use crate::wait::{until, until_true};
 
 /// Makes orphans below this process its children.
 pub fn adopt_orphans() {
@@ -115,4 +116,21 @@ pub fn descriptors(pid: i32) -> Result<Vec<String>> {
     }
     all.sort();
     Ok(all)
+}
+
+/// The same, once they have stayed what they are for a while: what was just used may be about to be closed.
+pub fn settled_descriptors(pid: i32) -> Result<Vec<String>> {
+    let mut last = (descriptors(pid)?, 0);
+    until("its descriptors stay what they are", || {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = descriptors(pid)?;
+        last = if now == last.0 { (now, last.1 + 1) } else { (now, 0) };
+        Ok((last.1 == 3).then(|| last.0.clone()))
+    })
+}
+
+/// Whether its first thread waits in `poll`.
+pub fn is_polling(pid: i32) -> Result<bool> {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall"))?;
+    Ok(call.split(' ').next() == Some(&libc::SYS_poll.to_string()))
 }

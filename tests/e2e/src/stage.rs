@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 
 use crate::Result;
 
@@ -44,6 +44,15 @@ pub fn apps() -> Result<PathBuf> {
 /// The root directory of an image of an older release (`scripts/lib/images`), where there is one.
 pub fn image(name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(folder(IMAGES)?.join(name)).filter(|root| root.is_dir()))
+}
+
+/// Writes a program that a shell executes. It is a child that writes: what this process has open for writing, another test's
+/// child may hold for a moment more, and it could not be executed then.
+pub fn write_script(path: &Path, text: &str) -> Result {
+    let writes = r#"printf %s "$1" >"$0" && chmod 755 "$0""#;
+    let status = Command::new("sh").args(["-c", writes]).arg(path).arg(text).status()?;
+    ensure!(status.success(), "cannot write {}", path.display());
+    Ok(())
 }
 
 /// CRIU, once it is certain that it loads the plugin of the stage and no other.

@@ -26,7 +26,7 @@ use crate::{App, Node, Result};
 const SOCKET: u32 = 7;
 
 /// What the daemon says of a client that ended by itself while it was dumped: its worker ended with it.
-const ENDED: &str = "its worker has died";
+const ENDED: [&str; 2] = ["its worker has died", "has ended while its memory was copied"];
 
 /// What came of a dump.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl<'a> Source<'a> {
 
     /// How it ended shows in its exit status.
     fn failed(&self, reason: String) -> Result<Taken> {
-        if !reason.contains(ENDED) {
+        if !ENDED.iter().any(|it| reason.contains(it)) {
             return Ok(Taken::Failed(reason));
         }
         self.app.end()?;

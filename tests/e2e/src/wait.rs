@@ -7,7 +7,7 @@ use anyhow::bail;
 use crate::Result;
 
 /// Only a failing test waits this long: on a busy machine all takes a multiple of its time.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Looks until there is something to see; `what` says what, for a test that fails.

@@ -19,8 +19,20 @@ fn report(node: &Node, app: &App) -> Result<AccessReport> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Runs one case to its end, and checks what it prints.
+/// Runs one case to its end, and checks what it prints. A machine that is too slow to watch a command says so.
 fn case(node: &Node, name: &str) -> Result<AccessReport> {
+    let mut report = watched(node, name)?;
+    for _ in 0..5 {
+        if report.unwatched == 0 {
+            break;
+        }
+        report = watched(node, name)?;
+    }
+    assert_eq!((report.unwatched, &report.stopped), (0, &None), "{name}: {report:?}");
+    Ok(report)
+}
+
+fn watched(node: &Node, name: &str) -> Result<AccessReport> {
     let until = node.fresh("until");
     let arguments = ["--case", name, "--until", &until.display().to_string()];
     let app = node.run("accesses", &arguments)?;
@@ -28,7 +40,6 @@ fn case(node: &Node, name: &str) -> Result<AccessReport> {
     let report = report(node, &app)?;
     std::fs::write(&until, "")?;
     assert_eq!(app.finish()?, undisturbed("accesses", &["--case", name])?, "{name}");
-    assert_eq!((report.unwatched, &report.stopped), (0, &None), "{name}: {report:?}");
     Ok(report)
 }
 

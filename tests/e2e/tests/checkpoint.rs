@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -183,8 +182,7 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
     // CRIU's plugin alone goes through the gate.
     let criu = node.path("criu");
     let path = gate.setting(node.criu()).socket;
-    fs::write(&criu, format!("#!/bin/sh\nREKINDLE_SOCKET='{}' exec criu \"$@\"\n", path.display()))?;
-    fs::set_permissions(&criu, fs::Permissions::from_mode(0o755))?;
+    stage::write_script(&criu, &format!("#!/bin/sh\nREKINDLE_SOCKET='{}' exec criu \"$@\"\n", path.display()))?;
     let (program, shown, dir) = (stage::program("rekindle")?, node.path("shown"), node.path("image"));
     let line = format!("{} checkpoint {} {} --criu {}", program.display(), app.pid(), dir.display(), criu.display());
     let mut terminal = Command::new("script");
@@ -313,8 +311,7 @@ fn a_container_is_checkpointed_by_its_name() -> Result {
     // podman with the options that this machine needs.
     let wrapper = node.path("podman");
     let lib = stage::repository()?.join("scripts/lib/podman.sh");
-    fs::write(&wrapper, format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
-    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    stage::write_script(&wrapper, &format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;
     let export = node.path("export.tar");
     let options = ["checkpoint", "--container", "original", "--json", "--podman"].map(OsStr::new);
     let mut arguments = options.to_vec();

@@ -72,8 +72,11 @@ fn processes_of_a_container_have_its_limits_together_and_again_when_restored() -
     until_true("both are ready", || Ok(podman.call(&["logs", "both"])?.matches("ready").count() == 2))?;
 
     let visible = |mib: &'static str| podman.call(&["exec", "both", "/apps/visible", "--mib", mib]);
+    let two = || until_true("the two alone are there", || Ok(node.clients()?.len() == 2));
     let holds = || -> Result {
+        two()?;
         assert_eq!(visible("8")?, format!("count 1\n0 {SECOND} ok\n"));
+        two()?;
         let said = visible("16").unwrap_err().to_string();
         assert!(said.contains("cudaErrorMemoryAllocation"), "{said}");
         Ok(())
@@ -82,6 +85,7 @@ fn processes_of_a_container_have_its_limits_together_and_again_when_restored() -
     podman.call(&["container", "checkpoint", "both"])?;
     podman.call(&["container", "restore", "both"])?;
     holds()?;
+    two()?;
     podman.call(&["exec", "--detach", "both", "/apps/visible", "--until", "/shared/go"])?;
     until_true("a third process is there", || Ok(node.clients()?.len() == 3))?;
     let said = visible("1").unwrap_err().to_string();

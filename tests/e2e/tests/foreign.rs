@@ -136,6 +136,7 @@ fn a_pre_dump_is_as_without_the_plugin() -> Result {
 #[test]
 fn a_foreign_dump_leaves_gpu_processes_alone() -> Result {
     let arguments = ["--iterations", "100", "--sleep-us", "5000"];
+    let expected = undisturbed("streams4", &arguments)?;
     let foreign = Foreign::new(Installed::WithDaemon)?;
     let gpu = foreign.node.run("streams4", &arguments)?;
     gpu.reaches(20)?;
@@ -146,6 +147,6 @@ fn a_foreign_dump_leaves_gpu_processes_alone() -> Result {
     foreign.restore()?.succeeds()?;
     foreign.says_its_token(App::adopt(identity))?;
     assert!(!process::is_gone(gpu.pid()), "it was to run longer");
-    assert_eq!(gpu.finish()?, undisturbed("streams4", &arguments)?);
+    assert_eq!(gpu.finish()?, expected);
     foreign.node.finish()
 }

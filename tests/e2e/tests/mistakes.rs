@@ -96,11 +96,12 @@ fn a_client_whose_worker_stands_still_holds_up_nobody_else() -> Result {
     process::signal(worker, libc::SIGSTOP)?;
     // Another comes, works, is listed, dumped and restored, and ends.
     let arguments = ["--iterations", "400", "--sleep-us", "5000"];
+    let expected = undisturbed("globals", &arguments)?;
     let other = node.run("globals", &arguments)?;
     other.reaches(10)?;
     assert_eq!(node.clients()?.len(), 2);
     let image = node.dump_and_kill(other)?;
-    assert_eq!(node.restore(&image)?.finish()?, undisturbed("globals", &arguments)?);
+    assert_eq!(node.restore(&image)?.finish()?, expected);
     process::signal(worker, libc::SIGCONT)?;
     ends_well(node, held)
 }

@@ -103,7 +103,7 @@ const TRIES: usize = 20;
 #[test]
 fn what_no_command_names_is_found_out_and_the_next_dump_is_right() -> Result {
     // What lies before it takes longer than what CRIU does.
-    let slower = [("SIMGPU_COPY_GBPS", "0.008")];
+    let slower = [("SIMGPU_COPY_GBPS", "0.004")];
     let node = Node::configured("[checkpoint]\nprotocol = \"cow\"\n", &slower)?;
     let until = node.path("until");
     let arguments = ["--kib", "64", "--ballast-kib", "8192", "--until", &until.display().to_string()];

@@ -97,7 +97,7 @@ fn a_program_that_comes_to_a_stopped_daemon_says_so_and_goes_on_with_it() -> Res
 
 #[test]
 fn a_worker_that_hangs_in_a_dump_fails_it_in_time_and_the_program_goes_on() -> Result {
-    let node = Node::configured("stall_timeout_ms = 1500\n", &SLOW)?;
+    let node = Node::configured("stall_timeout_ms = 5000\n", &SLOW)?;
     let expected = undisturbed("memory", &MEMORY)?;
     let app = node.run("memory", &MEMORY)?;
     app.reaches(20)?;

@@ -63,7 +63,7 @@ fn a_published_service_is_checkpointed_restored_and_imported() -> Result {
     let options = ["--leave-running", "--file-locks", "--ignore-volumes", "--compress", "none", "--export", &export];
     podman.call(&[&["container", "checkpoint"], &options[..], &["service"]].concat())?;
     podman.call(&["exec", "service", "touch", "/kept/later"])?;
-    let later = asked(PUBLISHED)?.count()? + 200;
+    let later = asked(PUBLISHED)?.count()? + 600;
     let stopped = asked(PUBLISHED)?.reaches(later)?;
     is_whole(&podman, "service", PUBLISHED)?;
 

@@ -45,7 +45,7 @@ fn the_counter_in_a_container_comes_back_at_its_moments() -> Result {
 
     let before = asked("counter")?.reaches(50)?;
     podman.call(&["container", "checkpoint", "--leave-running", "--export", &export, "counter"])?;
-    let later = asked("counter")?.count()? + 200;
+    let later = asked("counter")?.count()? + 600;
     let stopped = asked("counter")?.reaches(later)?;
     podman.call(&["container", "checkpoint", "counter"])?;
     podman.call(&["container", "restore", "counter"])?;

@@ -80,6 +80,7 @@ static void events() {
     OK(cudaEventCreateWithFlags(&plain, cudaEventDisableTiming));
     OK(cudaEventQuery(plain));
     OK(cudaEventRecord(before, a));
+    OK(cudaEventSynchronize(before));
     hold<<<1, 1, 0, a>>>(log.gate);
     OK(cudaEventRecord(after, a));
     OK(cudaStreamWaitEvent(b, after, 0));
