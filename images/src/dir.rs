@@ -6,8 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::ImageError;
-use crate::sys;
+use crate::{ImageError, names, sys};
 
 /// The directory that an image is in.
 ///
@@ -137,16 +136,24 @@ impl ImageDir {
         sys::make_dir_at(self.dir.as_fd(), name).map_err(|error| ImageError::write(name, 0, error))
     }
 
-    /// Removes a directory in this one with all files of ours in it; it is no error if there is none.
+    /// The directory `name` in this one, if there is one; a link or a file of that name is none.
+    pub(crate) fn inner_dir(&self, name: &str) -> Result<Option<Self>, ImageError> {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        match sys::open_at(self.dir.as_fd(), name, flags, 0) {
+            Ok(dir) => Ok(Some(Self { dir, shown: self.shown.join(name) })),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => Ok(None),
+            Err(error) => Err(ImageError::io("open", self.shown.join(name).display().to_string(), error)),
+        }
+    }
+
+    /// Removes a directory in this one with all files of ours in it; it is no error if there is none. Its commit record
+    /// goes first, durably, so that what is left by a kill on the way is no image.
     pub(crate) fn remove_dir(&self, name: &str) -> Result<(), ImageError> {
-        match self.open_below(Path::new(name)) {
-            Ok(inner) => {
-                for name in inner.names()?.iter().filter(|name| crate::names::Name::parse(name).is_some()) {
-                    inner.remove(name)?;
-                }
-            }
-            Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
+        let Some(inner) = self.inner_dir(name)? else { return Ok(()) };
+        inner.remove(names::COMMIT)?;
+        inner.sync()?;
+        for name in inner.names()?.iter().filter(|name| names::Name::parse(name).is_some()) {
+            inner.remove(name)?;
         }
         sys::remove_dir_at(self.dir.as_fd(), name).map_err(|error| ImageError::io("remove", name, error))
     }

@@ -6,25 +6,22 @@
 //!                                  DIR loses its commit record ─► files move over ─► manifest ─► commit record
 //! ```
 //!
-//! What is killed while files move over is not committed, and goes on when it is asked for again.
+//! What is killed while files move over is not committed, and goes on when it is asked for again. What was made of another
+//! image than the one that is in DIR by then is removed: it must never take the place of a newer one.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::ImageError;
-use crate::commit::CommitRecord;
+use crate::commit::{CommitRecord, FileEntry};
 use crate::data_reader::DataReader;
 use crate::data_writer::DataWriter;
 use crate::dir::ImageDir;
 use crate::hash::{HashKey, PieceHash};
 use crate::image::Image;
-use crate::manifest::{Client, Piece, Storage};
-use crate::names::{COMMIT, MANIFEST, Name};
+use crate::manifest::{Client, Manifest, Piece, Storage};
+use crate::names::{BESIDE, COMMIT, MANIFEST, Name};
 use crate::writer::{Committed, CreateOptions, ImageWriter};
-
-/// Where an image is made that is to take the place of the one around it.
-const BESIDE: &str = "rekindle-flatten";
 
 /// Writes the image again into `out`, with everything that it has in other images. It keeps its id. Every piece is
 /// compared with its hash on the way.
@@ -95,23 +92,23 @@ impl Client {
 pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
     let dir = ImageDir::open(path)?;
     dir.lock()?;
-    match dir.open_below(Path::new(BESIDE)) {
-        Ok(beside) => {
-            if let Some(record) = CommitRecord::read(&beside)? {
+    if let Some(beside) = dir.inner_dir(BESIDE)? {
+        match CommitRecord::read(&beside)? {
+            Some(record) if belongs(&dir, &record)? => {
                 move_over(&dir, &beside, &record)?;
                 return Ok(true);
             }
-            dir.remove_dir(BESIDE)?;
+            _ => dir.remove_dir(BESIDE)?,
         }
-        Err(ImageError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
     }
     let image = Image::open_at(dir.try_clone()?)?;
     if image.manifest().parent.is_none() {
         return Ok(false);
     }
     dir.make_dir(BESIDE)?;
-    let made = dir.open_below(Path::new(BESIDE)).and_then(|beside| {
+    let made = dir.inner_dir(BESIDE).and_then(|beside| {
+        let beside =
+            beside.ok_or_else(|| ImageError::Missing { file: BESIDE.to_owned(), dir: dir.path().to_owned() })?;
         flatten(&image, beside.try_clone()?)?;
         let record = CommitRecord::read(&beside)?;
         Ok((record.ok_or_else(|| ImageError::Uncommitted { dir: beside.path().to_owned() })?, beside))
@@ -126,8 +123,30 @@ pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
     }
 }
 
+/// Whether a committed image beside the one in `dir` was made of that: both are the same checkpoint. While files move over
+/// there is no commit record in `dir`, and its manifest, if it is there, is of either.
+fn belongs(dir: &ImageDir, record: &CommitRecord) -> Result<bool, ImageError> {
+    if let Some(own) = CommitRecord::read(dir)? {
+        return Ok(own.id == record.id);
+    }
+    match Manifest::peek(dir) {
+        Ok(manifest) => Ok(manifest.id == record.id),
+        Err(ImageError::NotAnImage { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
 /// Moves a committed image over that of the directory around it. Every step may have been done before.
 fn move_over(dir: &ImageDir, beside: &ImageDir, record: &CommitRecord) -> Result<(), ImageError> {
+    let manifest = FileEntry { name: MANIFEST.to_owned(), size: record.manifest_length };
+    for FileEntry { name, size } in record.files.iter().chain([&manifest]) {
+        let found = beside.open_file(name)?.map_or_else(|| dir.require_file(name), Ok)?.1;
+        if found != *size {
+            return Err(ImageError::corrupt(name, format!("it has {found} bytes, and {size} were written")));
+        }
+    }
+    // The folder itself first: it must not be lost with what it takes the place of.
+    dir.sync()?;
     dir.remove(COMMIT)?;
     dir.sync()?;
     let names = record.files.iter().map(|it| it.name.as_str());

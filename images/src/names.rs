@@ -14,6 +14,9 @@ pub(crate) const MANIFEST_TEMPORARY: &str = "rekindle.img.tmp";
 /// The commit record until it is whole.
 pub(crate) const COMMIT_TEMPORARY: &str = "rekindle.commit.tmp";
 
+/// The folder in which an image is made that is to take the place of the one around it.
+pub(crate) const BESIDE: &str = "rekindle-flatten";
+
 /// Data file number `index`.
 #[must_use]
 pub fn data_name(index: u32) -> String {

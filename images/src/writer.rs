@@ -27,7 +27,7 @@ use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::image::read_code_file;
 use crate::limits::{FIRST_FREE_DATA_FILE, FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest, Parent, Storage};
-use crate::names::{COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
+use crate::names::{BESIDE, COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
 use crate::{ImageError, encode, envelope, sys, validate};
 
 /// How an image is begun.
@@ -108,8 +108,9 @@ struct Code {
 impl ImageWriter {
     /// Begins an image in `dir`.
     ///
-    /// What an earlier image left there is removed: first its commit record, durably, so that no
-    /// mixture of the two can ever look whole, then its other files. Files that are not ours stay.
+    /// What an earlier image left there is removed: first what a flattening of it left that did not come to its end and
+    /// would take the place of the new one when it is asked to go on; then its commit record, durably, so that no mixture
+    /// of the two can ever look whole; then its other files. Files that are not ours stay.
     ///
     /// # Errors
     /// [`ImageError::Exists`] if a committed image is there and may not be replaced,
@@ -129,10 +130,17 @@ impl ImageWriter {
         }
         dir.lock()?;
         let names = dir.names()?;
-        if names.iter().any(|name| name == COMMIT) {
-            if !options.replace {
-                return Err(ImageError::Exists { dir: dir.path().to_owned() });
-            }
+        let committed = names.iter().any(|name| name == COMMIT);
+        // While its files are moved over, an image is committed only in there.
+        let beside = dir.inner_dir(BESIDE)?;
+        let moving = beside.as_ref().map(|it| it.open_file(COMMIT)).transpose()?.flatten().is_some();
+        if (committed || moving) && !options.replace {
+            return Err(ImageError::Exists { dir: dir.path().to_owned() });
+        }
+        if beside.is_some() {
+            dir.remove_dir(BESIDE)?;
+        }
+        if committed {
             dir.remove(COMMIT)?;
             dir.sync()?;
         }
