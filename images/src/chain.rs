@@ -29,6 +29,23 @@ pub(crate) struct Ancestor {
 
 /// The ancestors of an image in `dir`, the nearest first, each the one that was built on.
 pub(crate) fn open(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>, ImageError> {
+    walk(dir, manifest, |_| Ok(()))
+}
+
+/// As [`open`]; nobody writes to any of them as long as what is returned lives.
+///
+/// # Errors
+/// [`ImageError::Busy`] as well.
+pub(crate) fn hold(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>, ImageError> {
+    walk(dir, manifest, ImageDir::share)
+}
+
+/// `take` is called with each directory before anything in it is read.
+fn walk(
+    dir: &ImageDir,
+    manifest: &Manifest,
+    take: fn(&ImageDir) -> Result<(), ImageError>,
+) -> Result<Vec<Ancestor>, ImageError> {
     let mut ancestors: Vec<Ancestor> = Vec::new();
     let mut parent = manifest.parent.clone();
     while let Some(Parent { path, id, manifest_hash }) = parent {
@@ -37,7 +54,9 @@ pub(crate) fn open(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>,
         if ancestors.len() == MAX_ANCESTORS {
             return Err(bad(format!("there are more than {MAX_ANCESTORS} images behind each other")));
         }
-        let layer = open_parent(from, &path).and_then(Layer::read).map_err(|error| bad(error.to_string()))?;
+        let found = open_parent(from, &path).map_err(|error| bad(error.to_string()))?;
+        take(&found)?;
+        let layer = Layer::read(found).map_err(|error| bad(error.to_string()))?;
         if layer.manifest.id != id {
             return Err(bad(format!("it is checkpoint {}, and {id} was built on", layer.manifest.id)));
         }
@@ -63,6 +82,9 @@ fn open_parent(dir: &ImageDir, path: &Path) -> Result<ImageDir, ImageError> {
 }
 
 /// A committed image that a new one is to build on.
+///
+/// As long as it lives, nobody begins an image in its directory or in that of one that it builds on, or flattens one
+/// there: whoever wants to is told [`ImageError::BuiltOn`]. Others may build on it at the same time, and it may be read.
 #[derive(Debug)]
 pub struct Base {
     image: Image,
@@ -86,9 +108,12 @@ impl Base {
     /// # Errors
     /// Those of [`Image::open_at`]; [`ImageError::Unsupported`] for an image of format version 1, whose hashes are of
     /// another kind, and for one that has as many ancestors as an image may have; [`ImageError::Invalid`] if it, or one that it builds on, is
-    /// in `dir` itself, and would be overwritten.
+    /// in `dir` itself, and would be overwritten; [`ImageError::Busy`] if one of them is just being written.
     pub fn open(dir: &ImageDir, path: &Path) -> Result<Self, ImageError> {
-        let image = Image::open_at(dir.open_relative(path)?)?;
+        let parent = dir.open_relative(path)?;
+        // Before it is read: what is read stays as it is.
+        parent.share()?;
+        let image = Image::hold_at(parent)?;
         let HashKey::Content(key) = image.manifest().hash_key else {
             return Err(ImageError::Unsupported { what: "to build on an image of format version 1".to_owned() });
         };

@@ -177,16 +177,40 @@ impl ImageDir {
         sys::names_in(self.dir.as_fd()).map_err(|error| self.failed("list", error))
     }
 
-    /// Keeps other writers out until this value is dropped.
+    /// Keeps other writers out, and those who would build on what is in it, until this value is dropped.
     pub(crate) fn lock(&self) -> Result<(), ImageError> {
         match self.dir.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(ImageError::Busy { dir: self.shown.clone() }),
+            Err(TryLockError::WouldBlock) => {
+                let dir = self.shown.clone();
+                // Who builds on what is in it lets others do so too; a writer lets nobody.
+                if self.dir.try_lock_shared().is_ok() {
+                    let _ = self.dir.unlock();
+                    return Err(ImageError::BuiltOn { dir });
+                }
+                Err(ImageError::Busy { dir })
+            }
             // A file system without locks: two writers still collide when they create files.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+        }
+    }
+
+    /// Keeps writers out until this value is dropped. Any number may do so at a time.
+    pub(crate) fn share(&self) -> Result<(), ImageError> {
+        match self.dir.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => Err(ImageError::Busy { dir: self.shown.clone() }),
+            // A file system without locks: what has changed meanwhile is found before the commit.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
         }
     }
 
     fn failed(&self, action: &'static str, error: io::Error) -> ImageError {
         ImageError::io(action, self.shown.display().to_string(), error)
+    }
+}
+
+impl Drop for ImageDir {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that was forked and has not executed its program yet has the open file too.
+        let _ = self.dir.unlock();
     }
 }

@@ -111,6 +111,17 @@ pub enum ImageError {
         dir: PathBuf,
     },
 
+    /// An image that is being written needs the one in the directory as it is.
+    #[error(
+        "the image in {} cannot be replaced or changed now: another that is being written builds on it; wait for that \
+        or choose another directory",
+        .dir.display()
+    )]
+    BuiltOn {
+        /// The directory.
+        dir: PathBuf,
+    },
+
     /// What is to be written is not a valid image. A defect of the caller, found before commit.
     #[error("refused to write an image that could not be read back: {what}")]
     Invalid {
@@ -154,7 +165,7 @@ pub enum ErrorKind {
     NoSpace,
     /// The directory holds a committed image already.
     Exists,
-    /// Another writer is at work there.
+    /// Another writer is at work there, or elsewhere on an image that builds on the one there.
     Busy,
     /// The caller's manifest is wrong.
     Invalid,
@@ -194,7 +205,7 @@ impl ImageError {
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Exists { .. } => ErrorKind::Exists,
-            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Busy { .. } | Self::BuiltOn { .. } => ErrorKind::Busy,
             Self::Invalid { .. } => ErrorKind::Invalid,
             Self::Io { .. } => ErrorKind::Io,
         }

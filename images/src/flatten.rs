@@ -87,7 +87,8 @@ impl Client {
 /// space is needed as for both.
 ///
 /// # Errors
-/// Those of [`flatten`]: then the image is as it was. [`ImageError::Io`] while files are moved: then it is not
+/// Those of [`flatten`], and [`ImageError::Busy`] if the image, or one that it builds on, is being written or is
+/// needed by another that is: then the image is as it was. [`ImageError::Io`] while files are moved: then it is not
 /// committed, and calling this again goes on.
 pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
     let dir = ImageDir::open(path)?;
@@ -101,7 +102,7 @@ pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
             _ => dir.remove_dir(BESIDE)?,
         }
     }
-    let image = Image::open_at(dir.try_clone()?)?;
+    let image = Image::hold_at(dir.try_clone()?)?;
     if image.manifest().parent.is_none() {
         return Ok(false);
     }

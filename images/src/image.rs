@@ -91,8 +91,23 @@ impl Image {
     /// what was lost or changed since, [`ImageError::Parent`] for that in an image that it builds on,
     /// [`ImageError::TooLarge`], [`ImageError::Io`].
     pub fn open_at(dir: ImageDir) -> Result<Self, ImageError> {
+        Self::with_ancestors(dir, chain::open)
+    }
+
+    /// As [`open_at`](Self::open_at); nobody writes to an image that this one builds on as long as it lives.
+    ///
+    /// # Errors
+    /// [`ImageError::Busy`] as well.
+    pub(crate) fn hold_at(dir: ImageDir) -> Result<Self, ImageError> {
+        Self::with_ancestors(dir, chain::hold)
+    }
+
+    fn with_ancestors(
+        dir: ImageDir,
+        ancestors: fn(&ImageDir, &Manifest) -> Result<Vec<Ancestor>, ImageError>,
+    ) -> Result<Self, ImageError> {
         let layer = Layer::read(dir)?;
-        let ancestors = chain::open(&layer.dir, &layer.manifest)?;
+        let ancestors = ancestors(&layer.dir, &layer.manifest)?;
         let files: Vec<_> = std::iter::once(&layer.files).chain(ancestors.iter().map(|it| &it.files)).collect();
         validate::check(&layer.manifest, &files).map_err(|what| ImageError::corrupt(MANIFEST, what))?;
         Ok(Self { layer, ancestors })

@@ -28,7 +28,7 @@ use crate::image::read_code_file;
 use crate::limits::{FIRST_FREE_DATA_FILE, FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest, Parent, Storage};
 use crate::names::{BESIDE, COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
-use crate::{ImageError, encode, envelope, sys, validate};
+use crate::{ImageError, chain, encode, envelope, sys, validate};
 
 /// How an image is begun.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +114,8 @@ impl ImageWriter {
     ///
     /// # Errors
     /// [`ImageError::Exists`] if a committed image is there and may not be replaced,
-    /// [`ImageError::Busy`] if another writer is at work, [`ImageError::Io`].
+    /// [`ImageError::Busy`] if another writer is at work, [`ImageError::BuiltOn`] if one elsewhere needs what is there,
+    /// [`ImageError::Io`].
     pub fn create(dir: ImageDir, options: CreateOptions) -> Result<Self, ImageError> {
         Self::create_on(dir, options, None)
     }
@@ -277,7 +278,8 @@ impl ImageWriter {
     ///
     /// # Errors
     /// [`ImageError::Invalid`] if the manifest does not fit the files, [`ImageError::Corrupt`] if
-    /// another process filled a code file with something else, [`ImageError::TooLarge`],
+    /// another process filled a code file with something else, [`ImageError::Parent`] if an image that this one builds
+    /// on is not as it was when that was opened, [`ImageError::TooLarge`],
     /// [`ImageError::NoSpace`], [`ImageError::Io`]. In each case the image is gone.
     pub fn commit(mut self, mut manifest: Manifest) -> Result<Committed, ImageError> {
         self.remove_unused()?;
@@ -304,6 +306,8 @@ impl ImageWriter {
         let (record_bytes, _) = envelope::seal(envelope::COMMIT, &message)?;
 
         self.write_whole(MANIFEST_TEMPORARY, MANIFEST, &bytes)?;
+        // As a reader will look for it: locks keep our own writers out of it, and nobody else.
+        chain::open(&self.dir, &manifest)?;
         // From the rename in here on the image is whole.
         self.write_whole(COMMIT_TEMPORARY, COMMIT, &record_bytes)?;
         self.finished = true;

@@ -521,3 +521,110 @@ fn a_planted_link_in_place_of_a_flattening_is_not_followed() {
     assert_eq!(kind(flatten_in_place(&dir)), ErrorKind::NotAnImage);
     assert_eq!(names(&away), before);
 }
+
+#[test]
+fn an_image_is_not_committed_on_a_parent_that_is_not_as_it_was() {
+    type Change = fn(&Chain);
+    let changes: [(&str, Change); 5] = [
+        ("is missing from", |chain| fs::rename(chain.dir(1), chain.dir(100)).unwrap()),
+        ("is not committed", |chain| fs::remove_file(chain.dir(1).join(COMMIT)).unwrap()),
+        ("rekindle-data-1.raw is missing", |chain| fs::remove_file(chain.dir(0).join(data_name(1))).unwrap()),
+        ("was built on", |chain| {
+            fs::rename(chain.dir(1), chain.dir(100)).unwrap();
+            fs::create_dir(chain.dir(1)).unwrap();
+            common::write(&chain.dir(1));
+        }),
+        ("has been changed or written again", |chain| {
+            // As where there are no locks.
+            flatten(&chain.open(1).unwrap(), {
+                fs::create_dir(chain.dir(100)).unwrap();
+                ImageDir::open(chain.dir(100)).unwrap()
+            })
+            .unwrap();
+            fs::rename(chain.dir(1), chain.dir(101)).unwrap();
+            fs::rename(chain.dir(100), chain.dir(1)).unwrap();
+        }),
+    ];
+    for (said, change) in changes {
+        let chain = Chain::new();
+        chain.add(1, b"counter1");
+        let writer = chain.begin(2);
+        let manifest = common::fill_with(&writer, b"counter2").unwrap();
+        change(&chain);
+        let error = writer.commit(manifest).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Parent, "{said}: {error}");
+        assert!(error.to_string().contains(said), "{said:?} in: {error}");
+        assert_eq!(names(&chain.dir(2)), ["parent"]);
+    }
+}
+
+#[test]
+fn nobody_writes_to_what_an_image_is_being_built_on() {
+    let chain = Chain::new();
+    chain.add(1, b"counter1");
+    chain.add(2, b"counter2");
+    let (third, fourth) = (chain.begin(3), {
+        // Another on the same parent.
+        fs::create_dir(chain.dir(4)).unwrap();
+        symlink("../2", chain.dir(4).join(Base::LINK)).unwrap();
+        let dir = ImageDir::open(chain.dir(4)).unwrap();
+        let base = Base::find(&dir).unwrap();
+        ImageWriter::create_on(dir, CreateOptions::new().unwrap(), base).unwrap()
+    });
+    let untouched = |n: u32| {
+        let before = names(&chain.dir(n));
+        for result in [replace(&chain.dir(n), [9; 16], false).map(drop), flatten_in_place(&chain.dir(n)).map(drop)] {
+            let error = result.unwrap_err();
+            assert!(matches!(error, ImageError::BuiltOn { .. }) && error.kind() == ErrorKind::Busy, "{n}: {error}");
+        }
+        assert_eq!(names(&chain.dir(n)), before);
+    };
+    (0..=2).for_each(untouched);
+    // Readers are not hindered.
+    assert_reads(&chain.open(2).unwrap(), b"counter2");
+    flatten(&chain.open(2).unwrap(), {
+        fs::create_dir(chain.dir(100)).unwrap();
+        ImageDir::open(chain.dir(100)).unwrap()
+    })
+    .unwrap();
+    let manifest = common::fill_with(&third, b"counter3").unwrap();
+    third.commit(manifest).unwrap();
+    assert_reads(&chain.open(3).unwrap(), b"counter3");
+    // The other still builds on them.
+    (0..=2).for_each(untouched);
+    assert!(flatten_in_place(&chain.dir(3)).unwrap());
+    let manifest = common::fill_with(&fourth, b"counter4").unwrap();
+    fourth.commit(manifest).unwrap();
+    assert!(flatten_in_place(&chain.dir(4)).unwrap());
+    for n in (0..=2).rev() {
+        flatten_in_place(&chain.dir(n)).unwrap();
+        drop(replace(&chain.dir(n), [9; 16], false).unwrap());
+    }
+    assert_reads(&chain.open(3).unwrap(), b"counter3");
+    assert_reads(&chain.open(4).unwrap(), b"counter4");
+}
+
+#[test]
+fn what_is_being_written_cannot_be_built_on_yet() {
+    let chain = Chain::new();
+    chain.add(1, b"counter1");
+    let find = |n: u32| {
+        let dir = chain.dir(100 + n);
+        fs::create_dir_all(&dir).unwrap();
+        let _ = symlink(format!("../{n}"), dir.join(Base::LINK));
+        Base::find(&ImageDir::open(dir).unwrap()).map(|base| base.is_some())
+    };
+    // Neither it itself nor what builds on it.
+    let writer = replace(&chain.dir(0), [9; 16], false).unwrap();
+    assert_eq!((kind(find(0)), kind(find(1))), (ErrorKind::Busy, ErrorKind::Busy));
+    drop(writer);
+    // Its writer does not keep others from what it builds on.
+    let chain = Chain::new();
+    let writer = chain.begin(1);
+    fs::create_dir(chain.dir(2)).unwrap();
+    symlink("../0", chain.dir(2).join(Base::LINK)).unwrap();
+    assert!(Base::find(&ImageDir::open(chain.dir(2)).unwrap()).unwrap().is_some());
+    let manifest = common::fill_with(&writer, b"counter1").unwrap();
+    writer.commit(manifest).unwrap();
+    chain.open(1).unwrap();
+}
