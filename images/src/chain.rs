@@ -134,13 +134,15 @@ impl Base {
     }
 
     /// The image of the directory that a [`LINK`](Self::LINK) in `dir`, or else [CRIU's](Self::CRIU_LINK), leads to;
-    /// `None` without such a link, or where that directory has nothing of ours, as after CRIU's `pre-dump`.
+    /// `None` without such a link, or where that directory has nothing of ours, as after CRIU's `pre-dump`. An image that
+    /// builds on it says where the directory is, and does not need the link: the next dump into `dir`, which may fail,
+    /// makes it anew or removes it before it begins.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
     pub fn find(dir: &ImageDir) -> Result<Option<Self>, ImageError> {
         for link in [Self::LINK, Self::CRIU_LINK] {
-            match Self::open(dir, Path::new(link)) {
+            match Self::open(dir, &dir.way_through(link)) {
                 Err(error) if error.kind() == ErrorKind::NotAnImage => {}
                 Err(ImageError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
                 result => return result.map(Some),

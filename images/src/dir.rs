@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -129,6 +129,16 @@ impl ImageDir {
             Ok(dir) => Ok(Self { dir, shown }),
             Err(error) => Err(ImageError::io("open", shown.display().to_string(), error)),
         }
+    }
+
+    /// Where it is now, without links (proc(5)): as this process sees it, which may be by a path that leads elsewhere.
+    pub(crate) fn place(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))
+    }
+
+    /// What a symbolic link in it says; `None` for what is none, or not there.
+    pub(crate) fn read_link(&self, name: &str) -> Option<PathBuf> {
+        sys::read_link_at(self.dir.as_fd(), name).ok()
     }
 
     /// Makes a directory in this one, for its owner only.

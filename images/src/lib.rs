@@ -72,6 +72,7 @@ mod sys;
 mod target;
 mod validate;
 mod verify;
+mod way;
 mod writer;
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The system calls that the standard library does not offer: files relative to a directory's
 //! descriptor. All of this crate's `unsafe` is here.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 use crate::ImageError;
 
@@ -46,6 +47,17 @@ pub(crate) fn make_dir_at(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let name = c_name(name.as_ref())?;
     // SAFETY: as in `open_at`.
     check(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) }).map(drop)
+}
+
+/// `readlinkat`.
+pub(crate) fn read_link_at(dir: BorrowedFd<'_>, name: &str) -> io::Result<PathBuf> {
+    let name = c_name(name.as_ref())?;
+    // The kernel takes no longer one, without the NUL that it does not write.
+    let mut target = vec![0_u8; libc::PATH_MAX as usize];
+    // SAFETY: the descriptor and the name as in `open_at`; the buffer is as long as said.
+    let length = unsafe { libc::readlinkat(dir.as_raw_fd(), name.as_ptr(), target.as_mut_ptr().cast(), target.len()) };
+    target.truncate(usize::try_from(length).map_err(|_| io::Error::last_os_error())?);
+    Ok(OsString::from_vec(target).into())
 }
 
 /// `renameat`.

@@ -97,7 +97,7 @@ fn what_has_not_changed_is_not_written_again_and_reads_as_before() {
     assert_reads(&image, b"counter!");
     let summary = image.summary();
     assert_eq!((summary.bytes.stored, summary.bytes.parent), (0, 2 * 295));
-    assert_eq!(summary.parent.unwrap().path, "parent");
+    assert_eq!(summary.parent.unwrap().path, "../0");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn refused(chain: &Chain, said: &str) {
     assert!(error.to_string().contains(said), "{said:?} in: {error}");
     // Its manifest can still be looked at.
     let manifest = Manifest::peek(&ImageDir::open(chain.dir(2)).unwrap()).unwrap();
-    assert!(Summary::of(&manifest).to_string().contains("parent      parent"));
+    assert!(Summary::of(&manifest).to_string().contains("parent      ../1"));
 }
 
 #[test]
@@ -627,4 +627,60 @@ fn what_is_being_written_cannot_be_built_on_yet() {
     let manifest = common::fill_with(&writer, b"counter1").unwrap();
     writer.commit(manifest).unwrap();
     chain.open(1).unwrap();
+}
+
+#[test]
+fn an_image_needs_the_link_only_until_it_is_committed() {
+    let target = |chain: &Chain| PathBuf::from(chain.open(1).unwrap().manifest().parent.clone().unwrap().path);
+    for (name, relative) in [(Base::LINK, true), (Base::CRIU_LINK, true), (Base::LINK, false), (Base::CRIU_LINK, false)]
+    {
+        let chain = Chain::new();
+        let dir = chain.dir(1);
+        fs::create_dir(&dir).unwrap();
+        symlink(if relative { PathBuf::from("../0") } else { chain.dir(0) }, dir.join(name)).unwrap();
+        let writer = replace(&dir, [1; 16], true).unwrap();
+        let manifest = common::fill_with(&writer, b"counter1").unwrap();
+        writer.commit(manifest).unwrap();
+        assert_eq!(target(&chain), Path::new("../0"), "{name} {relative}");
+        // It may lead to another image, or nowhere, or be gone.
+        for other in ["../100", "../101"] {
+            fs::remove_file(dir.join(name)).unwrap();
+            symlink(other, dir.join(name)).unwrap();
+            fs::create_dir_all(chain.dir(100)).unwrap();
+            assert_reads(&chain.open(1).unwrap(), b"counter1");
+        }
+        fs::remove_file(dir.join(name)).unwrap();
+        assert_reads(&chain.open(1).unwrap(), b"counter1");
+        // Both may be moved together, as before.
+        let away = tempfile::tempdir().unwrap();
+        for n in [0, 1] {
+            fs::rename(chain.dir(n), away.path().join(n.to_string())).unwrap();
+        }
+        assert_reads(&Image::open(away.path().join("1")).unwrap(), b"counter1");
+    }
+}
+
+#[test]
+fn an_image_that_says_the_name_of_the_link_is_read_through_it() {
+    let chain = Chain::new();
+    let dir = chain.dir(1);
+    fs::create_dir(&dir).unwrap();
+    symlink("../0", dir.join(Base::LINK)).unwrap();
+    let opened = ImageDir::open(&dir).unwrap();
+    let base = Base::open(&opened, Path::new(Base::LINK)).unwrap();
+    let writer = ImageWriter::create_on(opened, CreateOptions::new().unwrap(), Some(base)).unwrap();
+    let manifest = common::fill_with(&writer, b"counter1").unwrap();
+    writer.commit(manifest).unwrap();
+    assert_eq!(chain.open(1).unwrap().manifest().parent.as_ref().unwrap().path, Path::new(Base::LINK));
+    assert_reads(&chain.open(1).unwrap(), b"counter1");
+    chain.add(2, b"counter2");
+    assert_reads(&chain.open(2).unwrap(), b"counter2");
+    // In place of the link, the directory.
+    fs::remove_file(dir.join(Base::LINK)).unwrap();
+    fs::rename(chain.dir(0), dir.join(Base::LINK)).unwrap();
+    assert_reads(&chain.open(2).unwrap(), b"counter2");
+    let writer = replace(&dir, [3; 16], true).unwrap();
+    let manifest = common::fill_with(&writer, b"counter3").unwrap();
+    writer.commit(manifest).unwrap();
+    assert_reads(&chain.open(1).unwrap(), b"counter3");
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use rekindle_images::{Base, ImageDir};
@@ -12,15 +12,19 @@ use crate::failure::Failure;
 /// Makes the link in `dir`, which is there, to an image that can be built on. It is relative, so that the two directories
 /// can be moved together.
 pub(super) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
-    let whole = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
-    let target = relative(&whole(dir)?, &whole(on)?);
-    Base::open(&ImageDir::open(dir)?, &target)?;
+    let (from, to) = (ImageDir::open(dir)?, ImageDir::open(on)?);
+    let target = from.way_to(&to)?.with_context(|| {
+        let (dir, on) = (dir.display(), on.display());
+        format!("there is no relative path from {dir} to {on}: choose a directory beside it")
+    })?;
+    Base::open(&from, &target)?;
     unlink(dir)?;
     let link = dir.join(Base::LINK);
     Ok(symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?)
 }
 
-/// Removes a link that an earlier image has left in `dir`: what is made there builds on nothing that nobody asked for.
+/// Removes a link that an earlier image has left in `dir`: what is made there builds on nothing that nobody asked for. The
+/// earlier image does not need it.
 pub(super) fn unlink(dir: &Path) -> Result<(), Failure> {
     let link = dir.join(Base::LINK);
     if link.is_symlink() {
@@ -29,31 +33,10 @@ pub(super) fn unlink(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The way from one directory to another, both without links and dots.
-fn relative(from: &Path, to: &Path) -> PathBuf {
-    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
-    let up = from.components().skip(common).map(|_| Component::ParentDir);
-    let way: PathBuf = up.chain(to.components().skip(common)).collect();
-    if way.as_os_str().is_empty() { PathBuf::from(".") } else { way }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rekindle_images::{CreateOptions, ImageWriter, Manifest, Protocol};
-
-    #[test]
-    fn the_way_leads_there() {
-        for (from, to, way) in [
-            ("/a/b/second", "/a/b/first", "../first"),
-            ("/a/second", "/b/c", "../../b/c"),
-            ("/a", "/a/first", "first"),
-            ("/a/first/second", "/a/first", ".."),
-            ("/a", "/a", "."),
-        ] {
-            assert_eq!(relative(Path::new(from), Path::new(to)), Path::new(way), "{from} {to}");
-        }
-    }
+    use rekindle_images::{CreateOptions, Image, ImageWriter, Manifest, Protocol};
 
     #[test]
     fn a_link_is_made_to_an_image_and_to_nothing_else() {
@@ -77,5 +60,35 @@ mod tests {
         }
         // What would be overwritten cannot be built on.
         assert!(link(&first, &first).is_err());
+    }
+    /// What is done before a dump into a directory that has an image, which may fail before it has written anything.
+    #[test]
+    fn an_image_that_was_built_on_another_does_not_need_the_link() {
+        let place = tempfile::tempdir().unwrap();
+        let [first, second, third] = ["first", "second", "third"].map(|name| {
+            fs::create_dir(place.path().join(name)).unwrap();
+            place.path().join(name)
+        });
+        for dir in [&first, &third] {
+            let writer = ImageWriter::create(ImageDir::open(dir).unwrap(), CreateOptions::new().unwrap()).unwrap();
+            writer.put_code(b"some code").unwrap();
+            writer.commit(Manifest::new(1, Protocol::Stop)).unwrap();
+        }
+        link(&second, &first).unwrap();
+        let dir = ImageDir::open(&second).unwrap();
+        let base = Base::find(&dir).unwrap();
+        assert!(base.is_some());
+        let writer = ImageWriter::create_on(dir, CreateOptions::new().unwrap(), base).unwrap();
+        writer.put_code(b"some code").unwrap();
+        writer.commit(Manifest::new(2, Protocol::Stop)).unwrap();
+        let is_whole = || {
+            let image = Image::open(&second).unwrap();
+            image.depth() == 1 && image.read_code(image.manifest().code[0].hash).unwrap() == b"some code"
+        };
+        assert!(is_whole());
+        link(&second, &third).unwrap();
+        assert!(is_whole());
+        unlink(&second).unwrap();
+        assert!(is_whole());
     }
 }
