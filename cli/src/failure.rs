@@ -45,6 +45,8 @@ impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
         if error.kind().is_bad_image() || error.kind() == ErrorKind::NotAnImage {
             Self::bad_image(error)
+        } else if error.kind() == ErrorKind::Overwrites {
+            Self::refused(error)
         } else {
             anyhow::Error::from(error).into()
         }

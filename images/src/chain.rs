@@ -29,23 +29,26 @@ pub(crate) struct Ancestor {
 
 /// The ancestors of an image in `dir`, the nearest first, each the one that was built on.
 pub(crate) fn open(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>, ImageError> {
-    walk(dir, manifest, |_| Ok(()))
+    walk(dir, manifest, None)
+}
+
+/// For whom a chain is held.
+#[derive(Clone, Copy)]
+pub(crate) struct Holder<'a> {
+    /// Where it writes. None of the chain may be there.
+    pub(crate) dir: &'a ImageDir,
 }
 
 /// As [`open`]; nobody writes to any of them as long as what is returned lives.
 ///
 /// # Errors
-/// [`ImageError::Busy`] as well.
-pub(crate) fn hold(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>, ImageError> {
-    walk(dir, manifest, ImageDir::share)
+/// [`ImageError::Busy`] and [`ImageError::Overwrites`] as well.
+pub(crate) fn hold(dir: &ImageDir, manifest: &Manifest, holder: Holder<'_>) -> Result<Vec<Ancestor>, ImageError> {
+    walk(dir, manifest, Some(holder))
 }
 
-/// `take` is called with each directory before anything in it is read.
-fn walk(
-    dir: &ImageDir,
-    manifest: &Manifest,
-    take: fn(&ImageDir) -> Result<(), ImageError>,
-) -> Result<Vec<Ancestor>, ImageError> {
+fn walk(dir: &ImageDir, manifest: &Manifest, holder: Option<Holder<'_>>) -> Result<Vec<Ancestor>, ImageError> {
+    let own = holder.map(|it| it.dir.identity()).transpose()?;
     let mut ancestors: Vec<Ancestor> = Vec::new();
     let mut parent = manifest.parent.clone();
     while let Some(Parent { path, id, manifest_hash }) = parent {
@@ -55,7 +58,10 @@ fn walk(
             return Err(bad(format!("there are more than {MAX_ANCESTORS} images behind each other")));
         }
         let found = open_parent(from, &path).map_err(|error| bad(error.to_string()))?;
-        take(&found)?;
+        if holder.is_some() {
+            // Before anything in it is read: that stays so.
+            found.share()?;
+        }
         let layer = Layer::read(found).map_err(|error| bad(error.to_string()))?;
         if layer.manifest.id != id {
             return Err(bad(format!("it is checkpoint {}, and {id} was built on", layer.manifest.id)));
@@ -65,6 +71,11 @@ fn walk(
         }
         if layer.manifest.hash_key != manifest.hash_key {
             return Err(bad("its pieces are hashed with another key".to_owned()));
+        }
+        // Only now: one that is not what was built on is nothing to lose. What is behind it may be missing all the same.
+        if let Some(holder) = holder.filter(|_| own == layer.dir.identity().ok()) {
+            let parent = dir.place().unwrap_or_else(|_| dir.path().to_owned());
+            return Err(ImageError::Overwrites { dir: holder.dir.path().to_owned(), parent });
         }
         parent = layer.manifest.parent;
         ancestors.push(Ancestor { dir: layer.dir, files: layer.files });
@@ -107,13 +118,19 @@ impl Base {
     ///
     /// # Errors
     /// Those of [`Image::open_at`]; [`ImageError::Unsupported`] for an image of format version 1, whose hashes are of
-    /// another kind, and for one that has as many ancestors as an image may have; [`ImageError::Invalid`] if it, or one that it builds on, is
-    /// in `dir` itself, and would be overwritten; [`ImageError::Busy`] if one of them is just being written.
+    /// another kind, and for one that has as many ancestors as an image may have; [`ImageError::Invalid`] if it
+    /// is in `dir` itself; [`ImageError::Overwrites`] if one that it builds on is: a new image in `dir`, whole or not, would be
+    /// the end of it; [`ImageError::Busy`] if one of them is just being written.
     pub fn open(dir: &ImageDir, path: &Path) -> Result<Self, ImageError> {
         let parent = dir.open_relative(path)?;
+        let own = dir.identity()?;
+        if parent.identity()? == own {
+            let what = format!("an image that builds on the one in its own directory, {}", dir.path().display());
+            return Err(ImageError::Invalid { what });
+        }
         // Before it is read: what is read stays as it is.
         parent.share()?;
-        let image = Image::hold_at(parent)?;
+        let image = Image::hold_at(parent, Holder { dir })?;
         let HashKey::Content(key) = image.manifest().hash_key else {
             return Err(ImageError::Unsupported { what: "to build on an image of format version 1".to_owned() });
         };
@@ -121,13 +138,6 @@ impl Base {
             return Err(ImageError::Unsupported {
                 what: format!("more than {MAX_ANCESTORS} images behind each other"),
             });
-        }
-        let own = dir.identity()?;
-        for used in std::iter::once(image.dir()).chain(image.ancestors().iter().map(|it| &it.dir)) {
-            if used.identity()? == own {
-                let what = format!("an image that builds on what is in its own directory, {}", dir.path().display());
-                return Err(ImageError::Invalid { what });
-            }
         }
         let manifest_hash = image.manifest_hash();
         Ok(Self { image, path: path.to_owned(), key, manifest_hash })

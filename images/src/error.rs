@@ -122,6 +122,19 @@ pub enum ImageError {
         dir: PathBuf,
     },
 
+    /// The image to build on needs itself what is in the directory, which a new one there takes the place of.
+    #[error(
+        "the image in {} builds on the one in {}, which would be overwritten: choose another directory, or run \
+        `rekindle flatten {}` first",
+        .parent.display(), .dir.display(), .parent.display()
+    )]
+    Overwrites {
+        /// The directory.
+        dir: PathBuf,
+        /// Where the image to build on is.
+        parent: PathBuf,
+    },
+
     /// What is to be written is not a valid image. A defect of the caller, found before commit.
     #[error("refused to write an image that could not be read back: {what}")]
     Invalid {
@@ -167,6 +180,8 @@ pub enum ErrorKind {
     Exists,
     /// Another writer is at work there, or elsewhere on an image that builds on the one there.
     Busy,
+    /// A new image there would take the place of what the image that it is to build on needs.
+    Overwrites,
     /// The caller's manifest is wrong.
     Invalid,
     /// The operating system failed.
@@ -206,6 +221,7 @@ impl ImageError {
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Exists { .. } => ErrorKind::Exists,
             Self::Busy { .. } | Self::BuiltOn { .. } => ErrorKind::Busy,
+            Self::Overwrites { .. } => ErrorKind::Overwrites,
             Self::Invalid { .. } => ErrorKind::Invalid,
             Self::Io { .. } => ErrorKind::Io,
         }

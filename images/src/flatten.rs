@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use crate::ImageError;
+use crate::chain::Holder;
 use crate::commit::{CommitRecord, FileEntry};
 use crate::data_reader::DataReader;
 use crate::data_writer::DataWriter;
@@ -102,7 +103,7 @@ pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
             _ => dir.remove_dir(BESIDE)?,
         }
     }
-    let image = Image::hold_at(dir.try_clone()?)?;
+    let image = Image::hold_at(dir.try_clone()?, Holder { dir: &dir })?;
     if image.manifest().parent.is_none() {
         return Ok(false);
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::ImageError;
-use crate::chain::{self, Ancestor};
+use crate::chain::{self, Ancestor, Holder};
 use crate::commit::{CommitRecord, FileEntry, FileSizes};
 use crate::data_reader::{DataFile, DataReader};
 use crate::decode::Decoder;
@@ -97,14 +97,14 @@ impl Image {
     /// As [`open_at`](Self::open_at); nobody writes to an image that this one builds on as long as it lives.
     ///
     /// # Errors
-    /// [`ImageError::Busy`] as well.
-    pub(crate) fn hold_at(dir: ImageDir) -> Result<Self, ImageError> {
-        Self::with_ancestors(dir, chain::hold)
+    /// [`ImageError::Busy`] and [`ImageError::Overwrites`] as well.
+    pub(crate) fn hold_at(dir: ImageDir, holder: Holder<'_>) -> Result<Self, ImageError> {
+        Self::with_ancestors(dir, |dir, manifest| chain::hold(dir, manifest, holder))
     }
 
     fn with_ancestors(
         dir: ImageDir,
-        ancestors: fn(&ImageDir, &Manifest) -> Result<Vec<Ancestor>, ImageError>,
+        ancestors: impl FnOnce(&ImageDir, &Manifest) -> Result<Vec<Ancestor>, ImageError>,
     ) -> Result<Self, ImageError> {
         let layer = Layer::read(dir)?;
         let ancestors = ancestors(&layer.dir, &layer.manifest)?;

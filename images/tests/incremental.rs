@@ -684,3 +684,41 @@ fn an_image_that_says_the_name_of_the_link_is_read_through_it() {
     writer.commit(manifest).unwrap();
     assert_reads(&chain.open(1).unwrap(), b"counter3");
 }
+
+#[test]
+fn what_an_image_needs_is_not_overwritten_by_one_that_builds_on_it() {
+    let chain = Chain::new();
+    chain.add(1, b"counter1");
+    chain.add(2, b"counter2");
+    let link = |n: u32, to: u32| {
+        let _ = fs::remove_file(chain.dir(n).join(Base::LINK));
+        symlink(format!("../{to}"), chain.dir(n).join(Base::LINK)).unwrap();
+        Base::find(&ImageDir::open(chain.dir(n)).unwrap()).map(|base| base.is_some())
+    };
+    // Its parent, and that one's.
+    for (n, to) in [(1, 2), (0, 2), (0, 1)] {
+        let error = link(n, to).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Overwrites);
+        assert!(!error.kind().is_bad_image());
+        let said = error.to_string();
+        let whole = chain.dir(to).canonicalize().unwrap();
+        assert!(said.contains(&format!("rekindle flatten {}", whole.display())), "{said}");
+        assert!(said.contains(&chain.dir(n).display().to_string()), "{said}");
+        assert_reads(&chain.open(2).unwrap(), b"counter2");
+    }
+    // Also where something behind it is missing, which may be put back.
+    fs::rename(chain.dir(0), chain.dir(100)).unwrap();
+    assert_eq!(kind(link(1, 2)), ErrorKind::Overwrites);
+    fs::rename(chain.dir(100), chain.dir(0)).unwrap();
+    // What needs it no more is built on.
+    assert!(flatten_in_place(&chain.dir(2)).unwrap());
+    assert!(link(1, 2).unwrap());
+    let writer = replace(&chain.dir(1), [3; 16], true).unwrap();
+    let manifest = common::fill_with(&writer, b"counter3").unwrap();
+    writer.commit(manifest).unwrap();
+    assert_reads(&chain.open(1).unwrap(), b"counter3");
+    // And one that has lost it already is in nobody's way.
+    assert_eq!(kind(link(2, 1)), ErrorKind::Overwrites);
+    rewrite(&chain.dir(2), [4; 16]);
+    assert_eq!(kind(link(2, 1)), ErrorKind::Parent);
+}

@@ -35,6 +35,8 @@ pub(super) fn unlink(dir: &Path) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::ExitCode;
+
     use super::*;
     use rekindle_images::{CreateOptions, Image, ImageWriter, Manifest, Protocol};
 
@@ -88,6 +90,11 @@ mod tests {
         assert!(is_whole());
         link(&second, &third).unwrap();
         assert!(is_whole());
+        // What it needs is not overwritten.
+        let failure = link(&first, &second).unwrap_err();
+        assert!(failure.to_string().contains("`rekindle flatten "), "{failure}");
+        assert_eq!(failure.exit_code(), ExitCode::from(3));
+        assert!(!first.join(Base::LINK).is_symlink() && is_whole());
         unlink(&second).unwrap();
         assert!(is_whole());
     }

@@ -349,6 +349,36 @@ fn what_builds_on_another_image_may_be_small_enough() {
 }
 
 #[test]
+fn a_dump_into_what_its_base_builds_on_fails_before_anything_stops() {
+    let daemon = Daemon::start();
+    let dir = TempDir::new().unwrap();
+    let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
+    for (dir, other) in [(&first, "../second"), (&second, "../first")] {
+        std::fs::create_dir_all(dir).unwrap();
+        std::os::unix::fs::symlink(other, dir.join("rekindle-parent")).unwrap();
+    }
+    let mut client = Client::attached(&daemon, "app");
+    for dir in [&first, &second] {
+        dump(&daemon, dir, &mut client);
+        daemon.wait_for_state(&client, Some("running"));
+    }
+    assert_eq!(Image::open(&second).unwrap().depth(), 1);
+    let quiesced = || daemon.events().iter().filter(|it| *it == "app Quiesce").count();
+    let before = quiesced();
+    let text = reason(Session::open(&daemon, &pause(client.pid, true), &first).1);
+    assert!(text.contains(&format!("rekindle flatten {}", second.display())), "{text}");
+    assert_eq!((quiesced(), daemon.state_of(client.pid).as_deref()), (before, Some("running")));
+    assert!(Image::open(&second).unwrap().verify(|_| ()).is_good());
+    // As it says.
+    rekindle_images::flatten_in_place(&second).unwrap();
+    dump(&daemon, &first, &mut client);
+    for (dir, depth) in [(&second, 0), (&first, 1)] {
+        let image = Image::open(dir).unwrap();
+        assert!(image.depth() == depth && image.verify(|_| ()).is_good());
+    }
+}
+
+#[test]
 fn two_dumps_of_one_tree_do_not_mix() {
     let daemon = Daemon::start();
     let (dir, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());

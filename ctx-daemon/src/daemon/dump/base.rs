@@ -1,27 +1,37 @@
 //! What a new image builds on: the image of the directory that a link in its own leads to.
 
-use rekindle_images::{Base, ImageDir};
+use rekindle_images::{Base, ErrorKind, ImageDir, ImageError};
 use tracing::{info, warn};
 
 /// Whether an image in `dir` is to build on another.
-pub(super) fn is_there(dir: &ImageDir) -> bool {
-    matches!(Base::find(dir), Ok(Some(_)))
+///
+/// # Errors
+/// Those of [`find`].
+pub(super) fn is_there(dir: &ImageDir) -> Result<bool, ImageError> {
+    match Base::find(dir) {
+        Err(error) if error.kind() == ErrorKind::Overwrites => Err(error),
+        found => Ok(matches!(found, Ok(Some(_)))),
+    }
 }
 
 /// The image that one in `dir` is to build on, if there is one that can be built on: otherwise the new image is whole by
 /// itself, which is no reason to fail a dump.
-pub(super) fn find(dir: &ImageDir) -> Option<Base> {
+///
+/// # Errors
+/// [`ImageError::Overwrites`]: a new image would be the end of two, before it is durable.
+pub(super) fn find(dir: &ImageDir) -> Result<Option<Base>, ImageError> {
     match Base::find(dir) {
         Ok(base) => {
             if let Some(base) = &base {
                 let image = base.image();
                 info!(parent = %image.manifest().id, depth = image.depth() + 1, "building on the image in {}", image.dir().path().display());
             }
-            base
+            Ok(base)
         }
+        Err(error) if error.kind() == ErrorKind::Overwrites => Err(error),
         Err(error) => {
             warn!("the image will be a full one, since it cannot build on its parent: {error}");
-            None
+            Ok(None)
         }
     }
 }

@@ -508,7 +508,7 @@ fn let_go(planned: &[Planned]) {
 
 /// CRIU is replacing its own images in there.
 fn begin_image(dir: ImageDir, compression: CompressionChoice) -> Result<ImageWriter, ImageError> {
-    let base = base::find(&dir);
+    let base = base::find(&dir)?;
     ImageWriter::create_on(dir, CreateOptions { replace: true, compression, ..CreateOptions::new()? }, base)
 }
 
@@ -532,7 +532,8 @@ fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<u64, DumpError
     };
     let needed = clients.iter().map(memory).sum();
     let free = dir.free_space()?;
-    if needed > free && !base::is_there(dir) {
+    let builds_on = base::is_there(dir)?;
+    if needed > free && !builds_on {
         return Err(DumpError::Space { needed, free, directory: dir.path().display().to_string() });
     }
     Ok(needed)
