@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -43,6 +44,16 @@ impl DataWriter {
     /// The file's length cannot be read.
     pub fn new(file: File, index: u32, key: ContentKey) -> Result<Self, ImageError> {
         Self::of([(index, file)], key)
+    }
+
+    /// Whether the two write to the same files.
+    #[must_use]
+    pub fn has_files_of(&self, other: &Self) -> bool {
+        let files = |writer: &Self| -> Option<BTreeSet<(u64, u64)>> {
+            let status = writer.targets.iter().map(|target| target.file().metadata());
+            status.map(|it| it.map(|it| (it.dev(), it.ino())).ok()).collect()
+        };
+        files(self).is_some_and(|own| files(other) == Some(own))
     }
 
     /// Appends to these data files, by their numbers, behind what is in them.

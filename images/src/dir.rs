@@ -182,6 +182,47 @@ impl ImageDir {
         }
     }
 
+    /// Makes the content of all files in it durable, whoever has written them: of a dump, those of CRIU, which does not do
+    /// that itself. `step` is called on the way, for who watches whether it comes further.
+    ///
+    /// # Errors
+    /// What the disk could not take; [`ImageError::NoSpace`] where the file system notices that only now.
+    pub fn sync_files(&self, mut step: impl FnMut()) -> Result<(), ImageError> {
+        const PART: u64 = 64 << 20;
+        let mut files = Vec::new();
+        for name in self.names()? {
+            let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let file = match sys::open_at(self.dir.as_fd(), &name, flags, 0) {
+                Ok(file) => file,
+                // A link, a socket, or something that is gone.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::ENOENT)) => {
+                    continue;
+                }
+                Err(error) => return Err(ImageError::io("open", name, error)),
+            };
+            let status = file.metadata().map_err(|error| ImageError::io("read the size of", &name, error))?;
+            if status.is_file() {
+                // The disk need not wait for one to be whole before it gets the next.
+                sys::begin_write_back(&file);
+                files.push((name, file, status.len()));
+            }
+        }
+        for (name, file, length) in files {
+            for offset in (0..length).step_by(PART as usize) {
+                // A file system may not have it; what counts comes behind it.
+                match sys::write_back(&file, offset, PART) {
+                    Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOSPC | libc::EDQUOT)) => {
+                        return Err(ImageError::write(&name, length, error));
+                    }
+                    _ => step(),
+                }
+            }
+            file.sync_all().map_err(|error| ImageError::write(&name, length, error))?;
+            step();
+        }
+        Ok(())
+    }
+
     /// The names in it.
     pub(crate) fn names(&self) -> Result<Vec<String>, ImageError> {
         sys::names_in(self.dir.as_fd()).map_err(|error| self.failed("list", error))

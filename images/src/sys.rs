@@ -159,6 +159,13 @@ pub(crate) fn begin_write_back(file: &File) {
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
+/// Has these bytes of a file sent to the disk, and waits for that. It does not make them durable.
+pub(crate) fn write_back(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the descriptor is open; no pointers.
+    check(unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, length as i64, flags) }).map(drop)
+}
+
 /// Whether a file is on a file system on which writing past the page cache was measured to be faster (`scripts/bench
 /// write`). On a file system in memory it is slower, and others may not have it, or not mean it.
 pub(crate) fn is_worth_direct(file: &File) -> bool {

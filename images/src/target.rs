@@ -39,7 +39,6 @@ impl Target {
         self.direct = Some(direct);
     }
 
-    #[cfg(test)]
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

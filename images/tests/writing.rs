@@ -316,3 +316,16 @@ fn free_space_is_that_of_the_file_system() {
     let space = ImageDir::open(dir.path()).unwrap().free_space().unwrap();
     assert!(space > 0);
 }
+
+#[test]
+fn all_files_of_a_directory_are_made_durable_whatever_else_is_there() {
+    let dir = directory();
+    std::os::unix::fs::symlink("nowhere", dir.path().join("rekindle-parent")).unwrap();
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+    fs::write(dir.path().join("pages-1.img"), vec![7; (64 << 20) + 1]).unwrap();
+    let mut steps = 0;
+    ImageDir::open(dir.path()).unwrap().sync_files(|| steps += 1).unwrap();
+    // For each file, and each part of it.
+    assert_eq!(steps, 2 * FOREIGN.len() + 3);
+}

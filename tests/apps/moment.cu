@@ -1,9 +1,10 @@
 // Iterates, and says at the start of each iteration that it may be checkpointed there.
 //
-//   moment [--iterations N] [--steps N] [--sleep-us N] [--until FILE]      40, 16, 500, none
+//   moment [--iterations N] [--steps N] [--sleep-us N] [--until FILE] [--moments N]      40, 16, 500, none, any number
 //
 // An iteration is so many kernels, each of which counts in a buffer behind a mark, by which a test finds the count in an
-// image: at the start of an iteration it is a multiple of the steps. With FILE it iterates until that is there.
+// image: at the start of an iteration it is a multiple of the steps. With FILE it iterates until that is there. Once N
+// checkpoints have begun it says nothing any more.
 #include "app.h"
 
 #include "../../include/rekindle.h"
@@ -23,6 +24,7 @@ int main(int argc, char **argv) {
     uint64_t steps = options.number("--steps", 16);
     uint64_t sleep = options.number("--sleep-us", 500);
     const char *until = options.text("--until", nullptr);
+    uint64_t moments = options.number("--moments", UINT64_MAX);
     options.done();
 
     REQUIRE(rekindle_checkpoint() == 0); // nobody waits for a program that has no GPU yet
@@ -35,7 +37,9 @@ int main(int argc, char **argv) {
             printf("ready\n");
             fflush(stdout);
         }
-        rekindle_checkpoint();
+        if (moments) {
+            moments -= rekindle_checkpoint();
+        }
         for (uint64_t i = 0; i < steps; i++) {
             step<<<1, 1>>>(buffer);
             CHECK(cudaDeviceSynchronize());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{
-    Allocation, Blob, Client, ClientGpu, DataWriter, Global, Object, ObjectKind, Piece, Pinned, Ring, Window,
-    WindowKind,
+    Allocation, Blob, Client, ClientGpu, DataWriter, Global, ImageError, Object, ObjectKind, Piece, Pinned, Ring,
+    Window, WindowKind,
 };
 use rekindle_wire::codec::Writer;
 use rekindle_wire::control::{Copying as How, SavedCode, Secured};
@@ -45,21 +45,21 @@ pub(crate) const PIECE: u64 = 2;
 /// A client's part of the manifest, but for where the content of its memory is.
 pub(crate) struct Draft {
     client: Client,
-    /// To be the first of the client's blobs.
+    texts: Vec<Text>,
     arrays: Vec<Blob>,
     /// For each job, whose it is.
     regions: Vec<Region>,
 }
 
 impl Draft {
-    /// Pieces of the data file that hold something else than the memory.
-    pub(crate) fn other_pieces(&self) -> Vec<Piece> {
-        self.client.blobs.iter().flat_map(|blob| blob.pieces.clone()).collect()
+    /// What is to be written besides memory: not by the executor, which must be there when a disk hangs.
+    pub(crate) fn take_texts(&mut self) -> Vec<Text> {
+        std::mem::take(&mut self.texts)
     }
 
-    /// With the jobs' pieces, in their order.
-    pub(crate) fn complete(self, pieces: Vec<Piece>) -> Client {
-        let Self { mut client, mut arrays, regions } = self;
+    /// With the jobs' pieces, in their order, and what became of the texts.
+    pub(crate) fn complete(self, pieces: Vec<Piece>, texts: Vec<Blob>) -> Client {
+        let Self { mut client, mut arrays, regions, .. } = self;
         for (region, piece) in regions.iter().zip(pieces) {
             match *region {
                 Region::Allocation(i) => client.allocations[i].pieces.push(piece),
@@ -67,8 +67,24 @@ impl Draft {
                 Region::Array(i) => arrays[i].pieces.push(piece),
             }
         }
+        client.blobs = texts;
         client.blobs.extend(arrays);
         client
+    }
+}
+
+/// Something of a client's that is no memory, for a blob.
+pub(crate) struct Text {
+    kind: u32,
+    handle: u64,
+    bytes: Vec<u8>,
+}
+
+impl Text {
+    /// Appends it to the data files.
+    pub(crate) fn write(&self, writer: &DataWriter) -> Result<Blob, ImageError> {
+        let pieces = writer.append_all(&self.bytes)?;
+        Ok(Blob { kind: self.kind, handle: self.handle, device: 0, size: self.bytes.len() as u64, pieces })
     }
 }
 
@@ -145,7 +161,8 @@ impl Executor {
             }
         };
 
-        let described = self.describe(&writer, wanted.head, allocations, globals);
+        let texts = self.describe_texts();
+        let described = self.describe(wanted.head, allocations, globals);
         let (client, code) = match described {
             Ok(described) => described,
             Err(why) => {
@@ -154,7 +171,7 @@ impl Executor {
             }
         };
         let copying = Copying::new(tasks, room, false);
-        let draft = Draft { client, arrays, regions };
+        let draft = Draft { client, texts, arrays, regions };
         self.guard = Some(Guard::new(Arc::clone(&copying)));
         self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft))?;
         Ok((code, secured))
@@ -163,23 +180,10 @@ impl Executor {
     /// The client's part of the manifest, but for where the content of its memory is; and the code that it has.
     fn describe(
         &mut self,
-        writer: &DataWriter,
         head: u64,
         allocations: Vec<Allocation>,
         globals: Vec<Global>,
     ) -> Result<(Client, Vec<SavedCode>), String> {
-        let failed = |e: &dyn std::fmt::Display| e.to_string();
-        let mut blobs = self.save_arriving(writer)?;
-        if let Some(held) = self.held_bytes() {
-            let pieces = writer.append_all(&held).map_err(|e| failed(&e))?;
-            blobs.push(Blob { kind: HELD_COMMANDS, handle: 0, device: 0, size: held.len() as u64, pieces });
-        }
-        if let Some(graphs) = self.graph_bytes() {
-            let pieces = writer.append_all(&graphs).map_err(|e| failed(&e))?;
-            blobs.push(Blob { kind: GRAPHS, handle: 0, device: 0, size: graphs.len() as u64, pieces });
-        }
-        blobs.extend(self.save_prints(writer)?);
-        blobs.extend(self.save_code_logs(writer)?);
         let ages = self.event_ages();
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
@@ -202,7 +206,6 @@ impl Executor {
             pinned: self.describe_pinned(),
             allocations,
             globals,
-            blobs,
             ..Default::default()
         };
         Ok((client, code))
@@ -297,29 +300,21 @@ impl Executor {
         Ok(list)
     }
 
-    fn save_arriving(&self, writer: &DataWriter) -> Result<Vec<Blob>, String> {
-        let save = |(&number, bytes): (&u64, &Vec<u8>)| {
-            let pieces = writer.append_all(bytes).map_err(|e| e.to_string())?;
-            Ok(Blob { kind: ARRIVING_CODE, handle: number, device: 0, size: bytes.len() as u64, pieces })
+    /// What the worker has of the client besides memory.
+    fn describe_texts(&self) -> Vec<Text> {
+        let mut texts = Vec::new();
+        let mut add = |kind, handle, bytes: &[u8]| {
+            if !bytes.is_empty() {
+                texts.push(Text { kind, handle, bytes: bytes.to_vec() });
+            }
         };
-        self.code.arriving().iter().map(save).collect()
-    }
-
-    fn save_prints(&self, writer: &DataWriter) -> Result<Vec<Blob>, String> {
-        let save = |(output, text): (u64, &Vec<u8>)| {
-            let pieces = writer.append_all(text).map_err(|e| e.to_string())?;
-            Ok(Blob { kind: PRINTED, handle: output, device: 0, size: text.len() as u64, pieces })
-        };
-        (0..).zip(self.prints.pending()).filter(|(_, text)| !text.is_empty()).map(save).collect()
-    }
-
-    fn save_code_logs(&self, writer: &DataWriter) -> Result<Vec<Blob>, String> {
-        let save = |(handle, text): (u64, &Vec<u8>)| {
-            let pieces = writer.append_all(text).map_err(|e| e.to_string())?;
-            Ok(Blob { kind: CODE_LOG, handle, device: 0, size: text.len() as u64, pieces })
-        };
+        self.code.arriving().iter().for_each(|(number, bytes)| add(ARRIVING_CODE, *number, bytes));
+        self.held_bytes().iter().for_each(|held| add(HELD_COMMANDS, 0, held));
+        self.graph_bytes().iter().for_each(|graphs| add(GRAPHS, 0, graphs));
+        (0..).zip(self.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
         let logs = self.code_logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
-        logs.filter(|(_, text)| !text.is_empty()).map(save).collect()
+        logs.for_each(|(handle, text)| add(CODE_LOG, handle, text));
+        texts
     }
 
     fn describe_gpus(&self) -> Vec<ClientGpu> {

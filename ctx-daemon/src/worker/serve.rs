@@ -1,6 +1,7 @@
 //! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -20,7 +21,9 @@ use tracing::{error, info, warn};
 
 use super::access::observe;
 use super::channel::{self, Asker, Channel, Event};
+use super::code_store::Image;
 use super::copying::Progress;
+use super::engine::small_thread;
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
 use super::rest::{Closing, Rest};
@@ -104,6 +107,15 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     };
     server.run(&events);
     ExitCode::SUCCESS
+}
+
+fn cannot_write(image: &Image, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::StorageFull => {
+            format!("no space to write code image {}: free some or dump elsewhere", image.hash)
+        }
+        _ => format!("code image {}: {error}", image.hash),
+    }
 }
 
 /// Writes data files, but for what is known from other images. They may have come twice.
@@ -223,6 +235,9 @@ impl Server {
         };
         let message = match message {
             Message { body: WorkerRequest::Reserve { bytes }, .. } => return self.reserve(bytes, asker),
+            Message { body: WorkerRequest::SaveCode { hash }, fds, .. } if self.state == State::Quiesced => {
+                return self.save_code(&hash, fds, asker);
+            }
             Message { body: WorkerRequest::GiveWay, .. } => return self.executor.give_way(),
             Message { body: WorkerRequest::Stage { unit, units, new }, fds, .. } => {
                 return self.stage(unit, units, new.into_iter().zip(fds).collect(), asker);
@@ -248,6 +263,31 @@ impl Server {
             let reason = format!("cannot start a thread: {error}");
             self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
         }
+    }
+
+    /// Writes a code image; answers when that has been done. A disk that hangs does not keep the ring from being opened.
+    fn save_code(&mut self, hash: &str, fds: Vec<OwnedFd>, asker: Asker) {
+        let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
+        let begun = self.code_and_file(hash, fds).and_then(|(image, mut file)| {
+            let work = move || {
+                let reply = match io::Write::write_all(&mut file, &image.bytes) {
+                    Ok(()) => WorkerReply::Done,
+                    Err(error) => WorkerReply::Failed { reason: cannot_write(&image, &error) },
+                };
+                channel.answer(&of_thread, reply, Vec::new());
+            };
+            small_thread("code").spawn(work).map_err(|error| error.to_string())
+        });
+        if let Err(reason) = begun {
+            self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
+        }
+    }
+
+    fn code_and_file(&self, hash: &str, fds: Vec<OwnedFd>) -> Result<(Arc<Image>, File), String> {
+        let parsed = hash.parse().map_err(|_| format!("{hash} is no hash"))?;
+        let image = self.executor.code.get(&parsed).ok_or(format!("there is no code image {hash}"))?;
+        let file = fds.into_iter().next().ok_or("no file came with the request")?;
+        Ok((image, channel::file(file)))
     }
 
     /// Maps host memory for what is copied; answers when that has been done, and the client runs on meanwhile.
@@ -334,9 +374,6 @@ impl Server {
                         (WorkerReply::Saved { bytes, waits }, blob.unwrap_or_default())
                     }
                 });
-            }
-            (WorkerRequest::SaveCode { hash }, State::Quiesced) => {
-                self.save_code(&hash, fds.next().ok_or("no file came with the request")?)?;
             }
             (WorkerRequest::Belong { row, gpus, limits }, State::Spare | State::Restoring) => {
                 let file = fds.next().ok_or("no table came with the request")?;
@@ -511,17 +548,6 @@ impl Server {
         self.channel.silence.listen(false);
         self.executor.held.open();
         self.state = State::Open;
-    }
-
-    fn save_code(&mut self, hash: &str, file: OwnedFd) -> Result<(), String> {
-        let parsed = hash.parse().map_err(|_| format!("{hash} is no hash"))?;
-        let image = self.executor.code.get(&parsed).ok_or(format!("there is no code image {hash}"))?;
-        std::io::Write::write_all(&mut channel::file(file), &image.bytes).map_err(|error| match error.kind() {
-            std::io::ErrorKind::StorageFull => {
-                format!("no space to write code image {hash}: free some or dump elsewhere")
-            }
-            _ => format!("code image {hash}: {error}"),
-        })
     }
 
     /// Keeps data files until `Load`.

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::ensure;
@@ -53,4 +54,53 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.dir).status();
     }
+}
+
+/// How much of a file is where a disk keeps it, and would be there after the power fails; by `FIEMAP`, without having it
+/// written. None where the file system has no such thing, or has a place for everything at once.
+pub fn is_written_back(path: &Path) -> Result<Option<bool>> {
+    let unwritten = path.with_extension("unwritten");
+    fs::write(&unwritten, [1; 1 << 20])?;
+    let waits = waits_for_a_place(&unwritten)?;
+    fs::remove_file(&unwritten)?;
+    Ok(match waits {
+        Some(true) => waits_for_a_place(path)?.map(|waits| !waits),
+        _ => None,
+    })
+}
+
+/// Whether the file system has yet to choose where some of a file will be (`linux/fiemap.h`).
+fn waits_for_a_place(path: &Path) -> Result<Option<bool>> {
+    const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b;
+    const FIEMAP_EXTENT_DELALLOC: u32 = 4;
+    const EXTENTS: usize = 512;
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Extent {
+        logical: u64,
+        physical: u64,
+        length: u64,
+        reserved: [u64; 2],
+        flags: u32,
+        reserved_too: [u32; 3],
+    }
+    #[repr(C)]
+    struct Map {
+        start: u64,
+        length: u64,
+        flags: u32,
+        mapped: u32,
+        count: u32,
+        reserved: u32,
+        extents: [Extent; EXTENTS],
+    }
+    let extents = [Extent::default(); EXTENTS];
+    let mut map = Map { start: 0, length: u64::MAX, flags: 0, mapped: 0, count: EXTENTS as u32, reserved: 0, extents };
+    let file = fs::File::open(path)?;
+    // SAFETY: the kernel writes as many extents as there is room for.
+    if unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) } != 0 {
+        return Ok(None);
+    }
+    let known = &map.extents[..map.mapped as usize];
+    Ok(Some(known.iter().any(|it| it.flags & FIEMAP_EXTENT_DELALLOC != 0)))
 }

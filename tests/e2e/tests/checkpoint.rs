@@ -297,6 +297,33 @@ fn a_moment_that_never_comes_is_waited_for_no_longer_than_it_is_said() -> Result
     node.finish()
 }
 
+/// By `recopy` a moment is waited for before the first copy, and again for the image. Where that does not come, nothing of the
+/// first copy is in the way of the next checkpoint.
+#[test]
+fn a_second_moment_that_never_comes_leaves_nothing_of_the_copy_before_it() -> Result {
+    let node = Node::start()?;
+    let end = node.path("end");
+    let app = node.run("moment", &["--moments", "1", "--sleep-us", "3000", "--until", &end.display().to_string()])?;
+    app.says("ready")?;
+    let worker = node.client(app.pid())?.worker;
+    let dir = node.path("image");
+    let recopy = ["--protocol", "recopy", "--json"];
+    let moment = [&recopy[..], &["--at-moment", "--timeout", "1"]].concat();
+    let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &moment)?);
+    assert_eq!((code, err.contains("has said within 1 s")), (Some(1), true), "{err}");
+    until("the worker has none of the image's files", || {
+        Ok((!process::descriptors(worker)?.iter().any(|it| it.contains("rekindle-data"))).then_some(()))
+    })?;
+    let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &recopy)?);
+    let said: Value = serde_json::from_str(&out).with_context(|| format!("{out} {err}"))?;
+    let found = (code, &said["attempts"], &said["dump"]["protocol"]);
+    assert_eq!(found, (Some(0), &1.into(), &"recopy".into()), "{said} {err}");
+    assert!(node.rekindle(&["verify".as_ref(), dir.as_os_str()])?.status.success());
+    fs::write(&end, "")?;
+    assert!(app.finish()?.ends_with("counted all\n"));
+    node.finish()
+}
+
 #[test]
 fn a_container_is_checkpointed_by_its_name() -> Result {
     let node = Node::at_default_socket()?;

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::disk::is_written_back;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{Fate, Node, Result};
 use rekindle_wire::control::WRONG_GUESS;
@@ -88,6 +89,11 @@ fn images_on_a_disk_are_as_good_as_in_memory() -> Result {
         std::fs::create_dir(&dir)?;
         let (criu, image) = node.start_dump_into(dir, &app, Fate::Killed)?;
         criu.wait()?.succeeds()?;
+        // What CRIU has written too.
+        match is_written_back(&image.dir.join("pages-1.img"))? {
+            Some(written) => ensure!(written, "{protocol}: the processes' memory is not on the disk"),
+            None => eprintln!("whether CRIU's files are on the disk cannot be seen here"),
+        }
         let verified = node.rekindle(&["verify".as_ref(), image.dir.as_os_str()])?;
         ensure!(verified.status.success(), "{protocol}: {}", String::from_utf8_lossy(&verified.stdout));
         assert_eq!(node.restore(&image)?.finish()?, expected, "{name}, restored from an image by {protocol}");

@@ -117,3 +117,20 @@ fn a_worker_that_hangs_in_a_dump_fails_it_in_time_and_the_program_goes_on() -> R
     assert_eq!(node.restore(&image)?.finish()?, expected);
     node.finish()
 }
+
+/// The disk is as slow as if it hung: for a piece it takes longer than an image may not come further.
+#[test]
+fn a_copy_before_the_quiesce_that_hangs_is_given_up_and_the_program_goes_on() -> Result {
+    let configuration = "stall_timeout_ms = 1000\n[checkpoint]\nprotocol = \"recopy\"\n";
+    let node = Node::configured(configuration, &[("SIMGPU_COPY_GBPS", "0.0005")])?;
+    let until = node.path("until");
+    let app = node.run("hidden", &["--ballast-kib", "4096", "--until", &until.display().to_string()])?;
+    app.reaches(3)?;
+    let (criu, image) = node.start_dump(&app, Fate::Killed)?;
+    criu.wait()?.fails_with("has not come further")?;
+    app.advances()?;
+    assert!(image.files()?.is_empty(), "something is left of the image: {:?}", image.files()?);
+    fs::write(&until, "")?;
+    assert_eq!(app.finish()?, "hidden ok\n");
+    node.finish()
+}

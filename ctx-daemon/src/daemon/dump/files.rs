@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 
 use rekindle_images::{Client as Record, DataFile, ImageError, ImageWriter};
 
@@ -45,6 +46,11 @@ impl Files {
     /// The files.
     pub(super) fn files(&self) -> &[File] {
         &self.files
+    }
+
+    /// How many blocks they take: more, whenever something has been written.
+    pub(super) fn blocks(&self) -> u64 {
+        self.files.iter().filter_map(|file| file.metadata().ok()).map(|it| it.blocks()).sum()
     }
 
     /// What goes with the request to a worker: 32 at most.

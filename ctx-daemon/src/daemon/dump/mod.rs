@@ -264,7 +264,7 @@ impl<'a> Dump<'a> {
         progress.phase(PhaseName::Quiesce);
         if writer.is_some() {
             // The moment of the image is this one.
-            checkpoints::wait_for_moment(daemon, stream, under)?;
+            checkpoints::wait_for_moment(daemon, stream, under).inspect_err(|_| let_go(&planned))?;
         }
         let quiesce_began = Instant::now();
         let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| let_go(&planned))?;
@@ -305,7 +305,8 @@ impl<'a> Dump<'a> {
             it.pace()?;
             it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
             it.reserve(config.cow_pool)?;
-            writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, goes_on))
+            let stall = self.daemon.config.stall_timeout;
+            writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, stall, goes_on))
         };
         let results: Vec<Result<(), SaveError>> = std::thread::scope(|scope| {
             let asked: Vec<_> = planned.iter_mut().map(|it| scope.spawn(|| prepare(it))).collect();

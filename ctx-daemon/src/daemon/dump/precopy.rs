@@ -70,11 +70,12 @@ impl Planned {
     }
 
     /// Copies its memory while it runs, where that is its protocol: again and again as long as ever less has changed.
-    /// `goes_on` says whether the dump does.
+    /// `goes_on` says whether the dump does; it is given up when it has not come further for as long as `stall`.
     pub(super) fn precopy(
         &mut self,
         writer: &ImageWriter,
         rounds: u32,
+        stall: Duration,
         goes_on: impl Fn() -> bool,
     ) -> Result<(), SaveError> {
         if self.chosen.protocol != Protocol::Recopy {
@@ -93,7 +94,7 @@ impl Planned {
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
             worker.ask_with(&request, &known, &files.descriptors(), Some(BEGIN_TIMEOUT)).map_err(failed)?;
-            let bytes = self.loop_until_saved(&goes_on)?;
+            let bytes = self.loop_until_saved(&files, stall, &goes_on)?;
             self.precopied.0 += bytes;
             debug!(client = %self.client, round, bytes, "copied while it runs");
             if bytes <= LITTLE || bytes.saturating_mul(SHRINKS.1) >= last.saturating_mul(SHRINKS.0) {
@@ -108,15 +109,24 @@ impl Planned {
     }
 
     /// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
-    fn loop_until_saved(&self, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
+    fn loop_until_saved(&self, files: &Files, stall: Duration, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
         let client = &self.client;
         let mut pause = LOOK[0];
+        let (mut progress, mut progressed) = (None, Instant::now());
         loop {
             self.pace()?;
             let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(BEGIN_TIMEOUT));
             match asked.map_err(|error| SaveError::of(client, &error))?.reply {
                 WorkerReply::Saved { bytes, .. } => return Ok(bytes),
-                WorkerReply::Saving { .. } => {}
+                WorkerReply::Saving { copied, .. } => {
+                    let now = Some((copied, files.blocks()));
+                    if now != progress {
+                        (progress, progressed) = (now, Instant::now());
+                    } else if progressed.elapsed() >= stall {
+                        client.worker.cancel();
+                        return Err(SaveError::stalled(stall));
+                    }
+                }
                 _ => return Err(SaveError::of(client, &WorkerError::Protocol("Progress"))),
             }
             if !goes_on() {

@@ -14,7 +14,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -50,6 +49,13 @@ pub(in crate::daemon) struct SaveError(String);
 impl SaveError {
     pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
         Self(format!("{client} cannot be saved: {error}"))
+    }
+
+    pub(super) fn stalled(after: Duration) -> Self {
+        Self(format!(
+            "the image has not come further for {} s: the disk, a worker or this daemon hangs; the processes go on",
+            after.as_secs()
+        ))
     }
 
     /// Whoever wanted it does not wait for it any more.
@@ -144,9 +150,7 @@ impl State {
 
     /// Changes whenever the image comes further.
     fn progress(&self) -> (u64, u64) {
-        let files = self.files.iter().flat_map(|it| it.files());
-        let written = files.filter_map(|file| file.metadata().ok());
-        (self.steps + self.copied, written.map(|it| it.blocks()).sum())
+        (self.steps + self.copied, self.files.iter().map(|it| it.blocks()).sum())
     }
 }
 
@@ -286,6 +290,12 @@ impl Shared {
             let saved = threads.into_iter().filter_map(|it| it.join().ok()?);
             (saved.collect::<Vec<_>>(), synced)
         });
+        self.check()?;
+        if saved.len() < planned.len() {
+            return Err(SaveError("a thread of the daemon's that saves a process is gone".to_owned()));
+        }
+        // CRIU's files are written by now, and are half of the image.
+        writer.dir().sync_files(|| self.step())?;
         let mut state = lock(&self.state);
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -527,10 +537,7 @@ impl Shared {
 
     /// Gives up what does not come further. Whatever hangs is not waited for.
     fn fail_stalled(&self, after: Duration) -> SaveError {
-        let error = SaveError(format!(
-            "the image has not come further for {} s: the disk, a worker or this daemon hangs; the processes go on",
-            after.as_secs()
-        ));
+        let error = SaveError::stalled(after);
         lock(&self.state).stalled = true;
         self.fail(error.clone());
         error

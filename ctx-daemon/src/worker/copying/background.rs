@@ -10,21 +10,21 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rekindle_images::{Client, DataWriter};
+use rekindle_images::{Blob, Client, DataWriter};
 use rekindle_wire::control::Waits;
 
 use super::guard::listed;
 use super::{Cancel, Copying};
 use crate::worker::engine::{Engine, EngineError};
 use crate::worker::executor::Executor;
-use crate::worker::save::Draft;
+use crate::worker::save::{Draft, Text};
 use crate::worker::vmm::{self, Alias};
 
 /// How long a copy that was given up may take to end, before the next one.
 pub(super) const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// The engine, and what came of its copy; nothing where it never got one.
-type Copied = Option<(Engine, Result<(), EngineError>)>;
+/// The engine, and what came of its copy, with what was written besides memory; nothing where it never got one.
+type Copied = Option<(Engine, Result<Vec<Blob>, EngineError>)>;
 
 /// A copy that goes on in the background: until it is over the engine is with it.
 pub(crate) struct Background {
@@ -32,7 +32,7 @@ pub(crate) struct Background {
     /// Until it has been waited for.
     thread: Option<JoinHandle<Copied>>,
     /// What came of it, then.
-    result: Option<Result<(), EngineError>>,
+    result: Option<Result<Vec<Blob>, EngineError>>,
     /// Of a save.
     draft: Option<Draft>,
 }
@@ -52,6 +52,15 @@ pub(crate) enum Progress {
     },
 }
 
+/// Writes what there is besides memory, and makes the files whole.
+fn finish(copying: &Copying, writer: &DataWriter, texts: &[Text]) -> Result<Vec<Blob>, EngineError> {
+    let blobs = texts.iter().map(|text| text.write(writer)).collect::<Result<Vec<_>, _>>()?;
+    let memory = copying.pieces()?;
+    // A pre-copy may have left what is not in the image after all.
+    writer.seal_keeping(memory.iter().chain(blobs.iter().flat_map(|blob| &blob.pieces)))?;
+    Ok(blobs)
+}
+
 impl Executor {
     pub(crate) fn prepare_engine(&mut self) -> Result<(), String> {
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
@@ -68,20 +77,19 @@ impl Executor {
         writer: Arc<DataWriter>,
         cancel: Arc<Cancel>,
         aliases: Vec<Alias>,
-        draft: Option<Draft>,
+        mut draft: Option<Draft>,
     ) -> Result<(), String> {
         let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
-        let last = draft.as_ref().map(Draft::other_pieces);
+        let texts = draft.as_mut().map(Draft::take_texts);
         let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
         let to_unmap = aliases.clone();
         let work = move || {
             let mut engine = handed_over.recv().ok()?;
-            let mut result = engine.copy_out(driver, &of_thread, &writer);
-            if let (Ok(()), Some(others)) = (&result, last) {
-                // A pre-copy may have left what is not in the image after all.
-                let pieces = of_thread.pieces();
-                result = pieces.and_then(|all| Ok(writer.seal_keeping(all.iter().chain(&others)).map(drop)?));
-            }
+            let copied = engine.copy_out(driver, &of_thread, &writer);
+            let result = copied.and_then(|()| match texts {
+                Some(texts) => finish(&of_thread, &writer, &texts),
+                None => Ok(Vec::new()),
+            });
             // No lane is at work any more, and soon no clone is being made: what they used may go away.
             let room = of_thread.stop();
             vmm::unmap_aliases(driver, &aliases);
@@ -131,16 +139,19 @@ impl Executor {
         self.join_background();
         let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
         let (waits, ran) = self.end_guard();
-        if let Err(error) = background.result.unwrap_or(Err(EngineError::Lost)) {
-            self.precopied = None;
-            if !matches!(error, EngineError::WrongGuess { .. }) {
-                return Err(error.to_string());
+        let texts = match background.result.unwrap_or(Err(EngineError::Lost)) {
+            Ok(texts) => texts,
+            Err(error) => {
+                self.precopied = None;
+                if !matches!(error, EngineError::WrongGuess { .. }) {
+                    return Err(error.to_string());
+                }
+                self.guessed_wrong(&copying, &ran);
+                return Err(format!("{error}, by one of the kernels {}", listed(&ran)));
             }
-            self.guessed_wrong(&copying, &ran);
-            return Err(format!("{error}, by one of the kernels {}", listed(&ran)));
-        }
+        };
         let client = match background.draft {
-            Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?))),
+            Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?, texts))),
             None => {
                 if let Some(precopied) = &mut self.precopied {
                     precopied.add(copying.copied_pieces());

@@ -46,10 +46,9 @@ impl Executor {
             return Err("it is being copied already: wait until that is over".into());
         }
         self.prepare_engine()?;
-        let precopied = match self.precopied.take() {
-            Some(precopied) => precopied,
-            None => Precopied::new(Arc::new(writer)),
-        };
+        // Another image's is of no use.
+        let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
+        let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
         let aliases = self.map_aliases()?;
         let mut all = Vec::new();
         self.describe_allocations(&aliases, &mut all);

@@ -204,8 +204,8 @@ impl Engine {
 
     /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`super::start`].
     pub(crate) fn warm_up(&self) {
-        // And the thread's that starts them while a client runs on.
-        let count = self.lanes.len();
+        // And the thread's that starts them while a client runs on, and one that writes code beside them.
+        let count = self.lanes.len() + 1;
         std::thread::scope(|scope| drop(scope.spawn(move || Self::warm_lanes(count)).join()));
     }
 
@@ -346,9 +346,13 @@ struct Entered {
     done: Option<CUevent>,
 }
 
-/// A lane's thread: the deepest that it goes is a compressor, or the driver.
+/// A thread with such a stack as lanes have: the deepest that they go is a compressor, or the driver.
+pub(crate) fn small_thread(name: &str) -> std::thread::Builder {
+    std::thread::Builder::new().name(name.into()).stack_size(LANE_STACK)
+}
+
 fn lane_thread() -> std::thread::Builder {
-    std::thread::Builder::new().name("lane".into()).stack_size(LANE_STACK)
+    small_thread("lane")
 }
 
 /// Has the kernel wake this thread when it asks to be woken, rather than up to 50 us later.
