@@ -631,7 +631,7 @@ fn what_is_being_written_cannot_be_built_on_yet() {
 
 #[test]
 fn an_image_needs_the_link_only_until_it_is_committed() {
-    let target = |chain: &Chain| PathBuf::from(chain.open(1).unwrap().manifest().parent.clone().unwrap().path);
+    let target = |chain: &Chain| chain.open(1).unwrap().manifest().parent.clone().unwrap().path;
     for (name, relative) in [(Base::LINK, true), (Base::CRIU_LINK, true), (Base::LINK, false), (Base::CRIU_LINK, false)]
     {
         let chain = Chain::new();
