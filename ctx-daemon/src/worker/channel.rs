@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::copying::Cancel;
 use super::others_room::OthersRoom;
 use super::pinned::Arrived;
+use super::signal_stack::Thread;
 use super::silence::{self, Silence};
 
 /// What comes from the daemon, or about it.
@@ -79,14 +80,14 @@ pub(super) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         connections,
     });
     // Started now for the sake of its stack, see `start`.
-    std::thread::Builder::new().name("connection".into()).spawn(move || {
+    Thread::named("connection").spawn(move || {
         if let Ok((connection, arrived)) = coming.recv() {
             read_connection(&connection, &arrived);
         }
     })?;
-    std::thread::Builder::new().name("answers".into()).spawn(move || write_answers(&replies))?;
+    Thread::named("answers").spawn(move || write_answers(&replies))?;
     let shared = channel.clone();
-    std::thread::Builder::new().name("channel".into()).spawn(move || shared.read(reading, &events))?;
+    Thread::named("channel").spawn(move || shared.read(reading, &events))?;
     Ok((channel, receiver))
 }
 

@@ -10,6 +10,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::sync::OnceLock;
 
+use super::signal_stack::SignalStack;
+
 /// The signals of a crash, with their names.
 const SIGNALS: [(c_int, &str); 4] =
     [(libc::SIGSEGV, "SIGSEGV"), (libc::SIGBUS, "SIGBUS"), (libc::SIGILL, "SIGILL"), (libc::SIGFPE, "SIGFPE")];
@@ -37,8 +39,11 @@ struct Known {
 
 static KNOWN: OnceLock<Known> = OnceLock::new();
 
-/// From now on a crash is said, in the log. To be called when libraries are loaded, and the log is still stderr.
+/// From now on the log says where a crash was. To be called when libraries are loaded, the log is still stderr, and by the
+/// thread that goes on to be the executor.
 pub(super) fn say() -> io::Result<()> {
+    // This thread's until the process ends.
+    std::mem::forget(SignalStack::install()?);
     let log = io::stderr().as_fd().try_clone_to_owned()?;
     // SAFETY: all zero is a valid action: the default one.
     let mut before = [unsafe { std::mem::zeroed::<libc::sigaction>() }; SIGNALS.len()];

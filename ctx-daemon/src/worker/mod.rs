@@ -50,6 +50,7 @@ mod rest;
 mod sandbox;
 mod save;
 mod serve;
+mod signal_stack;
 mod silence;
 mod start;
 mod tensor_maps;

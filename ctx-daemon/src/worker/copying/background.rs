@@ -18,6 +18,7 @@ use super::{Cancel, Copying};
 use crate::worker::engine::{Engine, EngineError};
 use crate::worker::executor::Executor;
 use crate::worker::save::{Draft, Text};
+use crate::worker::signal_stack::Thread;
 use crate::worker::vmm::{self, Alias};
 
 /// How long a copy that was given up may take to end, before the next one.
@@ -97,7 +98,7 @@ impl Executor {
             of_thread.end();
             Some((engine, result))
         };
-        let started = std::thread::Builder::new().name("copy".into()).spawn(work);
+        let started = Thread::named("copy").spawn(work);
         let engine = self.engine.take();
         let (thread, engine) = match (started, engine) {
             (Ok(thread), Some(engine)) => (thread, engine),

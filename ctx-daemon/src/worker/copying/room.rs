@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::Clones;
 use super::background::GIVEN_UP;
 use crate::worker::executor::Executor;
+use crate::worker::signal_stack::Thread;
 
 /// How soon who waits for clones to go sees that nobody waits any longer.
 const LOOK: Duration = Duration::from_millis(5);
@@ -52,8 +53,7 @@ impl Executor {
             done();
         };
         self.join_reserving();
-        self.reserving =
-            Some(Reserving { thread: std::thread::Builder::new().name("reserve".into()).spawn(work)?, hurry });
+        self.reserving = Some(Reserving { thread: Thread::named("reserve").spawn(work)?, hurry });
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl Executor {
         let stage = engine.stage.clone();
         self.join_reserving();
         let work = move || done(stage.set(unit, &units, new));
-        let thread = std::thread::Builder::new().name("reserve".into()).spawn(work).map_err(|e| e.to_string())?;
+        let thread = Thread::named("reserve").spawn(work).map_err(|e| e.to_string())?;
         self.reserving = Some(Reserving { thread, hurry: Arc::default() });
         Ok(())
     }

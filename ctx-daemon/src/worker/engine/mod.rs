@@ -33,6 +33,7 @@ pub(crate) use self::stage::Stage;
 use super::boxes::ArrayPart;
 use super::copying::Copying;
 use super::driver::{CallFailed, Driver, expect};
+use super::signal_stack::Thread;
 
 /// Why a copy was not finished.
 #[derive(Debug, Error)]
@@ -347,11 +348,11 @@ struct Entered {
 }
 
 /// A thread with such a stack as lanes have: the deepest that they go is a compressor, or the driver.
-pub(crate) fn small_thread(name: &str) -> std::thread::Builder {
-    std::thread::Builder::new().name(name.into()).stack_size(LANE_STACK)
+pub(crate) fn small_thread(name: &str) -> Thread {
+    Thread::named(name).stack_size(LANE_STACK)
 }
 
-fn lane_thread() -> std::thread::Builder {
+fn lane_thread() -> Thread {
     small_thread("lane")
 }
 
