@@ -95,7 +95,9 @@ fn a_container_without_the_annotation_gets_nothing_of_ours() -> Result {
     podman.run("plain", &[], &["firstkernel"])?;
     assert_eq!(podman.exit_code("plain")?, 3, "there is no GPU in it");
     let mounts = podman.call(&["inspect", "--format", "{{.Mounts}} {{.Config.Env}}", "plain"])?;
-    assert!(!mounts.contains("rekindle/"), "{mounts}");
+    // The checkout itself, which the container has its programs from, may be named so.
+    let ours = ["/run/rekindle", "/usr/lib/rekindle", "REKINDLE_", "libcuda", "libnvidia-ml"];
+    assert!(!ours.iter().any(|it| mounts.contains(it)), "{mounts}");
     drop(podman);
     node.finish()
 }
