@@ -53,17 +53,17 @@ pub(super) fn ends(ends: &[(End, bool)], size: [u64; 3]) -> impl Iterator<Item =
 }
 
 impl Tracker {
-    /// What a command may do that is about to go to the driver, whose context is current. What is not understood fails
-    /// there, and does nothing.
+    /// What a command may do that is about to go to the driver, whose context is current. A command that this does not
+    /// understand may do anything.
     pub(crate) fn access(&mut self, worker: &Executor, header: &CommandHeader, parameters: &[u8]) -> Access {
-        let mut access = Access::default();
+        let mut access = Access::nothing();
         self.gathered.update(worker);
         if header.call < command::FIRST {
             if let Some(Some(fill)) = self.fills.0.get(usize::from(header.call)).copied() {
                 self.fill(worker, fill, parameters, &mut access);
             }
         } else if self.command(worker, header.call, parameters, &mut access).is_err() {
-            return Access::default();
+            return Access::unknown();
         }
         self.gathered.add_shared(&mut access);
         access

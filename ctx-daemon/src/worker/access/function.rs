@@ -54,7 +54,7 @@ impl Tracker {
         if function.class == Class::Everything {
             return access.everything();
         }
-        let mut found = Access::default();
+        let mut found = Access::nothing();
         scan(launch.parameters, &function.constant, &self.maps, |value, written| {
             if let Some(unit) = self.gathered.find(worker, value) {
                 found.add(unit, written);

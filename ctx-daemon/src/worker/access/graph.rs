@@ -16,6 +16,8 @@ pub(crate) struct GraphNames {
     /// be written: sorted, each once.
     ranges: Vec<(u64, u64, bool)>,
     functions: Vec<u64>,
+    /// Whether there is a step that nobody understands, which may use anything.
+    unknown: bool,
 }
 
 impl Tracker {
@@ -33,7 +35,7 @@ impl Tracker {
         }
         // One may have been caught since.
         let everything = |function: &u64| self.function(*function).is_none_or(|(c, _)| c == super::Class::Everything);
-        if names.functions.iter().any(everything) {
+        if names.unknown || names.functions.iter().any(everything) {
             access.everything();
         }
     }
@@ -44,7 +46,10 @@ impl Tracker {
             match &step.task {
                 Task::Nothing => {}
                 Task::Kernel(launch) => {
-                    let Ok(launch) = Launch::read(&mut Reader::new(launch)) else { continue };
+                    let Ok(launch) = Launch::read(&mut Reader::new(launch)) else {
+                        names.unknown = true;
+                        continue;
+                    };
                     names.functions.push(launch.function);
                     let values = self.values(worker, &launch).unwrap_or_default();
                     names.ranges.extend(values.into_iter().map(|(value, written)| (value, 1, written)));

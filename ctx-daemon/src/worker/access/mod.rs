@@ -53,13 +53,12 @@ pub(crate) enum Set {
     Everything,
 }
 
-impl Default for Set {
-    fn default() -> Self {
+impl Set {
+    /// No unit.
+    pub(crate) const fn none() -> Self {
         Self::Units(Vec::new())
     }
-}
 
-impl Set {
     /// Whether a unit is one of them.
     pub(crate) fn contains(&self, unit: &Unit) -> bool {
         match self {
@@ -77,8 +76,8 @@ impl Set {
     }
 }
 
-/// What a command may do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What a command may do. It has no default: whoever does not know says [`Access::unknown`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     /// Units that it may read. What it writes it may read too, and is here.
     pub(crate) reads: Set,
@@ -91,6 +90,16 @@ pub(crate) struct Access {
 }
 
 impl Access {
+    /// Nothing: of a command that is known to leave memory alone.
+    pub(crate) const fn nothing() -> Self {
+        Self { reads: Set::none(), writes: Set::none(), functions: Vec::new(), named: 0 }
+    }
+
+    /// Anything: of a command about which nothing is known.
+    pub(crate) const fn unknown() -> Self {
+        Self { reads: Set::Everything, writes: Set::Everything, functions: Vec::new(), named: 0 }
+    }
+
     fn add(&mut self, unit: Unit, written: bool) {
         self.reads.add(unit);
         if written {
@@ -104,7 +113,7 @@ impl Access {
 
     /// Whether it does nothing to any memory that is tracked.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.functions.is_empty() && self.reads == Set::default()
+        self.functions.is_empty() && self.reads == Set::none()
     }
 }
 

@@ -120,13 +120,12 @@ impl Executor {
         }
     }
 
-    /// All units of device memory that have bytes at addresses.
-    fn all_units(&mut self) -> Vec<Unit> {
-        let Some(mut tracker) = self.tracker.take() else { return Vec::new() };
-        tracker.gathered.update(self);
-        let units = tracker.gathered.all(self);
-        self.tracker = Some(tracker);
-        units
+    /// All units of device memory that have bytes at addresses; `None` where nobody can tell.
+    fn all_units(&mut self) -> Option<Vec<Unit>> {
+        self.with_tracker(|tracker, worker| {
+            tracker.gathered.update(worker);
+            tracker.gathered.all(worker)
+        })
     }
 
     /// Multiprocessors of a device.
@@ -234,7 +233,10 @@ impl Observation {
 
     /// Hashes what is not known from after the last command, which is all there is once that has been forgotten.
     fn hash(&mut self, worker: &mut Executor, before: bool) -> Result<Option<HashMap<Unit, ContentHash>>, String> {
-        let all = worker.all_units();
+        let Some(all) = worker.all_units() else {
+            self.last = None;
+            return Ok(None);
+        };
         let units = readable(worker, &all);
         if units.len() > MOST_PIECES || units.iter().map(|(_, unit)| unit.size()).sum::<u64>() > self.limit {
             self.last = None;

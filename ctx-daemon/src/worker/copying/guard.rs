@@ -12,7 +12,7 @@ use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::window;
 
 use super::{Copying, Place, State};
-use crate::worker::access::{Set, Unit};
+use crate::worker::access::{Access, Set, Tracker, Unit};
 use crate::worker::driver::{CallFailed, Driver, expect};
 use crate::worker::executor::Executor;
 
@@ -275,12 +275,18 @@ impl Executor {
         }
     }
 
-    /// What a command may do; the context is current.
-    pub(crate) fn access_of(&mut self, header: &CommandHeader, parameters: &[u8]) -> crate::worker::access::Access {
-        let Some(mut tracker) = self.tracker.take() else { return Default::default() };
-        let access = tracker.access(self, header, parameters);
+    /// What a command may do; the context is current. Without a tracker, anything.
+    pub(crate) fn access_of(&mut self, header: &CommandHeader, parameters: &[u8]) -> Access {
+        let access = self.with_tracker(|tracker, worker| tracker.access(worker, header, parameters));
+        access.unwrap_or_else(Access::unknown)
+    }
+
+    /// Asks the tracker, which is away meanwhile; `None` where it is away already.
+    pub(crate) fn with_tracker<T>(&mut self, ask: impl FnOnce(&mut Tracker, &Self) -> T) -> Option<T> {
+        let mut tracker = self.tracker.take()?;
+        let answer = ask(&mut tracker, self);
         self.tracker = Some(tracker);
-        access
+        Some(answer)
     }
 
     /// A command changes what is known of a graph.
@@ -290,6 +296,31 @@ impl Executor {
             && let Some(handle) = crate::worker::uses::word(parameters, 0)
         {
             tracker.graph_changed(handle);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::fixture;
+
+    #[test]
+    fn a_command_may_write_everything_while_the_tracker_is_away() {
+        let mut worker = fixture::executor();
+        let header = CommandHeader { call: command::STREAM_SYNC, ..Default::default() };
+        assert_eq!(worker.access_of(&header, &[0; 8]), Access::nothing());
+        worker.tracker = None;
+        assert_eq!(worker.access_of(&header, &[0; 8]), Access::unknown());
+        assert_eq!(Access::unknown().writes, Set::Everything);
+    }
+
+    #[test]
+    fn a_command_that_the_tracker_does_not_understand_may_write_everything() {
+        let mut worker = fixture::executor();
+        for call in [command::LAUNCH, command::MEM_OPS, command::COPY_BOX, command::LAUNCH_ON_DEVICES] {
+            let header = CommandHeader { call, ..Default::default() };
+            assert_eq!(worker.access_of(&header, &[7; 12]), Access::unknown(), "{call}");
         }
     }
 }
