@@ -9,6 +9,7 @@ use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
 
 use super::commands::check;
+use super::event_fields;
 use super::executor::{Executor, Refused};
 use super::held::Progress;
 use super::launch::attributes;
@@ -54,10 +55,7 @@ impl Executor {
             for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {
                 use_.0 = aside;
             }
-            // Those that name events have words alone, and no other word can look like an event.
-            for bytes in entry.parameters.chunks_exact_mut(8).filter(|b| **b == event.to_le_bytes()) {
-                bytes.copy_from_slice(&aside.to_le_bytes());
-            }
+            event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
         }
         // It goes when nothing held names it any more.
         let destroy = command::number(&self.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;

@@ -23,8 +23,11 @@ mod copying;
 mod crash;
 mod driver;
 pub(crate) mod engine;
+mod event_fields;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]
 mod executor;
+#[cfg(test)]
+mod fixture;
 mod graphs;
 mod held;
 mod held_early;

@@ -90,6 +90,11 @@ impl Shapes {
     pub(crate) fn new(table: &[Function]) -> Self {
         Self(table.iter().map(shape).collect())
     }
+
+    /// Which words of a command's parameters name events, of a line of the table.
+    pub(super) fn events(&self, call: u16) -> impl Iterator<Item = usize> {
+        self.0.get(usize::from(call)).into_iter().flat_map(|shape| shape.events.iter().map(|(word, _)| *word))
+    }
 }
 
 fn shape(function: &Function) -> Shape {
