@@ -16,9 +16,10 @@ use crate::pool::Pools;
 use crate::status::Result;
 use crate::{attributes, handles};
 
-/// Where the devices' heaps begin; each device has two windows.
+/// Where the devices' heaps begin; each device has three windows.
 const HEAPS: u64 = 0x1000_0000_0000;
 const INTERNAL_HEAPS: u64 = 0x1400_0000_0000;
+const CODE_HEAPS: u64 = 0x0c00_0000_0000;
 
 /// A simulated GPU.
 #[derive(Debug)]
@@ -34,7 +35,9 @@ pub(crate) struct Device {
     peers: AtomicU64,
     /// What programs allocate.
     pub(crate) heap: Heap,
-    /// Module globals and what else the driver allocates.
+    /// Code of modules, and their variables.
+    pub(crate) code: Heap,
+    /// What else the driver allocates.
     pub(crate) internal: Heap,
     /// Pools of stream-ordered allocation.
     pub(crate) pools: Pools,
@@ -93,6 +96,7 @@ impl Device {
             used: AtomicU64::new(0),
             peers: AtomicU64::new(0),
             heap: window(HEAPS),
+            code: window(CODE_HEAPS),
             internal: window(INTERNAL_HEAPS),
             pools: Pools::new(),
             links: [const { Mutex::new(None) }; 2],
@@ -165,6 +169,7 @@ impl Device {
     pub(crate) fn reclaim(&self, region: &Region) {
         match region.kind {
             Kind::Device => self.heap.free(self, region.base),
+            Kind::Code => self.code.free(self, region.base),
             Kind::Internal => self.internal.free(self, region.base),
             _ => {}
         }

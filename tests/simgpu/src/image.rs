@@ -22,6 +22,8 @@ pub(crate) struct Image {
     /// Ten times the compute capability that it was made for, `CU_FUNC_ATTRIBUTE_PTX_VERSION`: templates of libraries
     /// choose their parameters by it.
     pub(crate) target: u32,
+    /// How many bytes of addresses its code takes.
+    pub(crate) code_bytes: u64,
 }
 
 /// Why an image could not be loaded: the driver's code, and what its compiler would say.
@@ -119,7 +121,7 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     let ptx = rekindle_ptx::Module::parse(text).map_err(|error| Unloadable::new(CUDA_ERROR_INVALID_PTX, error))?;
     let digits = |c: &char| c.is_ascii_digit();
     let target = ptx.target().chars().skip_while(|c| !digits(c)).take_while(digits).collect::<String>();
-    let image = Arc::new(Image { target: target.parse().unwrap_or(0), ptx });
+    let image = Arc::new(Image { target: target.parse().unwrap_or(0), code_bytes: text.len() as u64, ptx });
     parsed.insert(key, Arc::downgrade(&image));
     Ok(image)
 }

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+    CUDA_ERROR_NOT_SUPPORTED,
 };
-use rekindle_ptx::{CODE_WINDOW, Kernel, Program, Space};
+use rekindle_ptx::{Kernel, Program, Space};
 
 use crate::attributes::{MAX_BLOCK_THREADS, SHARED_DEFAULT, SHARED_OPT_IN};
 use crate::config::{config, log};
@@ -27,7 +28,25 @@ pub(crate) struct Module {
     /// Whether it is a library's, which alone can unload it.
     pub(crate) of_library: bool,
     functions: Vec<Arc<Function>>,
+    code: Arc<Code>,
+}
+
+/// The code of a module. Under lazy loading it takes addresses when one of its functions is first used. They are the
+/// lowest ones that are free at that time in the context's blocks, so they depend on what was loaded, used and unloaded
+/// before.
+#[derive(Debug)]
+pub(crate) struct Code {
+    context: Weak<Context>,
+    image: Arc<Image>,
     globals: HashMap<String, Variable>,
+    placed: Mutex<Option<Placed>>,
+}
+
+/// Code that has addresses.
+#[derive(Clone, Debug)]
+struct Placed {
+    address: u64,
+    program: Arc<Program>,
 }
 
 /// A variable of a module.
@@ -48,8 +67,8 @@ pub(crate) struct Function {
     pub(crate) context: Weak<Context>,
     /// The module's handle.
     pub(crate) module: u64,
-    /// What it executes.
-    pub(crate) program: Arc<Program>,
+    /// What it executes, and everything else in its module.
+    pub(crate) code: Arc<Code>,
     /// How it is declared.
     pub(crate) kernel: Kernel,
     /// What its image was made for.
@@ -96,7 +115,7 @@ impl Module {
     /// Loads an image: places and fills its variables. A library's settings are those of `shared`, by function.
     pub(crate) fn load(
         context: &Arc<Context>,
-        image: &Image,
+        image: &Arc<Image>,
         of_library: bool,
         shared: impl Fn(&str) -> Option<Arc<Settings>>,
     ) -> Result<Arc<Self>> {
@@ -108,30 +127,34 @@ impl Module {
                 return Err(CUDA_ERROR_INVALID_IMAGE);
             }
             let size = global.size.max(1);
-            let address = device.internal.allocate(device, context.handle, Kind::Internal, size)?;
+            let address = device.code.allocate(device, context.handle, Kind::Code, size)?;
             if global.space == Space::Const {
-                space::change(address, size, Kind::Internal, |region| region.writers = 0);
+                space::change(address, size, Kind::Code, |region| region.writers = 0);
             }
             globals.insert(global.name.clone(), Variable { address, size: global.size });
         }
-        let program = image.ptx.link(CODE_WINDOW, &|name| globals.get(name).map(|g| g.address));
-        let program = Arc::new(program.map_err(|error| {
-            log!("a module cannot be linked: {error}");
-            CUDA_ERROR_INVALID_IMAGE
-        })?);
+        let code = Code { context: Arc::downgrade(context), image: image.clone(), globals, placed: Mutex::default() };
         for global in image.ptx.globals() {
-            let Some(variable) = globals.get(&global.name) else { continue };
-            let bytes = program.image(global);
+            let Some(variable) = code.globals.get(&global.name) else { continue };
+            let bytes = if global.relocations.is_empty() {
+                let mut bytes = global.init.clone();
+                bytes.resize((global.size as usize).max(bytes.len()), 0);
+                bytes
+            } else {
+                // It may hold a function's address, which must be known now.
+                code.program()?.image(global)
+            };
             // SAFETY: the memory was just allocated for these bytes, and nobody else knows it.
             unsafe { (variable.address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
+        let code = Arc::new(code);
         let handle = handles::next();
         let functions = image.ptx.kernels().iter().map(|kernel| {
             Arc::new(Function {
                 handle: handles::next(),
                 context: Arc::downgrade(context),
                 module: handle,
-                program: program.clone(),
+                code: code.clone(),
                 kernel: kernel.clone(),
                 target: image.target,
                 name: std::ffi::CString::new(kernel.name.as_str()).unwrap_or_default(),
@@ -140,7 +163,7 @@ impl Module {
             })
         });
         let functions: Vec<_> = functions.collect();
-        let module = Arc::new(Self { handle, context: Arc::downgrade(context), of_library, functions, globals });
+        let module = Arc::new(Self { handle, context: Arc::downgrade(context), of_library, functions, code });
         handles::insert(handle, Object::Module(module.clone()));
         for function in &module.functions {
             handles::insert(function.handle, Object::Function(function.clone()));
@@ -155,8 +178,10 @@ impl Module {
             handles::remove(function.handle);
         }
         let Ok(context) = self.context.upgrade().ok_or(()) else { return };
-        for variable in self.globals.values() {
-            if let Some(region) = space::remove(variable.address, |r| r.kind == Kind::Internal) {
+        let variables = self.code.globals.values().map(|variable| variable.address);
+        let code = self.code.placed().take().map(|placed| placed.address);
+        for address in variables.chain(code) {
+            if let Some(region) = space::remove(address, |r| r.kind == Kind::Code) {
                 context.device.reclaim(&region);
             }
         }
@@ -176,7 +201,40 @@ impl Module {
     /// The variable of that name. It need not be `.visible`: nvcc does not declare variables so that the runtime
     /// looks up by name.
     pub(crate) fn global(&self, name: &str) -> Result<Variable> {
-        self.globals.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
+        self.code.globals.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+impl Code {
+    fn placed(&self) -> MutexGuard<'_, Option<Placed>> {
+        self.placed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The code at its addresses; the first call chooses them.
+    pub(crate) fn program(&self) -> Result<Arc<Program>> {
+        let mut placed = self.placed();
+        if let Some(placed) = &*placed {
+            return Ok(placed.program.clone());
+        }
+        let context = self.context.upgrade().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
+        let device = context.device;
+        let size = self.image.code_bytes;
+        let address = device.code.allocate(device, context.handle, Kind::Code, size)?;
+        // Code can be called, and neither read nor written.
+        space::change(address, size, Kind::Code, |region| (region.readers, region.writers) = (0, 0));
+        let globals = &self.globals;
+        let program = self.image.ptx.link(address, &|name| globals.get(name).map(|g| g.address));
+        let program = Arc::new(program.map_err(|error| {
+            log!("a module cannot be linked: {error}");
+            CUDA_ERROR_INVALID_IMAGE
+        })?);
+        *placed = Some(Placed { address, program: program.clone() });
+        Ok(program)
+    }
+
+    /// Whether it has addresses.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.placed().is_some()
     }
 }
 
@@ -186,9 +244,9 @@ impl Function {
         attribute_of(&self.kernel, self.target, &self.settings, attribute)
     }
 
-    /// Whether the interpreter can run it.
+    /// Whether the interpreter can run it. This is a use of its code.
     pub(crate) fn ensure_supported(&self) -> Result<()> {
-        self.program.supported(&self.kernel.name).map_err(|unsupported| {
+        self.code.program()?.supported(&self.kernel.name).map_err(|unsupported| {
             eprintln!("simgpu: a kernel cannot be run: {unsupported}");
             CUDA_ERROR_NOT_SUPPORTED
         })

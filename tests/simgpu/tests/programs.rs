@@ -48,6 +48,11 @@ fn addresses_are_the_same_in_every_process() {
 }
 
 #[test]
+fn code_lies_where_its_first_use_finds_room() {
+    assert_eq!(output(&mut driver_program("placement")), "ok\n");
+}
+
+#[test]
 fn a_grid_meets_at_its_barriers() {
     assert_eq!(output(&mut program("grid")), "ok\n");
 }

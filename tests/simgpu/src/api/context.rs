@@ -298,7 +298,7 @@ pub unsafe fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult {
 /// Lets a device into what another one has allocated, or no longer.
 fn open_to_peer(owner: usize, peer: usize, open: bool) {
     space::change_all(|region| {
-        if region.device == owner && matches!(region.kind, Kind::Device | Kind::Internal) {
+        if region.device == owner && matches!(region.kind, Kind::Device | Kind::Code | Kind::Internal) {
             let bit = 1 << peer;
             let set = |mask: u64| if open { mask | bit } else { mask & !bit };
             region.readers = set(region.readers);

@@ -52,13 +52,9 @@ pub unsafe fn cuFuncGetParamInfo(handle: CUfunction, index: usize, offset: *mut 
 }
 
 pub unsafe fn cuFuncIsLoaded(state: *mut u32, handle: CUfunction) -> CUresult {
-    const LOADED: u32 = 1;
-    status(|| {
-        function(handle)?;
-        unsafe { put(state, LOADED) }
-    })
+    status(|| unsafe { put(state, u32::from(function(handle)?.code.is_placed())) })
 }
 
 pub unsafe fn cuFuncLoad(handle: CUfunction) -> CUresult {
-    status(|| function(handle).map(drop))
+    status(|| function(handle)?.code.program().map(drop))
 }

@@ -12,7 +12,7 @@ use crate::module::Module;
 use crate::status::{Result, ensure, put, put_if, status, text};
 use crate::{current, handles};
 
-unsafe fn load(out: *mut CUmodule, image: &Image) -> Result<()> {
+unsafe fn load(out: *mut CUmodule, image: &Arc<Image>) -> Result<()> {
     let context = current::healthy()?;
     context.flush_prints();
     let module = Module::load(&context, image, false, |_| None)?;

@@ -213,7 +213,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
         cooperative: shape.cooperative,
         cluster: shape.cluster,
     };
-    let launched = rekindle_ptx::launch(&function.program, &function.kernel.name, &config, &view, &env);
+    let launched = rekindle_ptx::launch(&*function.code.program()?, &function.kernel.name, &config, &view, &env);
     launched.map_err(|fault| code(context, &fault))
 }
 

@@ -53,7 +53,15 @@ struct Block {
     len: u64,
     /// What is allocated in it, offset to length; nothing for a block that something else in the process sits on.
     used: BTreeMap<u64, u64>,
-    shared: bool,
+    /// The context whose code shares it, or 0 for what programs allocate; none, if it is of one large allocation.
+    shared: Option<u64>,
+}
+
+impl Block {
+    /// How many bytes of it the device counts. A real context has room for code from its start on.
+    fn charge(len: u64, shared: Option<u64>) -> u64 {
+        if shared.is_some_and(|context| context != 0) { 0 } else { len }
+    }
 }
 
 /// How many bytes of addresses a heap has.
@@ -75,14 +83,16 @@ impl Heap {
         fault::point("alloc")?;
         let size = len.checked_next_multiple_of(ALIGN).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut state = self.state();
+        // Code of a context shares no block with another's; what programs allocate does.
+        let sharers = if kind == Kind::Code { context } else { 0 };
         let at = if size >= LARGE {
             let size = size.checked_next_multiple_of(BLOCK).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            let block = self.map_block(&mut state, device, size, false)?;
+            let block = self.map_block(&mut state, device, size, None)?;
             state.take(block, 0, size)
         } else {
-            let (block, offset) = match state.room_for(size) {
+            let (block, offset) = match state.room_for(size, sharers) {
                 Some(place) => place,
-                None => (self.map_block(&mut state, device, BLOCK, true)?, 0),
+                None => (self.map_block(&mut state, device, BLOCK, Some(sharers))?, 0),
             };
             state.take(block, offset, size)
         };
@@ -129,23 +139,25 @@ impl Heap {
         block.used.remove(&(offset - start));
         if block.used.is_empty() {
             let len = block.len;
+            let charge = Block::charge(len, block.shared);
             state.blocks.remove(&start);
             pages::unmap(self.window + start, len);
             if let Some(file) = self.file() {
                 pages::punch(file, start, len);
             }
-            device.release(len);
+            device.release(charge);
         }
     }
 
     /// Maps a block at the lowest address where it fits.
-    fn map_block(&self, state: &mut State, device: &Device, len: u64, shared: bool) -> Result<u64> {
-        device.charge(len)?;
+    fn map_block(&self, state: &mut State, device: &Device, len: u64, shared: Option<u64>) -> Result<u64> {
+        let charge = Block::charge(len, shared);
+        device.charge(charge)?;
         let mut next = 0;
         loop {
             let offset = state.gap(next, len);
             if offset + len > WINDOW {
-                device.release(len);
+                device.release(charge);
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
             let mapped = match self.file() {
@@ -159,7 +171,7 @@ impl Heap {
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => next = offset + BLOCK,
                 Err(_) => {
-                    device.release(len);
+                    device.release(charge);
                     return Err(CUDA_ERROR_OUT_OF_MEMORY);
                 }
             }
@@ -180,9 +192,9 @@ impl State {
         at
     }
 
-    /// Room in a shared block: its offset, and the offset in it.
-    fn room_for(&self, size: u64) -> Option<(u64, u64)> {
-        self.blocks.iter().filter(|(_, block)| block.shared).find_map(|(&start, block)| {
+    /// Room in a block that these share: its offset, and the offset in it.
+    fn room_for(&self, size: u64, sharers: u64) -> Option<(u64, u64)> {
+        self.blocks.iter().filter(|(_, block)| block.shared == Some(sharers)).find_map(|(&start, block)| {
             let mut at = 0;
             for (&offset, &len) in &block.used {
                 if offset - at >= size {

@@ -25,7 +25,9 @@ pub(crate) enum Kind {
     Pinned(u32),
     /// Host memory that was registered, with the flags it was registered with.
     Registered(u32),
-    /// Module globals and other memory of a device that the program did not allocate.
+    /// A module's code, or one of its variables.
+    Code,
+    /// Other memory of a device that the program did not allocate.
     Internal,
 }
 
