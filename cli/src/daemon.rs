@@ -65,7 +65,7 @@ impl Session {
 
 fn accepted(reply: Reply) -> Result<Reply, Failure> {
     match reply {
-        Reply::Failed { reason } => Err(Failure::refused(anyhow!("the daemon refuses: {reason}"))),
+        Reply::Failed(failure) => Err(Failure::of_kind(failure.kind, anyhow!("the daemon refuses: {failure}"))),
         reply => Ok(reply),
     }
 }

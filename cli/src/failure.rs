@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use rekindle_images::{ErrorKind, ImageError};
+use rekindle_wire::control::FailureKind;
 
 /// An error and the exit code that says what kind it is.
 #[derive(Debug)]
@@ -21,6 +22,16 @@ impl Failure {
     /// The image is bad.
     pub(crate) fn bad_image(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 4, error: error.into() }
+    }
+
+    /// What the daemon says became of it.
+    pub(crate) fn of_kind(kind: FailureKind, error: impl Into<anyhow::Error>) -> Self {
+        let code = match kind {
+            FailureKind::Refused | FailureKind::Version => 3,
+            FailureKind::BadImage => 4,
+            _ => 1,
+        };
+        Self { code, error: error.into() }
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {

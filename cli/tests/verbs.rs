@@ -11,7 +11,8 @@ use rekindle_images::{
     Allocation, Base, Blob, Client, CreateOptions, DataWriter, ImageDir, ImageWriter, Manifest, Protocol,
 };
 use rekindle_wire::control::{
-    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Opening, ProtocolChange, Reply, Request, WRONG_GUESS,
+    CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, ProtocolChange, Reply,
+    Request,
 };
 use rekindle_wire::frame;
 use tempfile::TempDir;
@@ -108,9 +109,10 @@ fn a_protocol_is_chosen_by_name_and_another_name_is_wrong_usage() {
 }
 
 /// A daemon whose dumps fail, each for the next of these reasons, and then succeed. Returns the protocols that were ordered.
-fn dumps(dir: &Path, failures: &[&str]) -> std::thread::JoinHandle<Vec<Option<String>>> {
+fn dumps(dir: &Path, failures: &[(FailureKind, &str)]) -> std::thread::JoinHandle<Vec<Option<String>>> {
     let listener = UnixListener::bind(dir.join("s")).unwrap();
-    let mut failures: std::collections::VecDeque<_> = failures.iter().map(|it| (*it).to_owned()).collect();
+    let failures = failures.iter().map(|(kind, reason)| Failure::new(*kind, *reason));
+    let mut failures: std::collections::VecDeque<_> = failures.collect();
     std::thread::spawn(move || {
         let mut ordered = Vec::new();
         loop {
@@ -123,10 +125,11 @@ fn dumps(dir: &Path, failures: &[&str]) -> std::thread::JoinHandle<Vec<Option<St
                 continue;
             };
             ordered.push(protocol);
-            let reason = failures.pop_front();
-            let last = reason.is_none() || failures.is_empty() && !reason.as_ref().unwrap().contains(WRONG_GUESS);
-            let outcome = match reason {
-                Some(reason) => DumpOutcome::Failed { reason },
+            let failure = failures.pop_front();
+            let mispredicted = failure.as_ref().map(|it| it.kind == FailureKind::Mispredicted);
+            let last = mispredicted.is_none_or(|it| failures.is_empty() && !it);
+            let outcome = match failure {
+                Some(failure) => DumpOutcome::Failed(failure),
                 None => DumpOutcome::Durable {
                     id: "x".into(),
                     protocol: "stop".into(),
@@ -149,12 +152,18 @@ fn dumps(dir: &Path, failures: &[&str]) -> std::thread::JoinHandle<Vec<Option<St
 
 #[test]
 fn a_dump_that_guessed_wrong_is_made_once_more_by_stop() {
-    let wrong = format!("process 1: {WRONG_GUESS}: k wrote to 0x2000");
+    let wrong = (FailureKind::Mispredicted, "k wrote to 0x2000");
+    let full = (FailureKind::NoSpace, "the disk is full");
+    // The kind decides, and not what the reason says.
+    let refused = (FailureKind::Refused, "a guess of what is written was wrong: given up");
     let stop = Some("stop".to_owned());
     for (failures, arguments, code, protocols) in [
-        (vec![wrong.as_str()], &[][..], 0, vec![None, stop.clone()]),
-        (vec![&wrong, "the disk is full"], &[], 1, vec![None, stop.clone()]),
-        (vec!["the disk is full"], &[], 1, vec![None]),
+        (vec![wrong], &[][..], 0, vec![None, stop.clone()]),
+        (vec![wrong, full], &[], 1, vec![None, stop.clone()]),
+        (vec![full], &[], 1, vec![None]),
+        (vec![refused], &[], 3, vec![None]),
+        (vec![(FailureKind::BadImage, "its base is damaged")], &[], 4, vec![None]),
+        (vec![(FailureKind::GivenUp, "CRIU ended")], &[], 1, vec![None]),
         (vec![], &[], 0, vec![None]),
         (vec![], &["--protocol", "cow"], 0, vec![Some("cow".to_owned())]),
     ] {
@@ -164,7 +173,7 @@ fn a_dump_that_guessed_wrong_is_made_once_more_by_stop() {
         // Fails as often, and keeps what it was told.
         let criu = dir.path().join("criu");
         let script = format!(
-            "#!/bin/sh\ncd '{}'\necho \"$@\" >>told\n[ \"$(wc -l <told)\" -gt {} ]\n",
+            "#!/bin/sh\ncd '{}'\necho \"$@\" >>told\necho '(00.1) Error (criu/x.c:1): criu knows' >image/dump.log\n[ \"$(wc -l <told)\" -gt {} ]\n",
             dir.path().display(),
             failures.len()
         );
@@ -184,7 +193,11 @@ fn a_dump_that_guessed_wrong_is_made_once_more_by_stop() {
         let json: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert_eq!(json["attempts"], protocols.len());
         assert_eq!(json["outcome"], if code == 0 { "done" } else { "failed" });
-        assert!(code == 0 || json["reason"] == "the disk is full" && err.contains("the disk is full"), "{out} {err}");
+        let Some((kind, reason)) = failures.last().filter(|_| code != 0) else { continue };
+        // CRIU knows why it has given up.
+        let reason = if *kind == FailureKind::GivenUp { "Error (criu/x.c:1): criu knows" } else { reason };
+        assert_eq!((json["kind"].as_str(), json["reason"].as_str()), (Some(kind.as_str()), Some(reason)));
+        assert!(err.contains(reason), "{out} {err}");
     }
 }
 
@@ -255,11 +268,29 @@ fn without_a_daemon_ps_says_what_to_start() {
     assert!(err.contains("is rekindled running"), "{err}");
     assert!(err.contains(&dir.path().display().to_string()), "{err}");
     let dir = TempDir::new().unwrap();
-    let reason = "wire version 1 was spoken, and this speaks 2".to_owned();
-    answers(dir.path(), Reply::Failed { reason });
+    let reason = "wire version 1 was spoken, and this speaks 2";
+    answers(dir.path(), Reply::Failed(Failure::new(FailureKind::Version, reason)));
     let (code, _, err) = ran(&mut ps(dir.path()));
     assert_eq!(code, 3);
     assert!(err.contains("this speaks 2"), "{err}");
+}
+
+#[test]
+fn the_kind_of_what_the_daemon_answers_is_the_exit_code() {
+    for (kind, expected) in [
+        (FailureKind::Refused, 3),
+        (FailureKind::Version, 3),
+        (FailureKind::BadImage, 4),
+        (FailureKind::Timeout, 1),
+        (FailureKind::LostPeer, 1),
+        (FailureKind::Other, 1),
+    ] {
+        let dir = TempDir::new().unwrap();
+        answers(dir.path(), Reply::Failed(Failure::new(kind, "so it is")));
+        let (code, _, err) = ran(&mut ps(dir.path()));
+        assert_eq!(code, expected, "{kind:?}");
+        assert!(err.contains("so it is"), "{err}");
+    }
 }
 
 /// A tree as it is installed, with this program in it.

@@ -7,9 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::control::{Failure, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
+
+use crate::log;
 
 /// How long a daemon may take to say that it is there. A stopped one must not hold up dumps of other processes.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -40,7 +42,7 @@ pub enum DaemonError {
     },
     /// It says no, and why.
     #[error("{0}")]
-    Refused(String),
+    Refused(Failure),
     /// The connection broke.
     #[error("lost the daemon: {0}")]
     Lost(#[from] FrameError),
@@ -94,7 +96,7 @@ fn probe_within(path: &Path, patience: Duration) -> Result<(), DaemonError> {
     open(&socket, &Request::Status, &[]).map_err(silent)?;
     match frame::receive(&socket).map_err(silent)?.body {
         Reply::Status(_) => Ok(()),
-        Reply::Failed { reason } => Err(DaemonError::Refused(reason)),
+        Reply::Failed(failure) => Err(DaemonError::Refused(failure)),
         other => Err(DaemonError::Unexpected(Box::new(other))),
     }
 }
@@ -131,7 +133,11 @@ impl Daemon {
             }
         }
         match frame::receive(&self.socket)?.body {
-            Reply::Failed { reason } => Err(DaemonError::Refused(reason)),
+            Reply::Failed(failure) => {
+                // For scripts that read CRIU's log.
+                log::info(&format!("failure kind: {}", failure.kind.as_str()));
+                Err(DaemonError::Refused(failure))
+            }
             reply => Ok(reply),
         }
     }

@@ -185,7 +185,7 @@ fn pause_tree(root: i32) -> Result<Dump, String> {
     let pause = Request::Pause { root, leave_running };
     let (daemon, reply) = match Daemon::session(&path, &pause, image_dir) {
         Ok(session) => session,
-        Err(DaemonError::Refused(reason)) => return Err(reason),
+        Err(DaemonError::Refused(failure)) => return Err(failure.reason),
         // It died just now. Whether the tree was ours, CRIU will find out.
         Err(error) => return Ok(inactive(error)),
     };

@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rekindle_wire::control::{Reply, Request, RestoredSocket};
+use rekindle_wire::control::{Failure, Reply, Request, RestoredSocket};
 
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::dump::Exit;
@@ -165,7 +165,8 @@ fn has_manifest(image_dir: RawFd) -> Result<bool, String> {
 /// would be read by the process.
 fn reattach(restore: u64, dumped: &RestoredSocket) -> Result<UnixStream, DaemonError> {
     let socket = daemon::connect(Path::new(&dumped.path))?;
-    let cookie = daemon::cookie(socket.as_raw_fd()).map_err(DaemonError::Refused)?;
+    let cookie =
+        daemon::cookie(socket.as_raw_fd()).map_err(|reason| DaemonError::Refused(Failure::internal(reason)))?;
     let request = Request::Reattach { restore, socket: dumped.id, cookie };
     daemon::open(&socket, &request, &[])?;
     Ok(socket)

@@ -11,6 +11,7 @@
 mod config;
 mod confinement;
 mod daemon;
+mod failure;
 mod nvml;
 mod rejoin;
 mod share;

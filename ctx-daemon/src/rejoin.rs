@@ -82,7 +82,7 @@ fn try_once(path: &std::path::Path, request: &Request, client: BorrowedFd<'_>) -
             channel.set_read_timeout(None).map_err(RejoinError::NoDaemon)?;
             Ok(channel)
         }
-        Reply::Failed { reason } => Err(RejoinError::Refused(reason)),
+        Reply::Failed(failure) => Err(RejoinError::Refused(failure.reason)),
         _ => Err(RejoinError::Refused("an answer that does not fit; use one version of Rekindle".to_owned())),
     }
 }

@@ -18,8 +18,8 @@ pub(crate) fn ask(request: &Request) -> Option<Reply> {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
     for _ in 0..TRIES {
         match once(&path, request) {
-            Some(Reply::Failed { reason }) => {
-                log::note(&reason);
+            Some(Reply::Failed(failure)) => {
+                log::note(&failure.reason);
                 return None;
             }
             Some(reply) => return Some(reply),

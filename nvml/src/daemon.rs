@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Reply, Request};
+use rekindle_wire::control::{DEFAULT_SOCKET, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 
 use crate::result::*;
@@ -36,10 +36,9 @@ pub(crate) fn ask_at_once(request: &Request) -> Result<Reply, u32> {
 fn ask_within(request: &Request, tries: u32) -> Result<Reply, u32> {
     for attempt in 1..=tries {
         match attempt_one(request) {
-            Tried::Answered(Reply::Failed { reason }) => {
-                note(&reason);
-                // The daemon reads versions before anything else, and says so.
-                let version = reason.contains("wire version");
+            Tried::Answered(Reply::Failed(failure)) => {
+                note(&failure.reason);
+                let version = failure.kind == FailureKind::Version;
                 return Err(if version { ERROR_LIB_RM_VERSION_MISMATCH } else { ERROR_UNKNOWN });
             }
             Tried::Answered(reply) => return Ok(reply),

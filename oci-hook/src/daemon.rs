@@ -36,7 +36,7 @@ pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, DaemonError
     let opening = Opening::new(request).map_err(|error| talk(error.into()))?;
     frame::send(&stream, &opening, &[], &[]).map_err(talk)?;
     match frame::receive(&stream).map_err(talk)?.body {
-        Reply::Failed { reason } => Err(DaemonError::Refused(reason)),
+        Reply::Failed(failure) => Err(DaemonError::Refused(failure.reason)),
         reply => Ok(reply),
     }
 }

@@ -11,7 +11,6 @@ import time
 
 from torch_program import Failed, Program, read, reaped, session
 
-WRONG_GUESS = "a guess of what is written was wrong"
 # CRIU's names of files that it links anew are unique in one dump, and in the folder where all programs' semaphores are.
 ONE_TREE = threading.Lock()
 AT_A_TIME = 7  # images of a program that there are at most, since they may be in memory
@@ -113,7 +112,7 @@ class LeftRunning(Program):
             seconds = self.run_criu("dump", image, ["-t", str(pid), "-R", "--action-script", script])
         except Failed as what:
             shutil.rmtree(image)
-            if WRONG_GUESS not in str(what):
+            if what.kind != "mispredicted":
                 raise
             self.line["wrong_guesses"] += 1
             self.line.setdefault("wrong", str(what)[-400:])

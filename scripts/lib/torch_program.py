@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,11 @@ def reaped(pid):
 
 
 class Failed(Exception):
-    """What went wrong, in one line."""
+    """What went wrong, in one line, and the kind of failure if the daemon has said one."""
+
+    def __init__(self, text, kind=None):
+        super().__init__(text)
+        self.kind = kind
 
 
 class Program:
@@ -182,7 +187,9 @@ class Program:
             lines = [l for l in read(f"{image}/{verb}.log").splitlines() if "Error" in l or "rekindle: " in l]
             if os.path.exists(f"{image}/{verb}.log"):  # it may not even have started
                 shutil.copy(f"{image}/{verb}.log", self.path(f"{verb}.log"))
-            raise Failed(f"criu {verb}: " + " / ".join(lines[-3:] or [done.stderr.strip()]))
+            kinds = re.findall(r"rekindle: failure kind: (\w+)", "\n".join(lines))
+            lines = [l for l in lines if "rekindle: failure kind: " not in l]
+            raise Failed(f"criu {verb}: " + " / ".join(lines[-3:] or [done.stderr.strip()]), kinds[-1] if kinds else None)
         return round(time.monotonic() - started, 3)
 
     def step(self, way, do):

@@ -13,7 +13,9 @@ use proptest::sample::Index;
 use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
-use rekindle_wire::control::{Copying, DataFile, Limits, Opening, Reply, Request, Secured, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{
+    Copying, DataFile, Failure, Limits, Opening, Reply, Request, Secured, WorkerReply, WorkerRequest,
+};
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::layout::{MAX_COMMAND, REPLIES, REPLY_BYTES, SHARED_SIZE, Shared, UNIT, UNITS};
 use rekindle_wire::reply;
@@ -92,6 +94,8 @@ fn messages() -> Vec<Vec<u8>> {
     all.push(serde_json::to_vec(&save).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Begun { code: vec![], secured: Secured::default() }).unwrap());
     all.push(serde_json::to_vec(&Reply::Paused { pids: vec![1, 2] }).unwrap());
+    all.push(serde_json::to_vec(&Reply::Failed(Failure::refused("no"))).unwrap());
+    all.push(serde_json::to_vec(&WorkerReply::Failed(Failure::internal("no"))).unwrap());
     all.push(serde_json::to_vec(&Answer::Refused { reason: "no".into() }).unwrap());
     all.push(serde_json::to_vec(&Pinned { address: 1, size: 2, serial: 3 }).unwrap());
     all

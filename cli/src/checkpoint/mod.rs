@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use rekindle_images::Protocol;
-use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, Reply, Request, WRONG_GUESS};
+use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, Reply, Request};
 
 use self::maker::Maker;
 use self::report::{Bar, Report};
@@ -132,8 +132,8 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
         return report.done(attempt.info.as_ref(), options.json);
     }
     let reason = attempt.reason();
-    report.failed(&reason, &attempt.errors, options.json)?;
-    Err(anyhow!("process {} is not checkpointed: {reason}", maker.root()).into())
+    report.failed(attempt.kind(), &reason, &attempt.errors, options.json)?;
+    Err(Failure::of_kind(attempt.kind(), anyhow!("process {} is not checkpointed: {reason}", maker.root())))
 }
 
 /// What stands against a checkpoint, if something does.
@@ -194,15 +194,22 @@ impl Attempt {
         let said = self.info.as_ref().and_then(|it| it.outcome.as_ref());
         match (said, self.errors.first()) {
             // It has noticed the end of CRIU, which knows why.
-            (Some(DumpOutcome::Failed { reason }), Some(error)) if reason.starts_with("given up") => error.clone(),
-            (Some(DumpOutcome::Failed { reason }), _) => reason.clone(),
+            (Some(DumpOutcome::Failed(failure)), Some(error)) if failure.kind == FailureKind::GivenUp => error.clone(),
+            (Some(DumpOutcome::Failed(failure)), _) => failure.reason.clone(),
             (_, Some(error)) => error.clone(),
             _ => format!("it ended with {}", self.status),
         }
     }
 
+    /// What kind of failure the daemon says it was. `Other` where CRIU alone knows.
+    fn kind(&self) -> FailureKind {
+        match self.info.as_ref().and_then(|it| it.outcome.as_ref()) {
+            Some(DumpOutcome::Failed(failure)) => failure.kind,
+            _ => FailureKind::Other,
+        }
+    }
+
     fn has_guessed_wrong(&self) -> bool {
-        !self.status.success()
-            && (self.reason().contains(WRONG_GUESS) || self.errors.iter().any(|it| it.contains(WRONG_GUESS)))
+        !self.status.success() && self.kind() == FailureKind::Mispredicted
     }
 }

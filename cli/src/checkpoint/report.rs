@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, PhaseInfo};
+use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, PhaseInfo};
 use serde::Serialize;
 
 use super::maker::Maker;
@@ -75,6 +75,8 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     processes: Vec<CheckInfo>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<FailureKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<String>,
@@ -102,6 +104,7 @@ impl Report {
             attempts: 1,
             dump: None,
             processes: Vec::new(),
+            kind: None,
             reason: None,
             errors: Vec::new(),
         }
@@ -125,12 +128,19 @@ impl Report {
     }
 
     /// It was tried, and is not there.
-    pub(super) fn failed(mut self, reason: &str, errors: &[String], json: bool) -> Result<(), Failure> {
+    pub(super) fn failed(
+        mut self,
+        kind: FailureKind,
+        reason: &str,
+        errors: &[String],
+        json: bool,
+    ) -> Result<(), Failure> {
         if !json {
             errors.iter().filter(|it| *it != reason).for_each(|it| eprintln!("  {}", output::plain(it)));
             return Ok(());
         }
         self.outcome = "failed";
+        self.kind = Some(kind);
         self.reason = Some(reason.to_owned());
         self.errors = errors.to_vec();
         Ok(output::print_json(&self)?)
@@ -216,6 +226,7 @@ mod tests {
                 phases: vec![phase("quiesce", 1), phase("copy", 1200), phase("stall", 12)],
             }),
             processes: Vec::new(),
+            kind: None,
             reason: None,
             errors: Vec::new(),
         };

@@ -33,8 +33,8 @@ pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
     };
     match ask(&stream) {
         Ok(Reply::Status(status)) => (judge(socket, &status), Some(status)),
-        Ok(Reply::Failed { reason }) => {
-            bad(format!("the daemon at {shown} refuses: {reason}"), "install one version of Rekindle")
+        Ok(Reply::Failed(failure)) => {
+            bad(format!("the daemon at {shown} refuses: {failure}"), "install one version of Rekindle")
         }
         Ok(_) | Err(FrameError::Json(_) | FrameError::TooLarge(_)) => {
             bad(format!("what listens at {shown} answers in another way"), "install one version of Rekindle")

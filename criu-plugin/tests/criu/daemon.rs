@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rekindle_wire::attach::{Answer, Attached};
-use rekindle_wire::control::{Opening, Reply, Request, RestoredSocket, StatusInfo};
+use rekindle_wire::control::{Failure, Opening, Reply, Request, RestoredSocket, StatusInfo};
 use rekindle_wire::frame;
 use serde::{Deserialize, Serialize};
 
@@ -189,7 +189,7 @@ impl Daemon {
             thread::sleep(Duration::from_secs(60));
         }
         let reply = match script.status {
-            Some(reason) => Reply::Failed { reason },
+            Some(reason) => Reply::Failed(Failure::internal(reason)),
             None => Reply::Status(StatusInfo {
                 version: "test".into(),
                 wire: rekindle_wire::WIRE_VERSION,
@@ -213,7 +213,7 @@ impl Daemon {
         clients.retain(|client| tree.contains(&client.pid));
         thread::sleep(script.pause_takes);
         let reply = match script.pause {
-            Some(reason) => Reply::Failed { reason },
+            Some(reason) => Reply::Failed(Failure::internal(reason)),
             None => Reply::Paused { pids: clients.iter().map(|client| client.pid).collect() },
         };
         frame::send(socket, &reply, &[], &[]).unwrap();
@@ -246,7 +246,7 @@ impl Daemon {
                         crate::stage::until("the case goes on", || !hold.load(Ordering::Relaxed));
                     }
                     match script.finish.clone() {
-                        Some(reason) => Reply::Failed { reason },
+                        Some(reason) => Reply::Failed(Failure::internal(reason)),
                         None => {
                             let image = serde_json::to_vec(&saved).unwrap();
                             fs::write(in_dir(&image_dir, "rekindle.img"), image).unwrap();
@@ -271,7 +271,7 @@ impl Daemon {
         state.clients.retain(|client| !prepared.iter().any(|saved| saved.inner == client.inner));
         drop(state);
         let reply = match script.prepare {
-            Some(reason) => Reply::Failed { reason },
+            Some(reason) => Reply::Failed(Failure::internal(reason)),
             None => {
                 Reply::Prepared { restore: 7, sockets: prepared.iter().map(|saved| saved.socket.clone()).collect() }
             }
@@ -294,7 +294,7 @@ impl Daemon {
             }
             self.note(Event::Resume { pid, ours });
             let reply = match &script.resume {
-                Some((from, reason)) if asked >= *from => Reply::Failed { reason: reason.clone() },
+                Some((from, reason)) if asked >= *from => Reply::Failed(Failure::internal(reason.clone())),
                 _ => {
                     if let Some(saved) = saved {
                         let count = take_memory(pid);

@@ -134,7 +134,7 @@ fn hand_over(
         Err(error) => {
             worker.kill();
             Err(match error {
-                WorkerError::Failed(reason) => AttachError::Refused(reason),
+                WorkerError::Failed(failure) => AttachError::Refused(failure.reason),
                 WorkerError::Dead(_) if sys::is_hung_up(stream) => AttachError::Gone,
                 error => AttachError::Adopt(error),
             })

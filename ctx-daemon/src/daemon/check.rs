@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use rekindle_wire::control::{CheckInfo, Reply};
+use rekindle_wire::control::{CheckInfo, Failure, Reply};
 
 use super::clients::{Client, ClientState};
 use super::pidns::PidView;
@@ -14,17 +14,18 @@ use super::{Daemon, connection, ipc, mappings};
 pub(crate) fn check(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     match try_check(daemon, peer, pid) {
         Ok(found) => Reply::Checked(found),
-        Err(reason) => Reply::Failed { reason },
+        Err(failure) => Reply::Failed(failure),
     }
 }
 
-fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckInfo>, String> {
-    let view = PidView::of(peer.pid).map_err(|e| e.to_string())?;
-    let root = view.to_ours(pid).map_err(|e| e.to_string())?;
-    let tree = process::tree(root).map_err(|e| format!("cannot list the processes of the tree: {e}"))?;
+fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckInfo>, Failure> {
+    let view = PidView::of(peer.pid)?;
+    let root = view.to_ours(pid)?;
+    let tree =
+        process::tree(root).map_err(|e| Failure::internal(format!("cannot list the processes of the tree: {e}")))?;
     let owner = process::user(root);
     if tree.is_empty() || !connection::is_operator(peer) && owner != Some(peer.uid) {
-        return Err(format!("there is no process {pid} of yours"));
+        return Err(Failure::refused(format!("there is no process {pid} of yours")));
     }
     let clients = daemon.registry.clients_among(&tree);
     let pending = daemon.registry.pending_among(&tree);

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Protocol, UnknownProtocol};
-use rekindle_wire::control::{DumpInfo, Reply, Request, WorkerRequest};
+use rekindle_wire::control::{DumpInfo, Failing, Failure, FailureKind, Reply, Request, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::debug;
@@ -73,6 +73,15 @@ pub(crate) enum MomentError {
     Never(u64),
     #[error("whoever waited for the application's moment is gone")]
     Gone,
+}
+
+impl Failing for MomentError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Never(_) => FailureKind::Timeout,
+            Self::Gone => FailureKind::GivenUp,
+        }
+    }
 }
 
 impl Checkpoints {
@@ -251,11 +260,11 @@ impl Drop for OrderGuard<'_> {
 pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, asked: &Asked) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
-        Err(error) => return connection::fail(stream, error.to_string()),
+        Err(error) => return connection::fail(stream, error),
     };
     let order = match accept(daemon, peer, asked) {
         Ok(order) => order,
-        Err(reason) => return connection::fail(stream, reason),
+        Err(failure) => return connection::fail(stream, failure),
     };
     connection::reply(stream, &Reply::Awaited);
     loop {
@@ -263,20 +272,20 @@ pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, ask
             Ok(message) if matches!(message.body, Request::Progress) => {
                 connection::reply(stream, &Reply::Progress(order.progress()));
             }
-            Ok(_) => return connection::fail(stream, "only Progress can be asked now".to_owned()),
+            Ok(_) => return connection::fail(stream, Failure::internal("only Progress can be asked now")),
             Err(FrameError::Closed) => return,
             Err(error) => return debug!(%error, "an order's connection closes"),
         }
     }
 }
 
-fn accept<'a>(daemon: &'a Daemon, peer: Credentials, asked: &Asked) -> Result<OrderGuard<'a>, String> {
-    let ours = PidView::of(peer.pid).and_then(|it| it.to_ours(asked.root)).map_err(|error| error.to_string())?;
+fn accept<'a>(daemon: &'a Daemon, peer: Credentials, asked: &Asked) -> Result<OrderGuard<'a>, Failure> {
+    let ours = PidView::of(peer.pid).and_then(|it| it.to_ours(asked.root))?;
     let owner = process::user(ours);
     if owner.is_none() || !connection::is_operator(peer) && owner != Some(peer.uid) {
-        return Err(format!("there is no process {} of yours", asked.root));
+        return Err(Failure::refused(format!("there is no process {} of yours", asked.root)));
     }
     let protocol = asked.protocol.as_deref().map(str::parse).transpose();
-    let protocol = protocol.map_err(|error: UnknownProtocol| error.to_string())?;
+    let protocol = protocol.map_err(|error: UnknownProtocol| Failure::refused(error.to_string()))?;
     Ok(daemon.checkpoints.order(ours, protocol, asked.patience))
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::control::{Failure, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 use tracing::{debug, warn};
@@ -179,20 +179,20 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
     let Message { body, fds, .. } = message;
     let request = match read(&body) {
         Ok(request) => request,
-        Err(reason) => {
-            warn!(pid = peer.pid, "refused: {reason}");
+        Err(failure) => {
+            warn!(pid = peer.pid, "refused: {failure}");
             return match asks(&body) {
                 // Whatever is sent would be queued to the restored process.
                 Some("Reattach") => {}
-                Some("Attach") => attach::refuse(&stream, reason),
-                _ => fail(&stream, reason),
+                Some("Attach") => attach::refuse(&stream, failure.reason),
+                _ => fail(&stream, failure),
             };
         }
     };
     match request {
         request if !door.leads_to(&request) => {
             warn!(pid = peer.pid, uid = peer.uid, "refused: asked for at the wrong socket");
-            fail(&stream, "this is not what this socket is for".to_owned());
+            fail(&stream, Failure::refused("this is not what this socket is for"));
         }
         Request::Attach(_) if peer.pid == 0 => {
             warn!("refused: a process in a pid namespace that is not seen from here");
@@ -246,7 +246,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             drop(pending);
             let answer = gpus::answer(daemon, peer, process, request);
             // What a daemon that stops cannot say the next one will: who finds the connection closed asks again.
-            if !(daemon.is_stopping() && matches!(answer, Reply::Failed { .. })) {
+            if !(daemon.is_stopping() && matches!(answer, Reply::Failed(_))) {
                 reply(&stream, &answer);
             }
         }
@@ -254,11 +254,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason =
                 "only root, and the user that rekindled runs as, may dump and restore, and not from within a container";
-            fail(&stream, reason.to_owned());
+            fail(&stream, Failure::refused(reason));
         }
         // CRIU of a restore may be in the container's cgroup already, where runc puts it; that of a dump is not.
         Request::Pause { .. } if grants::contained(daemon, peer) => {
-            fail(&stream, "a container may not dump".to_owned());
+            fail(&stream, Failure::refused("a container may not dump"));
         }
         Request::Pause { root, leave_running } => {
             drop(pending);
@@ -273,7 +273,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         | Request::Finish
         | Request::Resume { .. }
         | Request::Progress => {
-            fail(&stream, "a connection does not begin with this".to_owned());
+            fail(&stream, Failure::internal("a connection does not begin with this"));
         }
     }
 }
@@ -329,25 +329,26 @@ fn receive_opening(stream: &UnixStream) -> Result<Message<Opening>, FrameError> 
 }
 
 /// The request, if it is of our version.
-fn read(opening: &Opening) -> Result<Request, String> {
+fn read(opening: &Opening) -> Result<Request, Failure> {
+    let of_other_version = |reason| Failure::new(FailureKind::Version, reason);
     if opening.wire != WIRE_VERSION {
-        return Err(format!(
+        return Err(of_other_version(format!(
             "wire version {} was spoken, and this rekindled {} speaks {WIRE_VERSION}: install one version of Rekindle for all parts",
             opening.wire,
             env!("CARGO_PKG_VERSION"),
-        ));
+        )));
     }
     let by_table = matches!(asks(opening), Some("Attach" | "Rejoin"));
     if by_table && opening.table != TABLE_FINGERPRINT {
-        return Err(format!(
+        return Err(of_other_version(format!(
             "driver call table {:016x} was spoken, and this rekindled {} has {TABLE_FINGERPRINT:016x}: install one build of Rekindle for all parts, and start the process anew",
             opening.table,
             env!("CARGO_PKG_VERSION"),
-        ));
+        )));
     }
     serde_json::from_value(opening.request.clone()).map_err(|error| {
         // It may name what it found, in the peer's own characters.
-        format!("a request that is none: {}", error.to_string().escape_debug())
+        Failure::internal(format!("a request that is none: {}", error.to_string().escape_debug()))
     })
 }
 
@@ -361,8 +362,8 @@ fn asks(opening: &Opening) -> Option<&str> {
 }
 
 /// Answers that it cannot be done.
-pub(crate) fn fail(stream: &UnixStream, reason: String) {
-    reply(stream, &Reply::Failed { reason });
+pub(crate) fn fail(stream: &UnixStream, failure: impl Into<Failure>) {
+    reply(stream, &Reply::Failed(failure.into()));
 }
 
 /// Answers. A peer that does not wait for it is no concern of ours.

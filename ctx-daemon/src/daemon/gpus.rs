@@ -5,7 +5,7 @@
 
 use rekindle_cuda_abi::nvml::{self as table, Route};
 use rekindle_wire::attach::{Attached, Device};
-use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::control::{Failure, Reply, Request};
 use rekindle_wire::gpus::name;
 use rekindle_wire::nvml::{Answer, Argument, Gpu, Gpus, HelperQuestion, Memory, Process, Question, fits};
 
@@ -42,9 +42,9 @@ struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
-    fn new(daemon: &'a Daemon, credentials: Credentials, process: Asker) -> Result<Self, String> {
-        let allowed = daemon.grants.of(process).map_err(|e| e.to_string())?;
-        let attached = daemon.pool.seen().map_err(|e| e.to_string())?;
+    fn new(daemon: &'a Daemon, credentials: Credentials, process: Asker) -> Result<Self, Failure> {
+        let allowed = daemon.grants.of(process)?;
+        let attached = daemon.pool.seen()?;
         let mut gpus: Vec<_> = (0..attached.devices.len()).collect();
         gpus.retain(|at| allowed.gpus().is_none_or(|gpus| gpus.contains(&attached.devices[*at].uuid)));
         gpus.sort_by_key(|at| attached.devices[*at].pci_bus_id.to_ascii_lowercase());
@@ -56,10 +56,10 @@ impl<'a> Peer<'a> {
     }
 
     /// The GPU in a place of those that it may see: its number, and what it is.
-    fn gpu(&self, place: u32) -> Result<(usize, &Device), String> {
+    fn gpu(&self, place: u32) -> Result<(usize, &Device), Failure> {
         let number = self.gpus.get(place as usize).copied();
         let device = number.and_then(|it| self.attached.devices.get(it));
-        number.zip(device).ok_or_else(|| format!("there is no GPU {place} that this process may see"))
+        number.zip(device).ok_or_else(|| Failure::refused(format!("there is no GPU {place} that this process may see")))
     }
 }
 
@@ -70,9 +70,9 @@ pub(crate) fn answer(daemon: &Daemon, credentials: Credentials, process: Asker, 
         Request::GpuMemory { gpu } => memory(&peer, gpu),
         Request::GpuProcesses { gpu } => processes(&peer, gpu),
         Request::GpuAsk(question) => ask(&peer, question),
-        _ => Err("this is no question about GPUs".to_owned()),
+        _ => Err(Failure::internal("this is no question about GPUs")),
     });
-    answered.unwrap_or_else(|reason| Reply::Failed { reason })
+    answered.unwrap_or_else(Reply::Failed)
 }
 
 /// What the peer may see.
@@ -102,7 +102,7 @@ fn gpu(daemon: &Daemon, device: &Device) -> Gpu {
 }
 
 /// What is free on a GPU.
-fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, String> {
+fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let daemon = peer.daemon;
     let (number, device) = peer.gpu(gpu)?;
     let mut ask = vec![0; MEMORY_SIZE];
@@ -122,7 +122,7 @@ fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, String> {
             return Ok(Reply::GpuMemory(*memory));
         }
     }
-    Err("no worker says how much memory is free".to_owned())
+    Err(Failure::internal("no worker says how much memory is free"))
 }
 
 fn told_memory(bytes: &[u8]) -> Option<Memory> {
@@ -130,10 +130,10 @@ fn told_memory(bytes: &[u8]) -> Option<Memory> {
 }
 
 /// Who computes on a GPU, of those whom the peer may know of: clients, and, where NVML tells of them, others.
-fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, String> {
+fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let Peer { daemon, credentials, .. } = *peer;
     let (number, device) = peer.gpu(gpu)?;
-    let view = PidView::of(credentials.pid).map_err(|e| e.to_string())?;
+    let view = PidView::of(credentials.pid)?;
     let told = told_processes(daemon, device);
     let clients = daemon.registry.clients();
     let mut found = Vec::new();
@@ -176,12 +176,13 @@ fn told_processes(daemon: &Daemon, device: &Device) -> Vec<(i32, u64)> {
 }
 
 /// A call that the machine's NVML answers.
-fn ask(peer: &Peer<'_>, question: Question) -> Result<Reply, String> {
-    let table = table::parse(table::TEXT).map_err(|e| e.to_string())?;
+fn ask(peer: &Peer<'_>, question: Question) -> Result<Reply, Failure> {
+    let table = table::parse(table::TEXT).map_err(|e| Failure::internal(e.to_string()))?;
     let function = table.find(&question.function).filter(|f| f.route == Route::Ask);
-    let shapes = function.and_then(|f| table.shapes(f)).ok_or("no function that can be asked")?;
+    let shapes =
+        function.and_then(|f| table.shapes(f)).ok_or_else(|| Failure::refused("no function that can be asked"))?;
     if !fits(&shapes, &question.arguments, peer.gpus.len()) {
-        return Err(format!("{}: arguments that are none of it", question.function));
+        return Err(Failure::refused(format!("{}: arguments that are none of it", question.function)));
     }
     let gpus = peer.devices().map(|device| name(&device.uuid)).collect();
     let answer = peer.daemon.nvml.ask(&HelperQuestion { question, gpus });

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::Reply;
+use rekindle_wire::control::{Failing, FailureKind, Reply};
 use rekindle_wire::ipc::{PieceId, Token};
 use tracing::{debug, warn};
 
@@ -38,13 +38,24 @@ enum ImportError {
     Ticket(std::io::Error),
 }
 
+impl Failing for ImportError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoClient => FailureKind::Refused,
+            Self::Stopping => FailureKind::LostPeer,
+            Self::Worker(error) => error.kind(),
+            Self::Ticket(error) => Failing::kind(error),
+        }
+    }
+}
+
 /// Has a process's worker get memory of another's.
 pub(crate) fn import(daemon: &Daemon, process: Process, token: &Token) -> Reply {
     match try_import(daemon, process, token) {
         Ok(reply) => reply,
         Err(error) => {
             warn!(pid = process.pid, "memory was not shared: {error}");
-            Reply::Failed { reason: error.to_string() }
+            Reply::Failed(error.into())
         }
     }
 }
@@ -186,6 +197,16 @@ pub(crate) enum SharingError {
         "process {pid} takes memory from another process, and has not done so after {ms} ms, so that it is not known what the tree shares: dump again when it has"
     )]
     Takes { pid: i32, ms: u128 },
+}
+
+impl Failing for SharingError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Outside(_) => FailureKind::Refused,
+            Self::Unknown(_, error) => error.kind(),
+            Self::Takes { .. } => FailureKind::Timeout,
+        }
+    }
 }
 
 /// What these clients, which are held, share with each other, and that they share nothing with others.

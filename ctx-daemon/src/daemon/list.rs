@@ -6,7 +6,7 @@ use rekindle_cuda_abi::table;
 use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Device;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{CallInfo, ClientInfo, GpuInfo, Reply, StatusInfo};
+use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Reply, StatusInfo};
 use rekindle_wire::gpus;
 
 use super::clients::Client;
@@ -20,7 +20,7 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     let view = match PidView::of(peer.pid) {
         Ok(view) => view,
         Err(error) => {
-            return Reply::Failed { reason: error.to_string() };
+            return Reply::Failed(error.into());
         }
     };
     let operator = connection::is_operator(peer);
@@ -61,31 +61,32 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
 pub(crate) fn calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     match try_calls(daemon, peer, pid) {
         Ok(calls) => Reply::Calls(calls),
-        Err(reason) => Reply::Failed { reason },
+        Err(failure) => Reply::Failed(failure),
     }
 }
 
 /// What has been counted of one client's accesses to memory.
 pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
-    let report = client(daemon, peer, pid).and_then(|client| client.worker.access().map_err(|e| e.to_string()));
+    let report = client(daemon, peer, pid).and_then(|client| Ok(client.worker.access()?));
     match report {
         Ok(report) => Reply::Access(Box::new(report)),
-        Err(reason) => Reply::Failed { reason },
+        Err(failure) => Reply::Failed(failure),
     }
 }
 
 /// A client that the peer may ask about.
-pub(crate) fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, String> {
-    let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid)).map_err(|e| e.to_string())?;
+pub(crate) fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, Failure> {
+    let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid))?;
     let allowed = connection::is_operator(peer) || super::process::user(ours) == Some(peer.uid);
     let clients = daemon.registry.clients_among(&[ours]);
-    clients.into_iter().next().filter(|_| allowed).ok_or(format!("process {pid} is no client of yours"))
+    let client = clients.into_iter().next().filter(|_| allowed);
+    client.ok_or_else(|| Failure::refused(format!("process {pid} is no client of yours")))
 }
 
-fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInfo>, String> {
+fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInfo>, Failure> {
     let client = client(daemon, peer, pid)?;
-    let counts = client.worker.calls().map_err(|e| e.to_string())?;
-    let table = table::parse(table::TEXT).map_err(|e| e.to_string())?;
+    let counts = client.worker.calls()?;
+    let table = table::parse(table::TEXT).map_err(|e| Failure::internal(e.to_string()))?;
     let info = |count: Count| {
         // A count without a line is the client's own invention.
         let function = table.get(usize::from(count.function))?;

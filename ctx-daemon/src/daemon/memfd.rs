@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::layout::{SEALS, SHARED_SIZE, STAGING_SIZE};
 use thiserror::Error;
 
@@ -24,6 +25,15 @@ pub(crate) enum MemfdError {
     Examine { what: &'static str, source: std::io::Error },
     #[error("{0} descriptors came instead of the ring's and the staging's")]
     Count(usize),
+}
+
+impl Failing for MemfdError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Examine { .. } => FailureKind::Internal,
+            Self::NotSealed(_) | Self::Size { .. } | Self::Access(_) | Self::Count(_) => FailureKind::Refused,
+        }
+    }
 }
 
 /// Checks the two that come with an attach.

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
+use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
 use super::{process, sys};
@@ -21,6 +22,15 @@ pub(crate) enum PidError {
     Examine { pid: i32, source: io::Error },
     #[error("there is no process {0}")]
     Unknown(i32),
+}
+
+impl Failing for PidError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Foreign | Self::Unknown(_) => FailureKind::Refused,
+            Self::Examine { .. } => FailureKind::Internal,
+        }
+    }
 }
 
 /// How a peer numbers processes.

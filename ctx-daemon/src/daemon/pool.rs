@@ -18,6 +18,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_wire::attach::{Attached, Device, SETTINGS};
+use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::gpus;
 use thiserror::Error;
 use tracing::{error, info};
@@ -53,6 +54,16 @@ pub(crate) enum PoolError {
     Timeout(Duration),
     #[error("the daemon is stopping")]
     Closed,
+}
+
+impl Failing for PoolError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Failed(_) => FailureKind::Internal,
+            Self::Timeout(_) => FailureKind::Timeout,
+            Self::Closed => FailureKind::LostPeer,
+        }
+    }
 }
 
 /// The spare workers.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rekindle_images::{Protocol, UnknownProtocol};
 use rekindle_wire::attach::PROTOCOL;
-use rekindle_wire::control::{ProtocolChange, Reply, WorkerRequest};
+use rekindle_wire::control::{Failure, ProtocolChange, Reply, WorkerRequest};
 use tracing::{info, warn};
 
 use super::clients::Client;
@@ -49,15 +49,17 @@ pub(crate) fn of_environment(client: &Client) -> Option<Result<Protocol, Unknown
 pub(crate) fn serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChange) -> Reply {
     match try_serve(daemon, peer, pid, change) {
         Ok(reply) => reply,
-        Err(reason) => Reply::Failed { reason },
+        Err(failure) => Reply::Failed(failure),
     }
 }
 
-fn try_serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChange) -> Result<Reply, String> {
+fn try_serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChange) -> Result<Reply, Failure> {
     let client = list::client(daemon, peer, pid)?;
     let chosen = match change {
         ProtocolChange::Keep => client.chosen_protocol(),
-        ProtocolChange::Choose(name) => Some(name.parse().map_err(|error: UnknownProtocol| error.to_string())?),
+        ProtocolChange::Choose(name) => {
+            Some(name.parse().map_err(|error: UnknownProtocol| Failure::refused(error.to_string()))?)
+        }
         ProtocolChange::Forget => None,
     };
     if chosen != client.chosen_protocol() {

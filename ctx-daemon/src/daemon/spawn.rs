@@ -143,7 +143,7 @@ impl Spawner {
         limited(None)?;
         match message.body {
             WorkerReply::Ready { attached } => Ok(attached),
-            WorkerReply::Failed { reason } => Err(NotReady::Says(reason)),
+            WorkerReply::Failed(failure) => Err(NotReady::Says(failure.reason)),
             _ => Err(NotReady::Says("it is not of this version of Rekindle".to_owned())),
         }
     }

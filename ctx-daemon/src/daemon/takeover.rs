@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL};
-use rekindle_wire::control::{Reply, WorkerRequest};
+use rekindle_wire::control::{Failing, FailureKind, Reply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{info, warn};
@@ -46,6 +46,19 @@ enum TakeoverError {
     Worker(#[from] WorkerError),
 }
 
+impl Failing for TakeoverError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Stranger(_) | Self::Connection | Self::HasAnother => FailureKind::Refused,
+            Self::ClientGone => FailureKind::LostPeer,
+            Self::Grant(error) => error.kind(),
+            Self::Io(error) => Failing::kind(error),
+            Self::Frame(error) => error.kind(),
+            Self::Worker(error) => error.kind(),
+        }
+    }
+}
+
 /// Serves a `Rejoin`.
 pub(crate) fn serve(
     daemon: &Arc<Daemon>,
@@ -62,7 +75,7 @@ pub(crate) fn serve(
         Err(error) => {
             warn!(worker = peer.pid, command, "not taken over: {error}");
             if let Ok(stream) = told {
-                connection::fail(&stream, error.to_string());
+                connection::fail(&stream, error);
             }
         }
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, FailureKind, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
 use rekindle_wire::nvml::Memory;
@@ -54,7 +54,7 @@ const END_GRACE: Duration = Duration::from_secs(5);
 pub(crate) enum WorkerError {
     /// It is as it was before.
     #[error("{0}")]
-    Failed(String),
+    Failed(Failure),
     /// It may still do it.
     #[error("its worker did not answer {request} within {} ms", .after.as_millis())]
     Timeout { request: &'static str, after: Duration },
@@ -62,6 +62,17 @@ pub(crate) enum WorkerError {
     Dead(String),
     #[error("its worker gave an answer that does not fit {0}; use one version of Rekindle")]
     Protocol(&'static str),
+}
+
+impl Failing for WorkerError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Failed(failure) => failure.kind,
+            Self::Timeout { .. } => FailureKind::Timeout,
+            Self::Dead(_) => FailureKind::LostPeer,
+            Self::Protocol(_) => FailureKind::Version,
+        }
+    }
 }
 
 /// An answer with its blob.
@@ -194,7 +205,7 @@ impl Worker {
         };
         match answered {
             Ok(answered) => match answered.reply {
-                WorkerReply::Failed { reason } => Err(WorkerError::Failed(reason)),
+                WorkerReply::Failed(failure) => Err(WorkerError::Failed(failure)),
                 _ => Ok(answered),
             },
             Err(RecvTimeoutError::Disconnected) => Err(self.death()),
@@ -407,7 +418,7 @@ impl Worker {
                 *state = State::Idle;
                 self.changed.notify_all();
             }
-            return WorkerError::Failed(error.to_string());
+            return WorkerError::Failed(error.failure());
         }
         let _ = self.channel.shutdown(std::net::Shutdown::Both);
         WorkerError::Dead(error.to_string())

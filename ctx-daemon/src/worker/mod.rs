@@ -68,6 +68,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
+use rekindle_wire::control::{Failure, WorkerReply};
 use tracing::error;
 
 use crate::confinement::Confinement;
@@ -93,7 +94,7 @@ pub(crate) fn main(
         Ok(executor) => executor,
         Err(why) => {
             error!("no worker can start: {why}");
-            let failed = rekindle_wire::control::WorkerReply::Failed { reason: why };
+            let failed = WorkerReply::Failed(Failure::internal(why));
             let _ = rekindle_wire::frame::send(&channel, &failed, &[], &[]);
             return ExitCode::from(1);
         }

@@ -127,7 +127,7 @@ impl Executor {
     }
 
     fn begin_with(&mut self, aliases: &[Alias], wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), String> {
-        self.prepare_engine()?;
+        self.prepare_engine().map_err(|e| e.to_string())?;
         // Every stream is idle: what was freed in its order is free.
         self.pools.settle(self.driver());
         self.join_reserving();
@@ -173,7 +173,8 @@ impl Executor {
         let copying = Copying::new(tasks, room, false);
         let draft = Draft { client, texts, arrays, regions };
         self.guard = Some(Guard::new(Arc::clone(&copying)));
-        self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft))?;
+        let begun = self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft));
+        begun.map_err(|e| e.to_string())?;
         Ok((code, secured))
     }
 

@@ -13,16 +13,17 @@ use std::time::{Duration, Instant};
 use rekindle_images::content::ContentKey;
 use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known, NoCompression};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
-use rekindle_wire::control::{self, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{self, Failing, Failure, FailureKind, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
+use thiserror::Error;
 use tracing::{error, info, warn};
 
 use super::access::observe;
 use super::channel::{self, Asker, Channel, Event};
 use super::code_store::Image;
-use super::copying::Progress;
+use super::copying::{CopyError, Progress};
 use super::engine::small_thread;
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
@@ -109,13 +110,47 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn cannot_write(image: &Image, error: &io::Error) -> String {
-    match error.kind() {
+/// Why a request of the daemon's is not done.
+#[derive(Debug, Error)]
+enum Refusal {
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error("accesses are not reported: see `access.report` of the daemon")]
+    Unreported,
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self::Other(reason)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(reason: &str) -> Self {
+        Self::Other(reason.to_owned())
+    }
+}
+
+impl Failing for Refusal {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Copy(error) => error.kind(),
+            Self::Unreported => FailureKind::Refused,
+            Self::Other(_) => FailureKind::Internal,
+        }
+    }
+}
+
+fn cannot_write(image: &Image, error: &io::Error) -> Failure {
+    let reason = match error.kind() {
         io::ErrorKind::StorageFull => {
             format!("no space to write code image {}: free some or dump elsewhere", image.hash)
         }
         _ => format!("code image {}: {error}", image.hash),
-    }
+    };
+    Failure::new(Failing::kind(error), reason)
 }
 
 /// Writes data files, but for what is known from other images. They may have come twice.
@@ -249,7 +284,7 @@ impl Server {
         }
         let (reply, blob) = match self.request(message) {
             Ok(done) => done,
-            Err(reason) => (WorkerReply::Failed { reason }, Vec::new()),
+            Err(refusal) => (WorkerReply::Failed(refusal.into()), Vec::new()),
         };
         self.channel.answer(&asker, reply, blob);
     }
@@ -260,8 +295,8 @@ impl Server {
         let done = move || channel.answer(&of_thread, WorkerReply::Done, Vec::new());
         let begun = self.executor.reserve_clones(bytes, done);
         if let Err(error) = begun {
-            let reason = format!("cannot start a thread: {error}");
-            self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
+            let failure = Failure::internal(format!("cannot start a thread: {error}"));
+            self.channel.answer(&asker, WorkerReply::Failed(failure), Vec::new());
         }
     }
 
@@ -272,14 +307,14 @@ impl Server {
             let work = move || {
                 let reply = match io::Write::write_all(&mut file, &image.bytes) {
                     Ok(()) => WorkerReply::Done,
-                    Err(error) => WorkerReply::Failed { reason: cannot_write(&image, &error) },
+                    Err(error) => WorkerReply::Failed(cannot_write(&image, &error)),
                 };
                 channel.answer(&of_thread, reply, Vec::new());
             };
             small_thread("code").spawn(work).map_err(|error| error.to_string())
         });
         if let Err(reason) = begun {
-            self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
+            self.channel.answer(&asker, WorkerReply::Failed(Failure::internal(reason)), Vec::new());
         }
     }
 
@@ -295,11 +330,11 @@ impl Server {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let answer = |result: Result<(), String>| match result {
             Ok(()) => WorkerReply::Done,
-            Err(reason) => WorkerReply::Failed { reason },
+            Err(reason) => WorkerReply::Failed(Failure::internal(reason)),
         };
         let done = move |result| channel.answer(&of_thread, answer(result), Vec::new());
         if let Err(reason) = self.executor.set_stage(unit, units, new, done) {
-            self.channel.answer(&asker, WorkerReply::Failed { reason }, Vec::new());
+            self.channel.answer(&asker, WorkerReply::Failed(Failure::internal(reason)), Vec::new());
         }
     }
 
@@ -316,10 +351,10 @@ impl Server {
             }
             _ => return None,
         };
-        Some(answered.unwrap_or_else(|reason| (WorkerReply::Failed { reason }, Vec::new())))
+        Some(answered.unwrap_or_else(|reason| (WorkerReply::Failed(Failure::internal(reason)), Vec::new())))
     }
 
-    fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), String> {
+    fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), Refusal> {
         let Message { body, blob, fds } = message;
         let mut fds = fds.into_iter();
         match (body, self.state) {
@@ -419,8 +454,7 @@ impl Server {
                 return Ok((WorkerReply::Calls { counts: self.executor.counts() }, Vec::new()));
             }
             (WorkerRequest::Access, _) => {
-                let report =
-                    observe::counted().ok_or("accesses are not reported: see `access.report` of the daemon")?;
+                let report = observe::counted().ok_or(Refusal::Unreported)?;
                 return Ok((WorkerReply::Access { report: Box::new(report) }, Vec::new()));
             }
             (WorkerRequest::Memory, _) => {
@@ -430,7 +464,7 @@ impl Server {
             (WorkerRequest::Check, _) => {
                 return Ok((WorkerReply::Checked { reasons: self.executor.obstacles() }, Vec::new()));
             }
-            (request, state) => return Err(format!("a worker that is {state:?} cannot do this: {request:?}")),
+            (request, state) => return Err(format!("a worker that is {state:?} cannot do this: {request:?}").into()),
         }
         Ok((WorkerReply::Done, Vec::new()))
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rekindle_images::{Image, PhaseName, Protocol};
-use rekindle_wire::control::{DumpInfo, DumpOutcome, Reply, Request};
+use rekindle_wire::control::{DumpInfo, DumpOutcome, FailureKind, Reply, Request};
 use tempfile::TempDir;
 
 use crate::support::{Client, Daemon, Session, eventually, reason};
@@ -335,7 +335,10 @@ fn what_builds_on_another_image_may_be_small_enough() {
     std::fs::create_dir_all(&second).unwrap();
     std::os::unix::fs::symlink("../first", second.join("rekindle-parent")).unwrap();
     let huge = Client::attached(&daemon, "huge");
-    let refused = |dir: &Path| matches!(Session::open(&daemon, &pause(huge.pid, true), dir).1, Reply::Failed { .. });
+    let refused = |dir: &Path| {
+        let (_, reply) = Session::open(&daemon, &pause(huge.pid, true), dir);
+        matches!(reply, Reply::Failed(failure) if failure.kind == FailureKind::NoSpace)
+    };
     assert!(refused(&second));
     let mut client = Client::attached(&daemon, "app");
     let session = begin(&daemon, &first, client.pid, true, &[client.pid]);
@@ -532,10 +535,10 @@ fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
     let session = begin(&daemon, other.path(), bad.pid, true, &[bad.pid]);
     session.ask(&Request::Frozen { pid: bad.pid });
     let why = eventually("it fails", || match session.ask(&Request::Frozen { pid: bad.pid }) {
-        Reply::Failed { reason } => Some(reason),
+        Reply::Failed(failure) => Some(failure),
         _ => None,
     });
-    assert_eq!(progress(&said).unwrap().outcome, Some(DumpOutcome::Failed { reason: why }));
+    assert_eq!(progress(&said).unwrap().outcome, Some(DumpOutcome::Failed(why)));
     // One that CRIU gives up, too.
     drop(session);
     let session = begin(&daemon, other.path(), client.pid, true, &[client.pid]);
@@ -546,7 +549,7 @@ fn who_has_a_dump_made_says_how_and_hears_what_becomes_of_it() {
     let session = begin(&daemon, other.path(), client.pid, true, &[client.pid]);
     drop(session);
     let outcome = eventually("it is over", || progress(&said).and_then(|it| it.outcome));
-    assert!(matches!(outcome, DumpOutcome::Failed { reason } if reason.starts_with("given up")));
+    assert!(matches!(outcome, DumpOutcome::Failed(failure) if failure.kind == FailureKind::GivenUp));
     for (root, protocol) in [(i32::MAX, None), (client.pid, Some("cov".to_owned()))] {
         let request = Request::Checkpoint { root, protocol, moment_ms: None };
         reason(Session::open(&daemon, &request, Path::new("/")).1);

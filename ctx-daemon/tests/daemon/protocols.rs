@@ -1,7 +1,7 @@
 //! Dumps whose clients go on before they are copied, and such as are copied before they stop.
 
 use rekindle_images::{Image, Protocol};
-use rekindle_wire::control::{Reply, Request, WRONG_GUESS};
+use rekindle_wire::control::{FailureKind, Reply, Request};
 use tempfile::TempDir;
 
 use crate::dump::pause;
@@ -84,8 +84,8 @@ fn what_is_not_as_it_was_is_in_no_image_and_the_client_goes_on() {
     let dir = TempDir::new().unwrap();
     let mut client = Client::attached(&daemon, "guesses-wrong");
     let session = up_to_finish(&daemon, &dir, &mut client, true);
-    let why = reason(session.hear());
-    assert!(why.contains(WRONG_GUESS), "{why}");
+    let Reply::Failed(failure) = session.hear() else { panic!() };
+    assert_eq!(failure.kind, FailureKind::Mispredicted, "{failure}");
     drop(session);
     daemon.wait_for_state(&client, Some("running"));
     eventually("the image is removed", || std::fs::read_dir(dir.path()).unwrap().next().is_none().then_some(()));

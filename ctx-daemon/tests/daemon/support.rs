@@ -308,7 +308,7 @@ pub(crate) fn ask(socket: &Path, request: &Request, fds: &[RawFd]) -> Reply {
 /// A reply that must be a failure: why.
 pub(crate) fn reason(reply: Reply) -> String {
     match reply {
-        Reply::Failed { reason } => reason,
+        Reply::Failed(failure) => failure.reason,
         other => panic!("{other:?}"),
     }
 }

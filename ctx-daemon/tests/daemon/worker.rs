@@ -14,7 +14,7 @@ use rekindle_images::{
 };
 use rekindle_wire::attach::{Answer, Attach, Attached, CHOSEN_PROTOCOL, Device};
 use rekindle_wire::calls::Count;
-use rekindle_wire::control::{SavedCode, Secured, WRONG_GUESS, Waits, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failure, FailureKind, SavedCode, Secured, Waits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
 
 use crate::rejoin;
@@ -50,7 +50,7 @@ pub(crate) fn main(channel: RawFd) -> ! {
         std::process::exit(9);
     }
     if let Ok(reason) = std::fs::read_to_string(dir.join("not-ready")) {
-        frame::send(&channel, &WorkerReply::Failed { reason }, &[], &[]).unwrap();
+        frame::send(&channel, &WorkerReply::Failed(Failure::internal(reason)), &[], &[]).unwrap();
         std::process::exit(1);
     }
     // One of them hangs.
@@ -150,8 +150,7 @@ impl Worker {
     }
 
     fn failed(&self, reason: &str) {
-        let reason = reason.to_owned();
-        self.reply(&WorkerReply::Failed { reason });
+        self.reply(&WorkerReply::Failed(Failure::internal(reason)));
     }
 
     /// What its client's name says it is to do.
@@ -353,7 +352,8 @@ impl Worker {
             return self.reply(&WorkerReply::Saving { may_open: true, copied: 0, bytes });
         }
         if self.is("guesses-wrong") {
-            return self.failed(&format!("{WRONG_GUESS}: 8 bytes at 0x2000 were written while they were copied"));
+            let reason = "8 bytes at 0x2000 were written while they were copied";
+            return self.reply(&WorkerReply::Failed(Failure::new(FailureKind::Mispredicted, reason)));
         }
         if self.is("slow-save") {
             // Until it is cancelled, as a worker that looks for that between two chunks.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, ensure};
+use rekindle_wire::control::FailureKind;
 
 use crate::{Result, stage, until};
 
@@ -143,6 +144,12 @@ impl std::fmt::Debug for Outcome {
 }
 
 impl Outcome {
+    /// The kind of failure that the plugin heard from the daemon; none if it heard of none.
+    pub fn failure_kind(&self) -> Option<FailureKind> {
+        let mut said = self.log.lines().filter_map(|line| Some(line.split_once("rekindle: failure kind: ")?.1));
+        said.next_back().map(|name| FailureKind::from(name.trim().to_owned()))
+    }
+
     /// That it ended well.
     pub fn succeeds(self) -> Result<Self> {
         ensure!(self.status.success(), "criu ended with {}:\n{}", self.status, tail(&self.log));

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use rekindle_images::{Client, Image};
-use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::control::{Failure, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame;
 
 use crate::{App, Node, Result};
@@ -25,16 +25,13 @@ use crate::{App, Node, Result};
 /// The number that "CRIU" has given the socket.
 const SOCKET: u32 = 7;
 
-/// What the daemon says of a client that ended by itself while it was dumped: its worker ended with it.
-const ENDED: [&str; 2] = ["its worker has died", "has ended while its memory was copied"];
-
 /// What came of a dump.
 #[derive(Debug)]
 pub enum Taken {
     /// An image, and what `stop` wrote at the same quiesce.
     Both(PathBuf, PathBuf),
     /// None, for this reason.
-    Failed(String),
+    Failed(Failure),
     /// None, since it was given up.
     GivenUp,
     /// The program is not a client any more.
@@ -92,7 +89,7 @@ impl<'a> Source<'a> {
         match frame::receive(&stream)?.body {
             Reply::Paused { pids } if pids.is_empty() => return Ok(Taken::Gone),
             Reply::Paused { .. } => {}
-            Reply::Failed { reason } => return self.failed(reason),
+            Reply::Failed(failure) => return self.failed(failure),
             other => bail!("Pause was answered by {other:?}"),
         }
         let questions = [Request::Frozen { pid }, Request::Socket { id: SOCKET, cookie: self.cookie }, Request::Finish];
@@ -121,19 +118,18 @@ impl<'a> Source<'a> {
                 Ok(Taken::Both(dir.to_owned(), stop))
             }
             answers => {
-                match answers.iter().find_map(|it| if let Reply::Failed { reason } = it { Some(reason) } else { None })
-                {
-                    Some(reason) => self.failed(reason.clone()),
+                match answers.iter().find_map(|it| if let Reply::Failed(failure) = it { Some(failure) } else { None }) {
+                    Some(failure) => self.failed(failure.clone()),
                     None => bail!("answered by {answers:?}"),
                 }
             }
         }
     }
 
-    /// How it ended shows in its exit status.
-    fn failed(&self, reason: String) -> Result<Taken> {
-        if !ENDED.iter().any(|it| reason.contains(it)) {
-            return Ok(Taken::Failed(reason));
+    /// How a client ended by itself while it was dumped, and its worker with it, shows in its exit status.
+    fn failed(&self, failure: Failure) -> Result<Taken> {
+        if failure.kind != FailureKind::LostPeer {
+            return Ok(Taken::Failed(failure));
         }
         self.app.end()?;
         Ok(Taken::Gone)

@@ -5,7 +5,7 @@ use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{App, Fate, Image, Node, Result};
-use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
+use rekindle_wire::control::{FailureKind, ProtocolChange, Request};
 
 const STEPS: u64 = 2500;
 const THREADS: u64 = 2;
@@ -21,7 +21,7 @@ fn dump(node: &Node, app: &App, fate: Fate) -> Result<Option<Image>> {
         let (criu, image) = node.start_dump(app, fate)?;
         let outcome = criu.wait()?;
         if !outcome.status.success() {
-            ensure!(outcome.log.contains(WRONG_GUESS), "{outcome:?}");
+            ensure!(outcome.failure_kind() == Some(FailureKind::Mispredicted), "{outcome:?}");
             ensure!(image.files()?.is_empty(), "something is left of an image that is none");
             return Ok(None);
         }

@@ -11,7 +11,6 @@ use rekindle_e2e::disk::SmallDisk;
 use rekindle_e2e::image::{COMMIT, MANIFEST};
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{App, Gate, Moment, Node, Result, process, stage, until};
-use rekindle_wire::control::WRONG_GUESS;
 use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "2000"];
@@ -234,7 +233,7 @@ fn a_wrong_guess_is_found_and_the_dump_made_again_by_stop() -> Result {
     };
     let found = (code, &said["attempts"], &said["dump"]["protocol"]);
     assert_eq!(found, (Some(0), &2.into(), &"stop".into()), "{said} {err}");
-    assert!(err.contains(WRONG_GUESS) && err.contains("once more, by stop"), "{err}");
+    assert!(err.contains("a guess of what is written was wrong") && err.contains("once more, by stop"), "{err}");
     assert!(node.rekindle(&["verify".as_ref(), dir.as_os_str()])?.status.success());
     fs::write(&end, "")?;
     assert_eq!(app.finish()?, "hidden ok\n");

@@ -7,7 +7,7 @@ use rekindle_e2e::fake::FakeDaemon;
 use rekindle_e2e::image::COMMIT;
 use rekindle_e2e::{App, Fate, Node, Result, process, until};
 use rekindle_wire::attach::{Answer, Attach};
-use rekindle_wire::control::{Opening, Reply, Request};
+use rekindle_wire::control::{FailureKind, Opening, Reply, Request};
 use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 use serde_json::json;
 
@@ -55,7 +55,10 @@ fn a_client_of_another_version_is_refused_by_both_versions() -> Result {
         attached => panic!("{attached:?}"),
     }
     match node.exchange(&Opening { wire: WIRE_VERSION + 1, ..Opening::new(&Request::Status)? })? {
-        Reply::Failed { reason } => names_both(&reason),
+        Reply::Failed(failure) => {
+            names_both(&failure.reason);
+            assert_eq!(failure.kind, FailureKind::Version);
+        }
         answer => panic!("{answer:?}"),
     }
     // Of the same wire version, but with other numbers for the driver's calls.

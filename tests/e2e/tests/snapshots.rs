@@ -13,7 +13,7 @@ use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::twin::{Manner, Source, Taken, same};
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result};
-use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
+use rekindle_wire::control::{FailureKind, ProtocolChange, Request};
 
 /// What is dumped is small, since the software GPU hashes slowly.
 const STEPS: &str = "600";
@@ -98,8 +98,8 @@ fn of_one(
                 fs::remove_dir_all(stop)?;
                 before.push(image);
             }
-            Taken::Failed(reason) => {
-                ensure!(reason.contains(WRONG_GUESS), "{protocol}: {reason}");
+            Taken::Failed(failure) => {
+                ensure!(failure.kind == FailureKind::Mispredicted, "{protocol}: {failure}");
                 counts.wrong += 1;
                 fs::remove_dir_all(&dir)?;
                 fs::remove_dir_all(dir.with_extension("stop"))?;

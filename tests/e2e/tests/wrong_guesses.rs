@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, ensure};
 use rekindle_e2e::twin::{Manner, Source, Taken, same};
 use rekindle_e2e::{App, Node, Result};
-use rekindle_wire::control::{ProtocolChange, Request, WRONG_GUESS};
+use rekindle_wire::control::{Failure, FailureKind, ProtocolChange, Request};
 
 /// 4 MB a second: what lies before the written memory takes many steps of the program.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.004")];
@@ -38,7 +38,7 @@ fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source)
 }
 
 /// A dump; where there is an image it is what it must be.
-fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<String>> {
+fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<Failure>> {
     let dir = node.fresh("image");
     fs::create_dir(&dir)?;
     let taken = source.take(&dir, Manner::PLAIN)?;
@@ -48,9 +48,9 @@ fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<String>> {
             ensure!(same(&image, &stop)? > 128 << 10, "too little was compared");
             Ok(None)
         }
-        Taken::Failed(reason) => {
+        Taken::Failed(failure) => {
             ensure!(fs::read_dir(&dir)?.next().is_none(), "something is left of an image that is none");
-            Ok(Some(reason))
+            Ok(Some(failure))
         }
         Taken::Gone | Taken::GivenUp => anyhow::bail!("it has ended"),
     }
@@ -66,9 +66,9 @@ fn right_at_once(node: &Node, app: &App, source: &Source) -> Result {
 
 /// Found out, said with the kernel's name, and right from then on.
 fn found_out(node: &Node, app: &App, source: &Source, kernel: &str) -> Result {
-    let reason = (0..TRIES).find_map(|_| dump(node, app, source).transpose()).context("it was never found out")??;
-    ensure!(reason.contains(WRONG_GUESS) && reason.contains(kernel), "{reason}");
-    ensure!(reason.contains("4096 bytes at 0x20000"), "{reason}");
+    let failure = (0..TRIES).find_map(|_| dump(node, app, source).transpose()).context("it was never found out")??;
+    ensure!(failure.kind == FailureKind::Mispredicted && failure.reason.contains(kernel), "{failure:?}");
+    ensure!(failure.reason.contains("4096 bytes at 0x20000"), "{failure}");
     right_at_once(node, app, source)
 }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Failure;
+
 /// One client, for `rekindle ps`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClientInfo {
@@ -62,11 +64,8 @@ pub enum DumpOutcome {
         /// How long each phase took.
         phases: Vec<PhaseInfo>,
     },
-    /// There is none, and the processes go on.
-    Failed {
-        /// One line.
-        reason: String,
-    },
+    /// There is none, why, and the processes go on.
+    Failed(Failure),
 }
 
 /// A phase of a dump.

@@ -39,11 +39,13 @@
 //!
 //! What a worker and its daemon say to each other is [`WorkerRequest`] and [`WorkerReply`].
 
+mod failure;
 mod info;
 mod worker;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::failure::*;
 pub use self::info::*;
 pub use self::worker::*;
 use crate::access::AccessReport;
@@ -54,10 +56,6 @@ use crate::nvml;
 /// Where the daemon listens unless its configuration says otherwise, and where everybody looks for it unless
 /// `REKINDLE_SOCKET` does.
 pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
-
-/// What the reason of a [`Reply::Failed`] says when a dump found out, too late to make it good, that a command wrote to
-/// memory that it was not expected to write to. The same dump by the protocol `stop` does not depend on that.
-pub const WRONG_GUESS: &str = "a guess of what is written was wrong";
 
 /// The first message of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -244,11 +242,8 @@ pub struct ContainerLimits {
 /// The daemon's answers.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub enum Reply {
-    /// The request failed, for this reason; it says what to do.
-    Failed {
-        /// One line.
-        reason: String,
-    },
+    /// The request failed, and why.
+    Failed(Failure),
     /// The clients of the tree, quiesced. Empty: the dump is none of ours.
     Paused {
         /// Their pids.

@@ -24,7 +24,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ContainerLimits;
+use super::{ContainerLimits, Failure};
 use crate::access::AccessReport;
 use crate::attach::Attach;
 use crate::ipc::{PieceId, Shared, Token};
@@ -313,10 +313,7 @@ pub enum WorkerReply {
         what: String,
     },
     /// Not done, and why; the client goes on as before.
-    Failed {
-        /// One line.
-        reason: String,
-    },
+    Failed(Failure),
     /// To `Save`: the copy has begun.
     Begun {
         /// The code images that the manifest refers to.

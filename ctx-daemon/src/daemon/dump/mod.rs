@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_images::{CompressionChoice, CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName, Protocol};
-use rekindle_wire::control::{Reply, Request, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -58,6 +58,7 @@ use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::room::HoldsRoom;
 use super::sys::{self, Credentials};
+use crate::failure;
 
 /// How long a worker may take to hear that a dump is over before it began.
 const LET_GO: Duration = Duration::from_secs(10);
@@ -95,13 +96,33 @@ pub(super) enum DumpError {
     #[error("{0} has ended while its memory was copied: dump again")]
     EndedMeanwhile(String),
     #[error("this dump has failed already: {0}")]
-    Failed(String),
+    Failed(Failure),
     #[error(transparent)]
     Moment(#[from] MomentError),
     #[error("the connection closed")]
     Closed,
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+}
+
+impl Failing for DumpError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            Self::Tree(error) | Self::Thread(error) => Failing::kind(error),
+            Self::Space { .. } => FailureKind::NoSpace,
+            Self::Quiesce(error) => error.kind(),
+            Self::Image(error) => failure::of_image(error),
+            Self::LostWorker(_) | Self::EndedMeanwhile(_) => FailureKind::LostPeer,
+            Self::WithoutWorker(_) => FailureKind::Refused,
+            Self::Sharing(error) => error.kind(),
+            Self::Save(error) => error.kind(),
+            Self::NoDirectory | Self::NoSocket(_) | Self::Order(_) => FailureKind::Internal,
+            Self::Failed(failure) => failure.kind,
+            Self::Moment(error) => error.kind(),
+            Self::Closed => FailureKind::GivenUp,
+        }
+    }
 }
 
 /// A dump in progress.
@@ -140,7 +161,7 @@ enum Stage {
     },
     Saving(SaveJob),
     Durable(#[expect(dead_code, reason = "held until the connection closes")] SaveJob),
-    Failed(String),
+    Failed(Failure),
 }
 
 /// Serves a dump from its `Pause` on, until the connection closes.
@@ -154,21 +175,23 @@ pub(super) fn serve(
 ) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
-        Err(error) => return connection::fail(stream, error.to_string()),
+        Err(error) => return connection::fail(stream, error),
     };
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
     let under = daemon.checkpoints.begin(ours.unwrap_or(root));
     if let Err(error) = checkpoints::wait_for_moment(daemon, stream, &under) {
         warn!(root, "dump failed: {error}");
-        under.progress.failed(&error.to_string());
-        return connection::fail(stream, error.to_string());
+        let failure = error.failure();
+        under.progress.failed(&failure);
+        return connection::fail(stream, failure);
     }
     let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds, &under) {
         Ok(begun) => begun,
         Err(error) => {
             warn!(root, "dump failed: {error}");
-            under.progress.failed(&error.to_string());
-            return connection::fail(stream, error.to_string());
+            let failure = error.failure();
+            under.progress.failed(&failure);
+            return connection::fail(stream, failure);
         }
     };
     connection::reply(stream, &reply);
@@ -178,7 +201,7 @@ pub(super) fn serve(
             Err(FrameError::Closed) => break,
             Err(error) => {
                 warn!(root, "dump: closing the connection: {error}");
-                connection::fail(stream, error.to_string());
+                connection::fail(stream, error);
                 break;
             }
         };
@@ -189,14 +212,14 @@ pub(super) fn serve(
                 break;
             }
             Err(error) => {
-                let reason = error.to_string();
+                let failure = error.failure();
                 if !matches!(error, DumpError::Failed(_) | DumpError::Order(_)) {
-                    warn!(root, "dump failed: {reason}");
-                    under.progress.failed(&reason);
+                    warn!(root, "dump failed: {failure}");
+                    under.progress.failed(&failure);
                     // What was held is let go at once: CRIU may take its time to give up.
-                    dump.stage = Stage::Failed(reason.clone());
+                    dump.stage = Stage::Failed(failure.clone());
                 }
-                connection::fail(stream, reason);
+                connection::fail(stream, failure);
             }
         }
     }
@@ -322,8 +345,8 @@ impl<'a> Dump<'a> {
     }
 
     fn serve(&mut self, request: Request) -> Result<Reply, DumpError> {
-        if let Stage::Failed(reason) = &self.stage {
-            return Err(DumpError::Failed(reason.clone()));
+        if let Stage::Failed(failure) = &self.stage {
+            return Err(DumpError::Failed(failure.clone()));
         }
         match request {
             Request::Frozen { pid } => self.frozen(pid),

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use rekindle_images::{Committed, Manifest, Phase, PhaseName};
-use rekindle_wire::control::{DumpInfo, DumpOutcome, PhaseInfo};
+use rekindle_wire::control::{DumpInfo, DumpOutcome, Failure, FailureKind, PhaseInfo};
 
 use super::super::clients::Client;
 use super::super::lock;
@@ -119,16 +119,16 @@ impl Progress {
     }
 
     /// There will be none.
-    pub(super) fn failed(&self, reason: &str) {
-        lock(&self.state).end(DumpOutcome::Failed { reason: reason.to_owned() });
+    pub(super) fn failed(&self, failure: &Failure) {
+        lock(&self.state).end(DumpOutcome::Failed(failure.clone()));
     }
 
     /// It is over, if it was not before. One without clients has no outcome: it is CRIU's alone.
     pub(in crate::daemon) fn end(&self) {
         let mut state = lock(&self.state);
         if !state.pids.is_empty() {
-            let reason = "given up: CRIU ended, or was ended, before the image was durable".to_owned();
-            state.end(DumpOutcome::Failed { reason });
+            let reason = "given up: CRIU ended, or was ended, before the image was durable";
+            state.end(DumpOutcome::Failed(Failure::new(FailureKind::GivenUp, reason)));
         }
     }
 
@@ -186,8 +186,8 @@ mod tests {
         assert!((64 << 10..1 << 20).contains(&done), "{done}");
         progress.saved(4 << 20);
         assert_eq!(progress.info().done, 1 << 20, "never more than there is");
-        progress.failed("first");
+        progress.failed(&Failure::internal("first"));
         progress.end();
-        assert_eq!(progress.info().outcome, Some(DumpOutcome::Failed { reason: "first".to_owned() }));
+        assert_eq!(progress.info().outcome, Some(DumpOutcome::Failed(Failure::internal("first"))));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failing, FailureKind, WorkerReply, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, warn};
 
@@ -34,6 +34,17 @@ pub(in crate::daemon) enum QuiesceError {
     Thread(std::io::Error),
     #[error("{client} does not come to rest: {source}; it goes on")]
     Client { client: String, source: WorkerError },
+}
+
+impl Failing for QuiesceError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Held(_) => FailureKind::Refused,
+            Self::Busy { .. } => FailureKind::Timeout,
+            Self::Thread(error) => Failing::kind(error),
+            Self::Client { source, .. } => source.kind(),
+        }
+    }
 }
 
 /// How often a worker hears that the daemon is there: several times in the silence after which it goes on by itself.

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter, PhaseName, Protocol};
-use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, FailureKind, SavedCode, WorkerReply, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -35,6 +35,7 @@ use super::precopy::{LOOK, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
+use crate::failure;
 
 /// How long a worker may take to say that it is at rest.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,29 +45,36 @@ const CODE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Why there is no image.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
-pub(in crate::daemon) struct SaveError(String);
+pub(in crate::daemon) struct SaveError(Failure);
 
 impl SaveError {
     pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
-        Self(format!("{client} cannot be saved: {error}"))
+        Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
     }
 
     pub(super) fn stalled(after: Duration) -> Self {
-        Self(format!(
+        let reason = format!(
             "the image has not come further for {} s: the disk, a worker or this daemon hangs; the processes go on",
             after.as_secs()
-        ))
+        );
+        Self(Failure::new(FailureKind::Timeout, reason))
     }
 
     /// Whoever wanted it does not wait for it any more.
     pub(super) fn given_up() -> Self {
-        Self("the dump was given up".to_owned())
+        Self(Failure::new(FailureKind::GivenUp, "the dump was given up"))
+    }
+}
+
+impl Failing for SaveError {
+    fn kind(&self) -> FailureKind {
+        self.0.kind
     }
 }
 
 impl From<ImageError> for SaveError {
     fn from(error: ImageError) -> Self {
-        Self(error.to_string())
+        Self(Failure::new(failure::of_image(&error), error.to_string()))
     }
 }
 
@@ -205,7 +213,7 @@ impl SaveJob {
             if over {
                 let outcome = lock(&self.shared.state).outcome.clone();
                 // Without an outcome only if its thread panicked.
-                let lost = || Err(SaveError("the daemon's saving thread is gone".to_owned()));
+                let lost = || Err(SaveError(Failure::internal("the daemon's saving thread is gone")));
                 return Ok(outcome.unwrap_or_else(lost)?);
             }
             // Nothing may be asked before the answer, so this is the end.
@@ -292,7 +300,7 @@ impl Shared {
         });
         self.check()?;
         if saved.len() < planned.len() {
-            return Err(SaveError("a thread of the daemon's that saves a process is gone".to_owned()));
+            return Err(SaveError(Failure::internal("a thread of the daemon's that saves a process is gone")));
         }
         // CRIU's files are written by now, and are half of the image.
         writer.dir().sync_files(|| self.step())?;
@@ -303,7 +311,7 @@ impl Shared {
         let (Ok(synced_at), Some((finished_at, sockets)), Some(copied_at)) =
             (synced, state.finish.take(), state.copied_at)
         else {
-            return Err(SaveError("the dump ended before it was whole".to_owned()));
+            return Err(SaveError(Failure::new(FailureKind::GivenUp, "the dump ended before it was whole")));
         };
         let precopied = planned.iter().map(|it| it.precopied);
         let timeline = Timeline {
@@ -448,9 +456,9 @@ impl Shared {
                     debug!(%client, bytes, ?waits, "saved");
                     let mut record = Record::from_bytes(&answered.blob)?;
                     if !files.have_all_of(&record) {
-                        return Err(SaveError(format!(
+                        return Err(SaveError(Failure::internal(format!(
                             "{client} cannot be saved: its worker says that its memory is in files that are not its own"
-                        )));
+                        ))));
                     }
                     record.index = index;
                     let mut state = lock(&self.state);

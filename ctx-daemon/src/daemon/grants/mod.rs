@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use rekindle_images::{Grant as Recorded, Protocol};
 use rekindle_wire::attach::Device;
-use rekindle_wire::control::{ContainerLimits, WorkerRequest};
+use rekindle_wire::control::{ContainerLimits, Failing, FailureKind, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -65,6 +65,17 @@ pub(crate) enum GrantError {
     Keep { id: String, path: PathBuf, source: io::Error },
 }
 
+impl Failing for GrantError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::None | Self::NotAllowed | Self::Nameless(_) | Self::Quota { .. } => FailureKind::Refused,
+            Self::Gone(_) => FailureKind::LostPeer,
+            Self::Select(error) => error.kind(),
+            Self::Examine { source, .. } | Self::Keep { source, .. } => Failing::kind(source),
+        }
+    }
+}
+
 /// Why what a client has cannot be counted.
 #[derive(Debug, Error)]
 pub(crate) enum ShareError {
@@ -74,6 +85,16 @@ pub(crate) enum ShareError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Worker(#[from] WorkerError),
+}
+
+impl Failing for ShareError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Full => FailureKind::Refused,
+            Self::Io(error) => Failing::kind(error),
+            Self::Worker(error) => error.kind(),
+        }
+    }
 }
 
 /// How long a worker may take to hear of its container.

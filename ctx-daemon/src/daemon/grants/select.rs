@@ -1,6 +1,7 @@
 //! Which GPUs a container's list names.
 
 use rekindle_wire::attach::Device;
+use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::gpus;
 use thiserror::Error;
 
@@ -16,6 +17,14 @@ pub(crate) enum SelectError {
     Unknown { name: String, count: usize },
     #[error("it names no GPU: say all, or numbers or UUIDs of GPUs with commas between them")]
     Nothing,
+}
+
+impl Failing for SelectError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Unknown { .. } | Self::Nothing => FailureKind::Refused,
+        }
+    }
 }
 
 fn numbers(count: usize) -> String {

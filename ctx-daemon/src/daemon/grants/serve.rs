@@ -1,7 +1,7 @@
 //! The hook's requests.
 
 use rekindle_images::UnknownProtocol;
-use rekindle_wire::control::{ContainerLimits, Reply};
+use rekindle_wire::control::{ContainerLimits, Failure, Reply};
 use rekindle_wire::gpus;
 use tracing::{info, warn};
 
@@ -36,35 +36,35 @@ pub(crate) fn grant(daemon: &Daemon, peer: Credentials, container: &str, asked: 
     let pid = asked.pid;
     if let Err(reason) = is_name(container) {
         warn!(pid, "a container is given nothing: {reason}");
-        return Reply::Failed { reason };
+        return Reply::Failed(Failure::refused(reason));
     }
     match try_grant(daemon, peer, container, asked) {
         Ok(reply) => {
             info!(container, pid, gpus = asked.gpus.join(","), "a container is given GPUs");
             reply
         }
-        Err(reason) => {
-            warn!(container, pid, "a container is given nothing: {reason}");
-            Reply::Failed { reason }
+        Err(failure) => {
+            warn!(container, pid, "a container is given nothing: {failure}");
+            Reply::Failed(failure)
         }
     }
 }
 
-fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Result<Reply, String> {
+fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Result<Reply, Failure> {
     let pid = asked.pid;
-    let text = |error: GrantError| error.to_string();
-    let first = Process::with_pid(pid).map_err(|_| text(GrantError::Gone(pid)))?;
+    let first = Process::with_pid(pid).map_err(|_| GrantError::Gone(pid))?;
     if !(is_operator_here(daemon, peer) || is_users_own(daemon, peer, first)) {
-        return Err(text(GrantError::NotAllowed));
+        return Err(GrantError::NotAllowed.into());
     }
-    let devices = daemon.pool.devices().map_err(|error| error.to_string())?;
+    let devices = daemon.pool.devices()?;
     let protocol = asked.protocol.as_deref().map(str::parse).transpose();
     let given = Given {
-        gpus: select(&asked.gpus, &devices).map_err(|error| error.to_string())?,
-        limits: within(asked.limits, daemon.config.containers).map_err(text)?,
-        protocol: protocol.map_err(|error: UnknownProtocol| format!("annotation dev.rekindle/protocol: {error}"))?,
+        gpus: select(&asked.gpus, &devices)?,
+        limits: within(asked.limits, daemon.config.containers)?,
+        protocol: protocol
+            .map_err(|error: UnknownProtocol| Failure::refused(format!("annotation dev.rekindle/protocol: {error}")))?,
     };
-    let container = daemon.grants.give(container, first, given).map_err(text)?;
+    let container = daemon.grants.give(container, first, given)?;
     Ok(Reply::Granted { gpus: names_of(&container, &devices) })
 }
 
@@ -72,7 +72,7 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
 pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
     if let Err(reason) = is_name(container) {
         warn!("no container is gone: {reason}");
-        return Reply::Failed { reason };
+        return Reply::Failed(Failure::refused(reason));
     }
     // One of that name that is there may have been restored meanwhile.
     info!(container, "a container is said to be gone");

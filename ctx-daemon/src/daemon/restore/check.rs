@@ -6,6 +6,7 @@ use rekindle_images::limits::MAX_ANCESTORS;
 use rekindle_images::{Client as Record, Gpu, Image};
 use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Attached;
+use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 use tracing::info;
 
@@ -43,6 +44,16 @@ pub(in crate::daemon) enum CheckError {
     Architecture { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
     #[error("{needed} bytes are needed on GPU {ordinal}, which has {found}: restore on a GPU with more memory")]
     Memory { ordinal: u32, needed: u64, found: u64 },
+}
+
+impl Failing for CheckError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Wire { .. } | Self::Table(_) => FailureKind::Version,
+            Self::Files(_) | Self::TooManyFiles { .. } | Self::Socket(_) | Self::UnknownGpu(_) => FailureKind::BadImage,
+            Self::Count { .. } | Self::Architecture { .. } | Self::Memory { .. } => FailureKind::Refused,
+        }
+    }
 }
 
 /// Checks what the image alone says; code is compared with its hashes, content of memory when it is loaded.

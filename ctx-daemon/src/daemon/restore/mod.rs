@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_images::{ErrorKind, Image, ImageDir, ImageError};
-use rekindle_wire::control::{Reply, Request};
+use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -48,6 +48,7 @@ use super::process::Process;
 use super::sys::Credentials;
 use super::worker::WorkerError;
 use super::{Daemon, sys};
+use crate::failure;
 
 /// Why a restore fails. Nothing of it is left with the daemon.
 #[derive(Debug, Error)]
@@ -95,16 +96,38 @@ pub(super) enum RestoreError {
     #[error("{0} cannot be asked at this point of a restore")]
     Order(&'static str),
     #[error("this restore has failed already: {0}")]
-    Failed(String),
+    Failed(Failure),
     #[error("cannot begin: {0}")]
     Io(#[from] std::io::Error),
+}
+
+impl Failing for RestoreError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            Self::Image(error) => failure::of_image(error),
+            Self::Check(error) => error.kind(),
+            Self::Pool(error) => error.kind(),
+            Self::Worker(_, error) => error.kind(),
+            Self::Shared { source, .. } => source.kind(),
+            Self::NoMemory(_) | Self::NotShared(_) | Self::Ambiguous(_) => FailureKind::BadImage,
+            Self::Grant(error) => error.kind(),
+            Self::Share(error) => error.kind(),
+            Self::OtherGpus(_) | Self::Full { .. } => FailureKind::Refused,
+            Self::Orphaned => FailureKind::GivenUp,
+            Self::Died(_) => FailureKind::LostPeer,
+            Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,
+            Self::Failed(failure) => failure.kind,
+            Self::Io(error) => Failing::kind(error),
+        }
+    }
 }
 
 enum Stage {
     NotOurs,
     Restoring(Prepared),
     Open,
-    Failed(String),
+    Failed(Failure),
 }
 
 /// A restore whose rings are not open. Its workers and processes are killed when it is dropped.
@@ -151,11 +174,11 @@ impl Stage {
 pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials, fds: Vec<OwnedFd>) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
-        Err(error) => return connection::fail(stream, error.to_string()),
+        Err(error) => return connection::fail(stream, error),
     };
     let view = match PidView::of(peer.pid) {
         Ok(view) => view,
-        Err(error) => return connection::fail(stream, error.to_string()),
+        Err(error) => return connection::fail(stream, error),
     };
     let mut stage = match prepare(daemon, peer.pid, fds) {
         Ok(Some(prepared)) => {
@@ -169,7 +192,7 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
         }
         Err(error) => {
             warn!("restore failed: {error}");
-            return connection::fail(stream, error.to_string());
+            return connection::fail(stream, error);
         }
     };
     loop {
@@ -178,7 +201,7 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
             Err(RestoreError::Orphaned) => break,
             Err(error) => {
                 warn!("restore failed: {error}");
-                stage = Stage::Failed(error.to_string());
+                stage = Stage::Failed(error.into());
             }
         }
         let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
@@ -186,20 +209,20 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
             Err(FrameError::Closed) => break,
             Err(error) => {
                 warn!("restore: closing the connection: {error}");
-                connection::fail(stream, error.to_string());
+                connection::fail(stream, error);
                 break;
             }
         };
         match answer(&mut stage, view, &request) {
             Ok(reply) => connection::reply(stream, &reply),
             Err(error) => {
-                let reason = error.to_string();
+                let failure = error.failure();
                 if !matches!(error, RestoreError::Failed(_) | RestoreError::Order(_)) {
-                    warn!("restore failed: {reason}");
+                    warn!("restore failed: {failure}");
                     // Kills the workers: what was connected already sees its worker's death.
-                    stage = Stage::Failed(reason.clone());
+                    stage = Stage::Failed(failure.clone());
                 }
-                connection::fail(stream, reason);
+                connection::fail(stream, failure);
             }
         }
     }
@@ -220,7 +243,7 @@ fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, 
         return Err(RestoreError::Order("something else"));
     };
     let prepared = match &*stage {
-        Stage::Failed(reason) => return Err(RestoreError::Failed(reason.clone())),
+        Stage::Failed(failure) => return Err(RestoreError::Failed(failure.clone())),
         Stage::NotOurs => {
             let (ours, open) = (false, false);
             return Ok(Reply::Resumed { ours, open });

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 
 use rekindle_wire::attach::Pinned;
+use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::layout::{PINNED_NAME, SHARED_NAME, STAGING_NAME};
 use rekindle_wire::window;
 use thiserror::Error;
@@ -30,6 +31,17 @@ pub(in crate::daemon) enum SharedError {
     Memory(#[from] MemfdError),
     #[error("pinned memory at {0:#x} is not what was dumped")]
     Pinned(u64),
+}
+
+impl Failing for SharedError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Maps(error) => Failing::kind(error),
+            Self::Open { source, .. } => Failing::kind(source),
+            Self::Count(_) | Self::Pinned(_) => FailureKind::BadImage,
+            Self::Memory(error) => error.kind(),
+        }
+    }
 }
 
 /// What a process shares.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, Image};
 use rekindle_wire::attach::{Attach, Pinned};
-use rekindle_wire::control::{RestoredSocket, WorkerRequest};
+use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
 use tracing::{debug, info, warn};
 
@@ -339,7 +339,7 @@ impl Restore {
             joined.map(|(place, it)| (place, it.join())).collect()
         });
         for (place, result) in opened {
-            let gone = || WorkerError::Failed("a thread of the daemon's is gone".to_owned());
+            let gone = || WorkerError::Failed(Failure::internal("a thread of the daemon's is gone"));
             let result = result.unwrap_or_else(|_| Err(gone()));
             result.map_err(|error| self.failure(place, error))?;
         }

@@ -11,10 +11,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rekindle_images::{Blob, Client, DataWriter};
-use rekindle_wire::control::Waits;
+use rekindle_wire::control::{Failing, FailureKind, Waits};
+use thiserror::Error;
 
 use super::guard::listed;
 use super::{Cancel, Copying};
+use crate::worker::driver::CallFailed;
 use crate::worker::engine::{Engine, EngineError};
 use crate::worker::executor::Executor;
 use crate::worker::save::{Draft, Text};
@@ -62,14 +64,40 @@ fn finish(copying: &Copying, writer: &DataWriter, texts: &[Text]) -> Result<Vec<
     Ok(blobs)
 }
 
+/// Why device memory is not copied.
+#[derive(Debug, Error)]
+pub(crate) enum CopyError {
+    #[error("nothing is being copied")]
+    Nothing,
+    #[error("it is being copied already: wait until that is over")]
+    Already,
+    #[error("cannot start a thread that copies")]
+    Thread,
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("{error}, by one of the kernels {kernels}")]
+    WrongGuess { error: EngineError, kernels: String },
+}
+
+impl Failing for CopyError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Engine(error) | Self::WrongGuess { error, .. } => error.kind(),
+            Self::Nothing | Self::Already | Self::Thread | Self::Driver(_) => FailureKind::Internal,
+        }
+    }
+}
+
 impl Executor {
-    pub(crate) fn prepare_engine(&mut self) -> Result<(), String> {
+    pub(crate) fn prepare_engine(&mut self) -> Result<(), CopyError> {
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
-        let engine = self.engine.as_mut().ok_or("it is being copied already: wait until that is over")?;
-        let prepared = engine.prepare(driver, &primaries).map_err(|e| e.to_string());
+        let engine = self.engine.as_mut().ok_or(CopyError::Already)?;
+        let prepared = engine.prepare(driver, &primaries);
         self.context_changed();
-        prepared
+        Ok(prepared?)
     }
 
     pub(crate) fn copy_in_background(
@@ -79,7 +107,7 @@ impl Executor {
         cancel: Arc<Cancel>,
         aliases: Vec<Alias>,
         mut draft: Option<Draft>,
-    ) -> Result<(), String> {
+    ) -> Result<(), CopyError> {
         let (driver, of_thread) = (self.driver(), Arc::clone(&copying));
         let texts = draft.as_mut().map(Draft::take_texts);
         let (hand_over, handed_over) = std::sync::mpsc::channel::<Engine>();
@@ -111,7 +139,7 @@ impl Executor {
                 vmm::unmap_aliases(driver, &to_unmap);
                 copying.stop().into_iter().for_each(|room| room.release(driver));
                 copying.end();
-                return Err("cannot start a thread that copies".into());
+                return Err(CopyError::Thread);
             }
         };
         for device in &mut self.devices {
@@ -125,9 +153,9 @@ impl Executor {
     }
 
     /// How far the copy is. Once it is over this is said once.
-    pub(crate) fn progress(&mut self) -> Result<Progress, String> {
+    pub(crate) fn progress(&mut self) -> Result<Progress, CopyError> {
         let copying = match &self.background {
-            None => return Err("nothing is being copied".into()),
+            None => return Err(CopyError::Nothing),
             Some(background) => Arc::clone(&background.copying),
         };
         if !copying.is_over() {
@@ -138,21 +166,21 @@ impl Executor {
             });
         }
         self.join_background();
-        let Some(background) = self.background.take() else { return Err("nothing is being copied".into()) };
+        let Some(background) = self.background.take() else { return Err(CopyError::Nothing) };
         let (waits, ran) = self.end_guard();
         let texts = match background.result.unwrap_or(Err(EngineError::Lost)) {
             Ok(texts) => texts,
             Err(error) => {
                 self.precopied = None;
                 if !matches!(error, EngineError::WrongGuess { .. }) {
-                    return Err(error.to_string());
+                    return Err(error.into());
                 }
                 self.guessed_wrong(&copying, &ran);
-                return Err(format!("{error}, by one of the kernels {}", listed(&ran)));
+                return Err(CopyError::WrongGuess { error, kernels: listed(&ran) });
             }
         };
         let client = match background.draft {
-            Some(draft) => Some(Box::new(draft.complete(copying.pieces().map_err(|e| e.to_string())?, texts))),
+            Some(draft) => Some(Box::new(draft.complete(copying.pieces()?, texts))),
             None => {
                 if let Some(precopied) = &mut self.precopied {
                     precopied.add(copying.copied_pieces());

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use rekindle_images::{Piece, PieceHash};
 
-pub(crate) use self::background::{Background, Progress};
+pub(crate) use self::background::{Background, CopyError, Progress};
 pub(crate) use self::cancel::Cancel;
 pub(crate) use self::clones::Clones;
 pub(crate) use self::guard::Guard;

@@ -45,7 +45,7 @@ impl Executor {
         if self.background.is_some() {
             return Err("it is being copied already: wait until that is over".into());
         }
-        self.prepare_engine()?;
+        self.prepare_engine().map_err(|e| e.to_string())?;
         // Another image's is of no use.
         let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
@@ -63,7 +63,7 @@ impl Executor {
         let writer = Arc::clone(&precopied.writer);
         self.precopied = Some(precopied);
         let copying = Copying::new(tasks, None, true);
-        self.copy_in_background(copying, writer, cancel, aliases, None)
+        self.copy_in_background(copying, writer, cancel, aliases, None).map_err(|e| e.to_string())
     }
 }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
-use rekindle_wire::control::WRONG_GUESS;
+use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 use tracing::debug;
 
@@ -34,6 +34,7 @@ use super::boxes::ArrayPart;
 use super::copying::Copying;
 use super::driver::{CallFailed, Driver, expect};
 use super::signal_stack::Thread;
+use crate::failure;
 
 /// Why a copy was not finished.
 #[derive(Debug, Error)]
@@ -45,12 +46,23 @@ pub(crate) enum EngineError {
     #[error("it was cancelled")]
     Cancelled,
     /// A job's memory is not as it was at the quiesce.
-    #[error("{WRONG_GUESS}: {length} bytes at {address:#x} were written while they were copied")]
+    #[error("a guess of what is written was wrong: {length} bytes at {address:#x} were written while they were copied")]
     WrongGuess { address: u64, length: u64 },
     #[error("a copying thread failed")]
     Lost,
     #[error("there is no thread to copy: the machine or the daemon's user has no more")]
     NoThread,
+}
+
+impl Failing for EngineError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Image(error) => failure::of_image(error),
+            Self::Cancelled => FailureKind::GivenUp,
+            Self::WrongGuess { .. } => FailureKind::Mispredicted,
+            Self::Driver(_) | Self::Lost | Self::NoThread => FailureKind::Internal,
+        }
+    }
 }
 
 /// One piece of device memory to copy.
