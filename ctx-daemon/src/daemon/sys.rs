@@ -120,6 +120,16 @@ pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, fd: RawFd) -> io::Result<Owne
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
+/// Whether a descriptor of another process is a copy of this one: both are of one `open`, in whichever process that was.
+pub(crate) fn has_opened(pid: i32, theirs: RawFd, ours: BorrowedFd<'_>) -> io::Result<bool> {
+    /// `enum kcmp_type`.
+    const KCMP_FILE: i32 = 0;
+    let (own, ours) = (std::process::id(), ours.as_raw_fd());
+    // SAFETY: no pointers.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, pid, own, KCMP_FILE, theirs, ours) };
+    check(i32::try_from(order).unwrap_or(-1)).map(|order| order == 0)
+}
+
 /// The number by which the kernel tells a socket, the same for whoever holds it.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut found = 0_u64;

@@ -20,6 +20,12 @@ pub(crate) fn main() {
     let socket = std::env::var("REKINDLE_SOCKET").unwrap();
     let mut connection = None;
     let mut mapped = Vec::new();
+    let mut directory = None;
+    if std::env::var_os("FAKE_CLIENT").is_some_and(|it| it == "waits") {
+        // To be killed. A test that fails does not do so.
+        std::thread::sleep(std::time::Duration::from_secs(120));
+        return;
+    }
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         let words: Vec<_> = line.split(' ').collect();
@@ -73,6 +79,30 @@ pub(crate) fn main() {
                 frame::send(&stream, &Opening::new(&request).unwrap(), &[], &[]).unwrap();
                 connection = Some(stream);
                 say("reattached");
+            }
+            // What CRIU does: it opens the image directory, begins to make processes, and its plugin asks for a restore.
+            ["open", path] => {
+                directory = Some(std::fs::File::open(path).unwrap());
+                say("opened");
+            }
+            ["begin"] => {
+                let inherited = directory.as_ref().unwrap().try_clone().unwrap();
+                let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+                child
+                    .args(["--exact", "fake_client", "--test-threads=1"])
+                    .env("FAKE_CLIENT", "waits")
+                    .stderr(inherited);
+                say(&child.spawn().unwrap().id().to_string());
+            }
+            ["restore"] => {
+                let stream = UnixStream::connect(&socket).unwrap();
+                let fds = [directory.as_ref().unwrap().as_raw_fd()];
+                frame::send(&stream, &Opening::new(&Request::Restore).unwrap(), &[], &fds).unwrap();
+                match frame::receive::<Reply>(&stream).unwrap().body {
+                    Reply::Prepared { .. } => say("prepared"),
+                    other => panic!("{other:?}"),
+                }
+                connection = Some(stream);
             }
             ["moment"] => {
                 let stream = UnixStream::connect(&socket).unwrap();

@@ -386,3 +386,36 @@ fn a_process_killed_before_it_is_complete_ends_its_restore_although_criu_says_no
     let text = reason(session.ask(&Request::Resume { pid: process.pid }));
     assert!(text.contains("was killed before it was complete"), "{text}");
 }
+
+#[test]
+fn what_a_dead_criu_had_begun_is_killed() {
+    let daemon = Daemon::start();
+    let Restored { dir, .. } = dumped(&daemon, "app");
+    let mut criu = Client::start(&daemon);
+    assert_eq!(criu.ask(&format!("open {}", dir.path().display())), "opened");
+    let begun: i32 = criu.ask("begin").parse().unwrap();
+    change_pid(&dir, begun);
+    assert_eq!(criu.ask("restore"), "prepared");
+    criu.kill();
+    eventually("what it had begun is killed", || {
+        let status = std::fs::read_to_string(format!("/proc/{begun}/stat"));
+        status.map_or(true, |it| it.contains(") Z ")).then_some(())
+    });
+}
+
+/// The second process is as one of another pid namespace, with the same number there.
+#[test]
+fn what_another_criu_makes_of_the_same_image_survives() {
+    let daemon = Daemon::start();
+    let Restored { dir, .. } = dumped(&daemon, "app");
+    eventually("a spare", || (daemon.status().spare == 1).then_some(()));
+    let before = daemon.descriptors();
+    let open = format!("open {}", dir.path().display());
+    let (mut criu, mut another) = (Client::start(&daemon), Client::start(&daemon));
+    assert_eq!((criu.ask(&open), another.ask(&open)), ("opened".to_owned(), "opened".to_owned()));
+    change_pid(&dir, another.pid);
+    assert_eq!(criu.ask("restore"), "prepared");
+    criu.kill();
+    eventually("the restore is over", || (daemon.descriptors() <= before).then_some(()));
+    assert_eq!(another.ask(&open), "opened");
+}

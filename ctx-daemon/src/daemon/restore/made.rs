@@ -3,14 +3,16 @@
 //! A CRIU that is killed leaves them behind: stopped for ever, or, when only our part was missing, running without a
 //! worker. Which they are shows by the connections that they make on the way, and by who is above them: what is below CRIU,
 //! or, after its death, below one that was above it, is its work up to there. One that has not come so far as to connect
-//! is still CRIU's own program, has CRIU's image directory open, and has the number of a client in the image.
+//! is still CRIU's own program, has the number of a client in the image, and has CRIU's image directory open: not just the
+//! same directory, but what CRIU itself opened and its children inherit. The daemon has a copy of that too. So another
+//! CRIU that restores the same image at the same time, where numbers are the same in another pid namespace, is left alone.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::Image;
@@ -29,8 +31,13 @@ const LOOKS: u32 = 10;
 pub(super) struct Made {
     /// CRIU and all above it.
     makers: Vec<i32>,
-    criu: Option<Criu>,
     known: Mutex<Known>,
+}
+
+/// The CRIU that makes them, as long as its restore goes on.
+pub(super) struct Maker {
+    criu: Option<Criu>,
+    made: Arc<Made>,
 }
 
 #[derive(Default)]
@@ -44,7 +51,8 @@ struct Known {
 struct Criu {
     process: Process,
     program: File,
-    directory: File,
+    /// The image directory as CRIU itself has opened it.
+    directory: OwnedFd,
     /// The clients' pids, each in the innermost of its pid namespaces.
     clients: BTreeSet<u32>,
 }
@@ -61,7 +69,7 @@ fn file_at(path: impl AsRef<Path>) -> Option<File> {
 }
 
 impl Criu {
-    fn new(pid: i32, image: &Image, directory: File) -> std::io::Result<Self> {
+    fn new(pid: i32, image: &Image, directory: OwnedFd) -> std::io::Result<Self> {
         Ok(Self {
             process: Process::with_pid(pid)?,
             program: file(&fs::metadata(format!("/proc/{pid}/exe"))?),
@@ -82,8 +90,9 @@ impl Criu {
         let pid = process.pid;
         let number = || process::namespace_pids(pid).ok()?.last().copied();
         let holds_directory = || {
-            let mut fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-            fds.any(|fd| file_at(fd.path()) == Some(self.directory))
+            let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            let mut fds = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
+            fds.any(|fd| sys::has_opened(pid, fd, self.directory.as_fd()).unwrap_or(false))
         };
         process != self.process
             && process.start >= self.process.start
@@ -93,15 +102,20 @@ impl Criu {
     }
 }
 
-impl Made {
-    /// By this CRIU, which is there, out of this image in the directory behind the descriptor.
-    pub(super) fn by(criu: i32, image: &Image, directory: &OwnedFd) -> Self {
-        let directory = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(directory));
-        let found = fs::metadata(directory).and_then(|it| Criu::new(criu, image, file(&it)));
+impl Maker {
+    /// This CRIU, which is there, out of this image in the directory behind the descriptor, which CRIU has opened.
+    pub(super) fn new(criu: i32, image: &Image, directory: &OwnedFd) -> Self {
+        let found = directory.try_clone().and_then(|it| Criu::new(criu, image, it));
         if let Err(error) = &found {
             debug!(criu, %error, "cannot tell what it makes before that connects");
         }
-        Self { makers: process::ancestry(criu), criu: found.ok(), known: Mutex::default() }
+        let made = Made { makers: process::ancestry(criu), known: Mutex::default() };
+        Self { criu: found.ok(), made: Arc::new(made) }
+    }
+
+    /// What it makes.
+    pub(super) fn made(&self) -> &Arc<Made> {
+        &self.made
     }
 
     /// Whether CRIU has died. What it had begun to make may keep its connection open.
@@ -132,14 +146,16 @@ impl Made {
         }
         for _ in 0..LOOKS {
             let begun = criu.begun();
-            begun.iter().for_each(|it| self.note(*it));
+            begun.iter().for_each(|it| self.made.note(*it));
             if !begun.is_empty() {
-                self.kill();
+                self.made.kill();
             }
             std::thread::sleep(LOOK);
         }
     }
+}
 
+impl Made {
     /// This is one of them.
     pub(super) fn note(&self, process: Process) {
         let above = process::ancestry(process.pid);
@@ -184,7 +200,7 @@ mod tests {
     #[test]
     fn all_below_the_maker_is_killed_and_nothing_else() {
         let own = std::process::id() as i32;
-        let made = Made { makers: process::ancestry(own), criu: None, known: Mutex::default() };
+        let made = Made { makers: process::ancestry(own), known: Mutex::default() };
         // The maker itself, and what is above it, are never taken for its work.
         made.note(Process::with_pid(own).unwrap());
         made.kill();

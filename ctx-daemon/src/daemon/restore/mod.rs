@@ -35,7 +35,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 
 use self::check::CheckError;
-use self::made::Made;
+use self::made::Maker;
 use self::shared::SharedError;
 use self::state::Restore;
 pub(super) use self::state::Restores;
@@ -155,13 +155,13 @@ impl Stage {
         let restore = &prepared.restore;
         let mut in_vain = 0;
         while !sys::wait_readable([stream.as_fd()], Some(LOOK))?[0] {
-            if restore.made().is_orphaned() {
+            if restore.maker().is_orphaned() {
                 return Err(RestoreError::Orphaned);
             }
             if let Some(name) = restore.has_lost() {
                 return Err(RestoreError::Died(name));
             }
-            in_vain = if restore.is_nobody_there() && restore.made().is_awaited_in_vain() { in_vain + 1 } else { 0 };
+            in_vain = if restore.is_nobody_there() && restore.maker().is_awaited_in_vain() { in_vain + 1 } else { 0 };
             if in_vain == LOOKS {
                 return Err(RestoreError::Died("its process".into()));
             }
@@ -229,10 +229,10 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
     match stage {
         Stage::Restoring(prepared) => {
             warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
-            let made = prepared.restore.made();
+            let maker = Arc::clone(prepared.restore.maker());
             // Workers first: nobody waits for what follows.
             drop(prepared);
-            made.kill_what_was_begun();
+            maker.kill_what_was_begun();
         }
         Stage::NotOurs | Stage::Open | Stage::Failed(_) => debug!("restore over"),
     }
@@ -281,7 +281,7 @@ fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<
     let seats = take_seats(daemon, check::attached(&image).count())?;
     let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
     let workers = load::take_workers(daemon, &image, &restorer)?;
-    let restore = Restore::new(sys::random()?, &image, workers, Made::by(criu, &image, &dir), seats);
+    let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), seats);
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>())?;

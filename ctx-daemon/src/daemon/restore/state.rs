@@ -24,7 +24,7 @@ use super::super::grants::Uuid;
 use super::super::process::{self, Process};
 use super::super::worker::{Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
-use super::made::Made;
+use super::made::{Made, Maker};
 use super::shared::{self, SharedMemory};
 use super::{RestoreError, check};
 
@@ -57,7 +57,7 @@ impl Restores {
         let mut known = lock(&self.0);
         known.going_on.remove(&restore.id);
         if !restore.is_open() {
-            known.given_up.push_back((restore.id, Arc::clone(&restore.made)));
+            known.given_up.push_back((restore.id, Arc::clone(restore.maker.made())));
             let too_many = known.given_up.len().saturating_sub(GIVEN_UP);
             known.given_up.drain(..too_many);
         }
@@ -96,7 +96,7 @@ pub(super) struct Restore {
     clients: Vec<Restored>,
     /// Sockets of processes that were in the middle of their handshake.
     unattached: Vec<RestoredSocket>,
-    made: Arc<Made>,
+    maker: Arc<Maker>,
     seats: Seats,
     state: Mutex<State>,
     changed: Condvar,
@@ -125,7 +125,7 @@ struct Reattached {
 
 impl Restore {
     /// A restore with a worker for each client that needs one.
-    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>, made: Made, seats: Seats) -> Self {
+    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>, maker: Maker, seats: Seats) -> Self {
         let clients = check::attached(image).zip(workers);
         let attached: HashSet<u32> = check::attached(image).map(|it| it.index).collect();
         let all = image.manifest().clients.iter();
@@ -136,7 +136,7 @@ impl Restore {
             clients: clients
                 .map(|(record, worker)| Restored { name: check::name(record), record: record.clone(), worker })
                 .collect(),
-            made: Arc::new(made),
+            maker: Arc::new(maker),
             seats,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -158,9 +158,9 @@ impl Restore {
         of_clients.chain(self.unattached.iter().cloned()).collect()
     }
 
-    /// The processes that CRIU has made so far.
-    pub(super) fn made(&self) -> Arc<Made> {
-        Arc::clone(&self.made)
+    /// The CRIU that makes the processes.
+    pub(super) fn maker(&self) -> &Arc<Maker> {
+        &self.maker
     }
 
     /// A client that has connected and died before it was complete.
@@ -185,7 +185,7 @@ impl Restore {
 
     fn reattach(&self, socket: u32, cookie: u64, process: Process, stream: UnixStream) {
         if self.unattached.iter().any(|it| it.id == socket) {
-            self.made.note(process);
+            self.maker.made().note(process);
             debug!(pid = process.pid, "it will begin its handshake again");
             return;
         }
@@ -193,7 +193,7 @@ impl Restore {
         let Some(place) = clients.position(|it| it.record.socket_ids.contains(&socket)) else {
             return warn!(pid = process.pid, socket, "no such socket in its restore");
         };
-        self.made.note(process);
+        self.maker.made().note(process);
         let mut state = lock(&self.state);
         // The first counts: whoever comes with the same number later has no business here.
         state.connections.entry(place).or_insert(Reattached { process, cookie, stream });
@@ -358,7 +358,7 @@ impl Restore {
         state.connections.clear();
         if !state.open {
             self.workers().for_each(|it| it.kill());
-            self.made.kill();
+            self.maker.made().kill();
         }
     }
 
