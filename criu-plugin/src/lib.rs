@@ -19,6 +19,8 @@
 //! - [`alarm`]: keeping CRIU's alarm from a wait
 //! - [`tree`]: ending a half-restored process tree
 
+#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
+
 pub mod alarm;
 pub mod daemon;
 pub mod descriptor;

@@ -17,6 +17,7 @@
 //!
 //! Everything in the process, this library's state included, is saved and restored by CRIU as ordinary memory.
 
+#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
 #![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
 
 mod api;

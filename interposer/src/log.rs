@@ -6,10 +6,11 @@ use std::collections::HashSet;
 use std::sync::{Mutex, OnceLock};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::stderr;
 
 /// A line that the user must see.
 pub(crate) fn error(line: &str) {
-    eprintln!("rekindle: {line}");
+    stderr::line(&format!("rekindle: {line}"));
 }
 
 /// Whether `REKINDLE_LOG` asks for more.
@@ -25,7 +26,7 @@ pub(crate) fn failed(symbol: &'static str, code: CUresult) {
     if *ERRORS.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some_and(|v| v == "errors"))
         && code != CUDA_ERROR_NOT_READY
     {
-        eprintln!("rekindle: {symbol} answers {code}");
+        error(&format!("{symbol} answers {code}"));
     }
 }
 
@@ -45,6 +46,6 @@ pub(crate) fn refused(symbol: &'static str) {
     if let Ok(mut seen) = SEEN.lock()
         && seen.get_or_insert_default().insert(symbol)
     {
-        eprintln!("rekindle: refused {symbol}: not supported");
+        error(&format!("refused {symbol}: not supported"));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::exports::SYMBOLS;
+use crate::log;
 
 /// A function's calls, nanoseconds of all together, and of the longest.
 #[derive(Default)]
@@ -49,19 +50,23 @@ pub(crate) fn end(function: u16, begun: Option<Instant>) {
 }
 
 extern "C" fn tell() {
-    let Some(rows) = rows() else { return };
+    // Nothing unwinds into C.
+    let _ = std::panic::catch_unwind(|| rows().map(write_table));
+}
+
+fn write_table(rows: &[Row]) {
     let mut said: Vec<_> = rows.iter().zip(SYMBOLS).filter(|(row, _)| row.calls.load(Relaxed) > 0).collect();
     said.sort_by_key(|(row, _)| std::cmp::Reverse(row.total.load(Relaxed)));
-    eprintln!(
-        "rekindle: {:>9} {:>11} {:>11}  call, in process {}",
+    log::error(&format!(
+        "{:>9} {:>11} {:>11}  call, in process {}",
         "calls",
         "all, us",
         "longest, us",
         std::process::id()
-    );
+    ));
     for (row, symbol) in said {
         let us = |cell: &AtomicU64| cell.load(Relaxed) as f64 / 1e3;
         let (calls, total, longest) = (row.calls.load(Relaxed), us(&row.total), us(&row.longest));
-        eprintln!("rekindle: {calls:>9} {total:>11.1} {longest:>11.1}  {}", symbol.0);
+        log::error(&format!("{calls:>9} {total:>11.1} {longest:>11.1}  {}", symbol.0));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rekindle_wire::control::{DEFAULT_SOCKET, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::stderr;
 
 use crate::result::*;
 
@@ -77,6 +78,6 @@ fn attempt_one(request: &Request) -> Tried {
 /// A line for who has asked for more: stderr belongs to the application.
 fn note(line: &str) {
     if std::env::var_os("REKINDLE_LOG").is_some() {
-        eprintln!("rekindle: NVML: {line}");
+        stderr::line(&format!("rekindle: NVML: {line}"));
     }
 }

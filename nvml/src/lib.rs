@@ -11,6 +11,7 @@
 //! Every question is a connection of its own, closed with its answer: between two calls there is nothing that a
 //! checkpoint would have to save but memory, and a daemon that starts anew is not noticed.
 
+#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
 #![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
 
 mod api;

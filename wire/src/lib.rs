@@ -19,6 +19,7 @@
 //! - [`gpus`]: how GPUs are named
 //! - [`ipc`]: memory that processes share
 //! - [`nvml`]: what NVML is asked, on the same socket
+//! - [`stderr`]: what libraries in applications say there
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
@@ -38,6 +39,7 @@ pub mod layout;
 pub mod nvml;
 pub mod reply;
 pub mod ring;
+pub mod stderr;
 pub mod tensor_map;
 pub mod window;
 

@@ -1,7 +1,10 @@
 //! What kernels print and what failed assertions say: where it comes out, and how often.
 
+use std::fs::File;
+use std::process::{Command, Stdio};
+
 use rekindle_e2e::app::{App, undisturbed};
-use rekindle_e2e::{Node, Result};
+use rekindle_e2e::{Node, Result, stage};
 
 #[test]
 fn a_failed_assertion_says_so_on_the_applications_stderr() -> Result {
@@ -35,4 +38,27 @@ fn what_kernels_print_comes_out_once_in_an_original_and_in_what_is_restored_late
     let rest = rest.trim_start_matches('\0');
     assert!(rest.len() > 100 && rest.len() < expected.len() && expected.ends_with(rest), "the restored one: {rest}");
     node.finish()
+}
+
+#[test]
+fn a_program_whose_stderr_takes_nothing_ends_as_it_would_without_its_lines() -> Result {
+    let expected = undisturbed("launches", &[])?;
+    let node = Node::start()?;
+    // A table of times is written when the program ends, and what does not succeed before.
+    for log in ["times", "errors"] {
+        let (reader, gone) = std::io::pipe()?;
+        drop(reader);
+        let full = File::options().write(true).open("/dev/full")?;
+        for stderr in [Stdio::from(full), Stdio::from(gone)] {
+            must_print(node.command(&stage::app("launches")?)?.env("REKINDLE_LOG", log).stderr(stderr), &expected)?;
+        }
+    }
+    node.finish()
+}
+
+fn must_print(command: &mut Command, expected: &str) -> Result {
+    let output = command.stdout(Stdio::piped()).output()?;
+    assert!(output.status.success(), "{:?} of {command:?}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    Ok(())
 }
