@@ -5,10 +5,12 @@
 //!   to the host       device ──COPY_TO_CHUNK──> chunk ──memcpy──> bytes        several chunks in flight
 //! ```
 //!
-//! Large copies are striped over a few threads, because one thread's memcpy is slower than the link.
+//! Large copies are striped over a few threads, because one thread's memcpy is slower than the link. Where the process may
+//! have no more threads, the caller copies alone.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Condvar, Mutex};
 
 use rekindle_cuda_abi::types::*;
@@ -17,6 +19,7 @@ use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 
 use crate::client::{self, Call, Client};
+use crate::threads;
 
 /// Copies to the device up to this size travel inside their command.
 const INLINE: usize = 32 << 10;
@@ -207,46 +210,117 @@ fn chunk_command(call: u16, device: u64, chunk: usize, bytes: usize, stream: CUs
     call.send_to_end()
 }
 
-/// Calls `work` with all (offset, length) chunks of a copy, or from several threads with a stripe of them each.
+/// Calls `work` with the (offset, length) chunks of a copy, of a large one from several threads.
 fn striped(
     bytes: usize,
     work: impl Fn(&mut dyn Iterator<Item = (usize, usize)>) -> Result<(), CUresult> + Sync,
 ) -> CUresult {
-    let stripe = |first: usize, step: usize| {
-        (0..bytes.div_ceil(CHUNK_SIZE)).skip(first).step_by(step).map(move |i| {
-            let offset = i * CHUNK_SIZE;
-            (offset, CHUNK_SIZE.min(bytes - offset))
-        })
-    };
-    let cores = std::thread::available_parallelism().map_or(1, |c| c.get());
-    let threads = if bytes < STRIPED { 1 } else { STRIPES.min(cores / 2).max(1) };
-    let result = if threads == 1 {
-        work(&mut stripe(0, 1))
-    } else {
-        let context = crate::state::contexts::current();
-        // The per-thread default stream is the caller's, not the helper's.
-        let (thread, by_thread) = (client::thread_number(), crate::THREAD_STREAM.get());
-        std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..threads)
-                .map(|t| {
-                    let work = &work;
-                    scope.spawn(move || {
-                        crate::state::contexts::set_current(context);
-                        crate::THREAD_STREAM.set(by_thread);
-                        client::act_for(thread);
-                        work(&mut stripe(t, threads))
-                    })
-                })
-                .collect();
-            let mut result = work(&mut stripe(0, threads));
-            for helper in helpers {
-                result = result.and(helper.join().unwrap_or(Err(CUDA_ERROR_UNKNOWN)));
-            }
-            result
-        })
-    };
+    let result = striped_over(threads_for(bytes), bytes, work);
     if let Ok(client) = client::get() {
         crate::prints::deliver(client);
     }
     result.err().unwrap_or(CUDA_SUCCESS)
+}
+
+/// How many threads a copy is worth.
+fn threads_for(bytes: usize) -> usize {
+    if bytes < STRIPED {
+        return 1;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |c| c.get());
+    STRIPES.min(cores / 2).max(1)
+}
+
+/// Does the same by so many threads, or by as many as there may be: each takes the next chunk that nobody has taken, so
+/// that the caller does alone what it finds no helper for.
+fn striped_over(
+    threads: usize,
+    bytes: usize,
+    work: impl Fn(&mut dyn Iterator<Item = (usize, usize)>) -> Result<(), CUresult> + Sync,
+) -> Result<(), CUresult> {
+    let next = AtomicUsize::new(0);
+    let chunks = || {
+        std::iter::from_fn(|| {
+            // Taken only while there are any, so that it does not wrap around.
+            let taken = next.fetch_update(Relaxed, Relaxed, |i| (i < bytes.div_ceil(CHUNK_SIZE)).then_some(i + 1));
+            let offset = taken.ok()? * CHUNK_SIZE;
+            Some((offset, CHUNK_SIZE.min(bytes - offset)))
+        })
+    };
+    if threads <= 1 {
+        return work(&mut chunks());
+    }
+    let context = crate::state::contexts::current();
+    // The per-thread default stream is the caller's, not the helper's.
+    let (thread, by_thread) = (client::thread_number(), crate::THREAD_STREAM.get());
+    let help = || {
+        crate::state::contexts::set_current(context);
+        crate::THREAD_STREAM.set(by_thread);
+        client::act_for(thread);
+        work(&mut chunks())
+    };
+    std::thread::scope(|scope| {
+        // Where one cannot be made, no other can.
+        let helpers: Vec<_> =
+            (1..threads).map_while(|_| threads::spawn_helper(scope, "cuda-copy", help).ok()).collect();
+        let mut result = work(&mut chunks());
+        for helper in helpers {
+            result = result.and(helper.join().unwrap_or(Err(CUDA_ERROR_UNKNOWN)));
+        }
+        result
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    const LAST: usize = 5;
+
+    /// Who has taken which chunk of a copy of some chunks and a few bytes.
+    fn taken(threads: usize) -> BTreeMap<usize, (usize, std::thread::ThreadId)> {
+        let taken = Mutex::new(BTreeMap::new());
+        let copied = striped_over(threads, 7 * CHUNK_SIZE + LAST, |chunks| {
+            for (offset, length) in chunks {
+                let former = taken.lock().unwrap().insert(offset, (length, std::thread::current().id()));
+                assert_eq!(former, None, "taken twice");
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        assert_eq!(copied, Ok(()));
+        taken.into_inner().unwrap()
+    }
+
+    fn must_be_whole(taken: &BTreeMap<usize, (usize, std::thread::ThreadId)>) {
+        let chunks: Vec<_> = taken.iter().map(|(offset, (length, _))| (*offset, *length)).collect();
+        let expected: Vec<_> = (0..8).map(|i| (i * CHUNK_SIZE, if i < 7 { CHUNK_SIZE } else { LAST })).collect();
+        assert_eq!(chunks, expected);
+    }
+
+    #[test]
+    fn each_chunk_is_copied_once_by_whatever_thread() {
+        for threads in [1, 2, 4, 20] {
+            must_be_whole(&taken(threads));
+        }
+    }
+
+    #[test]
+    fn a_copy_is_made_by_its_caller_where_no_thread_can_be_made() {
+        threads::tests::REFUSED.set(true);
+        let taken = taken(4);
+        must_be_whole(&taken);
+        assert!(taken.values().all(|(_, by)| *by == std::thread::current().id()));
+    }
+
+    #[test]
+    fn a_copy_fails_when_a_part_of_it_fails() {
+        let caller = std::thread::current().id();
+        let result = striped_over(2, CHUNK_SIZE, |chunks| {
+            chunks.for_each(drop);
+            if std::thread::current().id() == caller { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+        });
+        assert_eq!(result, Err(CUDA_ERROR_INVALID_VALUE));
+    }
 }

@@ -38,6 +38,7 @@ mod rest;
 mod state;
 mod stop;
 mod thread_end;
+mod threads;
 mod times;
 
 use std::cell::Cell;

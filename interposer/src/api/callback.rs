@@ -17,7 +17,7 @@ use rekindle_wire::command::{CALLBACK_NEXT, HOST_FUNC, HOST_FUNCTION, STREAM_CAL
 
 use super::{check, code};
 use crate::client::{self, Call, Client};
-use crate::named_stream;
+use crate::{log, named_stream, threads};
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 type StreamCallback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
@@ -72,25 +72,17 @@ pub(crate) fn enqueue(stream: CUstream, function: *mut c_void, data: *mut c_void
     check(call.send())
 }
 
-/// Starts the thread that runs callbacks, once.
+/// Starts the thread that runs callbacks, once. Where it cannot be made now, the next callback may find that it can.
 fn start_thread(client: &'static Client) -> Result<(), CUresult> {
     static STARTED: Mutex<bool> = Mutex::new(false);
     let mut started = STARTED.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
     if *started {
         return Ok(());
     }
-    // A thread inherits the mask of its creator: the application's signals are for the application's threads.
-    // SAFETY: the sets are written before they are read; the mask is this thread's own.
-    let old = unsafe {
-        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        old
-    };
-    let thread = std::thread::Builder::new().name("cuda-callbacks".into()).spawn(move || run(client));
-    // SAFETY: sets this thread's mask to what it was.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
-    thread.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    threads::spawn("cuda-callbacks", move || run(client)).map_err(|error| {
+        log::note(&format!("no thread can be made that runs host functions ({error})"));
+        CUDA_ERROR_OUT_OF_MEMORY
+    })?;
     *started = true;
     Ok(())
 }
@@ -107,6 +99,10 @@ fn run(client: &'static Client) {
         let (CUDA_SUCCESS, Some(id), Some(kind), Some(function), Some(data), Some(stream), Some(status)) =
             (result, word(), word(), word(), word(), word(), word())
         else {
+            // A worker that is gone has been told of already.
+            if client.is_alive() {
+                log::error(&format!("host functions are not called any more: the worker has answered {result}"));
+            }
             return;
         };
         let (function, data) = (function as *mut c_void, data as *mut c_void);
