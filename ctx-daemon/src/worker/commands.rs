@@ -407,10 +407,11 @@ impl Executor {
         self.clear_arrays(handle);
         self.clear_graphs(handle);
         for (gone, _) in self.objects.remove_context(handle) {
-            self.recorded.remove(&gone);
+            self.forget_event(gone);
             self.held.stream_destroyed(gone);
             self.drop_link(gone);
         }
+        self.forget_times(handle);
         self.waiting.forget_context(handle);
         self.objects.unrecord_naming(command::PEER_ENABLE, handle);
         self.pools.forget_context(handle);

@@ -160,6 +160,8 @@ pub(crate) struct Executor {
     elapsed: [u16; 2],
     /// Events that were recorded before a restore.
     pub(crate) ages: Ages,
+    /// In each context that has such events, one that was recorded at the restore.
+    pub(crate) restored_at: HashMap<u64, CUevent>,
     finished: Vec<(Then, CUresult)>,
     /// What each line of the table has to do with streams and events.
     pub(crate) shapes: Shapes,
@@ -228,6 +230,7 @@ impl Executor {
             event_record,
             elapsed,
             ages: Ages::new(),
+            restored_at: HashMap::new(),
             finished: Vec::new(),
             shapes,
             held: Held::default(),
@@ -290,9 +293,8 @@ impl Executor {
                 }
                 if header.call == self.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
-                    self.recorded.insert(event, self.commands);
-                    self.ages.remove(&event);
-                } else if self.elapsed.contains(&header.call) && !self.ages.is_empty() {
+                    self.event_recorded(event);
+                } else if self.elapsed.contains(&header.call) && result == CUDA_SUCCESS && !self.ages.is_empty() {
                     self.correct_elapsed(parameters, payload);
                 }
                 Ok(Outcome::Done(result))
@@ -546,8 +548,7 @@ impl Executor {
     /// A generated call has destroyed an object.
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.objects.remove(handle);
-        self.recorded.remove(&handle);
-        self.ages.remove(&handle);
+        self.forget_event(handle);
         self.held.stream_destroyed(handle);
     }
 

@@ -28,8 +28,82 @@ fn driver() -> &'static Driver {
         let find = |_: &'static str| Ok::<_, LoadError>(succeed as *const c_void);
         // SAFETY: a function of the C ABI leaves its arguments to its caller, so one that looks at none of them can stand
         // for all. Out parameters stay as the caller has set them.
-        unsafe { Driver::load(find) }.unwrap()
+        let mut driver = unsafe { Driver::load(find) }.unwrap();
+        (driver.cuEventCreate, driver.cuEventRecord) = (clock::create, clock::record_in);
+        driver.cuEventElapsedTime = clock::elapsed;
+        driver
     })
+}
+
+/// The driver's events: they note when they were recorded, by a clock that the calling thread sets.
+pub(super) mod clock {
+    use std::cell::{Cell, RefCell};
+    use std::collections::HashMap;
+
+    use rekindle_cuda_abi::types::*;
+
+    thread_local! {
+        static NOW: Cell<u64> = const { Cell::new(0) };
+        static STEP: Cell<u64> = const { Cell::new(0) };
+        static RECORDED: RefCell<HashMap<CUevent, u64>> = RefCell::default();
+    }
+
+    /// It is so many nanoseconds after the clock's beginning.
+    pub(in crate::worker) fn set(now: u64) {
+        NOW.set(now);
+    }
+
+    /// Nanoseconds since the clock's beginning.
+    pub(in crate::worker) fn now() -> u64 {
+        NOW.get()
+    }
+
+    /// So many nanoseconds go by.
+    pub(in crate::worker) fn advance(by: u64) {
+        NOW.set(NOW.get() + by);
+    }
+
+    /// So many nanoseconds go by whenever an event is recorded.
+    pub(in crate::worker) fn advance_at_each_record(by: u64) {
+        STEP.set(by);
+    }
+
+    /// An event is recorded, and done.
+    pub(in crate::worker) fn record(event: CUevent) {
+        advance(STEP.get());
+        RECORDED.with_borrow_mut(|recorded| recorded.insert(event, NOW.get()));
+    }
+
+    /// A new event.
+    pub(in crate::worker) fn new() -> CUevent {
+        RECORDED.with_borrow_mut(|recorded| {
+            let event = 0x2000 + recorded.len() as u64;
+            recorded.insert(event, 0);
+            event
+        })
+    }
+
+    pub(super) unsafe extern "C" fn create(event: *mut CUevent, _flags: u32) -> CUresult {
+        // SAFETY: the caller's out parameter.
+        unsafe { event.write(new()) };
+        CUDA_SUCCESS
+    }
+
+    pub(super) unsafe extern "C" fn record_in(event: CUevent, _stream: CUstream) -> CUresult {
+        record(event);
+        CUDA_SUCCESS
+    }
+
+    pub(super) unsafe extern "C" fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
+        RECORDED.with_borrow(|recorded| match (recorded.get(&start), recorded.get(&end)) {
+            (Some(start), Some(end)) => {
+                // SAFETY: the caller's out parameter.
+                unsafe { milliseconds.write(((*end as f64 - *start as f64) / 1e6) as f32) };
+                CUDA_SUCCESS
+            }
+            _ => CUDA_ERROR_INVALID_HANDLE,
+        })
+    }
 }
 
 /// An executor that has no device.
@@ -49,7 +123,7 @@ pub(super) fn context(worker: &mut Executor) -> u64 {
 
 /// Gives the client an event.
 pub(super) fn event(worker: &mut Executor, context: u64, handle: u64) {
-    let object = Object { kind: Kind::Event, real: 0x2000, context, parent: 0, allocates: false };
+    let object = Object { kind: Kind::Event, real: clock::new(), context, parent: 0, allocates: false };
     assert!(worker.objects.insert(handle, object));
     let create = command::number(&worker.table, "cuEventCreate").unwrap();
     let mut args = Writer::new();

@@ -68,8 +68,10 @@ impl Executor {
             self.waiting.launched(self.stream_key(launch.stream)?, launch.function);
             self.launched(object.allocates);
             // The launch was one of the events' records too.
-            for event in launch.events().filter(|event| self.objects.get(*event).is_some()) {
-                self.recorded.insert(event, self.commands);
+            for event in launch.events() {
+                if self.objects.get(event).is_some() {
+                    self.event_recorded(event);
+                }
             }
         }
         Ok(Outcome::Done(result))

@@ -281,7 +281,7 @@ impl Executor {
 
     /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
     /// which they were recorded, so that no time between two comes out negative.
-    fn record_events(&mut self) -> Result<(), String> {
+    pub(super) fn record_events(&mut self) -> Result<(), String> {
         use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
         let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         events.sort_unstable();
@@ -294,6 +294,7 @@ impl Executor {
             let result = unsafe { (self.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
             super::driver::expect("cuEventRecord", result).map_err(|e| e.to_string())?;
         }
+        self.mark_restore();
         Ok(())
     }
 }
