@@ -38,11 +38,44 @@ pub(crate) fn log_writer() -> Box<dyn Write> {
 /// Stdout and stderr.
 const OUTPUTS: usize = 2;
 
+/// What stdout or stderr leads to.
+///
+/// The driver may write at any moment, from threads of its own too. So the file is never cut, which could take with it what
+/// has come since it was read: what has been read becomes a hole, which takes no memory.
+struct Output {
+    file: File,
+    /// How much of it has been read.
+    read: u64,
+}
+
+impl Output {
+    fn new(file: File) -> Self {
+        Self { file, read: 0 }
+    }
+
+    /// Appends what has come since the last time.
+    fn take(&mut self, to: &mut Vec<u8>) -> io::Result<()> {
+        let written = self.file.metadata()?.len();
+        let Some(fresh) = written.checked_sub(self.read).filter(|fresh| *fresh > 0) else { return Ok(()) };
+        let had = to.len();
+        to.resize(had + fresh as usize, 0);
+        if let Err(error) = self.file.read_exact_at(&mut to[had..], self.read) {
+            to.truncate(had);
+            return Err(error);
+        }
+        self.read = written;
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a plain system call on a descriptor of ours. Where it fails the text takes memory, and nothing else.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), flags, 0, written as libc::off_t) };
+        Ok(())
+    }
+}
+
 /// Text on its way from the driver to the application.
 #[derive(Default)]
 pub(crate) struct Prints {
     /// What stdout and stderr lead to, once there is code that prints.
-    files: Option<[File; OUTPUTS]>,
+    files: Option<[Output; OUTPUTS]>,
     /// What the application has not fetched.
     pending: [Vec<u8>; OUTPUTS],
 }
@@ -54,26 +87,19 @@ impl Prints {
             return;
         }
         match capture() {
-            Ok(files) => self.files = Some(files),
+            Ok(files) => self.files = Some(files.map(Output::new)),
             Err(error) => warn!("what kernels print will be lost: {error}"),
         }
     }
 
     /// Takes what the driver has written.
     fn read(&mut self) {
-        let Some(files) = &self.files else { return };
+        let Some(files) = &mut self.files else { return };
         // SAFETY: writes out C's own streams, in whose buffers the driver may have left something.
         unsafe { libc::fflush(std::ptr::null_mut()) };
-        for (file, pending) in files.iter().zip(&mut self.pending) {
-            let written = file.metadata().map_or(0, |m| m.len() as usize);
-            if written == 0 {
-                continue;
-            }
-            let mut text = vec![0; written];
-            let read = file.read_exact_at(&mut text, 0).and_then(|()| file.set_len(0));
-            match read {
-                Ok(()) => pending.extend_from_slice(&text),
-                Err(error) => error!("what kernels have printed is lost: {error}"),
+        for (output, pending) in files.iter_mut().zip(&mut self.pending) {
+            if let Err(error) = output.take(pending) {
+                error!("what kernels have printed cannot be read now, and stays where it is: {error}");
             }
         }
     }
@@ -101,7 +127,7 @@ fn capture() -> io::Result<[File; OUTPUTS]> {
     let log = unsafe { File::from_raw_fd(result(libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, 3))?) };
     LOG.get_or_init(|| log);
     let replace = |output: libc::c_int| -> io::Result<File> {
-        // SAFETY: makes a descriptor that is nobody else's. O_APPEND, since the file is cut after it was read.
+        // SAFETY: makes a descriptor that is nobody else's. O_APPEND, so that all that is written comes behind what is there.
         let file =
             unsafe { File::from_raw_fd(result(libc::memfd_create(c"rekindle-print".as_ptr(), libc::MFD_CLOEXEC))?) };
         // SAFETY: sets a flag of our descriptor, and makes stdout or stderr lead to it.
@@ -193,6 +219,64 @@ impl Executor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    /// A memfd, and another description of it that appends, as the driver's writes do.
+    fn appended() -> (Output, File) {
+        // SAFETY: the name is a C string, the descriptor new.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let writer = File::options().append(true).open(path).unwrap();
+        (Output::new(file), writer)
+    }
+
+    #[test]
+    fn text_that_comes_while_other_text_is_taken_is_not_lost() {
+        const LINES: usize = 200_000;
+        let (mut output, mut writer) = appended();
+        let writing = std::thread::spawn(move || {
+            for line in 0..LINES {
+                writeln!(writer, "{line}").unwrap();
+            }
+        });
+        let mut text = Vec::new();
+        while !writing.is_finished() {
+            output.take(&mut text).unwrap();
+        }
+        writing.join().unwrap();
+        output.take(&mut text).unwrap();
+        let lines = String::from_utf8(text).unwrap();
+        let wrong = lines.lines().enumerate().find(|(number, line)| *line != number.to_string());
+        assert_eq!(wrong, None);
+        assert_eq!(lines.lines().count(), LINES);
+    }
+
+    #[test]
+    fn text_that_was_taken_takes_no_memory() {
+        let (mut output, mut writer) = appended();
+        let mut text = Vec::new();
+        for _ in 0..100 {
+            writer.write_all(&[b'x'; 64 << 10]).unwrap();
+            text.clear();
+            output.take(&mut text).unwrap();
+            assert!(text.len() == 64 << 10 && text.iter().all(|byte| *byte == b'x'));
+        }
+        assert!(output.file.metadata().unwrap().blocks() * 512 <= 4096);
+    }
+
+    #[test]
+    fn text_that_cannot_be_read_now_stays_to_be_read_later() {
+        let (mut output, mut writer) = appended();
+        writer.write_all(b"text").unwrap();
+        // One that can only be written.
+        let readable = std::mem::replace(&mut output.file, writer);
+        let mut text = b"before".to_vec();
+        assert!(output.take(&mut text).is_err());
+        assert_eq!(text, b"before");
+        output.file = readable;
+        output.take(&mut text).unwrap();
+        assert_eq!(text, b"beforetext");
+    }
 
     #[test]
     fn saved_text_comes_back_where_it_was() {
