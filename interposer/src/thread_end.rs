@@ -1,4 +1,5 @@
-//! The end of a thread that has used its own default stream: the worker then lets the stream go.
+//! The end of a thread that has used its own default stream: the stream's attributes are forgotten, and the worker lets
+//! the stream go.
 
 use std::cell::Cell;
 
@@ -31,6 +32,7 @@ pub(crate) fn ignore() {
 impl Drop for Ending {
     fn drop(&mut self) {
         if let Ok(client) = client::get() {
+            client.streams.attributes.forget_thread(client::thread_number());
             Call::unchecked(client, THREAD_END, 0).send();
         }
     }

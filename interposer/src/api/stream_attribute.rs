@@ -1,16 +1,13 @@
 //! Attributes of streams. All of them are hints: they are kept here, and say what was set.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
 use rekindle_cuda_abi::types::*;
 
 use super::{code, stream};
 use crate::client;
-
-/// `CUstreamAttrValue`.
-type Value = [u64; 8];
+use crate::named_stream;
+use crate::state::stream_attributes::{Named, Value};
 
 const ACCESS_POLICY_WINDOW: u32 = 1;
 const SYNCHRONIZATION_POLICY: u32 = 3;
@@ -18,17 +15,14 @@ const PRIORITY: u32 = 8;
 const MEM_SYNC_DOMAIN_MAP: u32 = 9;
 const MEM_SYNC_DOMAIN: u32 = 10;
 
-/// What was set, by the stream's id.
-static SET: Mutex<Option<HashMap<u64, HashMap<u32, Value>>>> = Mutex::new(None);
-
-fn set<T>(change: impl FnOnce(&mut HashMap<u64, HashMap<u32, Value>>) -> T) -> T {
-    change(SET.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
-}
-
-/// Streams are named by their id, default streams also by their context.
-fn key(stream: CUstream) -> Result<u64, CUresult> {
-    let (id, context) = (stream::stream_id(0, stream)?, stream::context_of(stream)?);
-    Ok(if id <= 1 || id > u64::MAX / 2 { id ^ context.rotate_left(17) } else { id })
+/// The stream that a parameter names.
+fn key(stream: CUstream) -> Result<(CUcontext, Named), CUresult> {
+    let named = match named_stream(stream) {
+        CU_STREAM_LEGACY => Named::Legacy,
+        CU_STREAM_PER_THREAD => Named::Thread(client::thread_number()),
+        handle => Named::Made(handle),
+    };
+    Ok((stream::context_of(stream)?, named))
 }
 
 /// What an attribute is before it is set.
@@ -46,13 +40,13 @@ fn initial(stream: CUstream, attribute: u32) -> Result<Value, CUresult> {
 }
 
 pub(crate) unsafe fn cuStreamGetAttribute(stream: CUstream, attribute: u32, value: *mut c_void) -> CUresult {
-    code(client::get().and_then(|_| {
+    code(client::get().and_then(|client| {
         let initial = initial(stream, attribute)?;
         let key = key(stream)?;
         if value.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let now = set(|all| all.get(&key).and_then(|of| of.get(&attribute)).copied()).unwrap_or(initial);
+        let now = client.streams.attributes.get(key, attribute)?.unwrap_or(initial);
         // SAFETY: not null, so a value by the caller's promise.
         unsafe { value.cast::<Value>().write_unaligned(now) };
         Ok(())
@@ -60,7 +54,7 @@ pub(crate) unsafe fn cuStreamGetAttribute(stream: CUstream, attribute: u32, valu
 }
 
 pub(crate) unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *const c_void) -> CUresult {
-    code(client::get().and_then(|_| {
+    code(client::get().and_then(|client| {
         initial(stream, attribute)?;
         let key = key(stream)?;
         if value.is_null() {
@@ -72,18 +66,13 @@ pub(crate) unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, valu
         if attribute == SYNCHRONIZATION_POLICY && !(1..=4).contains(&word) || attribute == MEM_SYNC_DOMAIN && word > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        set(|all| all.entry(key).or_default().insert(attribute, value));
-        Ok(())
+        client.streams.attributes.set(key, attribute, value)
     }))
 }
 
 pub(crate) unsafe fn cuStreamCopyAttributes(to: CUstream, from: CUstream) -> CUresult {
-    code(client::get().and_then(|_| {
+    code(client::get().and_then(|client| {
         let (to, from) = (key(to)?, key(from)?);
-        set(|all| {
-            let of = all.get(&from).cloned().unwrap_or_default();
-            all.insert(to, of);
-        });
-        Ok(())
+        client.streams.attributes.copy(to, from)
     }))
 }

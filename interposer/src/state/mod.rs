@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod ipc;
 pub(crate) mod memory;
+pub(crate) mod stream_attributes;
 pub(crate) mod streams;
 pub(crate) mod vmm;
 

@@ -5,6 +5,8 @@ use std::sync::RwLock;
 
 use rekindle_cuda_abi::types::*;
 
+use super::stream_attributes::StreamAttributes;
+
 /// What is known of a stream that the application made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
@@ -19,6 +21,7 @@ pub(crate) struct Stream {
 #[derive(Default)]
 pub(crate) struct Streams {
     by_handle: RwLock<HashMap<CUstream, Stream>>,
+    pub(crate) attributes: StreamAttributes,
 }
 
 impl Streams {
@@ -33,11 +36,13 @@ impl Streams {
     }
 
     pub(crate) fn remove(&self, handle: CUstream) -> bool {
+        self.attributes.forget_stream(handle);
         self.by_handle.write().is_ok_and(|mut m| m.remove(&handle).is_some())
     }
 
     /// Forgets the streams of a context that is gone.
     pub(crate) fn forget_context(&self, context: CUcontext) {
+        self.attributes.forget_context(context);
         if let Ok(mut map) = self.by_handle.write() {
             map.retain(|_, s| s.context != context);
         }
