@@ -8,6 +8,7 @@ use super::clients::{Client, ClientState};
 use super::pidns::PidView;
 use super::process;
 use super::sys::Credentials;
+use super::worker::WorkerError;
 use super::{Daemon, connection, ipc, mappings};
 
 /// What stands against a dump of each process of the tree that uses a GPU.
@@ -18,14 +19,14 @@ pub(crate) fn check(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     }
 }
 
-fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckInfo>, Failure> {
+fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<CheckInfo>, Failure> {
     let view = PidView::of(peer.pid)?;
-    let root = view.to_ours(pid)?;
+    let root = view.to_ours(asked)?;
     let tree =
         process::tree(root).map_err(|e| Failure::internal(format!("cannot list the processes of the tree: {e}")))?;
     let owner = process::user(root);
     if tree.is_empty() || !connection::is_operator(peer) && owner != Some(peer.uid) {
-        return Err(Failure::refused(format!("there is no process {pid} of yours")));
+        return Err(Failure::refused(format!("there is no process {asked} of yours")));
     }
     let clients = daemon.registry.clients_among(&tree);
     let pending = daemon.registry.pending_among(&tree);
@@ -40,7 +41,12 @@ fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckIn
         match client {
             Some(client) => {
                 memory = client.worker.describe().device_memory.iter().sum();
-                reasons.extend(of_client(client));
+                match of_client(client) {
+                    Some(against) => reasons.extend(against),
+                    None if pid == root => return Err(Failure::refused(format!("process {asked} has ended"))),
+                    // It holds up no dump of the others.
+                    None => continue,
+                }
                 reasons.extend(shared.iter().filter(|it| it.pid == pid).map(ToString::to_string));
                 let strangers = outside.iter().filter(|(_, shared)| !shared.is_disjoint(&mapped.shared));
                 reasons.extend(strangers.map(|(stranger, _)| {
@@ -65,10 +71,15 @@ fn try_check(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CheckIn
     Ok(found)
 }
 
-fn of_client(client: &Client) -> Vec<String> {
+/// None where its process has ended.
+fn of_client(client: &Client) -> Option<Vec<String>> {
     match client.state() {
-        ClientState::Running => client.worker.check().unwrap_or_else(|error| vec![error.to_string()]),
-        state => vec![format!("it is {} already: wait until that is over", state.as_str())],
+        ClientState::Running => match client.worker.check().map_err(|error| client.explain(error)) {
+            Ok(reasons) => Some(reasons),
+            Err(WorkerError::Ended) => None,
+            Err(error) => Some(vec![error.to_string()]),
+        },
+        state => Some(vec![format!("it is {} already: wait until that is over", state.as_str())]),
     }
 }
 

@@ -11,15 +11,19 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_images::Protocol;
 use rekindle_wire::attach::Attach;
 
 use super::grants::Allowed;
 use super::process::Process;
-use super::worker::Worker;
+use super::worker::{Worker, WorkerError};
 use super::{lock, wait_timeout};
+
+/// How long a process may take to end after it has closed its connection, and how often it is looked whether it has.
+const ENDING: Duration = Duration::from_millis(200);
+const ENDING_LOOK: Duration = Duration::from_millis(5);
 
 /// A process and its worker.
 pub(crate) struct Client {
@@ -95,6 +99,22 @@ impl Client {
     pub(crate) fn leave_running(&self, state: ClientState) -> bool {
         let running = ClientState::Running as u8;
         self.state.compare_exchange(running, state as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+impl Client {
+    /// What an error of its worker's means. A worker ends as soon as its process closes the connection, which may be a
+    /// little before that has ended.
+    pub(crate) fn explain(&self, error: WorkerError) -> WorkerError {
+        let WorkerError::Dead(_) = error else { return error };
+        let deadline = Instant::now() + ENDING;
+        while self.process.is_alive() {
+            if Instant::now() >= deadline {
+                return error;
+            }
+            std::thread::sleep(ENDING_LOOK);
+        }
+        WorkerError::Ended
     }
 }
 

@@ -60,6 +60,9 @@ pub(crate) enum WorkerError {
     Timeout { request: &'static str, after: Duration },
     #[error("its worker has died ({0})")]
     Dead(String),
+    /// The process that it served has, and so it has too.
+    #[error("it has ended")]
+    Ended,
     #[error("its worker gave an answer that does not fit {0}; use one version of Rekindle")]
     Protocol(&'static str),
 }
@@ -69,7 +72,7 @@ impl Failing for WorkerError {
         match self {
             Self::Failed(failure) => failure.kind,
             Self::Timeout { .. } => FailureKind::Timeout,
-            Self::Dead(_) => FailureKind::LostPeer,
+            Self::Dead(_) | Self::Ended => FailureKind::LostPeer,
             Self::Protocol(_) => FailureKind::Version,
         }
     }

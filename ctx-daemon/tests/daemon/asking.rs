@@ -1,6 +1,6 @@
 //! What users ask of the daemon about one process.
 
-use rekindle_wire::control::{CallInfo, CheckInfo, ProtocolChange, Reply, Request};
+use rekindle_wire::control::{CallInfo, CheckInfo, Failure, FailureKind, ProtocolChange, Reply, Request};
 
 use crate::support::{Client, Daemon, ask, reason};
 
@@ -38,6 +38,33 @@ fn a_process_can_be_checkpointed_unless_its_worker_says_why_not() {
     let pids: Vec<_> = check(&daemon, own).iter().map(|it| it.pid).collect();
     assert!(pids.contains(&good.pid) && pids.contains(&bad.pid) && !pids.contains(&own), "{pids:?}");
     assert!(reason(ask(&daemon.socket(), &Request::Check { pid: i32::MAX }, &[])).contains("no process"));
+}
+
+#[test]
+fn a_program_that_ends_while_it_is_asked_about_has_ended_and_no_worker_of_it_has_died() {
+    let daemon = Daemon::start();
+    let client = Client::attached(&daemon, "ends-in-check");
+    let answer = ask(&daemon.socket(), &Request::Check { pid: client.pid }, &[]);
+    assert_eq!(answer, Reply::Failed(Failure::refused(format!("process {} has ended", client.pid))));
+    // With others of its tree it stands against nothing.
+    let (client, other) = (Client::attached(&daemon, "ends-in-check"), Client::attached(&daemon, "app"));
+    let found = check(&daemon, std::process::id() as i32);
+    assert!(found.iter().all(|it| it.pid != client.pid), "{found:?}");
+    assert!(found.iter().any(|it| it.pid == other.pid && it.reasons.is_empty()), "{found:?}");
+    for when in ["ends-in-quiesce", "ends-in-save"] {
+        let client = Client::attached(&daemon, when);
+        let dir = tempfile::tempdir().unwrap();
+        let pause = Request::Pause { root: client.pid, leave_running: true };
+        let (session, mut reply) = crate::support::Session::open(&daemon, &pause, dir.path());
+        if when == "ends-in-save" {
+            reply = crate::support::eventually("the dump fails", || {
+                Some(session.ask(&Request::Frozen { pid: client.pid })).filter(|it| matches!(it, Reply::Failed(_)))
+            });
+        }
+        let Reply::Failed(failure) = reply else { panic!("{reply:?}") };
+        assert_eq!(failure.kind, FailureKind::LostPeer);
+        assert!(failure.reason.contains("has ended") && !failure.reason.contains("worker"), "{failure}");
+    }
 }
 
 #[test]

@@ -153,6 +153,16 @@ impl Worker {
         self.reply(&WorkerReply::Failed(Failure::internal(reason)));
     }
 
+    /// Its client ends, and so does a worker then.
+    fn ends_with_its_client(&self, when: &str) {
+        if self.is(when) {
+            let client = self.attach.as_ref().unwrap().pid;
+            // SAFETY: a process that this test has caused to be.
+            assert_eq!(unsafe { libc::kill(client, libc::SIGKILL) }, 0);
+            self.end("client gone");
+        }
+    }
+
     /// What its client's name says it is to do.
     fn is(&self, misbehaviour: &str) -> bool {
         self.command.starts_with(misbehaviour)
@@ -169,6 +179,7 @@ impl Worker {
             }
             WorkerRequest::Quiesce { .. } => {
                 self.note("Quiesce");
+                self.ends_with_its_client("ends-in-quiesce");
                 if self.is("busy") {
                     return self.failed("stream 0x1 is busy in kernel spin");
                 }
@@ -302,6 +313,7 @@ impl Worker {
                 self.reply(&WorkerReply::Memory { devices: vec![memory] });
             }
             WorkerRequest::Check => {
+                self.ends_with_its_client("ends-in-check");
                 let reasons = if self.is("unsavable") { vec!["it calls malloc".to_owned()] } else { Vec::new() };
                 self.reply(&WorkerReply::Checked { reasons });
             }
@@ -329,6 +341,7 @@ impl Worker {
     }
 
     fn save(&mut self, hash_key: [u8; 16], files: DataFiles, known: Vec<u8>) {
+        self.ends_with_its_client("ends-in-save");
         if self.is("dies-on-save") {
             std::process::exit(12);
         }

@@ -30,6 +30,8 @@ pub(in crate::daemon) enum QuiesceError {
     Held(String),
     #[error("{client} does not come to rest: {what} after {ms} ms, and may never end; it goes on")]
     Busy { client: String, what: String, ms: u128 },
+    #[error("{0} has ended")]
+    Ended(String),
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     #[error("{client} does not come to rest: {source}; it goes on")]
@@ -41,6 +43,7 @@ impl Failing for QuiesceError {
         match self {
             Self::Held(_) => FailureKind::Refused,
             Self::Busy { .. } => FailureKind::Timeout,
+            Self::Ended(_) => FailureKind::LostPeer,
             Self::Thread(error) => Failing::kind(error),
             Self::Client { source, .. } => source.kind(),
         }
@@ -250,6 +253,10 @@ impl Closing {
         };
         // One that has said so is open; one that said nothing may close yet.
         self.ring.closed = !matches!(source, WorkerError::Failed(_));
-        Err(QuiesceError::Client { client: self.ring.client.to_string(), source })
+        let client = self.ring.client.to_string();
+        Err(match self.ring.client.explain(source) {
+            WorkerError::Ended => QuiesceError::Ended(client),
+            source => QuiesceError::Client { client, source },
+        })
     }
 }

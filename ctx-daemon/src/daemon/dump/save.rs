@@ -49,6 +49,7 @@ pub(in crate::daemon) struct SaveError(Failure);
 
 impl SaveError {
     pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
+        let error = client.explain(error.clone());
         Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
     }
 
