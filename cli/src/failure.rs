@@ -41,8 +41,15 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With its causes, on one line.
-        write!(f, "{:#}", self.error)
+        // With its causes, on one line. Many an error says its cause itself.
+        let mut said = String::new();
+        for cause in self.error.chain().map(ToString::to_string) {
+            if !said.ends_with(&cause) {
+                let separator = if said.is_empty() { "" } else { ": " };
+                said.extend([separator, &cause]);
+            }
+        }
+        f.write_str(&said)
     }
 }
 

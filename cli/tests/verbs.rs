@@ -501,3 +501,13 @@ fn a_bad_image_is_4() {
         assert!(err.contains("/nonexistent"), "{err}");
     }
 }
+
+#[test]
+fn what_went_wrong_is_said_once_with_its_cause() {
+    let dir = TempDir::new().unwrap();
+    let missing = dir.path().join("missing");
+    for verb in ["inspect", "verify", "flatten"] {
+        let (code, _, err) = on(verb, &missing, false);
+        assert_eq!((code, err.matches("No such file").count()), (1, 1), "{verb}: {err}");
+    }
+}
