@@ -8,7 +8,7 @@ const HOOKS: [&str; 2] =
     ["/etc/containers/oci/hooks.d/rekindle.json", "/usr/share/containers/oci/hooks.d/rekindle.json"];
 
 pub(super) fn look() -> Vec<Finding> {
-    vec![interposer(), hook()]
+    vec![interposer(), hook(&HOOKS)]
 }
 
 fn interposer() -> Finding {
@@ -26,13 +26,20 @@ fn interposer() -> Finding {
     }
 }
 
-fn hook() -> Finding {
-    match HOOKS.iter().find(|it| Path::new(it).is_file()) {
+fn hook(files: &[&str]) -> Finding {
+    match files.iter().find(|it| Path::new(it).is_file()) {
         Some(file) => Finding::ok("hook", *file),
-        None => Finding::note(
-            "hook",
-            "no OCI hook is installed",
-            "for containers: rekindle-oci-hook hooks-json >/etc/containers/oci/hooks.d/rekindle.json",
-        ),
+        None => Finding::note("hook", "no OCI hook is installed", "for containers: rekindle-oci-hook install"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hook_that_is_missing_is_installed_by_the_verb_that_installs_all() {
+        let finding = hook(&["/nonexistent/rekindle.json"]);
+        assert_eq!(finding.advice.as_deref(), Some("for containers: rekindle-oci-hook install"));
     }
 }
