@@ -159,7 +159,8 @@ impl Timeline {
             phase(PhaseName::Quiesce, self.quiesce_began, self.idle_at, 0),
             phase(PhaseName::Freeze, self.frozen_at, self.finished_at, 0),
             phase(PhaseName::Copy, self.saving_at, self.copied_at, self.bytes),
-            phase(PhaseName::Write, self.copied_at, self.synced_at, self.bytes),
+            // The copy has written, and nobody knows how much of that was not on disk yet: maybe nothing.
+            phase(PhaseName::Write, self.copied_at, self.synced_at, 0),
         ]);
         let costs = [(PhaseName::Hash, self.costs.hash), (PhaseName::Clone, self.costs.clone)];
         for (name, (bytes, duration)) in costs.into_iter().filter(|(_, (bytes, _))| *bytes > 0) {
@@ -316,6 +317,7 @@ mod tests {
         assert_eq!(phase(&timeline, PhaseName::Quiesce), Some((0, 10, 0)));
         assert_eq!(phase(&timeline, PhaseName::Freeze), Some((20, 100, 0)));
         assert_eq!(phase(&timeline, PhaseName::Copy), Some((25, 475, 5)));
+        assert_eq!(phase(&timeline, PhaseName::Write), Some((500, 200, 0)));
         assert_eq!(phase(&timeline, PhaseName::Resume), Some((500, 10, 0)));
         assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 400, 0)));
         // What a clone or a guard keeps is copied afterwards.
