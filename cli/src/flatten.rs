@@ -14,7 +14,10 @@ use crate::output;
 
 /// Writes everything that an image has in others into itself, or into a copy of it.
 pub(crate) fn flatten(dir: &Path, out: Option<&Path>) -> Result<(), Failure> {
-    descriptors::raise_limit();
+    descriptors::with_most(|| write(dir, out))
+}
+
+fn write(dir: &Path, out: Option<&Path>) -> Result<(), Failure> {
     let Some(out) = out else {
         let done = rekindle_images::flatten_in_place(dir)?;
         output::print(if done { "flattened\n" } else { "it builds on no other image\n" })?;

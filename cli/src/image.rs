@@ -46,15 +46,30 @@ pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
 
 /// Compares every checksum.
 pub(crate) fn verify(dir: &Path, json: bool) -> Result<(), Failure> {
-    descriptors::raise_limit();
-    let image = Image::open(dir)?;
-    let report = image.verify(|_| ());
+    let report = report(dir)?;
     if json {
         output::print_json(&report)?;
     } else {
         let text = describe(&report).context("cannot describe the report")?;
         output::print(&text)?;
     }
+    judge(dir, &report)
+}
+
+/// Compares every checksum before something is done with the image. Says on stderr what is wrong, if anything is.
+pub(crate) fn verify_before(dir: &Path) -> Result<(), Failure> {
+    let report = report(dir)?;
+    if !report.is_good() {
+        eprint!("{}", describe(&report).context("cannot describe the report")?);
+    }
+    judge(dir, &report)
+}
+
+fn report(dir: &Path) -> Result<Report, Failure> {
+    descriptors::with_most(|| Ok(Image::open(dir)?.verify(|_| ())))
+}
+
+fn judge(dir: &Path, report: &Report) -> Result<(), Failure> {
     if report.is_good() {
         return Ok(());
     }

@@ -11,7 +11,7 @@ use rekindle_images::Image;
 use rekindle_wire::control::Request;
 
 use crate::failure::Failure;
-use crate::{criu, daemon, output};
+use crate::{criu, daemon, image, output};
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "restore.log";
@@ -24,6 +24,9 @@ pub(crate) struct Options {
     /// Return when the processes run, and do not wait for their end
     #[arg(short = 'd', long)]
     restore_detached: bool,
+    /// Read the whole image and compare every checksum before anything is started
+    #[arg(long)]
+    verify: bool,
     /// CRIU [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     criu: Option<PathBuf>,
@@ -40,6 +43,9 @@ pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     let criu = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
     Image::open(&options.dir)?;
+    if options.verify {
+        image::verify_before(&options.dir)?;
+    }
     daemon::ask(&socket, &Request::Status)?;
     let dir = options.dir.canonicalize().with_context(|| format!("cannot find {}", options.dir.display()))?;
     let log = dir.join(LOG);

@@ -12,7 +12,7 @@ use rekindle_images::{
 };
 use rekindle_wire::control::{
     CallInfo, CheckInfo, ClientInfo, DumpInfo, DumpOutcome, Failure, FailureKind, Opening, ProtocolChange, Reply,
-    Request,
+    Request, StatusInfo,
 };
 use rekindle_wire::frame;
 use tempfile::TempDir;
@@ -510,4 +510,48 @@ fn what_went_wrong_is_said_once_with_its_cause() {
         let (code, _, err) = on(verb, &missing, false);
         assert_eq!((code, err.matches("No such file").count()), (1, 1), "{verb}: {err}");
     }
+}
+
+/// `rekindle restore` as it is installed, with a CRIU that says it was started, and a daemon.
+fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
+    let dir = installed();
+    std::fs::create_dir(dir.path().join("lib/rekindle/criu")).unwrap();
+    std::fs::write(dir.path().join("lib/rekindle/criu/rekindle.so"), "").unwrap();
+    let (criu, started) = (dir.path().join("criu"), dir.path().join("started"));
+    std::fs::write(&criu, format!("#!/bin/sh\n>'{}'\n", started.display())).unwrap();
+    std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).unwrap();
+    let status = StatusInfo {
+        version: "test".into(),
+        wire: rekindle_wire::WIRE_VERSION,
+        cuda_driver: String::new(),
+        spare: 0,
+        used: 0,
+        max: None,
+        problem: None,
+        driver_version: None,
+        gpus: Vec::new(),
+        sandbox: None,
+    };
+    // Not every restore comes so far as to ask it.
+    answers(dir.path(), Reply::Status(status));
+    let mut command = Command::new(dir.path().join("bin/rekindle"));
+    command.arg("restore").arg(image).arg("--criu").arg(&criu).arg("--socket").arg(dir.path().join("s"));
+    let (code, _, err) = ran(command.args(arguments));
+    (code, err, started.exists())
+}
+
+#[test]
+fn a_restore_that_verifies_first_starts_nothing_from_a_damaged_image() {
+    let good = image();
+    assert_eq!(restore(good.path(), &["--verify"]), (0, String::new(), true));
+    let bad = image();
+    let data = bad.path().join("rekindle-data-0.raw");
+    let mut bytes = std::fs::read(&data).unwrap();
+    bytes[5000] ^= 1;
+    std::fs::write(&data, bytes).unwrap();
+    let (code, err, started) = restore(bad.path(), &["--verify"]);
+    assert_eq!((code, started), (4, false), "{err}");
+    assert!(err.contains("rekindle-data-0.raw") && err.contains("is bad in 1 places"), "{err}");
+    // Otherwise its hashes are compared while it is loaded.
+    assert_eq!(restore(bad.path(), &[]), (0, String::new(), true));
 }
