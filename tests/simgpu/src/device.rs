@@ -16,10 +16,11 @@ use crate::pool::Pools;
 use crate::status::Result;
 use crate::{attributes, handles};
 
-/// Where the devices' heaps begin; each device has three windows.
-const HEAPS: u64 = 0x1000_0000_0000;
-const INTERNAL_HEAPS: u64 = 0x1400_0000_0000;
-const CODE_HEAPS: u64 = 0x0c00_0000_0000;
+/// Where the devices' heaps begin; each device has three windows. They lie below everything that workers reserve, as
+/// NVIDIA's driver keeps out of the way of what programs reserve.
+const HEAPS: u64 = 0x0400_0000_0000;
+const CODE_HEAPS: u64 = 0x0500_0000_0000;
+const INTERNAL_HEAPS: u64 = 0x0600_0000_0000;
 
 /// A simulated GPU.
 #[derive(Debug)]
