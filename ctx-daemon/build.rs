@@ -1,5 +1,5 @@
 //! Generates the worker's typed entry points into the driver, and its side of generated calls, from the table of
-//! driver functions.
+//! driver functions; and the messages in which images keep its state.
 
 use std::{env, fs, path::Path};
 
@@ -125,4 +125,17 @@ fn main() {
     write("driver.rs", generate::entry_points(&table, ALSO));
     write("dispatch.rs", generate::dispatch(&table));
     println!("cargo::rerun-if-changed=build.rs");
+    state();
+}
+
+/// What images keep of workers, with the pure Rust compiler, so that a build needs no `protoc`.
+fn state() {
+    println!("cargo::rerun-if-changed=proto/state.proto");
+    protobuf_codegen::Codegen::new()
+        .pure()
+        .include("proto")
+        .input("proto/state.proto")
+        .customize(protobuf_codegen::Customize::default().lite_runtime(true))
+        .cargo_out_dir("proto")
+        .run_from_script();
 }

@@ -425,15 +425,57 @@ pub fn dispatch(table: &[Function]) -> String {
     out
 }
 
-/// A number that changes with the table's lines and their order, so that two builds whose call numbers differ do not
-/// talk to each other. FNV-1a over what decides numbers and encodings.
-pub const fn fingerprint(text: &str) -> u64 {
-    let bytes = text.as_bytes();
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut i = 0;
-    while i < bytes.len() {
-        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x100_0000_01b3);
-        i += 1;
+/// What a line's call looks like on the ring: a number that changes with the symbol and with how its parameters travel,
+/// and with nothing else. 0 for a line that does not travel.
+///
+/// FNV-1a in 32 bits. Images and clients of other releases carry these numbers: this function must not change.
+pub fn encoding(f: &Function) -> u32 {
+    if !f.route.travels() {
+        return 0;
     }
-    hash
+    let mut text = f.symbol.clone();
+    for p in params(f) {
+        let how = match travel(p) {
+            Travel::Word => format!("word {}", rust_type(&p.c_type)),
+            Travel::Device => "device".to_owned(),
+            Travel::Handle(kind) => format!("handle {kind}"),
+            Travel::Text => "text".to_owned(),
+            Travel::Out(of) => format!("out {of}"),
+            Travel::New(kind) => format!("new {kind}"),
+        };
+        text = text + "," + &how;
+    }
+    let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash.max(1)
+}
+
+/// `ENCODINGS`: the [`encoding`] of each line.
+pub fn encodings(table: &[Function]) -> String {
+    let list: Vec<_> = table.iter().map(|f| encoding(f).to_string()).collect();
+    format!(
+        "// Generated from driver.table.\n/// See `rekindle_cuda_abi::generate::encoding`.\npub(crate) static ENCODINGS: [u32; {}] = [{}];\n",
+        list.len(),
+        list.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::parse;
+
+    fn of(line: &str) -> u32 {
+        encoding(&parse(line).unwrap()[0])
+    }
+
+    #[test]
+    fn an_encoding_depends_on_symbol_and_parameters_and_on_nothing_else() {
+        let line = of("wait | cuA(CUstream hStream, int n) | cuA@2000");
+        assert_ne!(line, 0);
+        assert_eq!(line, of("# a comment\nhand+send destroys stream | cuA(CUstream s, int count) |"));
+        assert_ne!(line, of("wait | cuB(CUstream hStream, int n) | cuA@2000"));
+        assert_ne!(line, of("wait | cuA(CUstream hStream, int *n) | cuA@2000"));
+        assert_ne!(line, of("wait | cuA(int n, CUstream hStream) | cuA@2000"));
+        assert_eq!(of("refused | cuA(CUstream hStream, int n) | cuA@2000"), 0);
+    }
 }

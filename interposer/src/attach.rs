@@ -46,6 +46,7 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
     let shared = unsafe { Shared::new(shared) };
     shared.initialise();
     let request = Request::Attach(Attach {
+        dialect: rekindle_wire::Dialect::own(),
         pid: std::process::id() as i32,
         command: command_name(),
         socket: path.into(),

@@ -14,6 +14,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Dialect;
+
 /// What a process says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Attach {
@@ -28,6 +30,9 @@ pub struct Attach {
     /// Settings that a context must be made with (`CUDA_DEVICE_MAX_CONNECTIONS` and the like), as they are in its
     /// environment, ordered by name; behind them [`PROTOCOL`].
     pub settings: Vec<(String, String)>,
+    /// What its commands mean.
+    #[serde(default)]
+    pub dialect: Dialect,
 }
 
 /// Environment variables that go into [`Attach::settings`]: the driver reads them when a context is made.

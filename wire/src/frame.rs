@@ -53,6 +53,11 @@ pub struct Message<T> {
 /// Sends a message with descriptors (which stay open here).
 pub fn send<T: Serialize>(socket: &UnixStream, body: &T, blob: &[u8], fds: &[RawFd]) -> Result<(), FrameError> {
     let json = serde_json::to_vec(body)?;
+    #[cfg(debug_assertions)]
+    let json = match crate::version::ahead() {
+        0 => json,
+        _ => serde_json::to_vec(&crate::version::grown(serde_json::from_slice(&json)?))?,
+    };
     if json.len() > MAX_JSON || blob.len() > MAX_BLOB || fds.len() > MAX_FDS {
         return Err(FrameError::TooLarge(json.len() + blob.len()));
     }
@@ -69,6 +74,16 @@ pub fn send<T: Serialize>(socket: &UnixStream, body: &T, blob: &[u8], fds: &[Raw
 /// Receives one message.
 pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<Message<T>, FrameError> {
     receive_at_most(socket, MAX_JSON, MAX_BLOB)
+}
+
+/// Receives one message from someone who may be of a later release: the body is an error where it is a message, but none that
+/// this release knows. The connection is in order then.
+pub fn receive_known<T: DeserializeOwned>(
+    socket: &UnixStream,
+    max_blob: usize,
+) -> Result<Message<Result<T, serde_json::Error>>, FrameError> {
+    let Message { body, blob, fds } = receive_at_most::<serde_json::Value>(socket, MAX_JSON, max_blob)?;
+    Ok(Message { body: serde_json::from_value(body), blob, fds })
 }
 
 /// Receives one message from someone who has no business sending a large one.

@@ -64,7 +64,7 @@ pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SE
 pub struct Header {
     /// [`MAGIC`].
     pub magic: AtomicU64,
-    /// [`crate::WIRE_VERSION`].
+    /// [`crate::CLIENT_VERSION`] of the client.
     pub version: AtomicU32,
     /// How long a waiting caller spins before it sleeps, in microseconds; written by the worker at attach.
     pub caller_spin_us: AtomicU32,
@@ -189,14 +189,14 @@ impl Shared {
     /// Marks freshly made shared memory as such.
     pub fn initialise(&self) {
         use std::sync::atomic::Ordering::Release;
-        self.header().version.store(crate::WIRE_VERSION, Release);
+        self.header().version.store(crate::version::client_version(), Release);
         self.header().magic.store(MAGIC, Release);
     }
 
-    /// Whether the other side made this with the same version.
-    pub fn is_ours(&self) -> bool {
+    /// [`crate::CLIENT_VERSION`] of whoever made this; `None` if it is no shared memory of a client.
+    pub fn version(&self) -> Option<u32> {
         use std::sync::atomic::Ordering::Acquire;
-        self.header().magic.load(Acquire) == MAGIC && self.header().version.load(Acquire) == crate::WIRE_VERSION
+        (self.header().magic.load(Acquire) == MAGIC).then(|| self.header().version.load(Acquire))
     }
 }
 

@@ -20,6 +20,7 @@
 //! - [`ipc`]: memory that processes share
 //! - [`nvml`]: what NVML is asked, on the same socket
 //! - [`stderr`]: what libraries in applications say there
+//! - [`version`]: which releases of the parts serve each other
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
 
@@ -41,12 +42,7 @@ pub mod reply;
 pub mod ring;
 pub mod stderr;
 pub mod tensor_map;
+pub mod version;
 pub mod window;
 
-use rekindle_cuda_abi::{generate, table};
-
-/// The version of everything in this crate. Parts of different versions refuse each other, naming both.
-pub const WIRE_VERSION: u32 = 8;
-
-/// Changes with the table of driver calls, whose line numbers are call numbers on the ring.
-pub const TABLE_FINGERPRINT: u64 = generate::fingerprint(table::TEXT);
+pub use version::{CLIENT_VERSION, CONTROL_VERSION, Dialect, NotServed, OLDEST_CLIENT, OLDEST_CONTROL};

@@ -55,7 +55,14 @@ fn position() -> impl Strategy<Value = u64> {
 
 /// Messages of every kind, as they are sent.
 fn messages() -> Vec<Vec<u8>> {
-    let attach = Attach { pid: 7, command: "a".into(), socket: "/run/s".into(), cookie: 9, settings: vec![] };
+    let attach = Attach {
+        dialect: rekindle_wire::Dialect::own(),
+        pid: 7,
+        command: "a".into(),
+        socket: "/run/s".into(),
+        cookie: 9,
+        settings: vec![],
+    };
     let requests = [
         Request::Attach(attach.clone()),
         Request::Reattach { restore: 1, socket: 2, cookie: 3 },

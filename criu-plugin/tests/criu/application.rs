@@ -92,6 +92,7 @@ fn attach(ring: &File) -> (UnixStream, File) {
     let path = env::var("REKINDLE_SOCKET").unwrap();
     let socket = UnixStream::connect(&path).unwrap();
     let attach = Attach {
+        dialect: rekindle_wire::Dialect::own(),
         pid: std::process::id() as i32,
         command: "application".into(),
         socket: path,

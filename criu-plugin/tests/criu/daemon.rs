@@ -192,7 +192,7 @@ impl Daemon {
             Some(reason) => Reply::Failed(Failure::internal(reason)),
             None => Reply::Status(StatusInfo {
                 version: "test".into(),
-                wire: rekindle_wire::WIRE_VERSION,
+                wire: rekindle_wire::CONTROL_VERSION,
                 cuda_driver: String::new(),
                 spare: 0,
                 used: 0,

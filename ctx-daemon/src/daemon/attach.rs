@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rekindle_wire::attach::{Answer, Attach, PROTOCOL, SETTINGS};
 use rekindle_wire::control::WorkerRequest;
-use rekindle_wire::frame;
+use rekindle_wire::{NotServed, frame};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -38,6 +38,8 @@ const MAX_VALUE: usize = 4096;
 /// Why a process gets no worker.
 #[derive(Debug, Error)]
 pub(crate) enum AttachError {
+    #[error(transparent)]
+    NotServed(#[from] NotServed),
     #[error(transparent)]
     Memory(#[from] MemfdError),
     #[error("{0:?} is no setting that a process may make")]
@@ -103,6 +105,7 @@ fn hand_over(
     attach: Attach,
     fds: Vec<OwnedFd>,
 ) -> Result<Arc<Client>, AttachError> {
+    attach.dialect.is_served()?;
     let [ring, staging] = memfd::check_pair(fds)?;
     check_settings(&attach)?;
     pending.asks(&attach);

@@ -1,6 +1,7 @@
 //! A connection from its first message on.
 //!
-//! Versions are compared before anything else, since nothing but the opening's form is the same in all of them. What is
+//! Versions are compared before anything else, since nothing but the opening's form is the same in all of them: see
+//! `rekindle_wire::version`. What is
 //! malformed ends the connection with a line in the log; descriptors that came with it close with the message.
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,9 +12,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use rekindle_wire::OLDEST_CONTROL;
 use rekindle_wire::control::{Failure, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError, Message};
-use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
+use rekindle_wire::version::{control_version, is_spoken};
 use tracing::{debug, warn};
 
 use super::pidns::{PidError, PidView};
@@ -328,22 +330,15 @@ fn receive_opening(stream: &UnixStream) -> Result<Message<Opening>, FrameError> 
     Ok(message)
 }
 
-/// The request, if it is of our version.
+/// The request, if it is of a version that is spoken here.
 fn read(opening: &Opening) -> Result<Request, Failure> {
     let of_other_version = |reason| Failure::new(FailureKind::Version, reason);
-    if opening.wire != WIRE_VERSION {
+    if !is_spoken(opening.oldest, opening.wire) {
         return Err(of_other_version(format!(
-            "wire version {} was spoken, and this rekindled {} speaks {WIRE_VERSION}: install one version of Rekindle for all parts",
+            "control version {} was spoken, and this rekindled {} speaks {OLDEST_CONTROL} to {}: install one version of Rekindle for all parts",
             opening.wire,
             env!("CARGO_PKG_VERSION"),
-        )));
-    }
-    let by_table = matches!(asks(opening), Some("Attach" | "Rejoin"));
-    if by_table && opening.table != TABLE_FINGERPRINT {
-        return Err(of_other_version(format!(
-            "driver call table {:016x} was spoken, and this rekindled {} has {TABLE_FINGERPRINT:016x}: install one build of Rekindle for all parts, and start the process anew",
-            opening.table,
-            env!("CARGO_PKG_VERSION"),
+            control_version(),
         )));
     }
     serde_json::from_value(opening.request.clone()).map_err(|error| {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use rekindle_cuda_abi::table;
-use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Device;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Reply, StatusInfo};
 use rekindle_wire::gpus;
+use rekindle_wire::version::control_version;
 
 use super::clients::Client;
 use super::lost::Lost;
@@ -125,7 +125,7 @@ pub(crate) fn status(daemon: &Daemon) -> Reply {
     };
     Reply::Status(StatusInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        wire: WIRE_VERSION,
+        wire: control_version(),
         cuda_driver: daemon.config.cuda_driver.display().to_string(),
         spare: count(daemon.pool.spare()),
         used: count(daemon.registry.used()),

@@ -16,6 +16,7 @@ use std::time::Duration;
 use rekindle_wire::attach::{Attached, SETTINGS};
 use rekindle_wire::control::WorkerReply;
 use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::version::is_spoken;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -142,7 +143,11 @@ impl Spawner {
         let message = frame::receive::<WorkerReply>(channel).map_err(frame)?;
         limited(None)?;
         match message.body {
-            WorkerReply::Ready { attached } => Ok(attached),
+            WorkerReply::Ready { attached, wire, oldest } if is_spoken(oldest, wire) => Ok(attached),
+            WorkerReply::Ready { wire, .. } => Err(NotReady::Says(format!(
+                "it speaks control version {wire}, which this rekindled {} does not: restart the daemon, whose program has been replaced",
+                env!("CARGO_PKG_VERSION")
+            ))),
             WorkerReply::Failed(failure) => Err(NotReady::Says(failure.reason)),
             _ => Err(NotReady::Says("it is not of this version of Rekindle".to_owned())),
         }

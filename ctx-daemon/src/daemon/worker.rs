@@ -22,7 +22,7 @@ use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::calls::Count;
 use rekindle_wire::control::{Failing, Failure, FailureKind, WorkerReply, WorkerRequest};
-use rekindle_wire::frame::{self, FrameError};
+use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::ipc::{MAX_PIECES, PIECES_AT_A_TIME, PieceId, Shared, Token};
 use rekindle_wire::nvml::Memory;
 use thiserror::Error;
@@ -438,10 +438,16 @@ impl Worker {
     /// Hands out replies until the channel ends; why it did.
     fn read_replies(&self) -> String {
         loop {
-            let message = match frame::receive_at_most::<WorkerReply>(&self.channel, frame::MAX_JSON, MAX_BLOB) {
+            let message = match frame::receive_known::<WorkerReply>(&self.channel, MAX_BLOB) {
                 Ok(message) => message,
                 Err(error) => break error.to_string(),
             };
+            // One of a later release may say more than this daemon asks for.
+            let body = message.body.unwrap_or_else(|error| {
+                let reason = format!("its worker is of another release, and its answer is not understood: {error}");
+                WorkerReply::Failed(Failure::new(FailureKind::Version, reason))
+            });
+            let message = Message { body, blob: message.blob, fds: message.fds };
             if let WorkerReply::NeedsRoom = message.body {
                 let action = lock(&self.on_need).clone();
                 action.inspect(|action| action());

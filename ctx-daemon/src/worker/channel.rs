@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
-use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::control::{Failure, FailureKind, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::Shared;
 use rekindle_wire::ring;
@@ -24,7 +24,7 @@ use super::silence::{self, Silence};
 /// What comes from the daemon, or about it.
 pub(super) enum Event {
     /// A request, to be answered.
-    Request(Message<WorkerRequest>, Asker),
+    Request(Box<Message<WorkerRequest>>, Asker),
     /// The daemon is gone.
     DaemonGone,
 }
@@ -101,8 +101,21 @@ impl Channel {
                 std::thread::sleep(silence::LOOK);
                 continue;
             }
-            let received = frame::receive::<WorkerRequest>(&socket);
+            let received = frame::receive_known::<WorkerRequest>(&socket, frame::MAX_BLOB);
             self.silence.heard();
+            let received = match received {
+                // The daemon is of a later release. What it asks for is not done, and the client goes on.
+                Ok(Message { body: Err(error), .. }) => {
+                    let reason = format!(
+                        "a worker of Rekindle {} does not know this: {error}; start the program anew to have a newer one",
+                        env!("CARGO_PKG_VERSION")
+                    );
+                    self.answer(&asker, WorkerReply::Failed(Failure::new(FailureKind::Version, reason)), Vec::new());
+                    continue;
+                }
+                Ok(Message { body: Ok(body), blob, fds }) => Ok(Message { body, blob, fds }),
+                Err(error) => Err(error),
+            };
             match received {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
@@ -112,7 +125,7 @@ impl Channel {
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
                         self.cancel.expect_another();
                     }
-                    if events.send(Event::Request(message, Arc::clone(&asker))).is_err() {
+                    if events.send(Event::Request(Box::new(message), Arc::clone(&asker))).is_err() {
                         return;
                     }
                     self.wake();

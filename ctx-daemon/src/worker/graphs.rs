@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::graph::{Program, Step, Task};
 use tracing::warn;
@@ -22,6 +22,7 @@ use super::boxes::between;
 use super::commands::check;
 use super::executor::{Executor, Outcome, Refused};
 use super::launch;
+use super::state;
 use super::waiting::Then;
 
 /// An executable graph of the client's.
@@ -421,28 +422,29 @@ impl Executor {
     }
 
     /// All programs as bytes of the saved state; `None` where there are none.
-    pub(crate) fn graph_bytes(&self) -> Option<Vec<u8>> {
+    pub(crate) fn graph_bytes(&self) -> Result<Option<Vec<u8>>, String> {
         if self.graphs.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let mut bytes = Writer::new();
-        bytes.word(self.graphs.len() as u64);
-        for (handle, graph) in &self.graphs {
-            [*handle, graph.context, graph.flags].into_iter().for_each(|word| bytes.word(word));
-            bytes.blob(&graph.program.to_bytes());
-        }
-        Some(bytes.into_bytes())
+        let graph = |(&handle, graph): (&u64, &Graph)| state::Graph {
+            handle,
+            context: graph.context,
+            flags: graph.flags,
+            program: graph.program.to_bytes(),
+            ..state::Graph::default()
+        };
+        let graphs = self.graphs.iter().map(graph).collect();
+        state::bytes(&state::Graphs { graphs, ..state::Graphs::default() }).map(Some)
     }
 
     /// Takes up what [`Executor::graph_bytes`] gave.
     pub(crate) fn restore_graphs(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
-        let mut from = Reader::new(bytes);
-        for _ in 0..from.word()? {
-            let (handle, context, flags) = (from.word()?, from.word()?, from.word()?);
-            let graph = Graph::new(context, flags, Program::from_bytes(from.blob()?)?);
-            self.graphs.insert(handle, graph);
+        let saved: state::Graphs = state::parse(bytes)?;
+        for it in saved.graphs {
+            let graph = Graph::new(it.context, it.flags, Program::from_bytes(&it.program)?);
+            self.graphs.insert(it.handle, graph);
         }
-        from.end()
+        Ok(())
     }
 
     /// The client's memory is all there after a restore: graphs are made, so that no launch waits for that.

@@ -21,7 +21,7 @@ use rekindle_wire::ipc::{self, MAX_PIECES, Named, PIECES_AT_A_TIME, PieceId, Sha
 use super::driver::{Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
 use super::ipc_events::SavedEvents;
-use super::save::STATE_VERSION;
+use super::state::{self, State};
 use super::vmm::{self, Piece, Sharing};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -54,10 +54,6 @@ type Exporting = (SharedPiece, u64);
 
 pub(super) fn write_name(out: &mut Writer, name: &[u8; 16]) {
     ipc::words(name).into_iter().for_each(|word| out.word(word));
-}
-
-pub(super) fn read_name(state: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
-    Ok(ipc::of_words([state.word()?, state.word()?]))
 }
 
 /// A name that nobody guesses.
@@ -301,8 +297,8 @@ impl Executor {
         }
     }
 
-    /// All pieces that have ids, for the image: the head of the worker's state.
-    pub(crate) fn write_shared(&self, out: &mut Writer) {
+    /// All pieces that have ids, and events that processes share, for the image.
+    pub(crate) fn write_shared(&self, out: &mut State) {
         let mut all = Vec::new();
         for (device, it) in self.devices.iter().enumerate() {
             all.extend(it.memory.ids().map(|(id, _, size)| Wanted {
@@ -319,26 +315,30 @@ impl Executor {
             let Piece { device, size, handle_types, flags, .. } = *piece;
             all.push(Wanted { id, device, size, handle_types, flags, elsewhere });
         }
-        out.word(all.len() as u64);
-        for it in all {
-            write_name(out, &it.id);
-            let words = [it.device as u64, it.size, it.handle_types.into(), it.flags.word(), it.elsewhere.into()];
-            words.into_iter().for_each(|word| out.word(word));
-        }
-        self.ipc_events.write(out);
+        let piece = |it: Wanted| state::SharedPiece {
+            id: it.id.to_vec(),
+            device: it.device as u32,
+            size: it.size,
+            handle_types: it.handle_types,
+            flags: it.flags.word(),
+            elsewhere: it.elsewhere,
+            ..Default::default()
+        };
+        out.shared = all.into_iter().map(piece).collect();
+        out.shared_events = Some(self.ipc_events.write()).into();
     }
 
     /// Makes the pieces anew whose content an image's client has, and says which there are, with descriptors from `first`
     /// on, and which it needs from others.
     pub(crate) fn make_shared(&mut self, blob: &[u8], first: usize) -> Result<Made, String> {
         let client = Client::from_bytes(blob).map_err(|e| e.to_string())?;
-        if client.worker_version != STATE_VERSION {
+        if state::check(client.worker_version).is_err() {
             // Said better when it is loaded.
             return Ok(Made::default());
         }
         let malformed = |e: Malformed| format!("the image's worker state: {e}");
-        let mut state = Reader::new(&client.worker_state);
-        let (wanted, events) = read_shared(&mut state).map_err(malformed)?;
+        let state: State = state::parse(&client.worker_state).map_err(malformed)?;
+        let (wanted, events) = read_shared(&state).map_err(malformed)?;
         let driver = self.driver();
         if first == 0 {
             for it in wanted.iter().filter(|it| !it.elsewhere) {
@@ -385,8 +385,8 @@ impl Executor {
     }
 
     /// Maps what else is shared. From now on pieces are new ones.
-    pub(super) fn all_shared_is_mapped(&mut self, client: &Client) -> Result<(), String> {
-        let (_, events) = read_shared(&mut Reader::new(&client.worker_state)).map_err(|e| e.to_string())?;
+    pub(super) fn all_shared_is_mapped(&mut self, state: &State) -> Result<(), String> {
+        let (_, events) = read_shared(state).map_err(|e| e.to_string())?;
         self.restore_events(events)?;
         self.arrived.all_taken();
         self.devices.iter_mut().for_each(|device| device.memory.all_made_are_used());
@@ -404,20 +404,17 @@ pub(crate) struct Made {
 }
 
 /// What [`Executor::write_shared`] wrote.
-fn read_shared(state: &mut Reader<'_>) -> Result<(Vec<Wanted>, SavedEvents), Malformed> {
-    let count = state.word()?;
-    let pieces = (0..count)
-        .map(|_| {
-            let (id, device, size) = (read_name(state)?, state.word()?, state.word()?);
-            let (handle_types, flags) = (state.word32()?, PieceFlags::of(state.word()?));
-            let device = usize::try_from(device).map_err(|_| Malformed("no device"))?;
-            Ok(Wanted { id, device, size, handle_types, flags, elsewhere: state.word()? != 0 })
+fn read_shared(state: &State) -> Result<(Vec<Wanted>, SavedEvents), Malformed> {
+    let piece = |it: &state::SharedPiece| {
+        Ok(Wanted {
+            id: state::name(&it.id)?,
+            device: it.device as usize,
+            size: it.size,
+            handle_types: it.handle_types,
+            flags: PieceFlags::of(it.flags),
+            elsewhere: it.elsewhere,
         })
-        .collect::<Result<_, _>>()?;
-    Ok((pieces, SavedEvents::read(state)?))
-}
-
-/// Reads past it.
-pub(super) fn skip_shared(state: &mut Reader<'_>) -> Result<(), Malformed> {
-    read_shared(state).map(drop)
+    };
+    let pieces = state.shared.iter().map(piece).collect::<Result<_, _>>()?;
+    Ok((pieces, SavedEvents::read(&state.shared_events)?))
 }

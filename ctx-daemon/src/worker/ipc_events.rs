@@ -24,8 +24,9 @@ use rekindle_wire::layout::SEALS;
 use super::commands::check;
 use super::driver::Driver;
 use super::executor::{Executor, Outcome, Refused};
-use super::ipc::{new_name, read_name, write_name};
+use super::ipc::{new_name, write_name};
 use super::pinned::{is_sealed, map_at};
+use super::state;
 
 /// Bytes of a page, and of an event in it.
 const PAGE: u64 = 64 << 10;
@@ -154,30 +155,35 @@ impl IpcEvents {
     }
 
     /// For the image. Nothing is under way, so of each event its count says all.
-    pub(crate) fn write(&self, out: &mut Writer) {
-        out.word(self.pages.len() as u64);
-        for (id, page) in &self.pages {
-            write_name(out, id);
-            [u64::from(page.came), u64::from(page.elsewhere), page.used].into_iter().for_each(|word| out.word(word));
-            let counts: BTreeSet<u64> = self.by_handle.values().filter(|p| p.page == *id).map(|p| p.index).collect();
-            out.word(counts.len() as u64);
-            for index in counts {
-                out.word(index);
-                out.word(page.recorded(index).load(Acquire));
+    pub(crate) fn write(&self) -> state::SharedEvents {
+        let page = |(id, page): (&PieceId, &Page)| {
+            let used: BTreeSet<u64> = self.by_handle.values().filter(|p| p.page == *id).map(|p| p.index).collect();
+            let count = |index: u64| state::EventCount {
+                index,
+                recorded: page.recorded(index).load(Acquire),
+                ..Default::default()
+            };
+            state::EventPage {
+                id: id.to_vec(),
+                came: page.came,
+                elsewhere: page.elsewhere,
+                used: page.used,
+                counts: used.into_iter().map(count).collect(),
+                ..Default::default()
             }
-        }
-        out.word(self.by_handle.len() as u64);
-        for (&handle, place) in &self.by_handle {
-            out.word(handle);
-            write_name(out, &place.page);
-            out.word(place.index);
-            out.word(place.held.len() as u64);
-            place.held.iter().for_each(|count| out.word(*count));
-        }
-        out.word(self.exported.len() as u64);
-        for (token, &handle) in &self.exported {
-            write_name(out, token);
-            out.word(handle);
+        };
+        let event = |(&handle, place): (&u64, &Place)| state::SharedEvent {
+            handle,
+            page: place.page.to_vec(),
+            index: place.index,
+            held: place.held.iter().copied().collect(),
+            ..Default::default()
+        };
+        state::SharedEvents {
+            pages: self.pages.iter().map(page).collect(),
+            events: self.by_handle.iter().map(event).collect(),
+            exported: self.exported.iter().map(|(token, handle)| state::named(token, *handle)).collect(),
+            ..Default::default()
         }
     }
 }
@@ -201,23 +207,19 @@ pub(crate) struct SavedEvents {
 }
 
 impl SavedEvents {
-    pub(crate) fn read(state: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub(crate) fn read(state: &state::SharedEvents) -> Result<Self, Malformed> {
         let mut saved = Self::default();
-        for _ in 0..state.word()? {
-            let id = read_name(state)?;
-            let (came, elsewhere, used) = (state.word()? != 0, state.word()? != 0, state.word()?);
-            let counts = (0..state.word()?).map(|_| Ok((state.word()?, state.word()?)));
-            let counts = counts.collect::<Result<_, Malformed>>()?;
-            saved.pages.push(SavedPage { id, came, elsewhere, used, counts });
+        for it in &state.pages {
+            let counts = it.counts.iter().map(|it| (it.index, it.recorded)).collect();
+            let (came, elsewhere, used) = (it.came, it.elsewhere, it.used);
+            saved.pages.push(SavedPage { id: state::name(&it.id)?, came, elsewhere, used, counts });
         }
-        for _ in 0..state.word()? {
-            let (handle, page, index) = (state.word()?, read_name(state)?, state.word()?);
-            let held = (0..state.word()?).map(|_| state.word()).collect::<Result<_, _>>()?;
-            saved.by_handle.insert(handle, Place { page, index, held });
+        for it in &state.events {
+            let (page, held) = (state::name(&it.page)?, it.held.iter().copied().collect());
+            saved.by_handle.insert(it.handle, Place { page, index: it.index, held });
         }
-        for _ in 0..state.word()? {
-            let token = read_name(state)?;
-            saved.exported.insert(token, state.word()?);
+        for it in &state.exported {
+            saved.exported.insert(state::name(&it.name)?, it.of);
         }
         Ok(saved)
     }

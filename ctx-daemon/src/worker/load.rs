@@ -7,17 +7,18 @@ use std::io::Read;
 use std::sync::atomic::AtomicBool;
 
 use rekindle_images::{Client, CodeHash, DataReader, Object, Piece};
-use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::Dialect;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
 use super::arrays::ARRAY_CONTENT;
 use super::engine::Job;
 use super::executor::{Executor, Outcome};
-use super::ipc::skip_shared;
 use super::memory;
 use super::pinned;
-use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, PIECE, POOLED, PRINTED, STATE_VERSION};
+use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, PIECE, POOLED, PRINTED};
+use super::state::{self, State};
 use super::textures::{needs_memory, recorded_value};
 use super::vmm::Alias;
 
@@ -29,14 +30,9 @@ impl Executor {
         reader: &DataReader,
         code: Vec<(String, File)>,
     ) -> Result<(), String> {
-        if client.worker_version != STATE_VERSION || client.wire_version != rekindle_wire::WIRE_VERSION {
-            return Err(format!(
-                "the image's client has state of version {} on wire version {}, and this is {STATE_VERSION} on {}; restore with the version of Rekindle that made it",
-                client.worker_version,
-                client.wire_version,
-                rekindle_wire::WIRE_VERSION
-            ));
-        }
+        state::check(client.worker_version)?;
+        let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
+        dialect.is_served().map_err(|why| why.to_string())?;
         for (hash, file) in code {
             self.load_code(&hash, file)?;
         }
@@ -48,7 +44,8 @@ impl Executor {
                 number.map(|n| (k.kind, n)).ok_or(format!("the image uses {}, which is unknown here", k.name))
             })
             .collect::<Result<_, _>>()?;
-        self.restore_state(client)?;
+        let state = state::parse(&client.worker_state).map_err(|e| format!("the image's worker state: {e}"))?;
+        self.restore_state(client, &state)?;
         // Textures may be of memory, which must be there then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
@@ -69,7 +66,7 @@ impl Executor {
         self.check_pieces(client, &aliases)?;
         self.restore_content(client, reader)?;
         self.unmap_aliases(&aliases);
-        self.all_shared_is_mapped(client)?;
+        self.all_shared_is_mapped(&state)?;
         self.record_events()
     }
 
@@ -117,34 +114,25 @@ impl Executor {
         }
     }
 
-    fn restore_state(&mut self, client: &Client) -> Result<(), String> {
-        let malformed = |e: rekindle_wire::codec::Malformed| format!("the image's worker state: {e}");
-        let mut state = Reader::new(&client.worker_state);
-        skip_shared(&mut state).map_err(malformed)?;
-        for when in 0..state.word().map_err(malformed)? {
-            let event = state.word().map_err(malformed)?;
-            self.recorded.insert(event, when);
-            let age = f64::from_bits(state.word().map_err(malformed)?);
-            if age.is_finite() {
-                self.ages.insert(event, age);
+    fn restore_state(&mut self, client: &Client, state: &State) -> Result<(), String> {
+        let malformed = |e: Malformed| format!("the image's worker state: {e}");
+        for (when, event) in (0..).zip(&state.recorded) {
+            self.recorded.insert(event.handle, when);
+            if event.timed && event.age.is_finite() {
+                self.ages.insert(event.handle, event.age);
             }
         }
-        let mut contexts = HashMap::new();
-        for _ in 0..state.word().map_err(malformed)? {
-            contexts.insert(state.word().map_err(malformed)?, state.word().map_err(malformed)?);
-        }
-        for i in 0..state.word().map_err(malformed)? {
-            let (end, reset) = (state.word().map_err(malformed)?, state.word().map_err(malformed)?);
-            let device = self.devices.get_mut(i as usize).ok_or("the image uses a device that is not here")?;
-            device.memory.client_reserves(end);
-            device.memory.read_names(&mut state).map_err(malformed)?;
-            if reset != 0 {
-                self.reset_primary(i as usize).map_err(|e| format!("device {i} cannot be reset: {e}"))?;
+        let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
+        for (i, saved) in state.devices.iter().enumerate() {
+            let device = self.devices.get_mut(i).ok_or("the image uses a device that is not here")?;
+            device.memory.client_reserves(saved.reserved_to);
+            device.memory.read_names(saved).map_err(malformed)?;
+            if saved.reset {
+                self.reset_primary(i).map_err(|e| format!("device {i} cannot be reset: {e}"))?;
             }
         }
-        self.pools.read(&mut state, self.devices.len()).map_err(malformed)?;
-        self.vmm.read(&mut state, self.devices.len()).map_err(malformed)?;
-        state.end().map_err(malformed)?;
+        self.pools.read(state, self.devices.len()).map_err(malformed)?;
+        self.vmm.read(state, self.devices.len()).map_err(malformed)?;
         self.expected_pins = client
             .pinned
             .iter()

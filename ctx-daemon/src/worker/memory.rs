@@ -13,14 +13,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::codec::Malformed;
 use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 use thiserror::Error;
 
 use super::copying::Copying;
 use super::driver::{CallFailed, Driver, expect};
-use super::ipc::{POSIX_FILE, read_name, write_name};
+use super::ipc::POSIX_FILE;
+use super::state;
 use crate::share::{Share, What};
 
 /// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
@@ -391,26 +392,20 @@ impl DeviceMemory {
     }
 
     /// Names, for the image.
-    pub(crate) fn write_names(&self, out: &mut Writer) {
-        for names in [&self.exported.iter().map(|(t, a)| (*a, *t)).collect(), &self.ids] {
-            let names: &BTreeMap<u64, [u8; 16]> = names;
-            out.word(names.len() as u64);
-            for (&address, name) in names {
-                out.word(address);
-                write_name(out, name);
-            }
-        }
+    pub(crate) fn write_names(&self, out: &mut state::Device) {
+        let mut exported: Vec<_> = self.exported.iter().map(|(token, address)| (*address, *token)).collect();
+        exported.sort_unstable();
+        out.exported = exported.iter().map(|(address, token)| state::named(token, *address)).collect();
+        out.pieces = self.ids.iter().map(|(address, id)| state::named(id, *address)).collect();
     }
 
-    /// What [`DeviceMemory::write_names`] wrote. `made` gives the pieces, which are then mapped at their addresses.
-    pub(crate) fn read_names(&mut self, state: &mut Reader<'_>) -> Result<(), Malformed> {
-        for _ in 0..state.word()? {
-            let address = state.word()?;
-            self.exported.insert(read_name(state)?, address);
+    /// What [`DeviceMemory::write_names`] wrote.
+    pub(crate) fn read_names(&mut self, saved: &state::Device) -> Result<(), Malformed> {
+        for it in &saved.exported {
+            self.exported.insert(state::name(&it.name)?, it.of);
         }
-        for _ in 0..state.word()? {
-            let address = state.word()?;
-            self.ids.insert(address, read_name(state)?);
+        for it in &saved.pieces {
+            self.ids.insert(it.of, state::name(&it.name)?);
         }
         Ok(())
     }

@@ -56,6 +56,7 @@ mod serve;
 mod signal_stack;
 mod silence;
 mod start;
+mod state;
 mod tensor_maps;
 mod textures;
 mod times;

@@ -11,10 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::codec::Malformed;
 use rekindle_wire::command::default_pool;
 
 use super::driver::Driver;
+use super::state::{self, State};
 use super::waiting::StreamKey;
 
 /// What a pool's memory grows by, as the driver's does.
@@ -383,54 +384,43 @@ impl Pools {
 
     /// What an image keeps: everything but which parts are free, which follows from what is allocated. Nothing is
     /// pending, since every stream is idle.
-    pub(crate) fn write(&self, state: &mut Writer) {
-        state.word(self.by_handle.len() as u64);
-        for (&handle, pool) in &self.by_handle {
-            let access = pool.access.iter().fold(0_u64, |mask, d| mask | 1 << d);
-            let words = [handle, pool.device as u64, pool.maximum, u64::from(pool.dying), access];
-            words.into_iter().chain(pool.settings).for_each(|w| state.word(w));
-            state.word(pool.used_high);
-            state.word(pool.reserved_high);
-            state.word(pool.segments.len() as u64);
-            for (&address, &length) in &pool.segments {
-                state.word(address);
-                state.word(length);
-            }
-        }
-        state.word(self.current.len() as u64);
-        self.current.iter().for_each(|handle| state.word(*handle));
+    pub(crate) fn write(&self, state: &mut State) {
+        let segment = |(&address, &size): (&u64, &u64)| state::Segment { address, size, ..Default::default() };
+        let pool = |(&handle, pool): (&u64, &Pool)| state::Pool {
+            handle,
+            device: pool.device as u32,
+            maximum: pool.maximum,
+            dying: pool.dying,
+            access: pool.access.iter().map(|device| *device as u32).collect(),
+            settings: pool.settings.to_vec(),
+            used_high: pool.used_high,
+            reserved_high: pool.reserved_high,
+            segments: pool.segments.iter().map(segment).collect(),
+            ..state::Pool::default()
+        };
+        state.pools = self.by_handle.iter().map(pool).collect();
+        state.current_pools.clone_from(&self.current);
     }
 
-    /// Takes what [`Pools::write`] wrote.
-    pub(crate) fn read(&mut self, state: &mut Reader<'_>, devices: usize) -> Result<(), Malformed> {
+    /// What [`Pools::write`] wrote.
+    pub(crate) fn read(&mut self, state: &State, devices: usize) -> Result<(), Malformed> {
         self.by_handle.clear();
-        for _ in 0..state.word()? {
-            let handle = state.word()?;
-            let device = usize::try_from(state.word()?).unwrap_or(usize::MAX);
-            let mut pool = Pool::new(device, state.word()?);
+        for saved in &state.pools {
+            let device = saved.device as usize;
             if device >= devices {
                 return Err(Malformed("a pool of a device that is not here"));
             }
-            pool.dying = state.word()? != 0;
-            let access = state.word()?;
-            pool.access = (0..devices.min(64)).filter(|d| access & 1 << d != 0).collect();
-            for setting in &mut pool.settings {
-                *setting = state.word()?;
+            let mut pool = Pool::new(device, saved.maximum);
+            pool.dying = saved.dying;
+            pool.access = saved.access.iter().map(|d| *d as usize).filter(|d| *d < devices).collect();
+            pool.settings.iter_mut().zip(&saved.settings).for_each(|(setting, saved)| *setting = *saved);
+            for segment in &saved.segments {
+                pool.grow(segment.address, segment.size);
             }
-            let high = (state.word()?, state.word()?);
-            for _ in 0..state.word()? {
-                let address = state.word()?;
-                pool.grow(address, state.word()?);
-            }
-            (pool.used_high, pool.reserved_high) = high;
-            self.by_handle.insert(handle, pool);
+            (pool.used_high, pool.reserved_high) = (saved.used_high, saved.reserved_high);
+            self.by_handle.insert(saved.handle, pool);
         }
-        for i in 0..state.word()? {
-            let handle = state.word()?;
-            if let Some(current) = self.current.get_mut(i as usize) {
-                *current = handle;
-            }
-        }
+        self.current.iter_mut().zip(&state.current_pools).for_each(|(current, saved)| *current = *saved);
         Ok(())
     }
 
@@ -505,12 +495,11 @@ mod tests {
         pool.set_attribute(4, u64::MAX).unwrap();
         pool.access.insert(0);
         let part = pool.take(512, A).unwrap();
-        let mut state = Writer::new();
+        let mut state = State::default();
         pools.write(&mut state);
+        assert!(Pools::new(1).read(&state, 1).is_err());
         let mut read = Pools::new(2);
-        let mut reader = Reader::new(state.bytes());
-        read.read(&mut reader, 2).unwrap();
-        assert!(reader.end().is_ok());
+        read.read(&state, 2).unwrap();
         assert_eq!(read.segments(), [(1, SEGMENT, SEGMENT, vec![0])]);
         let pool = read.get(default_pool(1)).unwrap();
         assert!(pool.take_at(part, 512));

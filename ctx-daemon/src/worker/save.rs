@@ -8,7 +8,6 @@ use rekindle_images::{
     Allocation, Blob, Client, ClientGpu, DataWriter, Global, ImageError, Object, ObjectKind, Piece, Pinned, Ring,
     Window, WindowKind,
 };
-use rekindle_wire::codec::Writer;
 use rekindle_wire::control::{Copying as How, SavedCode, Secured};
 use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
@@ -16,11 +15,9 @@ use rekindle_wire::{command, layout, window};
 use super::copying::{Cancel, Copying, Guard, Keeping, Place, Task};
 use super::engine::{Job, jobs};
 use super::executor::Executor;
+use super::state::{self, PinnedMemory, RecordedEvent, State};
 use super::times::Ages;
 use super::vmm::Alias;
-
-/// The version of [`Client::worker_state`] and of [`Object::args`] that this worker writes.
-pub(crate) const STATE_VERSION: u32 = 8;
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -161,9 +158,9 @@ impl Executor {
             }
         };
 
-        let texts = self.describe_texts();
-        let described = self.describe(wanted.head, allocations, globals);
-        let (client, code) = match described {
+        let described = self.describe_texts();
+        let described = described.and_then(|texts| Ok((texts, self.describe(wanted.head, allocations, globals)?)));
+        let (texts, (client, code)) = match described {
             Ok(described) => described,
             Err(why) => {
                 room.into_iter().for_each(|room| room.release(self.driver()));
@@ -196,11 +193,10 @@ impl Executor {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let client = Client {
-            wire_version: rekindle_wire::WIRE_VERSION,
             gpus: self.describe_gpus(),
             ring: Ring { size: layout::SHARED_SIZE as u64, head },
-            worker_version: STATE_VERSION,
-            worker_state: self.state_bytes(&ages),
+            worker_version: state::version(),
+            worker_state: self.state_bytes(&ages)?,
             windows: self.describe_windows(),
             object_kinds: self.describe_kinds(),
             objects: self.describe_objects(),
@@ -302,7 +298,7 @@ impl Executor {
     }
 
     /// What the worker has of the client besides memory.
-    fn describe_texts(&self) -> Vec<Text> {
+    fn describe_texts(&self) -> Result<Vec<Text>, String> {
         let mut texts = Vec::new();
         let mut add = |kind, handle, bytes: &[u8]| {
             if !bytes.is_empty() {
@@ -310,12 +306,12 @@ impl Executor {
             }
         };
         self.code.arriving().iter().for_each(|(number, bytes)| add(ARRIVING_CODE, *number, bytes));
-        self.held_bytes().iter().for_each(|held| add(HELD_COMMANDS, 0, held));
-        self.graph_bytes().iter().for_each(|graphs| add(GRAPHS, 0, graphs));
+        self.held_bytes()?.iter().for_each(|held| add(HELD_COMMANDS, 0, held));
+        self.graph_bytes()?.iter().for_each(|graphs| add(GRAPHS, 0, graphs));
         (0..).zip(self.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
         let logs = self.code_logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
         logs.for_each(|(handle, text)| add(CODE_LOG, handle, text));
-        texts
+        Ok(texts)
     }
 
     fn describe_gpus(&self) -> Vec<ClientGpu> {
@@ -353,7 +349,7 @@ impl Executor {
                 handle: r.owner,
                 device: self.device_of_context(r.context).unwrap_or(0) as u32,
                 context: r.context,
-                args_version: STATE_VERSION,
+                args_version: state::version(),
                 args: r.args.clone(),
                 code: r.code.into_iter().collect(),
             })
@@ -367,32 +363,32 @@ impl Executor {
             .collect()
     }
 
-    /// What has no place of its own in the manifest: memory that others share, which must come first; the events that were recorded, in that order, with their ages, the contexts of pinned memory, and
-    /// how far the client has reserved each window, which devices' contexts were reset, pools, and what the client maps itself.
-    fn state_bytes(&self, ages: &Ages) -> Vec<u8> {
-        let mut state = Writer::new();
+    /// What has no place of its own in the manifest.
+    fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, String> {
+        let mut state = State::default();
         self.write_shared(&mut state);
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();
-        state.word(recorded.len() as u64);
-        for (_, event) in recorded {
-            state.word(event);
-            state.word(ages.get(&event).copied().unwrap_or(f64::NAN).to_bits());
-        }
-        state.word(self.pinned.allocations().len() as u64);
-        for (&address, pinned) in self.pinned.allocations() {
-            state.word(address);
-            state.word(pinned.context);
-        }
-        state.word(self.devices.len() as u64);
+        let event = |(_, handle): (u64, u64)| RecordedEvent {
+            handle,
+            timed: ages.contains_key(&handle),
+            age: ages.get(&handle).copied().unwrap_or_default(),
+            ..RecordedEvent::default()
+        };
+        state.recorded = recorded.into_iter().map(event).collect();
+        let pinned = self.pinned.allocations().iter();
+        let pinned =
+            pinned.map(|(&address, it)| PinnedMemory { address, context: it.context, ..PinnedMemory::default() });
+        state.pinned = pinned.collect();
         for device in &self.devices {
-            state.word(device.memory.client_reserved());
-            state.word(u64::from(device.reset));
-            device.memory.write_names(&mut state);
+            let reserved_to = device.memory.client_reserved();
+            let mut saved = state::Device { reserved_to, reset: device.reset, ..state::Device::default() };
+            device.memory.write_names(&mut saved);
+            state.devices.push(saved);
         }
         self.pools.write(&mut state);
         self.vmm.write(&mut state);
-        state.into_bytes()
+        state::bytes(&state)
     }
 }
 

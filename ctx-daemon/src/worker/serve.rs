@@ -17,6 +17,8 @@ use rekindle_wire::control::{self, Failing, Failure, FailureKind, WorkerReply, W
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
+use rekindle_wire::version::control_version;
+use rekindle_wire::{Dialect, OLDEST_CONTROL};
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -87,8 +89,10 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         }
     };
     // Whoever started it; not kept, so that its connection ends with it.
+    let ready =
+        WorkerReply::Ready { attached: executor.attached.clone(), wire: control_version(), oldest: OLDEST_CONTROL };
     if let Some(asker) = channel.asker() {
-        channel.answer(&asker, WorkerReply::Ready { attached: executor.attached.clone() }, Vec::new());
+        channel.answer(&asker, ready, Vec::new());
     }
     let asking = Arc::clone(&channel);
     executor.others_room = Some(Box::new(move |first| asking.is_room_coming(first)));
@@ -255,7 +259,7 @@ impl Server {
 
     fn handle(&mut self, event: Event) {
         let (message, asker) = match event {
-            Event::Request(message, asker) => (message, asker),
+            Event::Request(message, asker) => (*message, asker),
             Event::DaemonGone => {
                 // Its host memory is nobody's any more.
                 self.executor.stage.end();
@@ -472,7 +476,8 @@ impl Server {
     /// Takes a client, and tells it so.
     fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), String> {
         let connection = UnixStream::from(fds.next().ok_or("no connection came with the client")?);
-        let result = self.share(fds).and_then(|()| self.begin(0));
+        let served = attach.dialect.is_served().map_err(|why| why.to_string());
+        let result = served.and_then(|()| self.share(fds, &attach.dialect)).and_then(|()| self.begin(0));
         let answer = match &result {
             Ok(()) => Answer::Attached(self.executor.attached.clone()),
             Err(reason) => Answer::Refused { reason: reason.clone() },
@@ -494,7 +499,7 @@ impl Server {
     }
 
     /// Maps the client's ring and staging.
-    fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), String> {
+    fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>, dialect: &Dialect) -> Result<(), String> {
         let mut map = |what: &str, address: u64, size: usize| {
             let file = fds.next().ok_or(format!("no {what} came with the client"))?;
             if !is_sealed(&file, size as u64) {
@@ -507,8 +512,8 @@ impl Server {
         // SAFETY: a shared mapping of that size, page-aligned, of a file that cannot shrink; it stays as long as the
         // process.
         let shared = unsafe { Shared::new(ring) };
-        if !shared.is_ours() {
-            return Err("the client's ring is of another version; use one version of Rekindle for both".into());
+        if shared.version() != Some(dialect.version) {
+            return Err(format!("the client's ring is not of version {}, which it speaks", dialect.version));
         }
         self.executor.shared = Some(shared);
         self.executor.staging = staging;
@@ -609,7 +614,9 @@ impl Server {
     /// The restored process is there: its shared memory takes the place of what was saved with it.
     fn connect(&mut self, pinned: Vec<Pinned>, mut fds: std::vec::IntoIter<OwnedFd>) -> Result<(), String> {
         let connection = UnixStream::from(fds.next().ok_or("no connection came with the process")?);
-        self.share(&mut fds)?;
+        let client = self.restoring.take().ok_or("nothing was loaded")?;
+        let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
+        self.share(&mut fds, &dialect)?;
         let mut files = std::mem::take(&mut self.pinned_ahead);
         files.extend(pinned.into_iter().zip(fds));
         for (what, file) in files {
@@ -624,9 +631,9 @@ impl Server {
             super::driver::expect("mapping pinned memory", result).map_err(|e| format!("{e} at {address:#x}"))?;
         }
         self.executor.make_graphs();
-        let client = self.restoring.take().ok_or("nothing was loaded")?;
         self.begin(client.ring.head)?;
         let attach = Attach {
+            dialect,
             pid: client.namespace_pid as i32,
             command: client.command.clone(),
             socket: client.socket_path.display().to_string(),

@@ -26,7 +26,7 @@ use super::access::{self, Unit, Versioned};
 use super::commands::check;
 use super::driver::{CallFailed, Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
-use super::ipc::{read_name, write_name};
+use super::state::{self, State};
 use super::waiting::Then;
 
 const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
@@ -221,87 +221,73 @@ impl Vmm {
     }
 
     /// For the image.
-    pub(crate) fn write(&self, out: &mut Writer) {
-        out.word(self.reservations.len() as u64);
-        for (&address, &size) in &self.reservations {
-            [address, size].into_iter().for_each(|word| out.word(word));
-        }
-        out.word(self.pieces.len() as u64);
-        for (&handle, piece) in &self.pieces {
-            let words = [
-                handle,
-                piece.size,
-                piece.device as u64,
-                u64::from(piece.handle_types),
-                piece.flags.word(),
-                u64::from(piece.held),
-            ];
-            words.into_iter().for_each(|word| out.word(word));
-            out.word(u64::from(piece.sharing.is_some()));
-            if let Some(Sharing { id, came, elsewhere }) = &piece.sharing {
-                write_name(out, id);
-                out.word(u64::from(*came));
-                out.word(u64::from(*elsewhere));
-            }
-        }
-        out.word(self.exported.len() as u64);
-        for (token, &piece) in &self.exported {
-            write_name(out, token);
-            out.word(piece);
-        }
-        out.word(self.mappings.len() as u64);
-        for (&address, mapping) in self.mappings.iter() {
-            let words = [address, mapping.size, mapping.piece, mapping.access.len() as u64];
-            words.into_iter().for_each(|word| out.word(word));
-            for (&device, &flags) in &mapping.access {
-                out.word(device as u64);
-                out.word(u64::from(flags));
-            }
-        }
+    pub(crate) fn write(&self, out: &mut State) {
+        let reservation = |(&address, &size): (&u64, &u64)| state::Reservation { address, size, ..Default::default() };
+        out.reservations = self.reservations.iter().map(reservation).collect();
+        let sharing = |it: &Sharing| state::Sharing {
+            id: it.id.to_vec(),
+            came: it.came,
+            elsewhere: it.elsewhere,
+            ..Default::default()
+        };
+        let piece = |(&handle, piece): (&u64, &Piece)| state::Piece {
+            handle,
+            size: piece.size,
+            device: piece.device as u32,
+            handle_types: piece.handle_types,
+            flags: piece.flags.word(),
+            held: piece.held,
+            sharing: piece.sharing.as_ref().map(sharing).into(),
+            ..Default::default()
+        };
+        out.pieces = self.pieces.iter().map(piece).collect();
+        out.exported_pieces = self.exported.iter().map(|(token, piece)| state::named(token, *piece)).collect();
+        let access =
+            |(&device, &flags): (&usize, &u32)| state::Access { device: device as u32, flags, ..Default::default() };
+        let mapping = |(&address, mapping): (&u64, &Mapping)| state::Mapping {
+            address,
+            size: mapping.size,
+            piece: mapping.piece,
+            access: mapping.access.iter().map(access).collect(),
+            ..Default::default()
+        };
+        out.mappings = self.mappings.iter().map(mapping).collect();
     }
 
     /// What [`Vmm::write`] wrote, of a client that has so many devices. Nothing of it is there yet.
-    pub(crate) fn read(&mut self, state: &mut Reader<'_>, devices: usize) -> Result<(), Malformed> {
-        let ordinal = |word: u64| {
-            let device = usize::try_from(word).ok().filter(|d| *d < devices);
+    pub(crate) fn read(&mut self, saved: &State, devices: usize) -> Result<(), Malformed> {
+        let ordinal = |device: u32| {
+            let device = Some(device as usize).filter(|d| *d < devices);
             device.ok_or(Malformed("memory of a device that there is not"))
         };
-        for _ in 0..state.word()? {
-            let (address, size) = (state.word()?, state.word()?);
-            if !is_in(&window::reserved(), address, size) {
+        for it in &saved.reservations {
+            if !is_in(&window::reserved(), it.address, it.size) {
                 return Err(Malformed("a reservation outside its window"));
             }
-            self.reservations.insert(address, size);
+            self.reservations.insert(it.address, it.size);
         }
-        for _ in 0..state.word()? {
-            let (handle, size) = (state.word()?, state.word()?);
-            let device = ordinal(state.word()?)?;
-            let (handle_types, flags) = (state.word32()?, PieceFlags::of(state.word()?));
-            let held = state.word()? != 0;
-            let sharing = match state.word()? {
-                0 => None,
-                _ => {
-                    let id = read_name(state)?;
-                    Some(Sharing { id, came: state.word()? != 0, elsewhere: state.word()? != 0 })
-                }
+        for it in &saved.pieces {
+            let sharing = match it.sharing.as_ref() {
+                None => None,
+                Some(it) => Some(Sharing { id: state::name(&it.id)?, came: it.came, elsewhere: it.elsewhere }),
             };
-            self.pieces.insert(handle, Piece { real: 0, size, device, handle_types, flags, held, sharing });
+            let (size, device, handle_types) = (it.size, ordinal(it.device)?, it.handle_types);
+            let flags = PieceFlags::of(it.flags);
+            self.pieces.insert(it.handle, Piece { real: 0, size, device, handle_types, flags, held: it.held, sharing });
         }
-        for _ in 0..state.word()? {
-            let (token, piece) = (read_name(state)?, state.word()?);
-            if !self.pieces.contains_key(&piece) {
+        for it in &saved.exported_pieces {
+            if !self.pieces.contains_key(&it.of) {
                 return Err(Malformed("a name of nothing"));
             }
-            self.exported.insert(token, piece);
+            self.exported.insert(state::name(&it.name)?, it.of);
         }
-        for _ in 0..state.word()? {
-            let (address, size, piece) = (state.word()?, state.word()?, state.word()?);
-            if !self.is_reserved(address, size) || !self.pieces.contains_key(&piece) {
+        for it in &saved.mappings {
+            if !self.is_reserved(it.address, it.size) || !self.pieces.contains_key(&it.piece) {
                 return Err(Malformed("a mapping of nothing, or at no reserved place"));
             }
-            let access = (0..state.word()?).map(|_| Ok((ordinal(state.word()?)?, state.word32()?)));
+            let access = it.access.iter().map(|it| Ok((ordinal(it.device)?, it.flags)));
             let access = access.collect::<Result<_, Malformed>>()?;
-            self.mappings.insert(address, Mapping { size, piece, access });
+            self.mappings.insert(it.address, Mapping { size: it.size, piece: it.piece, access });
         }
         Ok(())
     }
@@ -659,19 +645,27 @@ mod tests {
     #[test]
     fn what_is_written_is_read_without_the_drivers_handles() {
         let vmm = sample();
-        let mut out = Writer::new();
+        let mut out = State::default();
         vmm.write(&mut out);
         let mut again = Vmm::default();
-        again.read(&mut Reader::new(out.bytes()), 2).unwrap();
+        again.read(&out, 2).unwrap();
         assert_eq!((&again.reservations, &*again.mappings), (&vmm.reservations, &*vmm.mappings));
         assert!(again.pieces.values().all(|p| p.real == 0 && p.size == 2 * MIB));
         assert_eq!(again.pieces[&2].flags.rdma, 1);
         assert_eq!(again.pieces[&2].sharing, vmm.pieces[&2].sharing);
         assert_eq!(again.exported, vmm.exported);
-        // Of a device that there is not; and cut short anywhere.
-        assert!(Vmm::default().read(&mut Reader::new(out.bytes()), 1).is_err());
-        for cut in (0..out.bytes().len()).step_by(8) {
-            assert!(Vmm::default().read(&mut Reader::new(&out.bytes()[..cut]), 2).is_err(), "{cut}");
+        // Of a device that there is not; a mapping at no reserved place, or of no piece; a name of no piece.
+        assert!(Vmm::default().read(&out, 1).is_err());
+        let changes: [fn(&mut State); 4] = [
+            |state| state.reservations.clear(),
+            |state| state.pieces.clear(),
+            |state| state.mappings[0].piece = 99,
+            |state| state.exported_pieces[0].name.truncate(15),
+        ];
+        for (i, change) in changes.into_iter().enumerate() {
+            let mut changed = out.clone();
+            change(&mut changed);
+            assert!(Vmm::default().read(&changed, 2).is_err(), "{i}");
         }
     }
 

@@ -3,11 +3,11 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::control::{Opening, Request};
 use rekindle_wire::frame;
 use rekindle_wire::layout::{SHARED_NAME, SHARED_SIZE, STAGING_NAME, STAGING_SIZE};
+use rekindle_wire::{CONTROL_VERSION, Dialect, OLDEST_CONTROL};
 
 use crate::support::{Client, Daemon, eventually, memfd};
 
@@ -84,6 +84,7 @@ fn a_workers_own_words_are_the_reason() {
 fn attach_with(daemon: &Daemon, change: impl FnOnce(&mut Opening), fds: &[i32]) -> Answer {
     let stream = UnixStream::connect(daemon.socket()).unwrap();
     let request = Request::Attach(Attach {
+        dialect: rekindle_wire::Dialect::own(),
         pid: 1,
         command: "app".to_owned(),
         socket: "s".to_owned(),
@@ -106,15 +107,49 @@ fn refusal(answer: Answer) -> String {
 #[test]
 fn other_versions_are_refused_and_both_are_named() {
     let daemon = Daemon::start();
-    let reason = refusal(attach_with(&daemon, |it| it.wire = 77, &[]));
-    assert!(reason.contains("wire version 77"), "{reason}");
-    assert!(reason.contains(&format!("speaks {WIRE_VERSION}")), "{reason}");
+    let only = |version: u32| move |it: &mut Opening| (it.wire, it.oldest) = (version, version);
+    for version in [77, OLDEST_CONTROL - 1] {
+        let reason = refusal(attach_with(&daemon, only(version), &[]));
+        assert!(reason.contains(&format!("control version {version} was spoken")), "{reason}");
+        assert!(reason.contains(&format!("speaks {OLDEST_CONTROL} to {CONTROL_VERSION}")), "{reason}");
+    }
     // Even if nothing else can be understood.
     let other = serde_json::json!({"Attach": {"new": true}});
-    let change = |it: &mut Opening| (it.wire, it.request) = (78, other);
-    assert!(refusal(attach_with(&daemon, change, &[])).contains("wire version 78"));
-    let reason = refusal(attach_with(&daemon, |it| it.table = 5, &[]));
-    assert!(reason.contains("table 0000000000000005"), "{reason}");
+    let change = |it: &mut Opening| (it.wire, it.oldest, it.request) = (78, 78, other);
+    assert!(refusal(attach_with(&daemon, change, &[])).contains("control version 78"));
+    // A newer one that understands this one is let in, and what it says is understood as far as this version goes.
+    let newer = |it: &mut Opening| {
+        it.wire = CONTROL_VERSION + 5;
+        it.request["Attach"]["unheard_of"] = serde_json::json!([1]);
+    };
+    assert!(refusal(attach_with(&daemon, newer, &[])).contains("descriptors came"));
+}
+
+#[test]
+fn a_client_whose_commands_would_be_read_otherwise_is_refused() {
+    let daemon = Daemon::start();
+    let with = |change: fn(&mut Dialect)| {
+        let mut dialect = Dialect::own();
+        change(&mut dialect);
+        let said = serde_json::to_value(dialect).unwrap();
+        refusal(attach_with(&daemon, |it| it.request["Attach"]["dialect"] = said, &[]))
+    };
+    assert!(with(|it| it.version += 1).contains("install a newer Rekindle"));
+    assert!(with(|it| it.version = 0).contains("use the version of Rekindle that it was built for"));
+    let first = |it: &Dialect| it.calls.iter().position(|encoding| *encoding != 0).unwrap();
+    assert!(first(&Dialect::own()) > 0);
+    let reason = with(|it| {
+        let first = it.calls.iter().position(|encoding| *encoding != 0).unwrap();
+        it.calls[first] ^= 1;
+    });
+    assert!(reason.contains(&format!("driver call number {} is not cu", first(&Dialect::own()))), "{reason}");
+    // An older client, which has fewer calls, gets as far as any.
+    let older = with(|it| {
+        it.calls.truncate(600);
+        let first = it.calls.iter().position(|encoding| *encoding != 0).unwrap();
+        it.calls[first] = 0;
+    });
+    assert!(older.contains("descriptors came"), "{older}");
 }
 
 #[test]

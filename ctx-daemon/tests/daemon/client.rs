@@ -39,6 +39,7 @@ pub(crate) fn main() {
                 let ring = memfd(SHARED_NAME, SHARED_SIZE);
                 let staging = memfd(STAGING_NAME, STAGING_SIZE);
                 let request = Request::Attach(Attach {
+                    dialect: rekindle_wire::Dialect::own(),
                     pid: std::process::id() as i32,
                     command: (*command).to_owned(),
                     socket: socket.clone(),

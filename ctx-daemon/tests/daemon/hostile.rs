@@ -59,6 +59,7 @@ fn a_strangers_worker_is_not_taken_over() {
     let rejoin = |fds: &[i32]| {
         let request = Request::Rejoin {
             attach: rekindle_wire::attach::Attach {
+                dialect: rekindle_wire::Dialect::own(),
                 pid: client.pid,
                 command: "app".to_owned(),
                 socket: String::new(),
@@ -84,6 +85,7 @@ fn each_socket_is_for_what_it_is_for() {
     }
     let attached = rekindle_wire::attach::Attached { driver_version: 0, api_version: 0, devices: Vec::new() };
     let attach = rekindle_wire::attach::Attach {
+        dialect: rekindle_wire::Dialect::own(),
         pid: client.pid,
         command: "app".to_owned(),
         socket: String::new(),

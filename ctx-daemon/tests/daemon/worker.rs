@@ -73,7 +73,11 @@ pub(crate) fn main(channel: RawFd) -> ! {
         code: 0,
     };
     let attached = worker.attached.clone();
-    worker.reply(&WorkerReply::Ready { attached });
+    worker.reply(&WorkerReply::Ready {
+        attached,
+        wire: rekindle_wire::CONTROL_VERSION,
+        oldest: rekindle_wire::OLDEST_CONTROL,
+    });
     worker.serve()
 }
 
@@ -447,6 +451,7 @@ impl Worker {
         }
         self.code += code.len();
         self.attach = Some(Attach {
+            dialect: rekindle_wire::Dialect::from_parts(record.wire_version, &record.shared_state),
             pid: record.namespace_pid as i32,
             command: record.command.clone(),
             socket: record.socket_path.display().to_string(),

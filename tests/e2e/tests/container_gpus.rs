@@ -5,7 +5,7 @@ use std::fs;
 use rekindle_e2e::fake::FakeDaemon;
 use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{Node, Result};
-use rekindle_wire::WIRE_VERSION;
+use rekindle_wire::CONTROL_VERSION;
 use serde_json::json;
 
 const ALL: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
@@ -93,7 +93,7 @@ fn what_cannot_be_given_fails_the_run_with_the_reason_in_podmans_output() -> Res
     refused("away", &device, &["no daemon at", "start rekindled"])?;
     // What a daemon of another version says to whatever it does not understand.
     let reason =
-        format!("wire version {WIRE_VERSION} was spoken, and this rekindled 9.9 speaks 99: install one version");
+        format!("control version {CONTROL_VERSION} was spoken, and this rekindled 9.9 speaks 99: install one version");
     let fake = FakeDaemon::start(node.socket(), json!({ "Failed": { "reason": reason } }))?;
     refused("other-version", &device, &["this rekindled 9.9 speaks 99"])?;
     refused("other-version-annotated", &ALL, &["this rekindled 9.9 speaks 99"])?;

@@ -8,7 +8,7 @@ use rekindle_e2e::image::COMMIT;
 use rekindle_e2e::{App, Fate, Node, Result, process, until};
 use rekindle_wire::attach::{Answer, Attach};
 use rekindle_wire::control::{FailureKind, Opening, Reply, Request};
-use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
+use rekindle_wire::{CONTROL_VERSION, OLDEST_CONTROL};
 use serde_json::json;
 
 /// What programs of `tests/apps` end with at a CUDA error.
@@ -38,6 +38,7 @@ fn without_a_daemon_cuda_says_so_and_what_to_start() -> Result {
 fn a_client_of_another_version_is_refused_by_both_versions() -> Result {
     let node = Node::start()?;
     let attach = Attach {
+        dialect: rekindle_wire::Dialect::own(),
         pid: 1,
         command: "test".into(),
         socket: node.socket().display().to_string(),
@@ -46,29 +47,22 @@ fn a_client_of_another_version_is_refused_by_both_versions() -> Result {
     };
     let attach = Opening::new(&Request::Attach(attach))?;
     let names_both = |reason: &str| {
-        for version in [format!("version {} was spoken", WIRE_VERSION + 1), format!("speaks {WIRE_VERSION}")] {
+        let speaks = format!("speaks {OLDEST_CONTROL} to {CONTROL_VERSION}");
+        for version in [format!("version {} was spoken", CONTROL_VERSION + 1), speaks] {
             assert!(reason.contains(&version), "{reason}");
         }
     };
-    match node.exchange(&Opening { wire: WIRE_VERSION + 1, ..attach.clone() })? {
+    let (wire, oldest) = (CONTROL_VERSION + 1, CONTROL_VERSION + 1);
+    match node.exchange(&Opening { wire, oldest, ..attach })? {
         Answer::Refused { reason } => names_both(&reason),
         attached => panic!("{attached:?}"),
     }
-    match node.exchange(&Opening { wire: WIRE_VERSION + 1, ..Opening::new(&Request::Status)? })? {
+    match node.exchange(&Opening { wire, oldest, ..Opening::new(&Request::Status)? })? {
         Reply::Failed(failure) => {
             names_both(&failure.reason);
             assert_eq!(failure.kind, FailureKind::Version);
         }
         answer => panic!("{answer:?}"),
-    }
-    // Of the same wire version, but with other numbers for the driver's calls.
-    match node.exchange(&Opening { table: !TABLE_FINGERPRINT, ..attach })? {
-        Answer::Refused { reason } => {
-            for table in [TABLE_FINGERPRINT, !TABLE_FINGERPRINT] {
-                assert!(reason.contains(&format!("{table:016x}")), "{reason}");
-            }
-        }
-        attached => panic!("{attached:?}"),
     }
     node.finish()
 }

@@ -110,7 +110,7 @@ pub struct CheckInfo {
 pub struct StatusInfo {
     /// Rekindle's version.
     pub version: String,
-    /// [`crate::WIRE_VERSION`].
+    /// [`crate::CONTROL_VERSION`].
     pub wire: u32,
     /// The driver library that workers load.
     pub cuda_driver: String,

@@ -1,7 +1,10 @@
 //! Messages on the daemon's control socket, and between the daemon and its workers.
 //!
-//! Every connection to the daemon opens with an [`Opening`], which names both versions; what follows depends on the
-//! request in it.
+//! Every connection to the daemon opens with an [`Opening`], which says which versions of these messages its sender speaks;
+//! what follows depends on the request in it.
+//!
+//! Peers may be of several releases. So a message only ever grows: a new field has a default, for those who do not send it;
+//! nobody minds a field that it does not know; a new variant is sent only to those who speak the version that it came with.
 //!
 //! A dump, on one connection of the plugin's (hook order as CRIU calls them):
 //!
@@ -60,19 +63,20 @@ pub const DEFAULT_SOCKET: &str = "/run/rekindle/rekindled.sock";
 /// The first message of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
-    /// [`crate::WIRE_VERSION`] of who connects.
+    /// [`crate::CONTROL_VERSION`] of who connects.
     pub wire: u32,
-    /// [`crate::TABLE_FINGERPRINT`] of who connects. Only an `Attach` depends on it.
-    pub table: u64,
-    /// The request, as JSON, so that a daemon of another version can still read the versions and refuse.
+    /// The oldest that it understands too.
+    #[serde(default)]
+    pub oldest: u32,
+    /// The request, as JSON, so that a daemon that cannot understand it can still read the versions and refuse.
     pub request: serde_json::Value,
 }
 
 impl Opening {
-    /// Wraps a request with this build's versions.
+    /// Wraps a request with what this build speaks.
     pub fn new(request: &Request) -> Result<Self, serde_json::Error> {
         let request = serde_json::to_value(request)?;
-        Ok(Self { wire: crate::WIRE_VERSION, table: crate::TABLE_FINGERPRINT, request })
+        Ok(Self { wire: crate::version::control_version(), oldest: crate::OLDEST_CONTROL, request })
     }
 }
 

@@ -18,6 +18,10 @@
 //! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
 //! the daemon may be stopped, or hang. `Hold` tells the daemon, should it go on, so that no image is made of it.
 //!
+//! Worker and daemon may be of different releases (`docs/compatibility.md`). A worker answers `Failed` to what it does not
+//! know. What is not answered, and what is said unasked, must be known to the other side: each is said only to who speaks the
+//! version that it came with.
+//!
 //! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
 //! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it. It does so
 //! at a socket for workers, which is called as the daemon's with `.workers` behind.
@@ -302,6 +306,12 @@ pub enum WorkerReply {
     Ready {
         /// The devices, for the daemon's checks.
         attached: crate::attach::Attached,
+        /// [`crate::CONTROL_VERSION`] of the worker, whose program may have been replaced since the daemon started.
+        #[serde(default)]
+        wire: u32,
+        /// The oldest that it understands too.
+        #[serde(default)]
+        oldest: u32,
     },
     /// Said unasked, at any time: the client finds no device memory. `Room` follows.
     NeedsRoom,

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rekindle_images::{Client as Record, Gpu, Grant, Host, Manifest, Phase, PhaseName, Setting};
+use rekindle_wire::CLIENT_VERSION;
 use rekindle_wire::attach::{Attach, Attached, Device};
 use rekindle_wire::control::{Secured, Waits};
 use rekindle_wire::layout::SHARED_SIZE;
-use rekindle_wire::{TABLE_FINGERPRINT, WIRE_VERSION};
 
 use super::super::clients::Client;
 use super::super::process::{self, Process};
@@ -66,7 +66,7 @@ impl Unattached {
             pid: self.process.pid.unsigned_abs(),
             namespace_pid: self.namespace_pid.unsigned_abs(),
             command: self.command.clone(),
-            wire_version: WIRE_VERSION,
+            wire_version: CLIENT_VERSION,
             socket_path: self.socket.clone().into(),
             socket_ids: ids_of(self.process, false, sockets),
             ..Record::default()
@@ -85,11 +85,14 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
     record.pid = client.process.pid.unsigned_abs();
     record.namespace_pid = namespace_pid.unsigned_abs();
     record.command = attach.command.clone();
-    record.wire_version = WIRE_VERSION;
+    record.wire_version = attach.dialect.version;
     record.socket_path = attach.socket.clone().into();
     record.socket_ids = ids_of(client.process, true, sockets);
-    record.ring.size = SHARED_SIZE as u64;
-    record.shared_state = shared_state();
+    // A record without a ring is that of a process without a worker.
+    if record.ring.size == 0 {
+        record.ring.size = SHARED_SIZE as u64;
+    }
+    record.shared_state = attach.dialect.call_bytes();
     let setting = |(name, value): &(String, String)| Setting { name: name.clone(), value: value.clone() };
     record.settings = attach.settings.iter().map(setting).collect();
     record.grant = client.allowed.container.as_deref().map(|it| Grant {
@@ -100,11 +103,6 @@ pub(super) fn identify(record: &mut Record, client: &Client, namespace_pid: i32,
         workers: it.limits.workers,
         protocol: it.protocol,
     });
-}
-
-/// What a record says of the ring's content: which table of driver calls its commands are numbered by.
-pub(in crate::daemon) fn shared_state() -> Vec<u8> {
-    TABLE_FINGERPRINT.to_le_bytes().to_vec()
 }
 
 /// Of a process as a client, or of one that begins again.

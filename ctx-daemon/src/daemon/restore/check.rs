@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_images::limits::MAX_ANCESTORS;
 use rekindle_images::{Client as Record, Gpu, Image};
-use rekindle_wire::WIRE_VERSION;
 use rekindle_wire::attach::Attached;
 use rekindle_wire::control::{Failing, FailureKind};
+use rekindle_wire::{Dialect, NotServed};
 use thiserror::Error;
 use tracing::info;
 
-use super::super::dump::{MOST_DATA_FILES, driver_version, gpu, is_unattached, shared_state};
+use super::super::dump::{MOST_DATA_FILES, driver_version, gpu, is_unattached};
 
 /// The most data files of a client: those of its own image and of each that this builds on.
 const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
@@ -18,15 +18,8 @@ const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
 /// Why an image cannot be restored here.
 #[derive(Debug, Error)]
 pub(in crate::daemon) enum CheckError {
-    #[error(
-        "bad image: {}: spoke wire version {found}, and this rekindled {} speaks {WIRE_VERSION}: restore it with the version that it was made with",
-        .client, env!("CARGO_PKG_VERSION")
-    )]
-    Wire { client: String, found: u32 },
-    #[error(
-        "{0} was dumped under another build of Rekindle, with another table of driver calls: restore it under that one"
-    )]
-    Table(String),
+    #[error("{0}: {1}")]
+    NotServed(String, NotServed),
     #[error("bad image: {0}: its memory is in a data file of another process's")]
     Files(String),
     #[error("bad image: {client}: its memory is in {found} data files, and {MAX_DATA_FILES} are the most")]
@@ -49,7 +42,7 @@ pub(in crate::daemon) enum CheckError {
 impl Failing for CheckError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Wire { .. } | Self::Table(_) => FailureKind::Version,
+            Self::NotServed(..) => FailureKind::Version,
             Self::Files(_) | Self::TooManyFiles { .. } | Self::Socket(_) | Self::UnknownGpu(_) => FailureKind::BadImage,
             Self::Count { .. } | Self::Architecture { .. } | Self::Memory { .. } => FailureKind::Refused,
         }
@@ -60,11 +53,10 @@ impl Failing for CheckError {
 pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
     let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
-        if record.wire_version != WIRE_VERSION {
-            return Err(CheckError::Wire { client: name(record), found: record.wire_version }.into());
-        }
-        if !is_unattached(record) && record.shared_state != shared_state() {
-            return Err(CheckError::Table(name(record)).into());
+        // Its interposer comes back with it, and goes on sending the commands that it was built to send.
+        if !is_unattached(record) {
+            let served = Dialect::from_parts(record.wire_version, &record.shared_state).is_served();
+            served.map_err(|why| CheckError::NotServed(name(record), why))?;
         }
         for id in &record.socket_ids {
             if !sockets.insert(*id) {

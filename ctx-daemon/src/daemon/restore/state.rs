@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, Image};
+use rekindle_wire::Dialect;
 use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
 use rekindle_wire::frame::MAX_FDS;
@@ -371,6 +372,7 @@ impl Restore {
 fn attach_of(record: &Record, cookie: u64) -> Attach {
     let settings = record.settings.iter();
     Attach {
+        dialect: Dialect::from_parts(record.wire_version, &record.shared_state),
         pid: i32::try_from(record.namespace_pid).unwrap_or_default(),
         command: record.command.clone(),
         socket: record.socket_path.to_string_lossy().into_owned(),

@@ -80,6 +80,7 @@ fn staging() -> Result<OwnedFd> {
 
 fn hello() -> Result<Opening> {
     let attach = Attach {
+        dialect: rekindle_wire::Dialect::own(),
         pid: 1,
         command: "attacker".to_owned(),
         socket: "nowhere".to_owned(),

@@ -1,0 +1,100 @@
+//! What an image keeps of a worker: messages that later releases read (`proto/state.proto`), and their version.
+
+use protobuf::Message;
+use rekindle_wire::codec::Malformed;
+
+/// Generated from `proto/state.proto`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    dead_code,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated"
+)]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
+}
+
+pub(crate) use proto::state::{
+    Access, Device, EventCount, EventPage, Graph, Graphs, Held, HeldCommand, HeldProgress, Mapping, Named, Piece,
+    PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State,
+    WaitingForRoom,
+};
+
+/// The version of [`rekindle_images::Client::worker_state`], of what lies in blobs of the worker's, and of the object log that
+/// this worker writes.
+pub(crate) const STATE_VERSION: u32 = 9;
+
+/// The oldest that this worker reads. Images stay readable, so this number never rises.
+pub(crate) const OLDEST_STATE: u32 = 9;
+
+/// [`STATE_VERSION`], of what this process pretends to be.
+pub(crate) fn version() -> u32 {
+    STATE_VERSION + rekindle_wire::version::ahead()
+}
+
+/// Whether this worker can take up state of that version.
+pub(crate) fn check(found: u32) -> Result<(), String> {
+    let newest = version();
+    if (OLDEST_STATE..=newest).contains(&found) {
+        return Ok(());
+    }
+    Err(format!(
+        "the image's client has state of version {found}, and this rekindled {} reads {OLDEST_STATE} to {newest}: restore it with {}",
+        env!("CARGO_PKG_VERSION"),
+        if found > newest { "a newer one" } else { "the one that made it" }
+    ))
+}
+
+/// A message as bytes.
+pub(crate) fn bytes(message: &impl Message) -> Result<Vec<u8>, String> {
+    message.write_to_bytes().map_err(|error| format!("the state cannot be written: {error}"))
+}
+
+/// A message out of an image, which may be anybody's.
+pub(crate) fn parse<M: Message>(bytes: &[u8]) -> Result<M, Malformed> {
+    M::parse_from_bytes(bytes).map_err(|_| Malformed("no message of the worker's state"))
+}
+
+/// A name, and what it names.
+pub(crate) fn named(name: &[u8; 16], of: u64) -> Named {
+    Named { name: name.to_vec(), of, ..Named::default() }
+}
+
+/// A name out of a message.
+pub(crate) fn name(bytes: &[u8]) -> Result<[u8; 16], Malformed> {
+    bytes.try_into().map_err(|_| Malformed("a name that is not as long as names are"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn state_of_an_unknown_version_is_refused_with_what_to_do() {
+        assert!((OLDEST_STATE..=STATE_VERSION).all(|version| check(version).is_ok()));
+        assert!(check(STATE_VERSION + 1).unwrap_err().contains("restore it with a newer one"));
+        assert!(check(OLDEST_STATE - 1).unwrap_err().contains("restore it with the one that made it"));
+    }
+
+    #[test]
+    fn what_a_later_release_adds_is_read_past() {
+        let state = State { current_pools: vec![3], ..State::default() };
+        let mut written = bytes(&state).unwrap();
+        // Field 900, a length, and its bytes.
+        written.extend([0xa2, 0x38, 3, 1, 2, 3]);
+        assert_eq!(parse::<State>(&written).unwrap().current_pools, [3]);
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_an_error_and_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse::<State>(&bytes);
+            let _ = parse::<Held>(&bytes);
+            let _ = parse::<Graphs>(&bytes);
+        }
+    }
+}
