@@ -16,6 +16,7 @@
 //! - [`gate`]: stopping a dump or a restore at a known moment; [`footprint`]: what is held, to find what leaks;
 //!   [`faults`]: killing somebody then, and what must hold; [`disk`]: one that becomes full
 //! - [`twin`]: dumps without CRIU, each compared with what `stop` writes at the same quiesce
+//! - [`kept`]: images of earlier releases
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
 //! - [`random`]: a seed to repeat a test with
 //!
@@ -30,6 +31,7 @@ pub mod faults;
 pub mod footprint;
 pub mod gate;
 pub mod image;
+pub mod kept;
 pub mod kill;
 pub mod network;
 pub mod node;

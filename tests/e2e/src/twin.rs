@@ -181,7 +181,7 @@ fn without_content(client: &Client) -> Client {
 }
 
 /// The cookie of a process's socket that leads to the daemon.
-fn cookie_of(pid: i32, daemon: &Path) -> Result<u64> {
+pub(crate) fn cookie_of(pid: i32, daemon: &Path) -> Result<u64> {
     // SAFETY: no pointers; the descriptor is new and owned here.
     let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     ensure!(process >= 0, "process {pid}: {}", io::Error::last_os_error());
