@@ -522,7 +522,7 @@ fn restore(image: &Path, arguments: &[&str]) -> (i32, String, bool) {
     std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).unwrap();
     let status = StatusInfo {
         version: "test".into(),
-        wire: rekindle_wire::WIRE_VERSION,
+        wire: rekindle_wire::CONTROL_VERSION,
         cuda_driver: String::new(),
         spare: 0,
         used: 0,
