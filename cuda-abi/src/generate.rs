@@ -342,7 +342,7 @@ pub fn entry_points(table: &[Function], also: &[&str]) -> String {
 }
 
 /// The worker's side of each generated call, `pub fn dispatch(w, call, args, reply) -> Option<Result<..>>`, in terms
-/// of `Executor` methods: `handle_KIND`, `device`, `created`, `destroyed`, `changed`.
+/// of `Executor` methods: `handle_KIND`, `handle_unused_function`, `device`, `created`, `destroyed`, `changed`.
 pub fn dispatch(table: &[Function]) -> String {
     let mut out = String::from(
         "// Generated from driver.table.\npub(crate) fn dispatch(w: &mut Executor, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<CUresult, Refused> {\n    match call {\n",
@@ -370,7 +370,12 @@ pub fn dispatch(table: &[Function]) -> String {
                 }
                 Travel::Handle(kind) => {
                     let kind = kind.trim_start_matches("CU");
-                    let _ = writeln!(before, "            let h{n} = args.word()?; let {v} = w.handle_{kind}(h{n})?;");
+                    // Every other call may have the driver load the function.
+                    let unused = if f.symbol == "cuFuncIsLoaded" { "unused_" } else { "" };
+                    let _ = writeln!(
+                        before,
+                        "            let h{n} = args.word()?; let {v} = w.handle_{unused}{kind}(h{n})?;"
+                    );
                     first_handle.get_or_insert(n);
                     if matches!(&f.effect, Effect::Sets(k) if k.eq_ignore_ascii_case(kind)) {
                         set_handle.get_or_insert(n);

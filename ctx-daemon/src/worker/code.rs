@@ -217,6 +217,38 @@ impl Executor {
         answer == CUDA_ERROR_NO_BINARY_FOR_GPU
     }
 
+    /// Loads a function's code, where that has not been done yet (for a kernel, in the current context), and records
+    /// it. Under lazy loading this is when the driver chooses the code's addresses, by what is loaded already. So the
+    /// first use has its place in the log, and a restore loads the function there. Where the driver refuses, the call
+    /// that uses the function gets the driver's answer.
+    pub(crate) fn use_function(&mut self, handle: u64) {
+        if !self.objects.is_used(handle, self.header.context) {
+            let _ = self.load_function(handle);
+        }
+    }
+
+    /// The same, with the driver's answer.
+    pub(crate) fn load_function(&mut self, handle: u64) -> Result<(), Refused> {
+        let object = *self.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let context = self.header.context;
+        let mut function = object.real;
+        if object.kind == Kind::Kernel {
+            // It becomes a function in a context.
+            if context == 0 {
+                return Ok(());
+            }
+            self.instantiate(object.parent)?;
+            // SAFETY: the out parameter is a local, the handle the driver's own.
+            check(unsafe { (self.driver().cuKernelGetFunction)(&raw mut function, object.real) })?;
+        }
+        // SAFETY: the handle is the driver's own.
+        check(unsafe { (self.driver().cuFuncLoad)(function) })?;
+        if self.objects.first_use(handle, context) {
+            self.objects.record(self.function_load, handle, context, &handle.to_le_bytes(), None);
+        }
+        Ok(())
+    }
+
     fn cannot_save(&mut self, why: String) {
         self.unsavable.get_or_insert(why);
     }

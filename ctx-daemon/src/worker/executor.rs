@@ -156,6 +156,8 @@ pub(crate) struct Executor {
     /// Pinned memory that a restored client has, until its memfds are here.
     pub(crate) expected_pins: Vec<(u64, super::pinned::Allocation)>,
     event_record: u16,
+    /// `cuFuncLoad`.
+    pub(crate) function_load: u16,
     /// The forms of `cuEventElapsedTime`.
     elapsed: [u16; 2],
     /// Events that were recorded before a restore.
@@ -181,6 +183,7 @@ impl Executor {
     ) -> Self {
         let table = table::parse(table::TEXT).unwrap_or_default();
         let event_record = command::number(&table, "cuEventRecord").unwrap_or(u16::MAX);
+        let function_load = command::number(&table, "cuFuncLoad").unwrap_or(u16::MAX);
         let elapsed = ["cuEventElapsedTime", "cuEventElapsedTime_v2"];
         let elapsed = elapsed.map(|name| command::number(&table, name).unwrap_or(u16::MAX));
         let shapes = Shapes::new(&table);
@@ -228,6 +231,7 @@ impl Executor {
             commands: 0,
             expected_pins: Vec::new(),
             event_record,
+            function_load,
             elapsed,
             ages: Ages::new(),
             restored_at: HashMap::new(),
@@ -476,13 +480,20 @@ impl Executor {
         self.object(handle, &[Kind::Event])
     }
 
-    /// A function; a kernel is as good, as in the driver.
-    pub(crate) fn handle_function(&self, handle: u64) -> Result<u64, Refused> {
+    /// A function that is about to be used, so that its code is loaded; a kernel is as good, as in the driver.
+    pub(crate) fn handle_function(&mut self, handle: u64) -> Result<u64, Refused> {
+        let real = self.handle_unused_function(handle)?;
+        self.use_function(handle);
+        Ok(real)
+    }
+
+    /// A function that is asked about and not used.
+    pub(crate) fn handle_unused_function(&self, handle: u64) -> Result<u64, Refused> {
         self.object(handle, &[Kind::Function, Kind::Kernel])
     }
 
-    pub(crate) fn handle_kernel(&self, handle: u64) -> Result<u64, Refused> {
-        self.object(handle, &[Kind::Kernel, Kind::Function])
+    pub(crate) fn handle_kernel(&mut self, handle: u64) -> Result<u64, Refused> {
+        self.handle_function(handle)
     }
 
     /// A stream in which something is about to be enqueued.
@@ -554,6 +565,10 @@ impl Executor {
 
     /// A generated call has changed an object (0: the context); `value` is the place of the parameter that says to what.
     pub(crate) fn changed(&mut self, handle: u64, call: u16, args: &Reader<'_>, value: Option<usize>) {
+        // A function is loaded at its first use, which has its record.
+        if call == self.function_load {
+            return;
+        }
         let context = self.header.context;
         self.objects.record_change(call, if handle == 0 { context } else { handle }, context, args.all(), value);
     }

@@ -97,12 +97,13 @@ impl Executor {
         for _ in 0..count {
             let launch = Launch::read(&mut Reader::new(args.blob()?))?;
             let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-            let function = self.handle_function(launch.function)?;
             let context = self.stream_key(launch.stream)?.context;
             self.enter_context(context)?;
-            if object.kind == Kind::Kernel {
-                self.instantiate(object.parent)?;
-            }
+            let before = std::mem::replace(&mut self.header.context, context);
+            let function = self.handle_function(launch.function);
+            let instantiated = if object.kind == Kind::Kernel { self.instantiate(object.parent) } else { Ok(()) };
+            self.header.context = before;
+            let function = instantiated.and(function)?;
             allocates |= object.allocates;
             let mut bytes = vec![0_u64; launch.parameters.len().div_ceil(8)];
             for (word, chunk) in bytes.iter_mut().zip(launch.parameters.chunks(8)) {

@@ -103,6 +103,7 @@ impl Executor {
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
+            call if call == self.function_load => self.load_function(object.handle).map(|()| Outcome::Done(0)),
             call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
             call => self.command(call, &mut args, &mut reply),
         };

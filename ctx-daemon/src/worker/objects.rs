@@ -51,6 +51,8 @@ pub(crate) struct Objects {
     next_sequence: u64,
     /// Of unloaded code whose records are kept: what was made from it, and the code.
     former: HashMap<u64, u64>,
+    /// Functions whose code is loaded, and kernels with the contexts that theirs is loaded in.
+    used: HashSet<(u64, u64)>,
 }
 
 impl Objects {
@@ -79,6 +81,21 @@ impl Objects {
     /// Changes what a handle stands for.
     pub(crate) fn replace(&mut self, handle: u64, object: Object) {
         self.by_handle.insert(handle, object);
+    }
+
+    /// Whether a function has been used, a kernel in this context.
+    pub(crate) fn is_used(&self, handle: u64, context: u64) -> bool {
+        self.used.contains(&self.use_of(handle, context))
+    }
+
+    /// Notes a use of a function, or of a kernel in this context; whether it is the first.
+    pub(crate) fn first_use(&mut self, handle: u64, context: u64) -> bool {
+        self.used.insert(self.use_of(handle, context))
+    }
+
+    /// A function belongs to one context, whatever the current one is.
+    fn use_of(&self, handle: u64, context: u64) -> (u64, u64) {
+        (handle, if Kind::Kernel.owns(handle) { context } else { 0 })
     }
 
     /// Adds a record.
@@ -176,6 +193,9 @@ impl Objects {
             gone.extend(children);
             at += 1;
         }
+        if gone.iter().any(|h| Kind::Function.owns(*h) || Kind::Kernel.owns(*h)) {
+            self.used.retain(|(h, _)| !gone.contains(h));
+        }
         gone.iter().rev().filter_map(|h| Some((*h, self.by_handle.remove(h)?))).collect()
     }
 
@@ -184,9 +204,12 @@ impl Objects {
         let roots: Vec<u64> =
             self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context).map(|(h, _)| *h).collect();
         let gone = roots.into_iter().flat_map(|h| self.remove(h)).collect();
+        self.used.retain(|(_, used_in)| *used_in != context);
         // What is left of the context's records is about libraries and kernels: their placing in it goes, their
         // loading stays, and needs no context.
-        let stays = |r: &Record| Kind::Library.owns(r.owner) && r.code.is_some() || Kind::Kernel.owns(r.owner);
+        let stays = |r: &Record| {
+            Kind::Library.owns(r.owner) && r.code.is_some() || r.call == rekindle_wire::command::LIBRARY_KERNEL
+        };
         self.log.retain(|r| r.context != context || stays(r));
         for record in self.log.iter_mut().filter(|r| r.context == context) {
             record.context = 0;

@@ -1,0 +1,3 @@
+// Module 2 of firstuse.
+#define MODULE 2
+#include "firstuse.h"

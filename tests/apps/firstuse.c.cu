@@ -1,0 +1,3 @@
+// Module 3 of firstuse.
+#define MODULE 3
+#include "firstuse.h"
