@@ -110,7 +110,8 @@ pub(crate) struct Executor {
     pub(crate) prints: Prints,
     pub(crate) links: HashMap<u64, Link>,
     pub(crate) graphs: Graphs,
-    /// What the last compilation of each of the client's threads has said: information, errors.
+    /// What the last compilation of each of the client's threads has said, until the thread has read it: information,
+    /// errors.
     pub(crate) code_logs: HashMap<u32, [Vec<u8>; 2]>,
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,

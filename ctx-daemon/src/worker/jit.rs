@@ -1,5 +1,6 @@
 //! Options of the driver's compiler and linker, and their logs.
 
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_void};
 
 use rekindle_cuda_abi::types::*;
@@ -85,21 +86,38 @@ impl JitOptions {
 }
 
 impl Executor {
-    /// Answers with what a compilation has said; its logs can be fetched from now on.
+    /// Answers with what a compilation has said; its logs can be fetched from now on, once.
     pub(crate) fn answer_jit(&mut self, options: &JitOptions, reply: &mut Writer) {
         if options.numbers.is_empty() {
             return;
         }
         options.answer(reply);
-        self.code_logs.insert(self.header.thread, [options.log(0), options.log(1)]);
+        let logs = [options.log(0), options.log(1)];
+        if logs.iter().all(Vec::is_empty) {
+            self.code_logs.remove(&self.header.thread);
+        } else {
+            self.code_logs.insert(self.header.thread, logs);
+        }
     }
 
     pub(crate) fn code_log(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (which, offset) = (args.word()? as usize, args.word()? as usize);
         args.end()?;
-        let log = self.code_logs.get(&self.header.thread).and_then(|logs| logs.get(which));
-        let rest = log.and_then(|log| log.get(offset..)).unwrap_or_default();
-        reply.blob(&rest[..rest.len().min(REPLY_BYTES - 16)]);
+        let Entry::Occupied(mut logs) = self.code_logs.entry(self.header.thread) else {
+            reply.blob(&[]);
+            return Ok(Outcome::Done(CUDA_SUCCESS));
+        };
+        let log = logs.get_mut().get_mut(which);
+        let rest = log.as_ref().and_then(|log| log.get(offset..)).unwrap_or_default();
+        let part = &rest[..rest.len().min(REPLY_BYTES - 16)];
+        reply.blob(part);
+        // The client has all of it then. A client has any number of threads in its life.
+        if part.len() == rest.len() {
+            log.into_iter().for_each(Vec::clear);
+        }
+        if logs.get().iter().all(Vec::is_empty) {
+            logs.remove();
+        }
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 }
@@ -107,6 +125,7 @@ impl Executor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::fixture;
 
     fn blob(options: &[(u32, u32)]) -> Vec<u8> {
         options.iter().flat_map(|(o, v)| (u64::from(*o) | u64::from(*v) << 32).to_le_bytes()).collect()
@@ -122,6 +141,38 @@ mod tests {
         assert_eq!(read.values[4].addr(), 3);
         read.logs[0][..4].copy_from_slice(b"said");
         assert_eq!(read.log(0), b"said");
+    }
+
+    #[test]
+    fn a_log_goes_when_its_thread_has_read_it_to_its_end() {
+        let mut worker = fixture::executor();
+        let long = vec![b'x'; REPLY_BYTES];
+        let read = |worker: &mut Executor, thread, which: u64, offset: usize| {
+            worker.header.thread = thread;
+            let (mut args, mut reply) = (Writer::new(), Writer::new());
+            args.word(which);
+            args.word(offset as u64);
+            worker.code_log(&mut Reader::new(args.bytes()), &mut reply).unwrap();
+            Reader::new(reply.bytes()).blob().unwrap().to_vec()
+        };
+        for thread in 1..=1000 {
+            worker.code_logs.insert(thread, [b"said".to_vec(), long.clone()]);
+            assert_eq!(read(&mut worker, thread, 0, 0), b"said");
+            let part = read(&mut worker, thread, 1, 0);
+            assert!(!part.is_empty() && part.len() < long.len() && worker.code_logs.len() == 1);
+            assert_eq!(part.len() + read(&mut worker, thread, 1, part.len()).len(), long.len());
+            assert!(worker.code_logs.is_empty());
+            assert_eq!(read(&mut worker, thread, 1, 0), b"");
+        }
+    }
+
+    #[test]
+    fn a_compilation_that_says_nothing_leaves_no_log() {
+        let mut worker = fixture::executor();
+        let options = JitOptions::read(&blob(&[(7, 3)])).unwrap();
+        worker.code_logs.insert(0, [b"before".to_vec(), Vec::new()]);
+        worker.answer_jit(&options, &mut Writer::new());
+        assert!(worker.code_logs.is_empty());
     }
 
     #[test]
