@@ -29,6 +29,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ServeOptions};
 use crate::confinement::Confinement;
+use crate::worker::engine::bench::BenchError;
 
 /// Owns the GPU contexts of applications that run under Rekindle, so that they can be checkpointed.
 #[derive(Debug, Parser)]
@@ -148,11 +149,11 @@ fn bench_hash(driver: &Path, kib: &[u64], piece_kib: u64, repeats: usize) -> Exi
     measured(worker::access::bench::bench(driver, &sizes, bytes(piece_kib), repeats))
 }
 
-fn measured(result: Result<(), String>) -> ExitCode {
+fn measured(result: Result<(), BenchError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => {
-            error!("{reason}");
+        Err(error) => {
+            error!("{error}");
             ExitCode::from(1)
         }
     }

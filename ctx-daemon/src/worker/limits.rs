@@ -8,12 +8,18 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::control::{ContainerLimits, Limits};
 use rekindle_wire::nvml::Memory;
+use thiserror::Error;
 
 use super::commands::check;
 use super::executor::{Executor, Outcome, Refused};
 use crate::share::Share;
 
 const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);
+
+/// Why a client does not count with others of its container.
+#[derive(Debug, Error)]
+#[error("there is no such row in a container's table")]
+pub(crate) struct NoRow;
 
 impl Executor {
     /// From here on no more than this. What the client has already it keeps.
@@ -31,10 +37,10 @@ impl Executor {
         row: u32,
         gpus: &[[u8; 16]],
         limits: ContainerLimits,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoRow> {
         let sees = self.attached.devices.iter().map(|it| it.uuid);
         let row = usize::try_from(row).unwrap_or(usize::MAX);
-        let share = Share::new(table, row, limits, gpus, sees).ok_or("there is no such row in a container's table")?;
+        let share = Share::new(table, row, limits, gpus, sees).ok_or(NoRow)?;
         for (at, device) in self.devices.iter_mut().enumerate() {
             device.memory.belong(Arc::clone(&share), at);
         }

@@ -49,6 +49,7 @@ mod pinned;
 mod pool_commands;
 mod pools;
 pub(crate) mod prints;
+mod refusal;
 mod rest;
 mod sandbox;
 mod save;
@@ -69,7 +70,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-use rekindle_wire::control::{Failure, WorkerReply};
+use rekindle_wire::control::WorkerReply;
 use tracing::error;
 
 use crate::confinement::Confinement;
@@ -95,7 +96,7 @@ pub(crate) fn main(
         Ok(executor) => executor,
         Err(why) => {
             error!("no worker can start: {why}");
-            let failed = WorkerReply::Failed(Failure::internal(why));
+            let failed = WorkerReply::Failed(why.into());
             let _ = rekindle_wire::frame::send(&channel, &failed, &[], &[]);
             return ExitCode::from(1);
         }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command;
+use rekindle_wire::control::{Failing, FailureKind};
+use thiserror::Error;
 
 use super::executor::Executor;
 use super::waiting::StreamKey;
@@ -55,12 +57,23 @@ impl Closing {
     }
 }
 
+/// An earlier error has broken the context, so that nothing comes to rest.
+#[derive(Clone, Copy, Debug, Error)]
+#[error("the context is broken: {}", result_name(*.0))]
+pub(crate) struct Broken(pub(crate) CUresult);
+
+impl Failing for Broken {
+    fn kind(&self) -> FailureKind {
+        FailureKind::Refused
+    }
+}
+
 /// As many kernels are named at most.
 const NAMED: usize = 3;
 
 impl Executor {
     /// Waits until every stream is idle and nothing waits for the device. The ring is not looked at meanwhile.
-    pub(crate) fn drain(&mut self, timeout: Duration) -> Result<Rest, String> {
+    pub(crate) fn drain(&mut self, timeout: Duration) -> Result<Rest, Broken> {
         let deadline = Instant::now() + timeout;
         loop {
             self.poll();
@@ -76,7 +89,7 @@ impl Executor {
                     CUDA_ERROR_NOT_READY => busy = busy.or(Some(key)),
                     code => {
                         self.note_sticky(code);
-                        return Err(format!("the context is broken: {}", result_name(code)));
+                        return Err(Broken(code));
                     }
                 }
             }

@@ -154,7 +154,7 @@ impl Executor {
             Ok(secured) => secured,
             Err(why) => {
                 room.into_iter().for_each(|room| room.release(self.driver()));
-                return Err(why);
+                return Err(why.to_string());
             }
         };
 
@@ -164,7 +164,7 @@ impl Executor {
             Ok(described) => described,
             Err(why) => {
                 room.into_iter().for_each(|room| room.release(self.driver()));
-                return Err(why);
+                return Err(why.to_string());
             }
         };
         let copying = Copying::new(tasks, room, false);

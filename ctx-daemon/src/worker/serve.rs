@@ -11,24 +11,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
-use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known, NoCompression};
+use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
-use rekindle_wire::control::{self, Failing, Failure, FailureKind, WorkerReply, WorkerRequest};
+use rekindle_wire::control::{self, Failing, Failure, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::ring::Consumer;
 use rekindle_wire::version::control_version;
 use rekindle_wire::{Dialect, OLDEST_CONTROL};
-use thiserror::Error;
 use tracing::{error, info, warn};
 
 use super::access::observe;
 use super::channel::{self, Asker, Channel, Event};
 use super::code_store::Image;
-use super::copying::{CopyError, Progress};
-use super::engine::small_thread;
+use super::copying::Progress;
+use super::engine::{StageError, small_thread};
 use super::executor::Executor;
 use super::pinned::{is_sealed, map_at};
+use super::refusal::Refusal;
 use super::rest::{Closing, Rest};
 use super::save::Wanted;
 use super::silence;
@@ -52,7 +52,7 @@ const STAGING_AT: u64 = RING_AT + (1 << 30);
 
 /// Where the worker is in its life (see [`super::executor`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Spare,
     /// Loaded for a restore; the process is not there yet, or the ring not open.
     Restoring,
@@ -114,39 +114,6 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Why a request of the daemon's is not done.
-#[derive(Debug, Error)]
-enum Refusal {
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    #[error("accesses are not reported: see `access.report` of the daemon")]
-    Unreported,
-    #[error("{0}")]
-    Other(String),
-}
-
-impl From<String> for Refusal {
-    fn from(reason: String) -> Self {
-        Self::Other(reason)
-    }
-}
-
-impl From<&str> for Refusal {
-    fn from(reason: &str) -> Self {
-        Self::Other(reason.to_owned())
-    }
-}
-
-impl Failing for Refusal {
-    fn kind(&self) -> FailureKind {
-        match self {
-            Self::Copy(error) => error.kind(),
-            Self::Unreported => FailureKind::Refused,
-            Self::Other(_) => FailureKind::Internal,
-        }
-    }
-}
-
 fn cannot_write(image: &Image, error: &io::Error) -> Failure {
     let reason = match error.kind() {
         io::ErrorKind::StorageFull => {
@@ -164,15 +131,15 @@ fn writer(
     key: ContentKey,
     compression: &str,
     known: &[u8],
-) -> Result<DataWriter, String> {
+) -> Result<DataWriter, Refusal> {
     let mut files: Vec<_> = fds.map(channel::file).collect();
     if files.len() != numbers.len() && files.len() != 2 * numbers.len() {
-        return Err(format!("{} descriptors came for {} data files", files.len(), numbers.len()));
+        return Err(Refusal::Files { came: files.len(), files: numbers.len() });
     }
     let direct = files.split_off(numbers.len());
-    let writer = DataWriter::of(numbers.iter().copied().zip(files), key).map_err(|e| e.to_string())?;
-    let compression = compression.parse().map_err(|e: NoCompression| e.to_string())?;
-    let known = Known::from_bytes(known).map_err(|e| e.to_string())?;
+    let writer = DataWriter::of(numbers.iter().copied().zip(files), key)?;
+    let compression = compression.parse()?;
+    let known = Known::from_bytes(known)?;
     Ok(writer.with_direct(direct).with_known(known).with_compression(compression))
 }
 
@@ -315,30 +282,30 @@ impl Server {
                 };
                 channel.answer(&of_thread, reply, Vec::new());
             };
-            small_thread("code").spawn(work).map_err(|error| error.to_string())
+            small_thread("code").spawn(work).map_err(Refusal::Io)
         });
-        if let Err(reason) = begun {
-            self.channel.answer(&asker, WorkerReply::Failed(Failure::internal(reason)), Vec::new());
+        if let Err(refusal) = begun {
+            self.channel.answer(&asker, WorkerReply::Failed(refusal.into()), Vec::new());
         }
     }
 
-    fn code_and_file(&self, hash: &str, fds: Vec<OwnedFd>) -> Result<(Arc<Image>, File), String> {
-        let parsed = hash.parse().map_err(|_| format!("{hash} is no hash"))?;
-        let image = self.executor.code.get(&parsed).ok_or(format!("there is no code image {hash}"))?;
-        let file = fds.into_iter().next().ok_or("no file came with the request")?;
+    fn code_and_file(&self, hash: &str, fds: Vec<OwnedFd>) -> Result<(Arc<Image>, File), Refusal> {
+        let parsed = hash.parse().map_err(|_| Refusal::NoHash(hash.to_owned()))?;
+        let image = self.executor.code.get(&parsed).ok_or_else(|| Refusal::NoCode(hash.to_owned()))?;
+        let file = fds.into_iter().next().ok_or(Refusal::Lacks("no file came with the request"))?;
         Ok((image, channel::file(file)))
     }
 
     /// Maps host memory for what is copied; answers when that has been done, and the client runs on meanwhile.
     fn stage(&mut self, unit: u64, units: Vec<u64>, new: Vec<(u64, OwnedFd)>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
-        let answer = |result: Result<(), String>| match result {
+        let answer = |result: Result<(), StageError>| match result {
             Ok(()) => WorkerReply::Done,
-            Err(reason) => WorkerReply::Failed(Failure::internal(reason)),
+            Err(error) => WorkerReply::Failed(error.into()),
         };
         let done = move |result| channel.answer(&of_thread, answer(result), Vec::new());
-        if let Err(reason) = self.executor.set_stage(unit, units, new, done) {
-            self.channel.answer(&asker, WorkerReply::Failed(Failure::internal(reason)), Vec::new());
+        if let Err(error) = self.executor.set_stage(unit, units, new, done) {
+            self.channel.answer(&asker, WorkerReply::Failed(error.into()), Vec::new());
         }
     }
 
@@ -379,7 +346,7 @@ impl Server {
             (WorkerRequest::Open, State::Open) => self.executor.before_opening(),
             (WorkerRequest::Hold, State::Quiesced) => {}
             (WorkerRequest::Hold, _) => {
-                return Err("it has gone on by itself, since the daemon was silent: dump it again".into());
+                return Err(Refusal::WentOn);
             }
             (WorkerRequest::Precopy { hash_key, files, compression }, State::Open) => {
                 let cancel = Arc::clone(&self.channel.cancel);
@@ -409,19 +376,19 @@ impl Server {
                         (WorkerReply::Saving { may_open, copied, bytes }, Vec::new())
                     }
                     Progress::Saved { client, bytes, waits } => {
-                        let blob = client.map(|client| client.to_bytes()).transpose().map_err(|e| e.to_string())?;
+                        let blob = client.map(|client| client.to_bytes()).transpose()?;
                         (WorkerReply::Saved { bytes, waits }, blob.unwrap_or_default())
                     }
                 });
             }
             (WorkerRequest::Belong { row, gpus, limits }, State::Spare | State::Restoring) => {
-                let file = fds.next().ok_or("no table came with the request")?;
+                let file = fds.next().ok_or(Refusal::Lacks("no table came with the request"))?;
                 self.executor.belong(file.into(), row, &gpus, limits)?;
             }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
             (WorkerRequest::Data { data }, State::Spare) => self.take_data(data, &mut fds)?,
             (WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits }, State::Spare) => {
-                let key = HashKey::from_parts(hash_algorithm, hash_key).map_err(|e| e.to_string())?;
+                let key = HashKey::from_parts(hash_algorithm, hash_key)?;
                 self.take_data(data, &mut fds)?;
                 self.code_ahead.extend(code.into_iter().zip(fds));
                 let reader = DataReader::new(key, std::mem::take(&mut self.data_ahead));
@@ -468,19 +435,19 @@ impl Server {
             (WorkerRequest::Check, _) => {
                 return Ok((WorkerReply::Checked { reasons: self.executor.obstacles() }, Vec::new()));
             }
-            (request, state) => return Err(format!("a worker that is {state:?} cannot do this: {request:?}").into()),
+            (request, state) => return Err(Refusal::Unfit { state, request: Box::new(request) }),
         }
         Ok((WorkerReply::Done, Vec::new()))
     }
 
     /// Takes a client, and tells it so.
-    fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), String> {
-        let connection = UnixStream::from(fds.next().ok_or("no connection came with the client")?);
-        let served = attach.dialect.is_served().map_err(|why| why.to_string());
+    fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), Refusal> {
+        let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the client"))?);
+        let served = attach.dialect.is_served().map_err(Refusal::from);
         let result = served.and_then(|()| self.share(fds, &attach.dialect)).and_then(|()| self.begin(0));
         let answer = match &result {
             Ok(()) => Answer::Attached(self.executor.attached.clone()),
-            Err(reason) => Answer::Refused { reason: reason.clone() },
+            Err(refusal) => Answer::Refused { reason: refusal.to_string() },
         };
         // The ring is open before the client hears of it; a client that is gone shows on the connection.
         let _ = frame::send(&connection, &answer, &[], &[]);
@@ -491,21 +458,21 @@ impl Server {
         Ok(())
     }
 
-    fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), String> {
+    fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
         let arrived = self.executor.pinned.arrived.clone();
         self.channel
             .serve_client(connection, attach, self.executor.attached.clone(), arrived)
-            .map_err(|e| format!("no thread for the client's connection: {e}"))
+            .map_err(Refusal::NoThread)
     }
 
     /// Maps the client's ring and staging.
-    fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>, dialect: &Dialect) -> Result<(), String> {
-        let mut map = |what: &str, address: u64, size: usize| {
-            let file = fds.next().ok_or(format!("no {what} came with the client"))?;
+    fn share(&mut self, fds: &mut impl Iterator<Item = OwnedFd>, dialect: &Dialect) -> Result<(), Refusal> {
+        let mut map = |what: &'static str, address: u64, size: usize| {
+            let file = fds.next().ok_or(Refusal::Without(what))?;
             if !is_sealed(&file, size as u64) {
-                return Err(format!("the client's {what} is not a sealed memfd of {size} bytes"));
+                return Err(Refusal::NotSealed { what, size });
             }
-            map_at(&file, address, size as u64).ok_or(format!("the client's {what} cannot be mapped"))
+            map_at(&file, address, size as u64).ok_or(Refusal::NotMapped(what))
         };
         let ring = map("ring", RING_AT, layout::SHARED_SIZE)?;
         let staging = map("staging", STAGING_AT, layout::STAGING_SIZE)?;
@@ -513,15 +480,15 @@ impl Server {
         // process.
         let shared = unsafe { Shared::new(ring) };
         if shared.version() != Some(dialect.version) {
-            return Err(format!("the client's ring is not of version {}, which it speaks", dialect.version));
+            return Err(Refusal::OtherRing(dialect.version));
         }
         self.executor.shared = Some(shared);
         self.executor.staging = staging;
-        self.executor.register_staging(0).map_err(|e| format!("the staging cannot be registered: {e}"))
+        self.executor.register_staging(0).map_err(Refusal::Staging)
     }
 
-    fn begin(&mut self, head: u64) -> Result<(), String> {
-        let shared = self.executor.shared.ok_or("there is no ring")?;
+    fn begin(&mut self, head: u64) -> Result<(), Refusal> {
+        let shared = self.executor.shared.ok_or(Refusal::Lacks("there is no ring"))?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
         // Whoever waited for a restored process waits no more.
         shared.header().moment.store(0, Ordering::Release);
@@ -530,7 +497,7 @@ impl Server {
     }
 
     /// Waits for the device. From now on no command is taken, and streams take what is held only by steps.
-    fn quiesce(&mut self, timeout: Duration) -> Result<WorkerReply, String> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<WorkerReply, Refusal> {
         if self.state == State::Open {
             self.closing = Closing::new();
             self.executor.held.close(0);
@@ -553,14 +520,14 @@ impl Server {
 
     /// Executes commands up to one for an idle stream, which something may wait for, and quiesces again. What comes
     /// for busy streams is held.
-    fn advance(&mut self, timeout: Duration) -> Result<WorkerReply, String> {
+    fn advance(&mut self, timeout: Duration) -> Result<WorkerReply, Refusal> {
         let patience = self.closing.patience();
         if !patience.is_zero() {
             return self.quiesce(patience.min(timeout));
         }
         self.state = State::Closing;
         let began = Instant::now();
-        let mut consumer = self.consumer.take().ok_or("there is no ring")?;
+        let mut consumer = self.consumer.take().ok_or(Refusal::Lacks("there is no ring"))?;
         self.executor.held.close(1);
         self.executor.poll();
         while !self.executor.held.has_stepped() && began.elapsed() < timeout {
@@ -594,16 +561,16 @@ impl Server {
         &mut self,
         data: Vec<control::DataFile>,
         fds: &mut impl Iterator<Item = OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         for control::DataFile { depth, index } in data {
-            let file = fds.next().ok_or("a data file did not come with the request")?;
+            let file = fds.next().ok_or(Refusal::Lacks("a data file did not come with the request"))?;
             self.data_ahead.push((DataFile { depth, index }, channel::file(file)));
         }
         Ok(())
     }
 
-    fn load(&mut self, reader: DataReader, blob: &[u8]) -> Result<(), String> {
-        let client = Client::from_bytes(blob).map_err(|e| e.to_string())?;
+    fn load(&mut self, reader: DataReader, blob: &[u8]) -> Result<(), Refusal> {
+        let client = Client::from_bytes(blob)?;
         let code = std::mem::take(&mut self.code_ahead).into_iter().map(|(h, f)| (h, channel::file(f))).collect();
         self.executor.load_client(&client, &reader, code)?;
         self.restoring = Some(client);
@@ -612,9 +579,9 @@ impl Server {
     }
 
     /// The restored process is there: its shared memory takes the place of what was saved with it.
-    fn connect(&mut self, pinned: Vec<Pinned>, mut fds: std::vec::IntoIter<OwnedFd>) -> Result<(), String> {
-        let connection = UnixStream::from(fds.next().ok_or("no connection came with the process")?);
-        let client = self.restoring.take().ok_or("nothing was loaded")?;
+    fn connect(&mut self, pinned: Vec<Pinned>, mut fds: std::vec::IntoIter<OwnedFd>) -> Result<(), Refusal> {
+        let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the process"))?);
+        let client = self.restoring.take().ok_or(Refusal::Lacks("nothing was loaded"))?;
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         self.share(&mut fds, &dialect)?;
         let mut files = std::mem::take(&mut self.pinned_ahead);
@@ -624,11 +591,10 @@ impl Server {
         }
         let driver = self.executor.driver();
         for (address, allocation) in std::mem::take(&mut self.executor.expected_pins) {
-            self.executor
-                .enter_context(allocation.context)
-                .map_err(|e| format!("pinned memory at {address:#x}: {e}"))?;
+            self.executor.enter_context(allocation.context).map_err(|error| Refusal::Pinned { address, error })?;
             let result = self.executor.pinned.map(driver, address, None, allocation);
-            super::driver::expect("mapping pinned memory", result).map_err(|e| format!("{e} at {address:#x}"))?;
+            super::driver::expect("mapping pinned memory", result)
+                .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
         self.executor.make_graphs();
         self.begin(client.ring.head)?;

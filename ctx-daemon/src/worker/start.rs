@@ -11,16 +11,19 @@ use std::path::Path;
 use rekindle_cuda_abi::types::*;
 use rekindle_images::content::ContentKey;
 use rekindle_wire::attach::{self, Attached};
+use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::window::MAX_DEVICES;
+use thiserror::Error;
 use tracing::warn;
 
 use super::access::hash::{BATCH_BYTES, Hasher};
+use super::access::observe::ObserveError;
 use super::crash;
-use super::driver::{self, CallFailed, Driver, expect};
+use super::driver::{self, CallFailed, Driver, LoadError, expect};
 use super::engine::Engine;
 use super::executor::{Device, Executor};
 use super::memory::DeviceMemory;
-use super::sandbox;
+use super::sandbox::{self, SandboxError};
 use crate::confinement::Confinement;
 
 /// Attributes are asked for up to here; later ones are unknown to this version.
@@ -28,24 +31,43 @@ const ATTRIBUTES: u32 = 160;
 const CAPABILITY_MAJOR: usize = 75;
 const CAPABILITY_MINOR: usize = 76;
 
+/// Why there is no worker.
+#[derive(Debug, Error)]
+pub(super) enum StartError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Observe(#[from] ObserveError),
+}
+
+impl Failing for StartError {
+    fn kind(&self) -> FailureKind {
+        FailureKind::Internal
+    }
+}
+
 /// Makes everything ready for a client, or says why not.
 pub(super) fn start(
     cuda_driver: &Path,
     confined: Option<&Confinement>,
     report_access: Option<u64>,
-) -> Result<Executor, String> {
+) -> Result<Executor, StartError> {
     // SAFETY: only sets parameters of the allocator, before there are threads.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
-    let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver).map_err(|e| e.to_string())?));
+    let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver)?));
     super::cores();
     // The library may lie where only root finds it, and its initialisers are the administrator's.
     if let Some(confinement) = confined {
         sandbox::enter(confinement, &driver::place(driver))?;
     }
-    let mut executor = try_start(driver).map_err(|e| e.to_string())?;
+    let mut executor = try_start(driver)?;
     if let Some(limit) = report_access {
         executor.start_observing(limit)?;
     }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::hash::{Hasher, Piece};
 use crate::worker::driver::{self, CallFailed, Driver, expect};
+use crate::worker::engine::bench::BenchError;
 use crate::worker::memory::DeviceMemory;
 
 const MULTIPROCESSOR_COUNT: u32 = 16;
@@ -39,16 +40,16 @@ struct Report {
 ///
 /// # Errors
 /// What could not be had, or a hash that is wrong.
-pub(crate) fn bench(library: &Path, sizes: &[u64], piece: u64, repeats: usize) -> Result<(), String> {
-    let driver = driver::load(library).map_err(|e| e.to_string())?;
-    let largest = sizes.iter().copied().max().filter(|largest| *largest > 0).ok_or("no size to measure")?;
+pub(crate) fn bench(library: &Path, sizes: &[u64], piece: u64, repeats: usize) -> Result<(), BenchError> {
+    let driver = driver::load(library)?;
+    let largest = sizes.iter().copied().max().filter(|largest| *largest > 0).ok_or(BenchError::NoSize)?;
     if sizes.contains(&0) || piece == 0 {
-        return Err("a size of nothing".into());
+        return Err(BenchError::Nothing);
     }
-    let bench = Bench::new(&driver, largest).map_err(|e| e.to_string())?;
+    let bench = Bench::new(&driver, largest)?;
     let figures = bench.run(sizes, piece, repeats)?;
     let report = Report { processors: bench.processors, figures };
-    println!("{}", serde_json::to_string(&report).map_err(|e| e.to_string())?);
+    println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
@@ -87,12 +88,12 @@ impl<'a> Bench<'a> {
         Ok(Self { driver, device, primary, processors: processors.unsigned_abs(), largest, source, target, events })
     }
 
-    fn run(&self, sizes: &[u64], piece: u64, repeats: usize) -> Result<Vec<Figures>, String> {
+    fn run(&self, sizes: &[u64], piece: u64, repeats: usize) -> Result<Vec<Figures>, BenchError> {
         let driver = self.driver;
-        let key = ContentKey::random().map_err(|e| e.to_string())?;
+        let key = ContentKey::random()?;
         let mut hasher = Hasher::new(&key, 1, self.largest);
-        hasher.prepare(driver, (0, self.device), self.primary).map_err(|e| e.to_string())?;
-        let stream = hasher.stream(0).ok_or("no stream")?;
+        hasher.prepare(driver, (0, self.device), self.primary)?;
+        let stream = hasher.stream(0).ok_or(BenchError::NoStream)?;
         self.check(&mut hasher, &key.schedule(), stream, piece)?;
         let mut all = Vec::new();
         for &bytes in sizes {
@@ -105,11 +106,11 @@ impl<'a> Bench<'a> {
                 let (source, target) = (self.source + offset, self.target + offset);
                 let table = cut(source, target, bytes, piece);
                 pieces = table.len();
-                let table = hasher.table(driver, 0, &table).map_err(|e| e.to_string())?;
-                let table = table.ok_or("more pieces than are hashed at a time")?;
+                let table = hasher.table(driver, 0, &table)?;
+                let table = table.ok_or(BenchError::TooMany)?;
                 let place = (0, self.processors);
                 let rate = |what: &dyn Fn() -> Result<(), CallFailed>| {
-                    self.time(stream, what).map(|ms| bytes as f64 / ms / 1e6).map_err(|e| e.to_string())
+                    self.time(stream, what).map(|ms| bytes as f64 / ms / 1e6)
                 };
                 // SAFETY: both allocations hold `bytes` bytes from the offset on, and live to the end.
                 memset.push(rate(&|| unsafe {
@@ -136,35 +137,34 @@ impl<'a> Bench<'a> {
         schedule: &rekindle_images::content::Schedule,
         stream: CUstream,
         piece: u64,
-    ) -> Result<(), String> {
+    ) -> Result<(), BenchError> {
         let bytes = self.largest.min(3 << 20);
         let content: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
         let pieces = cut(self.source, self.target, bytes, piece);
         let driver = self.driver;
-        let failed = |e: CallFailed| e.to_string();
         // SAFETY: the allocations hold the content, which lives until the copy is done.
         unsafe {
             let copied = (driver.cuMemcpyHtoDAsync_v2)(self.source, content.as_ptr().cast(), content.len(), stream);
-            expect("copy", copied).map_err(failed)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream)).map_err(failed)?;
+            expect("copy", copied)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
         let expected: Vec<_> = content.chunks(piece as usize).map(|piece| schedule.hash(piece)).collect();
-        let table = hasher.table(driver, 0, &pieces).map_err(failed)?.ok_or("no table")?;
+        let table = hasher.table(driver, 0, &pieces)?.ok_or(BenchError::NoTable)?;
         for copies in [true, false] {
             // SAFETY: as above.
-            unsafe { hasher.enqueue(driver, (0, self.processors), &table, copies) }.map_err(failed)?;
-            if hasher.fetch(driver, 0, &table).map_err(failed)? != expected {
-                return Err("the device's hashes are not the host's".into());
+            unsafe { hasher.enqueue(driver, (0, self.processors), &table, copies) }?;
+            if hasher.fetch(driver, 0, &table)? != expected {
+                return Err(BenchError::Hashes);
             }
         }
         let mut back = vec![0; content.len()];
         // SAFETY: as above.
         unsafe {
             let copied = (driver.cuMemcpyDtoHAsync_v2)(back.as_mut_ptr().cast(), self.target, back.len(), stream);
-            expect("copy", copied).map_err(failed)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream)).map_err(failed)?;
+            expect("copy", copied)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
-        if back == content { Ok(()) } else { Err("what was copied and hashed is not what was there".into()) }
+        if back == content { Ok(()) } else { Err(BenchError::Content) }
     }
 
     /// Milliseconds that something takes on the device.

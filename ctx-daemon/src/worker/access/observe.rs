@@ -15,15 +15,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::ImageError;
 use rekindle_images::content::{ContentHash, ContentKey};
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::command;
 use rekindle_wire::ring::CommandHeader;
+use thiserror::Error;
 use tracing::{info, warn};
 
 use super::hash::{Hasher, MOST_PIECES};
 use super::{Access, Class, Unit};
+use crate::worker::driver::CallFailed;
 use crate::worker::executor::Executor;
+use crate::worker::rest::Broken;
 
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -77,16 +81,27 @@ pub(crate) struct Watch {
     before: Option<HashMap<Unit, ContentHash>>,
 }
 
+/// Why nothing is observed.
+#[derive(Debug, Error)]
+pub(crate) enum ObserveError {
+    #[error(transparent)]
+    Key(#[from] ImageError),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+}
+
 impl Executor {
     /// Begins to observe, before there is a client. `limit` is the most memory that is hashed.
     ///
     /// # Errors
     /// Why that cannot be.
-    pub(crate) fn start_observing(&mut self, limit: u64) -> Result<(), String> {
-        let key = ContentKey::random().map_err(|e| e.to_string())?;
+    pub(crate) fn start_observing(&mut self, limit: u64) -> Result<(), ObserveError> {
+        let key = ContentKey::random()?;
         let mut hasher = Hasher::new(&key, self.devices.len(), limit);
         for (ordinal, device) in self.devices.iter().enumerate() {
-            hasher.prepare(self.driver(), (ordinal, device.device), device.primary).map_err(|e| e.to_string())?;
+            hasher.prepare(self.driver(), (ordinal, device.device), device.primary)?;
         }
         self.context_changed();
         let last = Some(HashMap::new());
@@ -136,7 +151,7 @@ impl Executor {
     }
 
     /// Waits until every stream is idle, for so long. An error breaks the context, and ends it.
-    fn comes_to_rest(&mut self, patience: Duration) -> Result<bool, String> {
+    fn comes_to_rest(&mut self, patience: Duration) -> Result<bool, Broken> {
         let deadline = Instant::now() + patience;
         let rest = loop {
             let mut busy = false;
@@ -148,7 +163,7 @@ impl Executor {
                 match unsafe { (self.driver().cuStreamQuery)(real) } {
                     CUDA_SUCCESS => self.waiting.all_done(key),
                     CUDA_ERROR_NOT_READY => busy = true,
-                    code => return Err(format!("the context is broken: {}", result_name(code))),
+                    code => return Err(Broken(code)),
                 }
             }
             if !busy || Instant::now() >= deadline {
@@ -217,7 +232,7 @@ impl Observation {
                 (self.restless, self.last) = (true, None);
                 return None;
             }
-            Err(why) => Err(why),
+            Err(error) => Err(error.into()),
         };
         worker.context_changed();
         let _ = worker.enter_context(worker.header.context);
@@ -225,14 +240,18 @@ impl Observation {
             .inspect_err(|why| {
                 warn!("accesses are not watched any more: {why}");
                 self.stopped = true;
-                count(|report| report.stopped = Some(why.clone()));
+                count(|report| report.stopped = Some(why.to_string()));
             })
             .ok()
             .flatten()
     }
 
     /// Hashes what is not known from after the last command, which is all there is once that has been forgotten.
-    fn hash(&mut self, worker: &mut Executor, before: bool) -> Result<Option<HashMap<Unit, ContentHash>>, String> {
+    fn hash(
+        &mut self,
+        worker: &mut Executor,
+        before: bool,
+    ) -> Result<Option<HashMap<Unit, ContentHash>>, ObserveError> {
         let Some(all) = worker.all_units() else {
             self.last = None;
             return Ok(None);
@@ -250,7 +269,7 @@ impl Observation {
             content.extend(old.into_iter().filter_map(|unit| Some((unit, *known.get(&unit)?))));
             let place = (ordinal, device.device, device.primary, worker.processors(ordinal));
             // SAFETY: the client has them mapped, and so that this device may read them.
-            let hashes = unsafe { self.hasher.hash(worker.driver(), place, &new) }.map_err(|e| e.to_string())?;
+            let hashes = unsafe { self.hasher.hash(worker.driver(), place, &new) }?;
             content.extend(new.into_iter().zip(hashes));
         }
         Ok(Some(content))

@@ -73,6 +73,13 @@ pub(crate) enum CopyError {
     Already,
     #[error("cannot start a thread that copies")]
     Thread,
+    #[error("{0}")]
+    Spawn(std::io::Error),
+    #[error("more memory than can be hashed at a time")]
+    TooMuch,
+    /// In whole words.
+    #[error("{0}")]
+    Aliases(String),
     #[error(transparent)]
     Driver(#[from] CallFailed),
     #[error(transparent)]
@@ -85,7 +92,10 @@ impl Failing for CopyError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Engine(error) | Self::WrongGuess { error, .. } => error.kind(),
-            Self::Nothing | Self::Already | Self::Thread | Self::Driver(_) => FailureKind::Internal,
+            Self::Already => FailureKind::Refused,
+            Self::Nothing | Self::Thread | Self::Spawn(_) | Self::TooMuch | Self::Aliases(_) | Self::Driver(_) => {
+                FailureKind::Internal
+            }
         }
     }
 }

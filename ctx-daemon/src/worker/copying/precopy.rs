@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rekindle_images::{DataWriter, Piece, PieceHash};
 
-use super::{Cancel, Copying, Keeping, Place};
+use super::{Cancel, CopyError, Copying, Keeping, Place};
 use crate::worker::executor::Executor;
 
 /// The outcome of pre-copies into one data file.
@@ -40,16 +40,16 @@ impl Precopied {
 
 impl Executor {
     /// Begins to copy while the client runs; or again what has changed since, into the same file.
-    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), String> {
+    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), CopyError> {
         self.discard_finished();
         if self.background.is_some() {
-            return Err("it is being copied already: wait until that is over".into());
+            return Err(CopyError::Already);
         }
-        self.prepare_engine().map_err(|e| e.to_string())?;
+        self.prepare_engine()?;
         // Another image's is of no use.
         let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
-        let aliases = self.map_aliases()?;
+        let aliases = self.map_aliases().map_err(CopyError::Aliases)?;
         let mut all = Vec::new();
         self.describe_allocations(&aliases, &mut all);
         let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
@@ -63,7 +63,7 @@ impl Executor {
         let writer = Arc::clone(&precopied.writer);
         self.precopied = Some(precopied);
         let copying = Copying::new(tasks, None, true);
-        self.copy_in_background(copying, writer, cancel, aliases, None).map_err(|e| e.to_string())
+        self.copy_in_background(copying, writer, cancel, aliases, None)
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Clones;
 use super::background::GIVEN_UP;
+use super::{Clones, CopyError};
+use crate::worker::engine::StageError;
 use crate::worker::executor::Executor;
 use crate::worker::signal_stack::Thread;
 
@@ -63,8 +64,8 @@ impl Executor {
         unit: u64,
         units: Vec<u64>,
         new: Vec<(u64, OwnedFd)>,
-        done: impl FnOnce(Result<(), String>) + Send + 'static,
-    ) -> Result<(), String> {
+        done: impl FnOnce(Result<(), StageError>) + Send + 'static,
+    ) -> Result<(), CopyError> {
         match units.is_empty() {
             true => self.discard_cancelled(),
             false => self.discard_finished(),
@@ -73,12 +74,12 @@ impl Executor {
         let Some(engine) = self.engine.as_ref().filter(|_| self.background.is_none()) else {
             // What lies there stays until it is written, and no more is put there.
             self.stage.end();
-            return Err("it is being copied already: wait until that is over".into());
+            return Err(CopyError::Already);
         };
         let stage = engine.stage.clone();
         self.join_reserving();
         let work = move || done(stage.set(unit, &units, new));
-        let thread = Thread::named("reserve").spawn(work).map_err(|e| e.to_string())?;
+        let thread = Thread::named("reserve").spawn(work).map_err(CopyError::Spawn)?;
         self.reserving = Some(Reserving { thread, hurry: Arc::default() });
         Ok(())
     }

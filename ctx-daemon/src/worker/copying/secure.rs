@@ -6,8 +6,9 @@ use rekindle_images::content::ContentKey;
 use rekindle_images::{DataWriter, PieceHash};
 use rekindle_wire::control::{Copying as How, Secured};
 
-use super::{Clones, Keeping, Place, Precopied, Task};
+use super::{Clones, CopyError, Keeping, Place, Precopied, Task};
 use crate::worker::access::hash::{BATCH_BYTES, MOST_PIECES, Piece};
+use crate::worker::driver::CallFailed;
 use crate::worker::engine::Job;
 use crate::worker::executor::Executor;
 
@@ -21,7 +22,7 @@ impl Executor {
         mut room: Option<&mut Clones>,
         precopied: Option<&Precopied>,
         writer: &DataWriter,
-    ) -> Result<Secured, String> {
+    ) -> Result<Secured, CopyError> {
         let mut secured = Secured { bytes: bytes(tasks, |_| true), ..Secured::default() };
         let open = |task: &Task| task.keeping != Keeping::Closed;
         if how == How::Stop && precopied.is_none() {
@@ -40,7 +41,7 @@ impl Executor {
                 task.keeping = room.take(device, length).map_or(Keeping::Protected, Keeping::Cloned);
             }
         }
-        self.hasher.set_key(self.driver(), key).map_err(|e| e.to_string())?;
+        self.hasher.set_key(self.driver(), key)?;
         let began = Instant::now();
         let is_cloned = |task: &Task| matches!(task.keeping, Keeping::Cloned(_));
         self.hash_tasks(tasks, is_cloned)?;
@@ -76,7 +77,7 @@ impl Executor {
     }
 
     /// Hashes those of the jobs, as many at a time as there is room for; clones are made in passing.
-    pub(crate) fn hash_tasks(&mut self, tasks: &mut [Task], which: impl Fn(&Task) -> bool) -> Result<(), String> {
+    pub(crate) fn hash_tasks(&mut self, tasks: &mut [Task], which: impl Fn(&Task) -> bool) -> Result<(), CopyError> {
         for ordinal in 0..self.devices.len() {
             let own = |task: &Task| which(task) && task.job.device == ordinal && task.place != Place::Other;
             let mut all: Vec<usize> = (0..tasks.len()).filter(|i| own(&tasks[*i])).collect();
@@ -98,7 +99,7 @@ impl Executor {
         Ok(())
     }
 
-    fn hash_batch(&mut self, ordinal: usize, tasks: &[Task], batch: &[usize]) -> Result<Vec<PieceHash>, String> {
+    fn hash_batch(&mut self, ordinal: usize, tasks: &[Task], batch: &[usize]) -> Result<Vec<PieceHash>, CopyError> {
         let processors = self.processors(ordinal);
         let driver = self.driver();
         let Some(device) = self.devices.get(ordinal) else { return Ok(Vec::new()) };
@@ -110,16 +111,16 @@ impl Executor {
         };
         let pieces: Vec<_> = batch.iter().map(piece).collect();
         let copies = pieces.iter().any(|piece| piece.target != 0);
-        let hashes = (|| {
+        let hashes = (|| -> Result<_, CallFailed> {
             self.hasher.prepare(driver, place, primary)?;
             let Some(table) = self.hasher.table(driver, ordinal, &pieces)? else { return Ok(None) };
             // SAFETY: the jobs' memory is mapped, nothing runs that would write it, and clones were taken for them.
             unsafe { self.hasher.enqueue(driver, (ordinal, processors), &table, copies)? };
             self.hasher.fetch(driver, ordinal, &table).map(Some)
         })();
-        match hashes.map_err(|e: crate::worker::driver::CallFailed| e.to_string())? {
+        match hashes? {
             Some(hashes) => Ok(hashes.into_iter().map(PieceHash::from).collect()),
-            None => Err("more memory than can be hashed at a time".into()),
+            None => Err(CopyError::TooMuch),
         }
     }
 }

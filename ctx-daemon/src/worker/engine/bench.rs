@@ -1,17 +1,18 @@
 //! How fast the engine brings device memory to the host, beside what the link does: `rekindled bench-link`, which
 //! `scripts/bench link` calls. No worker and no daemon are involved; what is copied is hashed and written to nowhere.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 use rekindle_wire::window;
 use serde::Serialize;
+use thiserror::Error;
 
 use super::*;
 use crate::worker::copying::{Keeping, Place, Task};
-use crate::worker::driver;
+use crate::worker::driver::{self, LoadError};
 use crate::worker::memory::DeviceMemory;
 
 const NO_FLAGS: u32 = 0;
@@ -38,6 +39,45 @@ struct Figures {
     link_to_registered: Vec<f64>,
 }
 
+/// Why something is not measured.
+#[derive(Debug, Error)]
+pub(crate) enum BenchError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("no host memory: {0}")]
+    NoMemory(std::io::Error),
+    #[error("{}: {source}", .dir.display())]
+    Write { dir: PathBuf, source: std::io::Error },
+    #[error("no size to measure")]
+    NoSize,
+    #[error("a size of nothing")]
+    Nothing,
+    #[error("no table")]
+    NoTable,
+    #[error("no stream")]
+    NoStream,
+    #[error("more pieces than are hashed at a time")]
+    TooMany,
+    #[error("the watch failed")]
+    Watch,
+    #[error("the device's hashes are not the host's")]
+    Hashes,
+    #[error("what was copied and hashed is not what was there")]
+    Content,
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     lanes: usize,
@@ -48,36 +88,36 @@ struct Report {
 ///
 /// # Errors
 /// What could not be had, or a copy that failed.
-pub(crate) fn bench(library: &Path, sizes: &[u64], repeats: usize) -> Result<(), String> {
-    let driver = driver::load(library).map_err(|e| e.to_string())?;
-    let largest = sizes.iter().copied().max().filter(|_| !sizes.contains(&0)).ok_or("no size to measure")?;
-    let mut bench = Bench::new(&driver, largest).map_err(|e| e.to_string())?;
+pub(crate) fn bench(library: &Path, sizes: &[u64], repeats: usize) -> Result<(), BenchError> {
+    let driver = driver::load(library)?;
+    let largest = sizes.iter().copied().max().filter(|_| !sizes.contains(&0)).ok_or(BenchError::NoSize)?;
+    let mut bench = Bench::new(&driver, largest)?;
     let stage = bench.engine.stage.clone();
     let units: Vec<u64> = (1..=largest.div_ceil(UNIT)).collect();
     let make = |number: &u64| crate::daemon::written_memfd(c"bench", UNIT).map(|file| (*number, file));
-    let files = units.iter().map(make).collect::<Result<_, _>>().map_err(|e| format!("no host memory: {e}"))?;
+    let files = units.iter().map(make).collect::<Result<_, _>>().map_err(BenchError::NoMemory)?;
     stage.set(UNIT, &units, files)?;
     let mut figures = Vec::new();
     for &bytes in sizes {
         let mut of_size = Figures { bytes, ..Figures::default() };
         for _ in 0..repeats {
             let rate = |time: Duration| bytes as f64 / time.as_secs_f64().max(1e-9) / 1e9;
-            of_size.link.push(rate(bench.link(bytes, BUFFER).map_err(|e| e.to_string())?));
-            of_size.link_by_pieces.push(rate(bench.link(bytes, PIECE_LENGTH).map_err(|e| e.to_string())?));
+            of_size.link.push(rate(bench.link(bytes, BUFFER)?));
+            of_size.link_by_pieces.push(rate(bench.link(bytes, PIECE_LENGTH)?));
             bench.engine.stage = stage.clone();
             let (off, end) = bench.copy(bytes)?;
             of_size.staged.push(rate(off));
             of_size.staged_to_end.push(rate(end));
             bench.engine.stage = Stage::default();
             of_size.unstaged.push(rate(bench.copy(bytes)?.0));
-            let (registered, copied) = bench.registered(&stage, bytes).map_err(|e| e.to_string())?;
+            let (registered, copied) = bench.registered(&stage, bytes)?;
             of_size.register.push(rate(registered));
             of_size.link_to_registered.push(rate(copied));
         }
         figures.push(of_size);
     }
     let report = Report { lanes: bench.engine.lanes.len(), figures };
-    println!("{}", serde_json::to_string(&report).map_err(|e| e.to_string())?);
+    println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
@@ -171,10 +211,10 @@ impl<'a> Bench<'a> {
     }
 
     /// How long the engine takes until all bytes are off the device, and until all are hashed and written to nowhere.
-    fn copy(&mut self, bytes: u64) -> Result<(Duration, Duration), String> {
-        let nowhere = std::fs::File::options().write(true).open("/dev/null").map_err(|e| e.to_string())?;
-        let key = ContentKey::random().map_err(|e| e.to_string())?;
-        let writer = DataWriter::new(nowhere, 0, key).map_err(|e| e.to_string())?;
+    fn copy(&mut self, bytes: u64) -> Result<(Duration, Duration), BenchError> {
+        let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
+        let key = ContentKey::random()?;
+        let writer = DataWriter::new(nowhere, 0, key)?;
         let place = Place::Allocation(self.source);
         let task = |job| Task { job, place, keeping: Keeping::Closed, expected: None, before: None, soon: 0 };
         let copying = Copying::new(jobs(self.source, bytes, 0, self.primary).map(task).collect(), None, false);
@@ -186,8 +226,9 @@ impl<'a> Bench<'a> {
                 }
                 began.elapsed()
             });
-            let copied = self.engine.copy_out(self.driver, &copying, &writer).map_err(|e| e.to_string());
-            copied.and(watching.join().map_err(|_| "the watch failed".to_owned()))
+            let copied = self.engine.copy_out(self.driver, &copying, &writer);
+            let watched = watching.join().map_err(|_| BenchError::Watch);
+            copied.map_err(BenchError::from).and(watched)
         })?;
         Ok((off, began.elapsed()))
     }

@@ -29,7 +29,7 @@ use tracing::debug;
 
 use self::out::Out;
 pub(crate) use self::pace::{Pace, Transfer};
-pub(crate) use self::stage::Stage;
+pub(crate) use self::stage::{Stage, StageError};
 use super::boxes::ArrayPart;
 use super::copying::Copying;
 use super::driver::{CallFailed, Driver, expect};

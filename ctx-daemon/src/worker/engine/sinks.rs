@@ -12,6 +12,8 @@ use std::time::Instant;
 use rekindle_images::{CreateOptions, DataWriter, ImageDir, ImageError, ImageWriter, PIECE_LENGTH};
 use serde::Serialize;
 
+use super::bench::BenchError;
+
 const PAGE: usize = 4096;
 const PIECE: usize = PIECE_LENGTH as usize;
 
@@ -47,7 +49,7 @@ enum How {
 ///
 /// # Errors
 /// What could not be written.
-pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -> Result<(), String> {
+pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -> Result<(), BenchError> {
     let mut all: Vec<_> = threads.iter().map(|&threads| Figures { threads, ..Figures::default() }).collect();
     for _ in 0..repeats {
         for figures in &mut all {
@@ -57,7 +59,7 @@ pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -
                     rates.extend(rate);
                     Ok(())
                 }
-                Err(error) => Err(format!("{}: {error}", dir.display())),
+                Err(source) => Err(BenchError::Write { dir: dir.to_owned(), source }),
             };
             measure(How::Buffered, &mut figures.buffered)?;
             measure(How::BufferedFiles, &mut figures.buffered_files)?;
@@ -65,11 +67,11 @@ pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -
             measure(How::Direct, &mut figures.direct)?;
             measure(How::DirectReserved, &mut figures.direct_reserved)?;
             for (files, rates) in [(1, &mut figures.ours), (threads, &mut figures.ours_files)] {
-                rates.push(write_image(dir, bytes, threads, files).map_err(|error| error.to_string())?);
+                rates.push(write_image(dir, bytes, threads, files)?);
             }
         }
     }
-    println!("{}", serde_json::to_string(&all).map_err(|e| e.to_string())?);
+    println!("{}", serde_json::to_string(&all)?);
     Ok(())
 }
 

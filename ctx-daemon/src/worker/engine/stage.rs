@@ -14,12 +14,37 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rekindle_images::PIECE_LENGTH;
+use rekindle_wire::control::{Failing, FailureKind};
+use thiserror::Error;
 
 use crate::worker::pinned::{is_sealed, map_at};
 
 /// Where units are mapped: behind ring and staging of the client, see `worker::start`.
 const STAGE_AT: u64 = 0x7010_0000_0000;
 const STAGE_SIZE: u64 = 1 << 40;
+
+/// Why what the daemon lends is not taken.
+#[derive(Debug, Error)]
+pub(crate) enum StageError {
+    #[error("the stage is in use")]
+    InUse,
+    #[error("the stage cannot have units of {0} bytes")]
+    Unit(u64),
+    #[error("unit {0} of the stage has not come")]
+    Missing(u64),
+    #[error("unit {number} of the stage is not a sealed memfd of {unit} bytes, or came twice")]
+    NotSealed { number: u64, unit: u64 },
+    #[error("the stage is full")]
+    Full,
+    #[error("unit {0} of the stage cannot be mapped")]
+    NotMapped(u64),
+}
+
+impl Failing for StageError {
+    fn kind(&self) -> FailureKind {
+        FailureKind::Internal
+    }
+}
 
 /// What a worker has of the daemon's host memory.
 #[derive(Clone, Default)]
@@ -47,7 +72,7 @@ pub(crate) struct Slot {
 
 impl Stage {
     /// From now on it is these units, of which the new ones come with their files. Only while nothing lies in it.
-    pub(crate) fn set(&self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), String> {
+    pub(crate) fn set(&self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), StageError> {
         let mut inner = self.lock();
         let set = inner.set(unit, units, new);
         if set.is_err() {
@@ -89,36 +114,36 @@ impl Stage {
 }
 
 impl Inner {
-    fn set(&mut self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), String> {
+    fn set(&mut self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), StageError> {
         if self.taken > 0 {
-            return Err("the stage is in use".into());
+            return Err(StageError::InUse);
         }
         if self.unit != unit {
             self.unmap_but(&[]);
         }
         self.unmap_but(units);
         if !units.is_empty() && (unit == 0 || !unit.is_multiple_of(PIECE_LENGTH) || unit > STAGE_SIZE) {
-            return Err(format!("the stage cannot have units of {unit} bytes"));
+            return Err(StageError::Unit(unit));
         }
         (self.unit, self.ends) = (unit, false);
         for (number, file) in new {
             self.map(number, &file)?;
         }
-        if let Some(missing) = units.iter().find(|number| !self.mapped.contains_key(number)) {
-            return Err(format!("unit {missing} of the stage has not come"));
+        match units.iter().find(|number| !self.mapped.contains_key(number)) {
+            Some(missing) => Err(StageError::Missing(*missing)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    fn map(&mut self, number: u64, file: &OwnedFd) -> Result<(), String> {
+    fn map(&mut self, number: u64, file: &OwnedFd) -> Result<(), StageError> {
         let unit = self.unit;
         if self.mapped.contains_key(&number) || !is_sealed(file, unit) {
-            return Err(format!("unit {number} of the stage is not a sealed memfd of {unit} bytes, or came twice"));
+            return Err(StageError::NotSealed { number, unit });
         }
         let free = (0..STAGE_SIZE / unit).find(|place| !self.mapped.values().any(|taken| taken == place));
-        let place = free.ok_or("the stage is full")?;
+        let place = free.ok_or(StageError::Full)?;
         let address = STAGE_AT + place * unit;
-        map_at(file, address, unit).ok_or_else(|| format!("unit {number} of the stage cannot be mapped"))?;
+        map_at(file, address, unit).ok_or(StageError::NotMapped(number))?;
         self.mapped.insert(number, place);
         self.free.extend((address..address + unit).step_by(PIECE_LENGTH as usize));
         Ok(())
@@ -265,7 +290,7 @@ pub(crate) mod tests {
             assert!(slot.bytes(PIECE_LENGTH)[length(byte) as usize..].iter().all(|it| *it == 0));
         }
         // Not while something lies there.
-        assert!(stage.set(UNIT, &[], vec![]).unwrap_err().contains("in use"));
+        assert!(matches!(stage.set(UNIT, &[], vec![]), Err(StageError::InUse)));
         slots.pop();
         assert!(stage.take().is_none() && is_mapped(0));
         drop(slots);
@@ -285,7 +310,7 @@ pub(crate) mod tests {
         assert!(stage.set(UNIT, &[1, 2], vec![(1, unit()), (2, unsealed)]).is_err());
         assert!(stage.take().is_none() && stage.is_empty() && !is_mapped(0));
         stage.set(UNIT, &[1], vec![(1, unit())]).unwrap();
-        assert!(stage.set(UNIT, &[1, 8], vec![]).unwrap_err().contains("unit 8"));
+        assert!(matches!(stage.set(UNIT, &[1, 8], vec![]), Err(StageError::Missing(8))));
         assert!(stage.take().is_none() && !is_mapped(0));
     }
 
@@ -310,8 +335,8 @@ pub(crate) mod tests {
         let _alone = alone();
         let stage = Stage::default();
         let unsealed = memfd(c"unit", UNIT, 0).into();
-        assert!(stage.set(UNIT, &[1], vec![(1, unsealed)]).unwrap_err().contains("sealed"));
-        assert!(stage.set(4096, &[1], vec![(1, unit())]).unwrap_err().contains("4096"));
+        assert!(matches!(stage.set(UNIT, &[1], vec![(1, unsealed)]), Err(StageError::NotSealed { number: 1, .. })));
+        assert!(matches!(stage.set(4096, &[1], vec![(1, unit())]), Err(StageError::Unit(4096))));
         assert!(stage.is_empty());
     }
 }

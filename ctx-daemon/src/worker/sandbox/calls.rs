@@ -9,7 +9,7 @@ use seccompiler::{
     TargetArch, apply_filter_all_threads, sock_filter,
 };
 
-use super::Failed;
+use super::SandboxError;
 
 /// Denied whatever their arguments are.
 const DENIED: &[c_long] = &[
@@ -111,8 +111,8 @@ const ERROR: u32 = 0x0005_0000;
 const X32: u32 = 0x4000_0000;
 
 /// Denies in all threads of this process, for good.
-pub(super) fn deny() -> Result<(), Failed> {
-    let failed = |source| Failed { step: "seccomp", source };
+pub(super) fn deny() -> Result<(), SandboxError> {
+    let failed = |source| SandboxError { step: "seccomp", source };
     let denied = denied().map_err(|error| failed(std::io::Error::other(error)))?;
     for program in [absent(), denied] {
         apply_filter_all_threads(&program).map_err(|error| failed(std::io::Error::other(error)))?;

@@ -8,7 +8,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use super::Failed;
+use super::SandboxError;
 
 /// What is asked for; an older kernel does what it can. Later versions would also keep workers from sockets in the file
 /// system, and so from a daemon that takes their own's place.
@@ -46,8 +46,8 @@ const DEVICE_NAMES: &str = "nvidia";
 
 /// Restricts this thread and those that it starts. `driver` is the driver's library as the loader found it, `more` what the
 /// configuration adds for reading.
-pub(super) fn restrict(driver: &Path, more: &[PathBuf]) -> Result<(), Failed> {
-    let failed = |error: RulesetError| Failed { step: "landlock", source: std::io::Error::other(error) };
+pub(super) fn restrict(driver: &Path, more: &[PathBuf]) -> Result<(), SandboxError> {
+    let failed = |error: RulesetError| SandboxError { step: "landlock", source: std::io::Error::other(error) };
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(VERSION))
         .and_then(|it| it.handle_access(AccessNet::from_all(VERSION)))
@@ -70,7 +70,7 @@ pub(super) fn restrict(driver: &Path, more: &[PathBuf]) -> Result<(), Failed> {
     rules = allow(rules, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile).map_err(failed)?;
     match rules.restrict_self().map_err(failed)?.ruleset {
         RulesetStatus::NotEnforced => {
-            Err(Failed { step: "landlock", source: std::io::Error::other("this kernel does not enforce it") })
+            Err(SandboxError { step: "landlock", source: std::io::Error::other("this kernel does not enforce it") })
         }
         RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced => Ok(()),
     }

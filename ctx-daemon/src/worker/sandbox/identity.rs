@@ -1,6 +1,6 @@
 //! Who a worker is: a user of its own, without groups, capabilities, or a way to get them.
 
-use super::{Failed, check};
+use super::{SandboxError, check};
 use crate::confinement::Identity;
 
 /// What a client and the driver open is far less.
@@ -26,7 +26,7 @@ struct CapabilitySets {
 }
 
 /// Becomes that user, or stays who it is without capabilities. To be called while there is one thread.
-pub(super) fn assume(identity: Option<&Identity>) -> Result<(), Failed> {
+pub(super) fn assume(identity: Option<&Identity>) -> Result<(), SandboxError> {
     limit("RLIMIT_CORE", libc::RLIMIT_CORE, 0)?;
     limit("RLIMIT_NOFILE", libc::RLIMIT_NOFILE, DESCRIPTORS)?;
     if let Some(identity) = identity {
@@ -47,7 +47,7 @@ pub(super) fn assume(identity: Option<&Identity>) -> Result<(), Failed> {
 }
 
 /// No program that the worker might execute can have them.
-fn drop_bounding_set() -> Result<(), Failed> {
+fn drop_bounding_set() -> Result<(), SandboxError> {
     for capability in 0.. {
         // SAFETY: no pointers.
         unsafe {
@@ -60,7 +60,7 @@ fn drop_bounding_set() -> Result<(), Failed> {
     Ok(())
 }
 
-fn become_user(identity: &Identity) -> Result<(), Failed> {
+fn become_user(identity: &Identity) -> Result<(), SandboxError> {
     let groups: Vec<libc::gid_t> = identity.device_group.into_iter().collect();
     let (uid, gid) = (identity.uid, identity.gid);
     // SAFETY: the pointer is to as many groups as are said.
@@ -70,13 +70,13 @@ fn become_user(identity: &Identity) -> Result<(), Failed> {
         check("its user", libc::setresuid(uid, uid, uid))?;
         // What must not work any more.
         if libc::setresuid(0, 0, 0) == 0 {
-            return Err(Failed { step: "its user", source: std::io::Error::other("it can become root again") });
+            return Err(SandboxError { step: "its user", source: std::io::Error::other("it can become root again") });
         }
     }
     Ok(())
 }
 
-fn drop_capabilities() -> Result<(), Failed> {
+fn drop_capabilities() -> Result<(), SandboxError> {
     let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
     let none = [CapabilitySets::default(); 2];
     // SAFETY: a header of that version and the two sets that belong to it, alive during the call.
@@ -88,7 +88,7 @@ fn drop_capabilities() -> Result<(), Failed> {
 }
 
 /// Lowers a limit for good.
-fn limit(name: &'static str, resource: libc::__rlimit_resource_t, most: libc::rlim_t) -> Result<(), Failed> {
+fn limit(name: &'static str, resource: libc::__rlimit_resource_t, most: libc::rlim_t) -> Result<(), SandboxError> {
     let mut found = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes the local.
     check(name, unsafe { libc::getrlimit(resource, &raw mut found) })?;

@@ -19,32 +19,31 @@ use crate::confinement::Confinement;
 
 /// Before the driver is initialised, while there is one thread: attributes of threads are not those of a process.
 /// `driver` is where its library was found.
-pub(super) fn enter(confinement: &Confinement, driver: &Path) -> Result<(), String> {
-    let entered = identity::assume(confinement.identity.as_ref());
-    let entered = entered.and_then(|()| match confinement.landlock {
+pub(super) fn enter(confinement: &Confinement, driver: &Path) -> Result<(), SandboxError> {
+    identity::assume(confinement.identity.as_ref())?;
+    match confinement.landlock {
         true => files::restrict(driver, &confinement.read),
         false => Ok(()),
-    });
-    entered.map_err(|failed| failed.to_string())
+    }
 }
 
 /// When contexts are made: the driver's start needs more than what follows.
-pub(super) fn close(confinement: &Confinement) -> Result<(), String> {
+pub(super) fn close(confinement: &Confinement) -> Result<(), SandboxError> {
     if !confinement.seccomp {
         return Ok(());
     }
-    calls::deny().map_err(|failed| failed.to_string())
+    calls::deny()
 }
 
 /// A step that the kernel refused.
 #[derive(Debug, thiserror::Error)]
 #[error("the sandbox cannot be entered: {step}: {source}; see [sandbox] in the configuration")]
-struct Failed {
+pub(super) struct SandboxError {
     step: &'static str,
     source: std::io::Error,
 }
 
 /// The result of a system call.
-fn check(step: &'static str, result: libc::c_int) -> Result<(), Failed> {
-    if result < 0 { Err(Failed { step, source: std::io::Error::last_os_error() }) } else { Ok(()) }
+fn check(step: &'static str, result: libc::c_int) -> Result<(), SandboxError> {
+    if result < 0 { Err(SandboxError { step, source: std::io::Error::last_os_error() }) } else { Ok(()) }
 }

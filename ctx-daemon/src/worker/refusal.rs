@@ -1,0 +1,89 @@
+//! Why a request of the daemon's is not done.
+
+use std::io;
+
+use rekindle_images::{ImageError, NoCompression};
+use rekindle_wire::NotServed;
+use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
+use thiserror::Error;
+
+use super::copying::CopyError;
+use super::driver::CallFailed;
+use super::executor::Refused;
+use super::limits::NoRow;
+use super::rest::Broken;
+use super::serve::State;
+use crate::failure;
+
+/// Why a request of the daemon's is not done.
+#[derive(Debug, Error)]
+pub(super) enum Refusal {
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error(transparent)]
+    Row(#[from] NoRow),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Compression(#[from] NoCompression),
+    #[error("{0}")]
+    Io(io::Error),
+    #[error("no thread for the client's connection: {0}")]
+    NoThread(io::Error),
+    /// What a request or what came before it did not bring, in whole words.
+    #[error("{0}")]
+    Lacks(&'static str),
+    #[error("no {0} came with the client")]
+    Without(&'static str),
+    #[error("the client's {what} is not a sealed memfd of {size} bytes")]
+    NotSealed { what: &'static str, size: usize },
+    #[error("the client's {0} cannot be mapped")]
+    NotMapped(&'static str),
+    #[error("the client's ring is not of version {0}, which it speaks")]
+    OtherRing(u32),
+    #[error(transparent)]
+    Dialect(#[from] NotServed),
+    #[error("the staging cannot be registered: {0}")]
+    Staging(Refused),
+    #[error("pinned memory at {address:#x}: {error}")]
+    Pinned { address: u64, error: Refused },
+    #[error("{source} at {address:#x}")]
+    PinnedMap { address: u64, source: CallFailed },
+    #[error("{came} descriptors came for {files} data files")]
+    Files { came: usize, files: usize },
+    #[error("{0} is no hash")]
+    NoHash(String),
+    #[error("there is no code image {0}")]
+    NoCode(String),
+    #[error("it has gone on by itself, since the daemon was silent: dump it again")]
+    WentOn,
+    #[error("accesses are not reported: see `access.report` of the daemon")]
+    Unreported,
+    #[error("a worker that is {state:?} cannot do this: {request:?}")]
+    Unfit { state: State, request: Box<WorkerRequest> },
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self::Other(reason)
+    }
+}
+
+impl Failing for Refusal {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Copy(error) => error.kind(),
+            Self::Broken(error) => error.kind(),
+            Self::Image(error) => failure::of_image(error),
+            Self::Io(error) | Self::NoThread(error) => Failing::kind(error),
+            Self::Unreported => FailureKind::Refused,
+            Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
+            Self::WentOn => FailureKind::Timeout,
+            _ => FailureKind::Internal,
+        }
+    }
+}
