@@ -234,6 +234,17 @@ impl Held {
     pub(super) fn entry(&self, id: u64) -> Option<&Entry> {
         self.list.iter().find(|e| e.id == id)
     }
+
+    /// Takes a command out that need not be executed any more. What it held up stays held until the next look, which
+    /// comes because of what it was behind.
+    pub(super) fn take_out(&mut self, id: u64) {
+        let at = self.list.iter().position(|e| e.id == id);
+        let Some(entry) = at.and_then(|at| self.list.remove(at)) else { return };
+        self.bytes = self.bytes.saturating_sub(entry.parameters.len());
+        if let Some(count) = self.by_thread.get_mut(&entry.header.thread) {
+            *count = count.saturating_sub(1);
+        }
+    }
 }
 
 impl Executor {

@@ -5,8 +5,10 @@ use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, WINDOW_FULL, default_pool};
 
 use super::executor::{Executor, Outcome, Refused};
+use super::held::{Entry, Progress};
 use super::memory::{Allocation, MemoryError};
 use super::pools::{Pool, SEGMENT, rounded};
+use super::uses::{Uses, word};
 use super::waiting::{StreamKey, Then};
 
 /// An allocation that is asked for.
@@ -142,6 +144,7 @@ impl Executor {
     fn pool_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (pool, size, stream) = (args.word()?, args.word()?, args.word()?);
         args.end()?;
+        let parameters = args.all();
         let key = self.stream_key(stream)?;
         let pool = if pool == 0 { self.pools.current(self.device_of_context(key.context)?) } else { pool };
         if size == 0 {
@@ -154,8 +157,14 @@ impl Executor {
         if result != CUDA_ERROR_OUT_OF_MEMORY {
             return Ok(Outcome::Done(result));
         }
-        // Frees that are under way may give what is missing.
+        // Frees that are held or under way may give what is missing.
         let device = self.pools.get(pool).map_err(Refused::Code)?.device;
+        if self.held_frees().any(|(_, _, allocation)| self.pools.device(allocation.pool) == Some(device)) {
+            // It is tried again whenever something held has gone.
+            let uses = Uses { context: self.header.context, ..Default::default() };
+            self.held.add(self.header, parameters.to_vec(), uses, Progress::Queued);
+            return Ok(Outcome::Later);
+        }
         let of_device = self.pools.by_handle.values().filter(|p| p.device == device);
         let mut streams: Vec<StreamKey> = of_device.flat_map(Pool::pending_streams).collect();
         streams.sort_unstable_by_key(|k| (k.context, k.handle, k.thread));
@@ -197,7 +206,14 @@ impl Executor {
         let Some(length) = rounded(wanted.size) else { return Ok(CUDA_ERROR_OUT_OF_MEMORY) };
         let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
         let device = pool.device;
-        let address = match pool.take(length, wanted.key) {
+        let mut size = wanted.size;
+        let mut take_over = |this: &mut Self, most| {
+            let (address, allocation) = this.take_over_held(wanted, length, most)?;
+            size = size.max(allocation.size);
+            Some(address)
+        };
+        let taken = pool.take(length, wanted.key).or_else(|| take_over(self, length.saturating_mul(2)));
+        let address = match taken {
             Some(address) => address,
             None => match self.grow_pool(wanted.pool, length) {
                 Ok(()) => {
@@ -211,11 +227,14 @@ impl Executor {
                 }
                 Err(error) => match self.take_behind_fence(wanted, stream, length)? {
                     Some(address) => address,
-                    None => return Ok(error.code()),
+                    None => match take_over(self, u64::MAX) {
+                        Some(address) => address,
+                        None => return Ok(error.code()),
+                    },
                 },
             },
         };
-        let allocation = Allocation { size: wanted.size, context: 0, pool: wanted.pool };
+        let allocation = Allocation { size, context: 0, pool: wanted.pool };
         self.devices[device].memory.add(address, allocation);
         reply.word(address);
         reply.word(device as u64);
@@ -252,6 +271,30 @@ impl Executor {
             }
         }
         result
+    }
+
+    /// Frees of memory from pools that are held, by their numbers.
+    fn held_frees(&self) -> impl Iterator<Item = (&Entry, u64, Allocation)> {
+        let frees = self.held.list.iter().filter(|e| e.header.call == command::POOL_FREE);
+        frees.filter_map(|entry| {
+            let address = word(&entry.parameters, 0)?;
+            let (_, allocation) = self.find_allocation(address)?;
+            (allocation.pool != 0).then_some((entry, address, allocation))
+        })
+    }
+
+    /// Takes an allocation over whose free in the same stream is held: what the stream does from here on comes after it.
+    /// It is the smallest of those of `length` to `most` bytes, and stays whole, since what is held before its free may
+    /// use all of it; the free is taken out, since its memory is in use again.
+    fn take_over_held(&mut self, wanted: &Wanted, length: u64, most: u64) -> Option<(u64, Allocation)> {
+        let fits = |(entry, address, allocation): (&Entry, u64, Allocation)| {
+            let found = rounded(allocation.size).filter(|found| (length..=most).contains(found))?;
+            let in_stream = entry.uses.lane.is_some_and(|lane| lane.key == wanted.key);
+            (in_stream && allocation.pool == wanted.pool).then_some((found, entry.id, address, allocation))
+        };
+        let (_, id, address, allocation) = self.held_frees().filter_map(fits).min_by_key(|found| found.0)?;
+        self.held.take_out(id);
+        Some((address, allocation))
     }
 
     /// Memory that another stream has freed and not come to, behind whose free the stream then waits.

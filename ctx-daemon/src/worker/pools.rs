@@ -7,6 +7,9 @@
 //! A pending part is free for the stream that freed it at once, since what that stream does next comes after; for others
 //! once the event behind the free has happened. Nobody waits for that: it is looked at when memory is wanted, and when
 //! the client has waited for something, which is also when unused segments above a pool's threshold are given back.
+//!
+//! A free that is held (see [`super::held`]) leaves its memory in use. An allocation in the same stream may take that over
+//! at once (see [`super::pool_commands`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -289,6 +292,11 @@ impl Pools {
     /// The pool that the client's handle names.
     pub(crate) fn get(&mut self, handle: u64) -> Result<&mut Pool, CUresult> {
         self.by_handle.get_mut(&handle).filter(|p| !p.dying).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// The device of a pool, destroyed or not.
+    pub(crate) fn device(&self, handle: u64) -> Option<usize> {
+        self.by_handle.get(&handle).map(|pool| pool.device)
     }
 
     pub(crate) fn current(&self, device: usize) -> u64 {

@@ -2,7 +2,7 @@
 //! a pool has in reserve is a number only: kept in steps, as the driver does, and given up when the program waits for
 //! something.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMOR
 use crate::device::{Device, devices};
 use crate::handles;
 use crate::memory::space::{self, Kind};
-use crate::status::{Result, ensure};
+use crate::status::Result;
 use crate::stream::Stream;
 
 /// A device's pools.
@@ -28,7 +28,19 @@ struct State {
     /// Which pool an allocation came from, by its address.
     origin: BTreeMap<u64, Arc<Pool>>,
     /// Allocations whose free is ahead in a stream.
-    leaving: BTreeSet<u64>,
+    leaving: BTreeMap<u64, Leaving>,
+    /// How many frees there were.
+    frees: u64,
+}
+
+/// A free that a stream has not come to.
+#[derive(Debug)]
+struct Leaving {
+    /// Which of all frees it is.
+    number: u64,
+    stream: u64,
+    pool: u64,
+    bytes: u64,
 }
 
 /// What a pool's reserve grows by.
@@ -197,10 +209,34 @@ impl Pools {
         }
     }
 
-    /// Notes that an allocation's free is on its way; answers whether it was not before.
-    fn leave(&self, base: u64, bytes: u64) -> bool {
+    /// Notes that an allocation's free is on its way in a stream; answers which free it is, if it was not before.
+    fn leave(&self, base: u64, bytes: u64, stream: u64) -> Option<u64> {
+        let pool = self.origin(base).unwrap_or(0);
         self.forget(base, bytes);
-        self.state().leaving.insert(base)
+        let mut state = self.state();
+        state.frees += 1;
+        let number = state.frees;
+        let before = state.leaving.insert(base, Leaving { number, stream, pool, bytes });
+        before.is_none().then_some(number)
+    }
+
+    /// The stream has come to a free; answers whether the memory was not allocated anew meanwhile.
+    fn left(&self, base: u64, number: u64) -> bool {
+        let mut state = self.state();
+        let is_it = state.leaving.get(&base).is_some_and(|leaving| leaving.number == number);
+        if is_it {
+            state.leaving.remove(&base);
+        }
+        is_it
+    }
+
+    /// Memory of this size that the stream frees: what follows in the stream comes after the free, and may have it.
+    fn reuse(&self, pool: u64, bytes: u64, stream: u64) -> Option<u64> {
+        let mut state = self.state();
+        let fits = |l: &Leaving| l.stream == stream && l.pool == pool && l.bytes == bytes;
+        let base = state.leaving.iter().find(|(_, leaving)| fits(leaving)).map(|(base, _)| *base)?;
+        state.leaving.remove(&base);
+        Some(base)
     }
 
     /// Ends all pools but the default one. Returns what is allocated.
@@ -244,10 +280,15 @@ pub(crate) fn find(handle: u64) -> Result<(&'static Device, Arc<Pool>)> {
     found.ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Allocates in a stream's order: memory whose free is still ahead in the stream can be waited for.
+/// Allocates in a stream's order: memory that the stream frees before it is there at once, and of other sizes it can be
+/// waited for.
 pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u64> {
     let context = stream.context()?;
     let (device, pool) = find(pool)?;
+    if let Some(base) = device.pools.reuse(pool.handle, bytes, stream.id) {
+        device.pools.note(base, pool, bytes);
+        return Ok(base);
+    }
     let take = || device.heap.allocate(device, 0, Kind::Device, bytes);
     let base = match take() {
         Err(CUDA_ERROR_OUT_OF_MEMORY) => {
@@ -270,9 +311,11 @@ pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
     let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
     let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    ensure(device.pools.leave(base, region.len), CUDA_ERROR_INVALID_VALUE)?;
+    let number = device.pools.leave(base, region.len, stream.id).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     stream.submit(move |_| {
-        device.pools.state().leaving.remove(&base);
+        if !device.pools.left(base, number) {
+            return Ok(());
+        }
         let region = space::remove(base, |r| r.kind == Kind::Device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         device.reclaim(&region);
         Ok(())
