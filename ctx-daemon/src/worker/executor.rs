@@ -161,6 +161,8 @@ pub(crate) struct Executor {
     pub(crate) function_load: u16,
     /// The forms of `cuEventElapsedTime`.
     elapsed: [u16; 2],
+    /// `cuFuncSetAttribute` and `cuKernelSetAttribute`.
+    pub(crate) attribute_setters: [u16; 2],
     /// Events that were recorded before a restore.
     pub(crate) ages: Ages,
     /// In each context that has such events, one that was recorded at the restore.
@@ -187,6 +189,8 @@ impl Executor {
         let function_load = command::number(&table, "cuFuncLoad").unwrap_or(u16::MAX);
         let elapsed = ["cuEventElapsedTime", "cuEventElapsedTime_v2"];
         let elapsed = elapsed.map(|name| command::number(&table, name).unwrap_or(u16::MAX));
+        let setters = ["cuFuncSetAttribute", "cuKernelSetAttribute"];
+        let attribute_setters = setters.map(|name| command::number(&table, name).unwrap_or(u16::MAX));
         let shapes = Shapes::new(&table);
         Self {
             driver,
@@ -234,6 +238,7 @@ impl Executor {
             event_record,
             function_load,
             elapsed,
+            attribute_setters,
             ages: Ages::new(),
             restored_at: HashMap::new(),
             finished: Vec::new(),
@@ -292,7 +297,15 @@ impl Executor {
         self.enter_context(header.context).and_then(|()| {
             let mut args = Reader::new(parameters);
             if header.call < command::FIRST {
+                let change = self.about_to_set(header, parameters);
+                if change.is_some() {
+                    self.enter_context(header.context)?;
+                }
                 let mut result = dispatch(self, header.call, &mut args, payload)?;
+                if let Some(change) = change.filter(|_| result == CUDA_SUCCESS) {
+                    self.has_set(change);
+                    self.enter_context(header.context)?;
+                }
                 if result == CUDA_SUCCESS {
                     result = self.ipc_event_call(header.call, parameters)?;
                 }

@@ -134,5 +134,5 @@ pub(super) fn event(worker: &mut Executor, context: u64, handle: u64) {
 
 /// A held command whose turn has not come.
 pub(super) fn entry(id: u64, header: CommandHeader, parameters: Vec<u8>, uses: Uses) -> Entry {
-    Entry { id, header, parameters, uses, progress: Progress::Queued }
+    Entry { id, header, parameters, uses, progress: Progress::Queued, settings: Vec::new() }
 }

@@ -24,6 +24,7 @@ use rekindle_wire::command;
 use rekindle_wire::ring::CommandHeader;
 
 use super::executor::{Executor, Refused};
+use super::held_settings::Setting;
 use super::uses::{EventUse, Role, Scope, Turn, Uses, word};
 use super::waiting::{StreamKey, Then};
 
@@ -51,6 +52,8 @@ pub(crate) struct Entry {
     pub(crate) parameters: Vec<u8>,
     pub(crate) uses: Uses,
     pub(crate) progress: Progress,
+    /// Of a launch: attributes of its function that have been set since.
+    pub(crate) settings: Vec<Setting>,
 }
 
 /// What is held, in summary: what comes after any of it is held too.
@@ -214,7 +217,7 @@ impl Held {
     /// Adds a command behind all others.
     pub(crate) fn add(&mut self, header: CommandHeader, parameters: Vec<u8>, uses: Uses, progress: Progress) {
         self.next += 1;
-        self.keep(Entry { id: self.next, header, parameters, uses, progress });
+        self.keep(Entry { id: self.next, header, parameters, uses, progress, settings: Vec::new() });
     }
 
     /// Adds a command that was held when it was saved.
@@ -418,7 +421,11 @@ impl Executor {
             }
             (_, Progress::Callback(_), _) => Ok(self.held.returned.remove(&entry.id)),
             (..) => {
-                self.perform(entry.header, &entry.parameters)?;
+                if entry.settings.is_empty() {
+                    self.perform(entry.header, &entry.parameters)?;
+                } else {
+                    self.perform_as_set(entry)?;
+                }
                 self.tick(&entry.uses);
                 Ok(true)
             }

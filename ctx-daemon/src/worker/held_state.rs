@@ -6,6 +6,7 @@ use rekindle_wire::ring::CommandHeader;
 
 use super::executor::Executor;
 use super::held::{Entry, Progress};
+use super::held_settings::Setting;
 use super::state::{self, Held, HeldCommand, HeldProgress, WaitingForRoom};
 
 impl Executor {
@@ -35,6 +36,7 @@ impl Executor {
                 progress: progress.into(),
                 status,
                 parameters: entry.parameters.clone(),
+                settings: entry.settings.iter().map(|setting| setting.saved()).collect(),
                 ..HeldCommand::default()
             }
         };
@@ -74,7 +76,8 @@ impl Executor {
                 HeldProgress::READY | HeldProgress::RUNNING => Progress::Callback(it.status),
             };
             let uses = self.uses(&header, &it.parameters);
-            self.held.restore(Entry { id: it.id, header, parameters: it.parameters, uses, progress });
+            let settings = it.settings.iter().map(Setting::restored).collect();
+            self.held.restore(Entry { id: it.id, header, parameters: it.parameters, uses, progress, settings });
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ mod fixture;
 mod graphs;
 mod held;
 mod held_early;
+mod held_settings;
 mod held_state;
 mod ipc;
 mod ipc_events;

@@ -18,9 +18,9 @@ mod proto {
 }
 
 pub(crate) use proto::state::{
-    Access, Device, EventCount, EventPage, Graph, Graphs, Held, HeldCommand, HeldProgress, Mapping, Named, Piece,
-    PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece, Sharing, State,
-    WaitingForRoom,
+    Access, Device, EventCount, EventPage, FormerAttribute, Graph, Graphs, Held, HeldCommand, HeldProgress, Mapping,
+    Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece,
+    Sharing, State, WaitingForRoom,
 };
 
 /// The version of [`rekindle_images::Client::worker_state`], of what lies in blobs of the worker's, and of the object log that

@@ -121,8 +121,9 @@ fn shape(function: &Function) -> Shape {
     {
         shape.turn = Turn::Ask;
     }
-    // Launches that are held must find functions as they were when they were launched.
-    if matches!(&function.effect, Effect::Sets(kind) if kind != "stream") {
+    // What else sets something the driver does at once, and held launches keep what they had (`held_settings`). For a limit
+    // it waits itself.
+    if function.symbol == "cuCtxSetLimit" {
         shape.scope = Scope::Everything;
     }
     shape
@@ -198,6 +199,8 @@ impl Executor {
             }
             command::GRAPH_SET | command::GRAPH_DESTROY => uses.events.extend(event(0, EventUse::Destroy)),
             command::GRAPH_CREATE => {}
+            // The driver waits for all streams when an array is destroyed, host callbacks included (driver 580, an H100);
+            // nobody waits for the end of a texture.
             command::ARRAY_DESTROY | command::MIPMAP_DESTROY | command::TEXTURE_DESTROY => {
                 uses.scope = Scope::Everything;
             }

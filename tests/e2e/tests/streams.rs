@@ -40,3 +40,11 @@ fn copies_that_wait_for_a_callback_do_not_make_their_caller_wait() -> Result {
 fn a_killed_program_goes_on_with_the_copies_that_were_held() -> Result {
     goes_on_after_a_kill("heldcopies", &["--iterations", "30", "--callback-us", "60000"], 8)
 }
+
+#[test]
+fn attributes_are_set_while_launches_wait_for_a_callback_that_waits_for_who_sets_them() -> Result {
+    let expected = undisturbed("settings", &[])?;
+    let node = Node::start()?;
+    assert_eq!(node.run("settings", &["--strict", "1"])?.finish()?, expected);
+    node.finish()
+}
