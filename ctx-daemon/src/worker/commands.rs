@@ -6,7 +6,7 @@ use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
-use super::executor::{Executor, Outcome, Refused};
+use super::executor::{Executor, Outcome, Refused, stream_is_busy};
 use super::memory::MemoryError;
 use super::objects::Object;
 use super::pinned;
@@ -209,7 +209,8 @@ impl Executor {
         let driver = self.driver();
         let key = self.waiting.event_stream(context);
         const NON_BLOCKING: u32 = 1;
-        let track = self.waiting.track(key, || {
+        let is_busy = |stream| stream_is_busy(driver, stream);
+        let own = self.waiting.enqueue(key, is_busy, || {
             let mut stream = 0;
             // SAFETY: the out parameter is a local; the context is current.
             match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
@@ -217,11 +218,9 @@ impl Executor {
                 error => Err(error),
             }
         });
-        let track = track.map_err(Refused::Code)?;
-        track.enqueued += 1;
+        let own = own.map_err(Refused::Code)?;
         // SAFETY: both handles are the driver's own.
-        check(unsafe { (driver.cuStreamWaitEvent)(track.real, real, 0) })?;
-        let own = track.real;
+        check(unsafe { (driver.cuStreamWaitEvent)(own, real, 0) })?;
         check(self.wait_for_shared(event, own))?;
         self.when_done(vec![key], Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)

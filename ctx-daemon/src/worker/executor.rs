@@ -514,7 +514,8 @@ impl Executor {
     pub(crate) fn handle_stream(&mut self, handle: u64) -> Result<u64, Refused> {
         let key = self.stream_key(handle)?;
         let (driver, objects) = (self.driver, &self.objects);
-        let track = self.waiting.track(key, || match handle {
+        let is_busy = |stream| stream_is_busy(driver, stream);
+        let real = self.waiting.enqueue(key, is_busy, || match handle {
             CU_STREAM_LEGACY => Ok(CU_STREAM_LEGACY),
             CU_STREAM_PER_THREAD => {
                 let mut stream = 0;
@@ -526,9 +527,7 @@ impl Executor {
             }
             handle => objects.get(handle).map(|o| o.real).ok_or(CUDA_ERROR_INVALID_HANDLE),
         });
-        let track = track.map_err(Refused::Code)?;
-        track.enqueued += 1;
-        Ok(track.real)
+        real.map_err(Refused::Code)
     }
 
     /// The stream that a parameter of the command under way names.
@@ -616,6 +615,12 @@ impl Executor {
         // kernel frees everything, and the closing connection tells the client.
         unsafe { libc::_exit(3) }
     }
+}
+
+/// Whether something runs or waits in one of the driver's streams.
+pub(crate) fn stream_is_busy(driver: &Driver, stream: CUstream) -> bool {
+    // SAFETY: the stream is the driver's own; a query has no other effect. After an error nothing runs any more.
+    unsafe { (driver.cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY }
 }
 
 /// Whether a command that has failed can be executed again: it has taken nothing with it.

@@ -171,7 +171,7 @@ impl Executor {
         let driver = self.driver();
         let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
         const NON_BLOCKING: u32 = 1;
-        let track = self.waiting.track(key, || {
+        let stream = self.waiting.stream(key, || {
             let mut stream = 0;
             // SAFETY: the out parameter is a local; the context is current.
             match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
@@ -179,8 +179,8 @@ impl Executor {
                 error => Err(error),
             }
         });
-        let stream = match track {
-            Ok(track) => track.real,
+        let stream = match stream {
+            Ok(stream) => stream,
             // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
             Err(error) if is_sticky(error) => CU_STREAM_LEGACY,
             Err(_) => return,

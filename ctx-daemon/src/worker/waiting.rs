@@ -2,6 +2,13 @@
 //!
 //! The executor never waits for the device. Where a command must wait, a private event is recorded at its place in the
 //! order, and the executor looks at it between commands.
+//!
+//! Nor must it block in a launch. A context has few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default), and a
+//! launch into one that holds about a thousand commands, of whichever streams, blocks until one is done. A stream that gets
+//! work takes a queue that has none, or else the one that was taken longest ago, and keeps it as long as it has work
+//! (measured on an H100, driver 580: 1,021 commands). So a stream may have [`CREDITS`] commands in flight where no more
+//! streams are busy than there are queues, and those that come to a queue later share what is left of it, each half of
+//! what the one before it may have: one more or less is in none of them too much.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,17 +18,41 @@ use super::driver::Driver;
 use super::engine::Transfer;
 use super::pool_commands::Wanted;
 
-/// How much may be in flight on a stream. The driver blocks at about a thousand, and the executor must not.
+/// How much may be in flight on a stream that is the first in its hardware queue.
 pub(crate) const CREDITS: u64 = 768;
+/// And on the one that comes to it next.
+const SHARED_CREDITS: u64 = 64;
 /// How often a private event is recorded in a stream, to learn how far it is.
 const TICK: u64 = 64;
+/// At least so often while a stream takes what it may have in flight. These events take room, too.
+const TICKS_IN_FLIGHT: u64 = 4;
+
+/// How often streams are asked whether they are busy, of the times when more are thought to be than there are queues.
+const ASK_EVERY: u32 = 64;
+
+/// How much may be in flight on a stream in whose hardware queue so many others are already.
+const fn credits(others: usize) -> u64 {
+    match others {
+        0 => CREDITS,
+        1..=7 => SHARED_CREDITS >> (others - 1),
+        _ => 1,
+    }
+}
+
+/// The hardware queues of a context, as the driver takes them from the environment: 1 to 32, or 8.
+fn connections() -> usize {
+    let given = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    given.and_then(|text| text.trim().parse::<usize>().ok()).unwrap_or(8).clamp(1, 32)
+}
 
 /// A stream as the executor tracks it: what it enqueued there, and how much of that is known to be done.
 #[derive(Debug, Default)]
 pub(crate) struct Track {
     pub(crate) real: CUstream,
-    pub(crate) enqueued: u64,
-    pub(crate) done: u64,
+    enqueued: u64,
+    done: u64,
+    /// How much may be in flight, from when it last became busy.
+    credits: u64,
     /// Private events at places of the stream, the oldest first.
     ticks: VecDeque<(u64, CUevent)>,
     last_tick: u64,
@@ -30,6 +61,15 @@ pub(crate) struct Track {
 }
 
 impl Track {
+    fn is_idle(&self) -> bool {
+        self.done == self.enqueued
+    }
+
+    /// How much is enqueued between private events.
+    fn tick(&self) -> u64 {
+        (self.credits / TICKS_IN_FLIGHT).clamp(1, TICK)
+    }
+
     /// Everything up to a place is done; returns the events that are no longer needed.
     fn reached(&mut self, place: u64, spare: &mut Vec<CUevent>) {
         self.done = self.done.max(place);
@@ -98,32 +138,97 @@ pub(crate) enum Then {
 }
 
 /// Everything that waits.
-#[derive(Default)]
 pub(crate) struct Waiting {
     tracks: HashMap<StreamKey, Track>,
+    /// Hardware queues of a context.
+    queues: usize,
+    /// How often a stream got work while there was no queue without.
+    crowded: u32,
     spare: HashMap<u64, Vec<CUevent>>,
     list: Vec<(Vec<Mark>, Then)>,
     next_dying: u32,
 }
 
+impl Default for Waiting {
+    fn default() -> Self {
+        Self::with_queues(connections())
+    }
+}
+
 impl Waiting {
+    fn with_queues(queues: usize) -> Self {
+        Self { tracks: HashMap::new(), queues, crowded: 0, spare: HashMap::new(), list: Vec::new(), next_dying: 0 }
+    }
+
     /// The stream's track, made if new with `real`.
-    pub(crate) fn track(
+    fn track(
         &mut self,
         key: StreamKey,
         real: impl FnOnce() -> Result<CUstream, CUresult>,
     ) -> Result<&mut Track, CUresult> {
         Ok(match self.tracks.entry(key) {
             std::collections::hash_map::Entry::Occupied(o) => o.into_mut(),
-            std::collections::hash_map::Entry::Vacant(v) => v.insert(Track { real: real()?, ..Default::default() }),
+            std::collections::hash_map::Entry::Vacant(v) => {
+                v.insert(Track { real: real()?, credits: CREDITS, ..Default::default() })
+            }
         })
+    }
+
+    /// The driver's handle of a stream in which nothing is enqueued, made if new with `real`.
+    pub(crate) fn stream(
+        &mut self,
+        key: StreamKey,
+        real: impl FnOnce() -> Result<CUstream, CUresult>,
+    ) -> Result<CUstream, CUresult> {
+        Ok(self.track(key, real)?.real)
+    }
+
+    /// A command is about to be enqueued in a stream, whose track is made if new with `real`. Returns the driver's handle.
+    /// `is_busy` asks the driver.
+    pub(crate) fn enqueue(
+        &mut self,
+        key: StreamKey,
+        is_busy: impl Fn(CUstream) -> bool,
+        real: impl FnOnce() -> Result<CUstream, CUresult>,
+    ) -> Result<CUstream, CUresult> {
+        let track = self.track(key, real)?;
+        let (real, was_idle) = (track.real, track.is_idle());
+        track.enqueued += 1;
+        if was_idle {
+            self.takes_queue(key, is_busy);
+        }
+        Ok(real)
+    }
+
+    /// A stream that was idle has work: how much it may have from here on depends on who else has. Of streams in which
+    /// little was enqueued it is not known when they are idle again, so now and then the driver is asked.
+    fn takes_queue(&mut self, key: StreamKey, is_busy: impl Fn(CUstream) -> bool) {
+        let is_other = |k: &StreamKey, t: &Track| k.context == key.context && *k != key && !t.is_idle();
+        let mut others = self.tracks.iter().filter(|(k, t)| is_other(k, t)).count();
+        if others >= self.queues {
+            if self.crowded.is_multiple_of(ASK_EVERY) {
+                let spare = self.spare.entry(key.context).or_default();
+                // The default stream's name means the current context's, which need not be this one.
+                let asked = |k: &StreamKey, t: &Track| is_other(k, t) && k.handle != CU_STREAM_LEGACY;
+                for (_, track) in self.tracks.iter_mut().filter(|(k, t)| asked(k, t)) {
+                    if !is_busy(track.real) {
+                        track.reached(track.enqueued, spare);
+                    }
+                }
+                others = self.tracks.iter().filter(|(k, t)| is_other(k, t)).count();
+            }
+            self.crowded = self.crowded.wrapping_add(1);
+        }
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.credits = credits(others / self.queues);
+        }
     }
 
     /// Streams of a context (of all, for 0) in which something may still run.
     pub(crate) fn busy(&self, context: u64) -> Vec<StreamKey> {
         self.tracks
             .iter()
-            .filter(|(k, t)| (context == 0 || k.context == context) && t.enqueued > t.done)
+            .filter(|(k, t)| (context == 0 || k.context == context) && !t.is_idle())
             .map(|(k, _)| *k)
             .collect()
     }
@@ -143,23 +248,23 @@ impl Waiting {
     /// Whether a stream takes another command without blocking.
     pub(crate) fn has_room(&mut self, driver: &Driver, key: StreamKey) -> bool {
         let Some(track) = self.tracks.get_mut(&key) else { return true };
-        if track.enqueued - track.done < CREDITS {
+        if track.enqueued - track.done < track.credits {
             return true;
         }
         Self::look(driver, track, self.spare.entry(key.context).or_default());
-        track.enqueued - track.done < CREDITS
+        track.enqueued - track.done < track.credits
     }
 
     /// Whether everything in a stream is known to be done.
     pub(crate) fn is_idle(&self, key: StreamKey) -> bool {
-        self.tracks.get(&key).is_none_or(|t| t.done == t.enqueued)
+        self.tracks.get(&key).is_none_or(Track::is_idle)
     }
 
     /// Whether a wait for a stream has nothing to wait for: for the legacy stream also nothing in the streams of its context,
     /// most of which it waits for.
     pub(crate) fn is_at_rest(&self, key: StreamKey) -> bool {
         match key.handle {
-            CU_STREAM_LEGACY => self.tracks.iter().all(|(k, t)| k.context != key.context || t.done == t.enqueued),
+            CU_STREAM_LEGACY => self.tracks.iter().all(|(k, t)| k.context != key.context || t.is_idle()),
             _ => self.is_idle(key),
         }
     }
@@ -177,7 +282,7 @@ impl Waiting {
 
     /// Whether the stream has taken so much since its last private event that it is time for another.
     pub(crate) fn wants_tick(&self, key: StreamKey) -> bool {
-        self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= TICK)
+        self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= t.tick())
     }
 
     /// Records a private event in a stream. Its context is current.
@@ -216,7 +321,7 @@ impl Waiting {
     /// A stream of the worker's in which nothing waits.
     pub(crate) fn event_stream(&self, context: u64) -> StreamKey {
         let key = |thread| StreamKey { context, handle: EVENT_STREAM, thread };
-        let idle = |key: &StreamKey| self.tracks.get(key).is_none_or(|t| t.done == t.enqueued);
+        let idle = |key: &StreamKey| self.tracks.get(key).is_none_or(Track::is_idle);
         (1..).map(key).find(idle).unwrap_or(key(0))
     }
 
@@ -295,7 +400,7 @@ impl Waiting {
     /// under a name that nobody else has, which is returned, until it is.
     pub(crate) fn retire(&mut self, key: StreamKey) -> Option<StreamKey> {
         let mut track = self.tracks.remove(&key)?;
-        if track.done == track.enqueued {
+        if track.is_idle() {
             track.reached(track.enqueued, self.spare.entry(key.context).or_default());
             return None;
         }
@@ -320,5 +425,55 @@ impl Waiting {
         for (marks, _) in &mut self.list {
             marks.retain(|m| m.context != context);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an H100 takes of commands in a hardware queue before it blocks.
+    const ROOM: u64 = 1017;
+
+    fn key(handle: u64) -> StreamKey {
+        StreamKey { context: 1, handle, thread: 0 }
+    }
+
+    fn enqueue(waiting: &mut Waiting, handle: u64, is_busy: bool) -> u64 {
+        let real = waiting.enqueue(key(handle), |_| is_busy, || Ok(handle));
+        assert_eq!(real, Ok(handle));
+        waiting.tracks.get(&key(handle)).map_or(0, |track| track.credits)
+    }
+
+    #[test]
+    fn streams_that_share_a_hardware_queue_do_not_fill_it() {
+        let room = |others| {
+            let track = Track { credits: credits(others), ..Default::default() };
+            track.credits + track.credits.div_ceil(track.tick())
+        };
+        assert!((0..40).map(room).sum::<u64>() < ROOM);
+        assert!((0..1000).all(|others| credits(others) > 0));
+    }
+
+    #[test]
+    fn a_stream_may_have_less_in_flight_the_more_are_busy_when_it_gets_work() {
+        let mut waiting = Waiting::with_queues(2);
+        let credits: Vec<u64> = (1..=6).map(|handle| enqueue(&mut waiting, handle, true)).collect();
+        assert_eq!(credits, [CREDITS, CREDITS, SHARED_CREDITS, SHARED_CREDITS, SHARED_CREDITS / 2, SHARED_CREDITS / 2]);
+        assert_eq!(enqueue(&mut waiting, 3, true), SHARED_CREDITS, "it has its queue");
+        for handle in 1..=5 {
+            waiting.all_done(key(handle));
+        }
+        assert_eq!(enqueue(&mut waiting, 3, true), CREDITS);
+    }
+
+    #[test]
+    fn streams_that_are_idle_without_being_known_to_be_are_found_out() {
+        let mut waiting = Waiting::with_queues(2);
+        for handle in 1..=9 {
+            enqueue(&mut waiting, handle, true);
+        }
+        waiting.crowded = 0;
+        assert_eq!(enqueue(&mut waiting, 10, false), CREDITS);
     }
 }

@@ -42,6 +42,18 @@ fn a_killed_program_goes_on_with_the_copies_that_were_held() -> Result {
 }
 
 #[test]
+fn launches_that_fill_hardware_queues_do_not_hold_up_the_write_that_they_wait_for() -> Result {
+    let arguments = ["--launches", "300", "--rounds", "1", "--strict", "1"];
+    let expected = undisturbed("queues", &arguments[..4])?;
+    for connections in ["1", "8", "32"] {
+        let node = Node::with_gpu(&[("CUDA_DEVICE_MAX_CONNECTIONS", connections)])?;
+        assert_eq!(node.run("queues", &arguments)?.finish()?, expected, "{connections} queues");
+        node.finish()?;
+    }
+    Ok(())
+}
+
+#[test]
 fn attributes_are_set_while_launches_wait_for_a_callback_that_waits_for_who_sets_them() -> Result {
     let expected = undisturbed("settings", &[])?;
     let node = Node::start()?;

@@ -8,7 +8,8 @@
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
 //! | `SIMGPU_PEERS` | whether devices can access each other's memory | `1` |
-//! | `SIMGPU_QUEUE_DEPTH` | how many commands a stream takes before submitting one blocks | 1024 |
+//! | `SIMGPU_QUEUE_DEPTH` | how many commands a hardware queue takes before submitting one blocks | 1021 |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS` | how many hardware queues a context's streams share (1 to 32) | 8 |
 //! | `SIMGPU_FAULT` | what goes wrong when, see [`crate::fault`] | nothing |
 //! | `SIMGPU_LOG` | `1`: a line on stderr for what is refused and what fails; `2`: for every call | off |
 
@@ -27,8 +28,10 @@ pub(crate) struct Config {
     pub(crate) peers: bool,
     /// Compute capability: major, minor.
     pub(crate) capability: (u32, u32),
-    /// Commands that a stream takes before submitting one blocks.
+    /// Commands that a hardware queue takes before submitting one blocks.
     pub(crate) queue_depth: usize,
+    /// Hardware queues of a context.
+    pub(crate) connections: usize,
     /// Whether refusals and failures are told on stderr.
     pub(crate) log: bool,
     /// Whether every call is.
@@ -60,7 +63,8 @@ impl Config {
                 .map(|rate| rate * 1e9),
             peers: number("SIMGPU_PEERS") != Some(0),
             capability: get("SIMGPU_CC").and_then(|t| capability(&t)).unwrap_or((9, 0)),
-            queue_depth: number("SIMGPU_QUEUE_DEPTH").unwrap_or(1024).max(1),
+            queue_depth: number("SIMGPU_QUEUE_DEPTH").unwrap_or(1021).max(1),
+            connections: number("CUDA_DEVICE_MAX_CONNECTIONS").unwrap_or(8).clamp(1, 32),
             trace: get("SIMGPU_LOG").is_some_and(|t| t == "2"),
             log: get("SIMGPU_LOG").is_some_and(|t| !t.is_empty() && t != "0"),
         }

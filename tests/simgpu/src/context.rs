@@ -20,7 +20,8 @@ use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult, loses_process,
 };
 
-use crate::config::log;
+use crate::channel::Channels;
+use crate::config::{config, log};
 use crate::device::{Device, devices};
 use crate::execution::malloc::MallocHeap;
 use crate::execution::print::{self, Prints};
@@ -69,6 +70,8 @@ pub(crate) struct Context {
     prints: Prints,
     complaints: Prints,
     peers: AtomicU64,
+    /// The hardware queues that its streams share.
+    pub(crate) channels: Channels,
     streams: Mutex<Streams>,
 }
 
@@ -102,6 +105,7 @@ impl Context {
             prints: Prints::default(),
             complaints: Prints::default(),
             peers: AtomicU64::new(0),
+            channels: Channels::new(config().connections),
             streams: Mutex::new(Streams {
                 legacy: Stream::new(weak.clone(), CU_STREAM_LEGACY, Role::Legacy, 0),
                 per_thread: HashMap::new(),

@@ -16,6 +16,7 @@
 mod api;
 mod array;
 mod attributes;
+mod channel;
 mod config;
 mod context;
 mod copy;

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_OUT_OF_MEMORY};
 
-use crate::config::config;
 use crate::context::Context;
 use crate::status::Result;
 
@@ -96,6 +95,8 @@ type Work = Box<dyn FnOnce(&Context, Result<()>) -> Result<()> + Send>;
 struct Command {
     after: Vec<Mark>,
     work: Work,
+    /// Whether it takes room of its own in a hardware queue.
+    counts: bool,
 }
 
 impl std::fmt::Debug for Command {
@@ -176,29 +177,29 @@ impl Stream {
     ) -> Result<Mark> {
         let context = self.context()?;
         context.check()?;
-        if !IN_GRAPH.get() {
-            self.wait_for_room(&context);
+        // A graph's steps take no room of their own.
+        let counts = !IN_GRAPH.get();
+        if counts {
+            context.channels.enter(self.id, || context.check().is_err());
         }
         // From here on, no command can come between those that this one has to wait for and itself.
         let streams = context.streams();
         let after = streams.predecessors(self);
         let mut queue = self.queue();
         if !queue.has_thread {
-            self.start_thread(&context)?;
+            self.start_thread(&context).inspect_err(|_| self.leave(&context, counts))?;
             queue.has_thread = true;
         }
         queue.submitted += 1;
-        queue.commands.push_back(Command { after, work: Box::new(work) });
+        queue.commands.push_back(Command { after, work: Box::new(work), counts });
         self.changed.notify_all();
         Ok(Mark { timeline: self.timeline.clone(), count: queue.submitted })
     }
 
-    /// A driver's queue is finite: a program that is far ahead waits.
-    fn wait_for_room(&self, context: &Context) {
-        let mut queue = self.queue();
-        while queue.commands.len() >= config().queue_depth && context.check().is_ok() {
-            let waited = self.changed.wait_timeout(queue, Duration::from_millis(20));
-            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+    /// A command is done that had taken room.
+    fn leave(&self, context: &Context, counts: bool) {
+        if counts {
+            context.channels.leave(self.id);
         }
     }
 
@@ -227,7 +228,9 @@ impl Stream {
             drop(queue);
             self.changed.notify_all();
             if let Some(command) = command {
+                let counts = command.counts;
                 command.run(context);
+                self.leave(context, counts);
             }
             self.timeline.advance(self.timeline.done.load(Ordering::SeqCst) + 1);
         }
