@@ -6,6 +6,7 @@ use rekindle_cuda_abi::types::result_name;
 use rekindle_wire::calls::{self, Count};
 
 use super::executor::Executor;
+use super::save::TOO_MUCH_UNLOADED;
 
 impl Executor {
     /// How often the client has asked for each driver call.
@@ -20,6 +21,7 @@ impl Executor {
         if sticky != 0 {
             found.push(format!("its context is broken by an earlier error ({})", result_name(sticky)));
         }
+        found.extend(self.objects.is_cut().then(|| TOO_MUCH_UNLOADED.to_owned()));
         found.extend(self.held_for_others().map(str::to_owned));
         found
     }

@@ -26,6 +26,9 @@ pub(crate) struct Placed {
 /// Where the globals of each module, or library in a context, lie: (module or library, context).
 pub(crate) type Globals = Versioned<HashMap<(u64, u64), Vec<Placed>>>;
 
+/// The most bytes of code images that are kept for code that has been unloaded.
+const MOST_UNLOADED_BYTES: usize = 1 << 30;
+
 fn check(code: CUresult) -> Result<(), Refused> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(Refused::Code(code)) }
 }
@@ -152,14 +155,29 @@ impl Executor {
             }
         })?;
         let call = if kind == Kind::Module { command::MODULE_UNLOAD } else { command::LIBRARY_UNLOAD };
-        self.objects.unload(handle, call, self.header.context, args.all());
+        // A module is unloaded in its own context, whatever the current one is.
+        let context = self.objects.get(handle).map_or(0, |o| o.context);
+        self.objects.unload(handle, call, context, args.all());
         self.loaded.remove(&handle);
-        // A restore needs images whose records are still to come.
-        if self.shared.is_some() {
-            self.code.keep_only(self.objects.log().iter().filter_map(|r| r.code).collect());
-        }
+        self.forget_code();
         self.globals.retain(|(parent, _), _| *parent != handle);
         Ok(())
+    }
+
+    /// Drops the images that no record needs any more, and cuts the log where those of unloaded code are too large.
+    pub(crate) fn forget_code(&mut self) {
+        // A restore needs images whose records are still to come.
+        if self.shared.is_none() {
+            return;
+        }
+        loop {
+            let (loaded, needed) = self.objects.code();
+            self.code.keep_only(&needed);
+            if self.code.bytes_besides(&loaded) <= MOST_UNLOADED_BYTES {
+                return;
+            }
+            self.objects.cut();
+        }
     }
 
     fn of_kind(&self, handle: u64, kind: Kind) -> Result<u64, Refused> {

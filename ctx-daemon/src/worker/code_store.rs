@@ -223,8 +223,13 @@ impl CodeStore {
     }
 
     /// Drops the images that nothing needs any more.
-    pub(crate) fn keep_only(&mut self, needed: HashSet<CodeHash>) {
+    pub(crate) fn keep_only(&mut self, needed: &HashSet<CodeHash>) {
         self.images.retain(|hash, _| needed.contains(hash));
+    }
+
+    /// How many bytes the images have that are not among these.
+    pub(crate) fn bytes_besides(&self, these: &HashSet<CodeHash>) -> usize {
+        self.images.iter().filter(|(hash, _)| !these.contains(hash)).map(|(_, image)| image.bytes.len()).sum()
     }
 
     pub(crate) fn get(&self, hash: &CodeHash) -> Option<Arc<Image>> {

@@ -8,7 +8,7 @@ use rekindle_wire::window;
 
 use super::executor::{Executor, Outcome, Refused, stream_is_busy};
 use super::memory::MemoryError;
-use super::objects::Object;
+use super::objects::{Object, Objects};
 use super::pinned;
 use super::waiting::{StreamKey, Then};
 
@@ -384,8 +384,13 @@ impl Executor {
         self.enter_context(self.header.context)
     }
 
-    /// Brings everything in a context to rest, and takes down what the worker keeps for it.
-    fn clear_context(&mut self, handle: u64) -> Result<(), Refused> {
+    /// Brings everything in a context to rest, and takes down what the worker keeps for it: all of its objects, as
+    /// `take` does.
+    fn clear_context(
+        &mut self,
+        handle: u64,
+        take: impl FnOnce(&mut Objects) -> Vec<(u64, Object)>,
+    ) -> Result<(), Refused> {
         // The commands before it have been executed, but the device may still be at work.
         self.finish_streams(handle)?;
         self.enter_context(handle)?;
@@ -405,12 +410,14 @@ impl Executor {
         }
         self.clear_arrays(handle);
         self.clear_graphs(handle);
-        for (gone, _) in self.objects.remove_context(handle) {
+        for (gone, _) in take(&mut self.objects) {
             self.forget_event(gone);
             self.held.stream_destroyed(gone);
             self.drop_link(gone);
+            self.loaded.remove(&gone);
         }
         self.forget_times(handle);
+        self.forget_code();
         self.waiting.forget_context(handle);
         self.objects.unrecord_naming(command::PEER_ENABLE, handle);
         self.pools.forget_context(handle);
@@ -426,8 +433,7 @@ impl Executor {
         if real == self.devices[ordinal].primary {
             return Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT));
         }
-        self.clear_context(handle)?;
-        self.objects.remove(handle);
+        self.clear_context(handle, |objects| objects.destroy_context(handle, command::CONTEXT_DESTROY, args.all()))?;
         // SAFETY: the context is the driver's own, made by CONTEXT_CREATE, and not used again.
         let result = unsafe { (self.driver().cuCtxDestroy_v2)(real) };
         self.context_changed();
@@ -451,7 +457,7 @@ impl Executor {
         let handle = args.word()?;
         args.end()?;
         let ordinal = self.device_of_context(handle)?;
-        self.clear_context(handle)?;
+        self.clear_context(handle, |objects| objects.remove_context(handle))?;
         self.objects.remove(handle);
         // The command came in a context that is no more.
         self.header.context = 0;

@@ -39,6 +39,7 @@ mod jit;
 mod launch;
 mod limits;
 mod linker;
+mod lives;
 mod load;
 mod mem_ops;
 mod memory;

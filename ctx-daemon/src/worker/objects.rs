@@ -1,12 +1,15 @@
 //! What the client's handles stand for, and the log from which a restore makes them again.
 //!
 //! A record is the command that created or changed something, as it came through the ring. A restore executes the
-//! records in their order. What is destroyed takes its records, and those of what depended on it, out of the log.
+//! records in their order. What is destroyed takes its records, and those of what depended on it, out of the log, but for
+//! code and contexts: see [`super::lives`].
 
 use std::collections::{HashMap, HashSet};
 
 use rekindle_images::CodeHash;
 use rekindle_wire::command::Kind;
+
+use super::lives::{Lives, places_code};
 
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug)]
@@ -35,22 +38,14 @@ pub(crate) struct Record {
     pub(crate) code: Option<CodeHash>,
 }
 
-/// How many unloaded modules and libraries the log keeps at most.
-const MAX_UNLOADED: usize = 64;
-
-/// Whether a handle is one that code is loaded as.
-fn is_code(handle: u64) -> bool {
-    Kind::Module.owns(handle) || Kind::Library.owns(handle)
-}
-
 /// All objects of a client.
 #[derive(Default)]
 pub(crate) struct Objects {
     by_handle: HashMap<u64, Object>,
     log: Vec<Record>,
     next_sequence: u64,
-    /// Of unloaded code whose records are kept: what was made from it, and the code.
-    former: HashMap<u64, u64>,
+    /// Of code and contexts that are gone.
+    lives: Lives,
     /// Functions whose code is loaded, and kernels with the contexts that theirs is loaded in.
     used: HashSet<(u64, u64)>,
 }
@@ -127,50 +122,34 @@ impl Objects {
         self.log.retain(|r| !(r.call == call && r.args.starts_with(&handle.to_le_bytes())));
     }
 
-    /// Takes a module or library out that was unloaded. Where other code was loaded after it and is still there, its
-    /// records stay, and one of the unloading is added: the driver places later code by what was there, and a restore
-    /// must do as it did.
+    /// Takes a module or library out that was unloaded. Its records stay as long as they count ([`super::lives`]), and one
+    /// of the unloading is added.
     pub(crate) fn unload(&mut self, handle: u64, call: u16, context: u64, args: &[u8]) {
         let gone = self.take(handle);
-        self.former.extend(gone.iter().map(|(child, _)| (*child, handle)));
         self.record(call, handle, context, args, None);
-        self.forget_unloaded();
+        self.lives.end(handle, self.next_sequence, gone.iter().map(|(child, _)| *child));
+        self.lives.forget(&mut self.log);
     }
 
-    /// Drops the records of unloaded code during whose life nothing was loaded that still counts. A program that loads
-    /// and unloads for ever, always the next before the last, would keep a chain of all of them: it is cut at
-    /// [`MAX_UNLOADED`], and the restore, which compares every address that can be asked for, then refuses if the
-    /// driver has placed anything otherwise.
-    fn forget_unloaded(&mut self) {
-        // The life of each code: from its loading to its unloading, which is the last of its records.
-        let mut ends: HashMap<u64, usize> = HashMap::new();
-        for (at, record) in self.log.iter().enumerate().filter(|(_, r)| is_code(r.owner)) {
-            let alive = self.by_handle.contains_key(&record.owner);
-            ends.insert(record.owner, if alive { usize::MAX } else { at });
-        }
-        let loads = self.log.iter().enumerate().rev().filter(|(_, r)| r.code.is_some() && is_code(r.owner));
-        // Where the next code was loaded that counts: later ones decide about earlier ones.
-        let mut next = usize::MAX;
-        let (mut gone, mut kept) = (Vec::new(), Vec::new());
-        for (begin, record) in loads {
-            match ends.get(&record.owner).copied().unwrap_or(usize::MAX) {
-                usize::MAX => {}
-                end if next < end => kept.push(record.owner),
-                _ => {
-                    gone.push(record.owner);
-                    continue;
-                }
-            }
-            next = begin;
-        }
-        gone.extend(kept.into_iter().skip(MAX_UNLOADED));
-        if gone.is_empty() {
-            return;
-        }
-        let gone: HashSet<u64> = gone.into_iter().collect();
-        let former = &self.former;
-        self.log.retain(|r| !gone.contains(former.get(&r.owner).unwrap_or(&r.owner)));
-        self.former.retain(|_, code| !gone.contains(code));
+    /// Takes all records out that do not count any more; that is not done each time.
+    pub(crate) fn settle(&mut self) {
+        self.lives.forget_now(&mut self.log);
+    }
+
+    /// Whether the log lacks unloaded code that decided where code is that is loaded now: there was too much of it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.lives.is_cut(&self.log)
+    }
+
+    /// Drops half of the unloaded code, since it takes too much memory. See [`Self::is_cut`].
+    pub(crate) fn cut(&mut self) {
+        self.lives.cut(&mut self.log);
+    }
+
+    /// The code images of code that is loaded, and of all code in the log.
+    pub(crate) fn code(&self) -> (HashSet<CodeHash>, HashSet<CodeHash>) {
+        let loaded = self.log.iter().filter(|r| self.by_handle.contains_key(&r.owner));
+        (loaded.filter_map(|r| r.code).collect(), self.log.iter().filter_map(|r| r.code).collect())
     }
 
     /// Takes an object out, with everything made from it, and their records. Returns what was taken out, the object
@@ -199,24 +178,37 @@ impl Objects {
         gone.iter().rev().filter_map(|h| Some((*h, self.by_handle.remove(h)?))).collect()
     }
 
-    /// Takes out everything that belongs to a context (not the context itself), and every record made in it.
+    /// Takes out everything that belongs to a context (not the context itself), and every record made in it. Libraries
+    /// and kernels belong to none: their loading stays, and needs no context.
     pub(crate) fn remove_context(&mut self, context: u64) -> Vec<(u64, Object)> {
-        let roots: Vec<u64> =
-            self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context).map(|(h, _)| *h).collect();
-        let gone = roots.into_iter().flat_map(|h| self.remove(h)).collect();
+        let gone = self.take_context(context);
+        let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).collect();
+        self.log.retain(|r| !owners.contains(&r.owner));
+        self.lives.drop_context(&mut self.log, context);
+        self.lives.forget(&mut self.log);
+        gone
+    }
+
+    /// Takes a context out that was destroyed, with everything that belongs to it, itself last. What loaded code there
+    /// keeps its records as long as they count, and one of the destruction is added.
+    pub(crate) fn destroy_context(&mut self, context: u64, call: u16, args: &[u8]) -> Vec<(u64, Object)> {
+        let mut gone = self.take_context(context);
+        gone.extend(self.by_handle.remove(&context).map(|object| (context, object)));
+        let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).filter(|h| !places_code(*h)).collect();
+        self.log.retain(|r| r.owner == context || !owners.contains(&r.owner));
+        self.record(call, context, 0, args, None);
+        let code = gone.iter().map(|(handle, _)| *handle).filter(|h| places_code(*h) && *h != context);
+        self.lives.end_context(&self.log, context, self.next_sequence, code);
+        self.lives.forget(&mut self.log);
+        gone
+    }
+
+    /// Takes the objects of a context out, and leaves their records.
+    fn take_context(&mut self, context: u64) -> Vec<(u64, Object)> {
+        let of_context = self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context);
+        let roots: Vec<u64> = of_context.map(|(h, _)| *h).collect();
+        let gone = roots.into_iter().flat_map(|h| self.take(h)).collect();
         self.used.retain(|(_, used_in)| *used_in != context);
-        // What is left of the context's records is about libraries and kernels: their placing in it goes, their
-        // loading stays, and needs no context.
-        let stays = |r: &Record| {
-            Kind::Library.owns(r.owner) && r.code.is_some() || r.call == rekindle_wire::command::LIBRARY_KERNEL
-        };
-        self.log.retain(|r| r.context != context || stays(r));
-        for record in self.log.iter_mut().filter(|r| r.context == context) {
-            record.context = 0;
-        }
-        // A context that comes anew is placed anew: what was unloaded no longer matters.
-        self.log.retain(|r| self.by_handle.contains_key(&r.owner));
-        self.former.clear();
         gone
     }
 }
@@ -224,6 +216,7 @@ impl Objects {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rekindle_wire::command;
 
     fn object(kind: Kind, parent: u64) -> Object {
         Object { kind, real: 1, context: Kind::Context.handle(1), parent, allocates: false }
@@ -278,12 +271,108 @@ mod tests {
             objects.unload(Kind::Module.handle(2 * pair + 1), 9, 0, &[]);
             assert_eq!(objects.log().len(), 1);
         }
-        load(&mut objects, 1000);
-        for number in 1000..1200 {
+    }
+
+    #[test]
+    fn code_that_overlaps_what_is_loaded_stays_in_the_log_however_much_it_is() {
+        let mut objects = Objects::default();
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], Some(CodeHash::of(b"code")));
+        };
+        load(&mut objects, 1);
+        for number in 1..300 {
+            load(&mut objects, number + 1);
+            objects.unload(Kind::Module.handle(number), 9, 0, &[]);
+            assert_eq!(objects.log().len(), 2 * number as usize + 1);
+        }
+        // The last of the chain goes: nothing of it counts for what comes later.
+        objects.unload(Kind::Module.handle(300), 9, 0, &[]);
+        objects.settle();
+        assert!(objects.log().is_empty() && !objects.is_cut());
+    }
+
+    #[test]
+    fn a_use_of_older_code_during_the_life_of_a_module_keeps_that_modules_records() {
+        let mut objects = Objects::default();
+        let (older, newer) = (Kind::Module.handle(1), Kind::Module.handle(2));
+        let function = Kind::Function.handle(3);
+        for handle in [older, newer] {
+            assert!(objects.insert(handle, object(Kind::Module, 0)));
+            objects.record(1, handle, 0, &[], Some(CodeHash::of(b"code")));
+        }
+        assert!(objects.insert(function, object(Kind::Function, older)));
+        assert!(objects.first_use(function, 0) && !objects.first_use(function, 0));
+        objects.record(5, function, 0, &[], None);
+        objects.unload(newer, 9, 0, &[]);
+        assert_eq!(objects.log().iter().map(|r| r.call).collect::<Vec<_>>(), [1, 1, 5, 9]);
+        objects.unload(older, 9, 0, &[]);
+        assert!(objects.log().is_empty() && objects.first_use(function, 0));
+    }
+
+    #[test]
+    fn destroying_one_context_leaves_the_unloaded_code_of_others_in_the_log() {
+        let mut objects = Objects::default();
+        let code = Some(CodeHash::of(b"code"));
+        let (here, there) = (Kind::Context.handle(1), Kind::Context.handle(2));
+        for context in [here, there] {
+            assert!(objects.insert(context, Object { context, ..object(Kind::Context, 0) }));
+            objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
+        }
+        for (number, context) in [(3, here), (4, here), (5, there)] {
+            let module = Kind::Module.handle(number);
+            assert!(objects.insert(module, Object { context, ..object(Kind::Module, 0) }));
+            objects.record(1, module, context, &[], code);
+        }
+        objects.unload(Kind::Module.handle(3), 9, here, &[]);
+        assert_eq!(objects.destroy_context(there, 10, &[]).len(), 2);
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner & 0xff)).collect();
+        // The other context was there when the code that is loaded was.
+        assert_eq!(
+            log,
+            [(command::CONTEXT_CREATE, 1), (command::CONTEXT_CREATE, 2), (1, 3), (1, 4), (1, 5), (9, 3), (10, 2)]
+        );
+        objects.unload(Kind::Module.handle(4), 9, here, &[]);
+        assert_eq!(objects.log().iter().map(|r| r.call).collect::<Vec<_>>(), [command::CONTEXT_CREATE]);
+    }
+
+    #[test]
+    fn contexts_that_come_and_go_with_code_leave_nothing_in_the_log() {
+        let mut objects = Objects::default();
+        for number in 1..100 {
+            let (context, module) = (Kind::Context.handle(number), Kind::Module.handle(number));
+            let stream = Kind::Stream.handle(number);
+            assert!(objects.insert(context, Object { context, ..object(Kind::Context, 0) }));
+            objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
+            for (handle, kind, code) in
+                [(module, Kind::Module, Some(CodeHash::of(b"code"))), (stream, Kind::Stream, None)]
+            {
+                assert!(objects.insert(handle, Object { context, ..object(kind, 0) }));
+                objects.record(1, handle, context, &[], code);
+            }
+            assert_eq!(objects.destroy_context(context, 10, &[]).len(), 3);
+            assert!(objects.log().is_empty(), "{:?}", objects.log());
+        }
+    }
+
+    #[test]
+    fn code_that_was_dropped_for_its_mass_is_missed_until_all_that_it_could_have_moved_is_gone() {
+        let mut objects = Objects::default();
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], Some(CodeHash::of(b"code")));
+        };
+        load(&mut objects, 1);
+        for number in 1..20 {
             load(&mut objects, number + 1);
             objects.unload(Kind::Module.handle(number), 9, 0, &[]);
         }
-        assert!(objects.log().len() <= 2 * MAX_UNLOADED + 2);
+        objects.cut();
+        assert!(objects.is_cut() && objects.log().len() < 25);
+        objects.unload(Kind::Module.handle(20), 9, 0, &[]);
+        objects.settle();
+        load(&mut objects, 21);
+        assert!(!objects.is_cut());
     }
 
     #[test]

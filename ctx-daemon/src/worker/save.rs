@@ -39,6 +39,11 @@ pub(crate) const POOLED: u64 = 1;
 /// In [`Allocation::flags`]: it is the piece that its handle names, at the address where it was saved.
 pub(crate) const PIECE: u64 = 2;
 
+/// Why a client cannot be saved whose log of code was cut.
+pub(crate) const TOO_MUCH_UNLOADED: &str = "it has unloaded more code than is kept, each time \
+    with later code loaded already, and code that it has now could not be placed where it is; it can be when it has unloaded \
+    what it loaded up to then, or has destroyed the context";
+
 /// A client's part of the manifest, but for where the content of its memory is.
 pub(crate) struct Draft {
     client: Client,
@@ -107,6 +112,10 @@ impl Executor {
         self.leave_out(&wanted.elsewhere);
         if let Some(why) = &self.unsavable {
             return Err(format!("it cannot be checkpointed: {why}"));
+        }
+        self.objects.settle();
+        if self.objects.is_cut() {
+            return Err(format!("it cannot be checkpointed: {TOO_MUCH_UNLOADED}"));
         }
         if let Some(why) = self.held_for_others() {
             return Err(format!("it cannot be checkpointed now: {why}; the next dump may find that it has"));
