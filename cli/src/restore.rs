@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use rekindle_images::Image;
-use rekindle_wire::control::Request;
+use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, Request};
 
 use crate::failure::Failure;
 use crate::{criu, daemon, image, output};
@@ -27,6 +27,13 @@ pub(crate) struct Options {
     /// Read the whole image and compare every checksum before anything is started
     #[arg(long)]
     verify: bool,
+    /// Restore with another version of the GPU's driver than at the dump: functions' addresses that the program has stored
+    /// in GPU memory may be wrong then, and nothing tells
+    #[arg(long)]
+    allow_other_driver: bool,
+    /// Restore on GPUs of another model, number of multiprocessors or memory than at the dump
+    #[arg(long)]
+    allow_other_gpu: bool,
     /// CRIU [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     criu: Option<PathBuf>,
@@ -58,6 +65,10 @@ pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     }
     if let Some(libdir) = libdir {
         command.arg("--libdir").arg(libdir);
+    }
+    let allowances = Allowances { other_driver: options.allow_other_driver, other_gpu: options.allow_other_gpu };
+    if allowances != Allowances::default() {
+        command.env(ALLOW_VARIABLE, allowances.to_string());
     }
     command.args(&options.more).env("REKINDLE_SOCKET", &socket).stdout(Stdio::inherit());
     let status = command.status().with_context(|| format!("cannot run {}", criu.display()))?;

@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rekindle_wire::control::{Failure, Reply, Request, RestoredSocket};
+use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, Failure, Reply, Request, RestoredSocket};
 
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::dump::Exit;
@@ -74,7 +74,7 @@ impl Restore {
             (_, Ok(true)) => {}
         }
         let path = daemon::socket_path();
-        let (daemon, reply) = Daemon::session(&path, &Request::Restore, image_dir)
+        let (daemon, reply) = Daemon::session(&path, &request()?, image_dir)
             .map_err(|error| format!("the processes used a GPU and cannot be restored: {error}"))?;
         match reply {
             Reply::Prepared { restore, sockets } => {
@@ -159,6 +159,20 @@ fn has_manifest(image_dir: RawFd) -> Result<bool, String> {
         io::ErrorKind::NotFound => Ok(false),
         _ => Err(format!("rekindle.img cannot be looked for: {error}")),
     }
+}
+
+/// The first request, with what whoever restores allows.
+fn request() -> Result<Request, String> {
+    let said = std::env::var_os(ALLOW_VARIABLE).unwrap_or_default();
+    let allowances = Allowances::parse(&said.to_string_lossy()).map_err(|word| {
+        format!(
+            "{ALLOW_VARIABLE} allows \"{word}\", which is nothing: there are {} and {}",
+            Allowances::OTHER_DRIVER,
+            Allowances::OTHER_GPU
+        )
+    })?;
+    // What allows nothing a daemon of an earlier version understands too.
+    Ok(if allowances == Allowances::default() { Request::Restore } else { Request::RestoreAllowing(allowances) })
 }
 
 /// Connects as the process did, and tells the daemon whose place this connection takes. No answer is read: what came

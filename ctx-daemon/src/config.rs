@@ -44,6 +44,10 @@
 //! file_mib = 256              # a process has a data file more for each so much GPU memory, 16 at most: several are written faster
 //! compression = "off"         # or lz4, zstd, auto: what makes it durable soonest, as measured at each dump
 //!
+//! [restore]                   # what is refused unless it is allowed here, or to one restore
+//! allow_other_driver = false  # with another version of the driver than at the dump
+//! allow_other_gpu = false     # on GPUs of another model, number of multiprocessors or memory
+//!
 //! [access]                    # for counting on small sizes: every command waits for the GPU, twice
 //! report = false              # compare what each command writes with what it is expected to; `rekindle ps --access`
 //! limit_mib = 1024            # of more GPU memory than this nothing is compared
@@ -54,7 +58,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rekindle_images::{CompressionChoice, NoCompression, Protocol, UnknownProtocol};
-use rekindle_wire::control::{ContainerLimits, Limits};
+use rekindle_wire::control::{Allowances, ContainerLimits, Limits};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -139,6 +143,8 @@ pub(crate) struct Config {
     /// Bytes of GPU memory that are worth a data file.
     pub(crate) file_bytes: u64,
     pub(crate) sandbox: SandboxConfig,
+    /// In what this machine may differ from that of a dump.
+    pub(crate) allowances: Allowances,
     /// How many bytes are hashed around commands, in the reporting mode.
     pub(crate) report_access: Option<u64>,
 }
@@ -260,6 +266,24 @@ struct File {
     checkpoint: CheckpointTable,
     #[serde(default)]
     image: ImageTable,
+    #[serde(default)]
+    restore: RestoreTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RestoreTable {
+    allow_other_driver: Option<bool>,
+    allow_other_gpu: Option<bool>,
+}
+
+impl RestoreTable {
+    fn allowances(&self) -> Allowances {
+        Allowances {
+            other_driver: self.allow_other_driver.unwrap_or(false),
+            other_gpu: self.allow_other_gpu.unwrap_or(false),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -435,6 +459,7 @@ impl Config {
             spare: options.spare.or(file.pool.spare).unwrap_or(1),
             max: file.pool.max,
             sandbox: file.sandbox.checked()?,
+            allowances: file.restore.allowances(),
             checkpoint: file.checkpoint.checked()?,
             file_bytes: file.image.file_bytes()?,
             compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),

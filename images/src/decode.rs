@@ -127,6 +127,7 @@ impl Decoder {
         Ok(Host {
             name: from.name,
             driver_version: from.driver_version,
+            driver_build: from.driver_build,
             gpus: each(from.gpus, |it| {
                 Ok(Gpu {
                     uuid: self.array(&it.uuid, "uuid of a gpu")?,
@@ -135,6 +136,7 @@ impl Decoder {
                     compute_minor: it.compute_minor,
                     total_memory: it.total_memory,
                     pci: it.pci,
+                    multiprocessors: it.multiprocessors,
                 })
             })?,
         })

@@ -77,6 +77,7 @@ fn host(from: &Host) -> proto::Host {
     proto::Host {
         name: from.name.clone(),
         driver_version: from.driver_version.clone(),
+        driver_build: from.driver_build.clone(),
         gpus: from.gpus.iter().map(gpu).collect(),
         ..Default::default()
     }
@@ -90,6 +91,7 @@ fn gpu(from: &Gpu) -> proto::Gpu {
         compute_minor: from.compute_minor,
         total_memory: from.total_memory,
         pci: from.pci.clone(),
+        multiprocessors: from.multiprocessors,
         ..Default::default()
     }
 }

@@ -24,8 +24,10 @@ pub struct Summary {
     pub rekindle_version: String,
     /// Name of the machine.
     pub host: String,
-    /// Version of the GPU driver.
+    /// Version of CUDA's interface that the driver has.
     pub driver_version: String,
+    /// The driver's own version; empty if it was not known.
+    pub driver_build: String,
     /// The protocol that was used.
     pub protocol: &'static str,
     /// Why it was this one.
@@ -59,6 +61,8 @@ pub struct GpuSummary {
     pub total_memory: u64,
     /// PCI address.
     pub pci: String,
+    /// How many multiprocessors it has; 0 if that was not recorded.
+    pub multiprocessors: u32,
 }
 
 /// A process.
@@ -156,6 +160,7 @@ impl Summary {
             rekindle_version: manifest.rekindle_version.clone(),
             host: host.name.clone(),
             driver_version: host.driver_version.clone(),
+            driver_build: host.driver_build.clone(),
             protocol: manifest.protocol.as_str(),
             protocol_reason: manifest.protocol_reason.clone(),
             gpus: host
@@ -167,6 +172,7 @@ impl Summary {
                     compute_capability: format!("{}.{}", gpu.compute_major, gpu.compute_minor),
                     total_memory: gpu.total_memory,
                     pci: gpu.pci.clone(),
+                    multiprocessors: gpu.multiprocessors,
                 })
                 .collect(),
             clients,
@@ -303,7 +309,7 @@ impl fmt::Display for Summary {
             "written by  rekindle {}, format {}, driver {}",
             plain(&self.rekindle_version),
             self.format_version,
-            plain(&self.driver_version)
+            [plain(&self.driver_build), plain(&self.driver_version)].join(" ").trim_start()
         )?;
         write!(f, "protocol    {}", self.protocol)?;
         match plain(&self.protocol_reason) {

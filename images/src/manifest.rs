@@ -69,8 +69,10 @@ impl Manifest {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// Version of the GPU driver.
+    /// Version of CUDA's interface that the driver has: `CUDA 13.0`.
     pub driver_version: String,
+    /// The driver's own version, `580.159.04`, and the kernel module's where it is another. Empty if it was not known.
+    pub driver_build: String,
     /// The GPUs that the clients used.
     pub gpus: Vec<Gpu>,
 }
@@ -90,6 +92,8 @@ pub struct Gpu {
     pub total_memory: u64,
     /// PCI address, `domain:bus:device.function`.
     pub pci: String,
+    /// How many multiprocessors it has; 0 if that was not recorded.
+    pub multiprocessors: u32,
 }
 
 /// How a checkpoint was taken.

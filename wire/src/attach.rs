@@ -61,8 +61,11 @@ pub enum Answer {
 /// What a client answers without asking again.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Attached {
-    /// `cuDriverGetVersion`.
+    /// `cuDriverGetVersion`: the version of CUDA's interface, not the driver's.
     pub driver_version: i32,
+    /// The driver's own version, `580.159.04`, as the name of its library's file says it; empty where it does not.
+    #[serde(default)]
+    pub driver_build: String,
     /// `cuCtxGetApiVersion` of a primary context.
     pub api_version: u32,
     /// The worker's devices, in its order.

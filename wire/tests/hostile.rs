@@ -14,7 +14,7 @@ use rekindle_wire::attach::{Answer, Attach, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
 use rekindle_wire::control::{
-    Copying, DataFile, Failure, Limits, Opening, Reply, Request, Secured, WorkerReply, WorkerRequest,
+    Allowances, Copying, DataFile, Failure, Limits, Opening, Reply, Request, Secured, WorkerReply, WorkerRequest,
 };
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::layout::{MAX_COMMAND, REPLIES, REPLY_BYTES, SHARED_SIZE, Shared, UNIT, UNITS};
@@ -71,6 +71,7 @@ fn messages() -> Vec<Vec<u8>> {
         Request::Socket { id: 5, cookie: 6 },
         Request::Finish,
         Request::Restore,
+        Request::RestoreAllowing(Allowances { other_driver: true, other_gpu: false }),
         Request::Resume { pid: 7 },
         Request::List,
         Request::Status,
@@ -243,4 +244,13 @@ fn deep_nesting_is_an_error() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     decode(deep.as_bytes());
     assert!(serde_json::from_str::<Opening>(&deep).is_err());
+}
+
+#[test]
+fn allowances_are_read_as_they_are_written_and_no_unknown_word_is_one() {
+    for (other_driver, other_gpu) in [(false, false), (true, false), (false, true), (true, true)] {
+        let allowances = Allowances { other_driver, other_gpu };
+        assert_eq!(Allowances::parse(&allowances.to_string()), Ok(allowances));
+    }
+    assert_eq!(Allowances::parse("other-driver, other-weather"), Err("other-weather".to_owned()));
 }

@@ -311,7 +311,12 @@ impl Daemon {
 }
 
 fn attached() -> Answer {
-    Answer::Attached(Attached { driver_version: 13000, api_version: 4, devices: Vec::new() })
+    Answer::Attached(Attached {
+        driver_version: 13000,
+        driver_build: String::new(),
+        api_version: 4,
+        devices: Vec::new(),
+    })
 }
 
 /// Who connected.

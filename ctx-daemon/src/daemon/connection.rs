@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rekindle_wire::OLDEST_CONTROL;
-use rekindle_wire::control::{Failure, FailureKind, Opening, Reply, Request};
+use rekindle_wire::control::{Allowances, Failure, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::version::{control_version, is_spoken};
 use tracing::{debug, warn};
@@ -252,7 +252,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
                 reply(&stream, &answer);
             }
         }
-        Request::Pause { .. } | Request::Restore if !may_checkpoint(peer) => {
+        Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) if !may_checkpoint(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason =
                 "only root, and the user that rekindled runs as, may dump and restore, and not from within a container";
@@ -268,7 +268,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         }
         Request::Restore => {
             drop(pending);
-            restore::serve(daemon, &stream, peer, fds);
+            restore::serve(daemon, &stream, peer, Allowances::default(), fds);
+        }
+        Request::RestoreAllowing(allowed) => {
+            drop(pending);
+            restore::serve(daemon, &stream, peer, allowed, fds);
         }
         Request::Frozen { .. }
         | Request::Socket { .. }

@@ -75,6 +75,16 @@ fn dl_error() -> String {
     }
 }
 
+/// The driver's version as the name of its library's file says it: NVIDIA installs `libcuda.so.580.159.04` and leads
+/// `libcuda.so.1` there. Empty for a library of another name.
+pub(crate) fn build(library: &Path) -> String {
+    let file =
+        library.canonicalize().ok().and_then(|it| it.file_name().map(|name| name.to_string_lossy().into_owned()));
+    let version = file.as_deref().and_then(|it| it.strip_prefix("libcuda.so."));
+    let is_version = |it: &&str| it.contains('.') && it.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    version.filter(is_version).unwrap_or_default().to_owned()
+}
+
 /// Where the loader has found the driver's library; nowhere, if it does not say.
 pub(crate) fn place(driver: &Driver) -> PathBuf {
     // SAFETY: plain data for which zeros are valid.
@@ -85,5 +95,24 @@ pub(crate) fn place(driver: &Driver) -> PathBuf {
             return PathBuf::new();
         }
         OsStr::from_bytes(CStr::from_ptr(found.dli_fname).to_bytes()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_tells_its_version_by_the_file_that_its_name_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for file in ["libcuda.so.580.159.04", "libsimcuda.so", "libcuda.so.1"] {
+            std::fs::write(at(file), "").unwrap();
+        }
+        assert_eq!(build(&at("libcuda.so.1")), "", "a file of that name tells nothing");
+        std::fs::remove_file(at("libcuda.so.1")).unwrap();
+        std::os::unix::fs::symlink("libcuda.so.580.159.04", at("libcuda.so.1")).unwrap();
+        assert_eq!(build(&at("libcuda.so.1")), "580.159.04");
+        assert_eq!((build(&at("libsimcuda.so")), build(&at("nowhere"))), (String::new(), String::new()));
     }
 }

@@ -108,7 +108,8 @@ pub(super) mod clock {
 
 /// An executor that has no device.
 pub(super) fn executor() -> Executor {
-    let attached = Attached { driver_version: 13_000, api_version: 3020, devices: Vec::new() };
+    let attached =
+        Attached { driver_version: 13_000, driver_build: String::new(), api_version: 3020, devices: Vec::new() };
     let key = ContentKey::from_bytes([0; 16]);
     Executor::new(driver(), Vec::new(), Engine::new(), Hasher::new(&key, 0, 1 << 20), attached)
 }

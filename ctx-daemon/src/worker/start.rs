@@ -63,11 +63,13 @@ pub(super) fn start(
     }
     let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver)?));
     super::cores();
+    // Before it may lie where this process cannot look.
+    let build = driver::build(&driver::place(driver));
     // The library may lie where only root finds it, and its initialisers are the administrator's.
     if let Some(confinement) = confined {
         sandbox::enter(confinement, &driver::place(driver))?;
     }
-    let mut executor = try_start(driver)?;
+    let mut executor = try_start(driver, build)?;
     if let Some(limit) = report_access {
         executor.start_observing(limit)?;
     }
@@ -79,7 +81,7 @@ pub(super) fn start(
     Ok(executor)
 }
 
-fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {
+fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, CallFailed> {
     let (mut version, mut count) = (0, 0);
     // SAFETY: out parameters are locals.
     unsafe {
@@ -127,7 +129,7 @@ fn try_start(driver: &'static Driver) -> Result<Executor, CallFailed> {
     for (ordinal, device) in devices.iter().enumerate() {
         hasher.prepare(driver, (ordinal, device.device), device.primary)?;
     }
-    let attached = Attached { driver_version: version, api_version, devices: described };
+    let attached = Attached { driver_version: version, driver_build, api_version, devices: described };
     let mut executor = Executor::new(driver, devices, engine, hasher, attached);
     executor.context_changed();
     Ok(executor)

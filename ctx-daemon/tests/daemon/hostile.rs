@@ -66,7 +66,12 @@ fn a_strangers_worker_is_not_taken_over() {
                 cookie: 0,
                 settings: Vec::new(),
             },
-            attached: rekindle_wire::attach::Attached { driver_version: 0, api_version: 0, devices: Vec::new() },
+            attached: rekindle_wire::attach::Attached {
+                driver_version: 0,
+                driver_build: String::new(),
+                api_version: 0,
+                devices: Vec::new(),
+            },
         };
         reason(ask(&daemon.door(), &request, fds))
     };
@@ -83,7 +88,12 @@ fn each_socket_is_for_what_it_is_for() {
     for request in [Request::List, Request::Status, Request::Restore, Request::Check { pid: client.pid }] {
         assert!(reason(ask(&daemon.door(), &request, &[])).contains("not what this socket is for"));
     }
-    let attached = rekindle_wire::attach::Attached { driver_version: 0, api_version: 0, devices: Vec::new() };
+    let attached = rekindle_wire::attach::Attached {
+        driver_version: 0,
+        driver_build: String::new(),
+        api_version: 0,
+        devices: Vec::new(),
+    };
     let attach = rekindle_wire::attach::Attach {
         dialect: rekindle_wire::Dialect::own(),
         pid: client.pid,

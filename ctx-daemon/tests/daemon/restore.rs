@@ -191,6 +191,7 @@ fn another_kind_of_gpu_or_too_little_memory_is_refused() {
     for (file, content, says) in [
         ("capability", "8", "of compute capability 9.0, and here it is a Fake of 8.0"),
         ("memory", "4096", "100000 bytes are needed on GPU 0, which has 4096"),
+        ("memory", "2147483648", "GPU 0 was a Fake with 1024 MiB, and here it is a Fake with 2048 MiB"),
     ] {
         let other = Daemon::start_with(&[(file, content)]);
         let text = refused(&other, dir.path());

@@ -90,6 +90,7 @@ fn attached(dir: &std::path::Path) -> Attached {
     attributes[75] = (0, number("capability", 9) as i32);
     Attached {
         driver_version: 13000,
+        driver_build: std::fs::read_to_string(dir.join("driver")).unwrap_or_default(),
         api_version: 4,
         devices: vec![Device {
             name: "Fake".to_owned(),

@@ -56,7 +56,8 @@ pub(crate) fn manifest() -> Manifest {
     manifest.protocol_reason = "free memory suffices".to_owned();
     manifest.host = Host {
         name: "node7".to_owned(),
-        driver_version: "580.159.04".to_owned(),
+        driver_version: "CUDA 13.0".to_owned(),
+        driver_build: "580.159.04".to_owned(),
         gpus: vec![Gpu {
             uuid: UUID,
             name: "NVIDIA H200".to_owned(),
@@ -64,6 +65,7 @@ pub(crate) fn manifest() -> Manifest {
             compute_minor: 0,
             total_memory: 141 << 30,
             pci: "0000:1b:00.0".to_owned(),
+            multiprocessors: 132,
         }],
     };
     manifest.phases = [PhaseName::Quiesce, PhaseName::Copy, PhaseName::Stall]

@@ -40,6 +40,8 @@ pub struct Node {
     dir: TempDir,
     socket: PathBuf,
     gpu: Vec<(String, String)>,
+    /// The library of the driver that its next daemons' workers load, where it is not the software GPU as it is installed.
+    driver: Option<PathBuf>,
     /// The daemon's configuration, but for what is said by options.
     configuration: String,
     daemon: Option<Daemon>,
@@ -85,6 +87,18 @@ impl Node {
         self.configuration = configuration.to_owned();
     }
 
+    /// Its next daemons have the software GPU as this version of the driver: in a file that is named as NVIDIA's is.
+    pub fn use_driver(&mut self, version: &str) -> Result {
+        let dir = self.path(&format!("driver-{version}"));
+        fs::create_dir_all(&dir)?;
+        let file = format!("libcuda.so.{version}");
+        fs::copy(stage::software_gpu()?.join("libcuda.so.1"), dir.join(&file))?;
+        let link = dir.join("libcuda.so.1");
+        std::os::unix::fs::symlink(&file, &link)?;
+        self.driver = Some(link);
+        Ok(())
+    }
+
     /// Whose daemon is yet to be started.
     pub fn without_daemon() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
@@ -95,6 +109,7 @@ impl Node {
             dir,
             socket,
             gpu: Vec::new(),
+            driver: None,
             configuration: String::new(),
             daemon: None,
             idle: None,
@@ -148,7 +163,7 @@ impl Node {
             .arg("--config")
             .arg(configuration)
             .arg("--cuda-driver")
-            .arg(stage::software_gpu()?.join("libcuda.so.1"))
+            .arg(self.driver.clone().map_or_else(|| stage::software_gpu().map(|it| it.join("libcuda.so.1")), Ok)?)
             .arg("--spare")
             .arg(SPARE.to_string())
             .envs(self.gpu.iter().map(|(name, value)| (name, value)))

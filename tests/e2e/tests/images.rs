@@ -1,13 +1,14 @@
 //! Images that are bad, or good ones where they cannot be restored: the restore fails before anything runs, says why, and
 //! leaves nothing.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::image::{COMMIT, MANIFEST, length};
-use rekindle_e2e::{Image, Node, Result, process};
+use rekindle_e2e::{App, Image, Node, Result, process};
 use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "150", "--sleep-us", "5000"];
@@ -152,6 +153,49 @@ fn elsewhere(gpu: &[(&str, &str)], reason: &str) -> Result {
 #[test]
 fn another_compute_capability_fails_the_restore() -> Result {
     elsewhere(&[("SIMGPU_CC", "8.0")], "compute capability 9.0, and here it is")
+}
+
+#[test]
+fn another_model_or_size_of_gpu_fails_the_restore() -> Result {
+    elsewhere(&[("SIMGPU_NAME", "Other GPU")], "and here it is a Other GPU with 16 multiprocessors and 4096 MiB")?;
+    elsewhere(&[("SIMGPU_MULTIPROCESSORS", "14")], "and here it is a Rekindle software GPU with 14 multiprocessors")?;
+    elsewhere(&[("SIMGPU_MEMORY", "5G")], "with 16 multiprocessors and 5120 MiB")
+}
+
+#[test]
+fn another_driver_or_gpu_is_refused_until_the_restore_or_the_configuration_allows_it() -> Result {
+    let mut node = Node::without_daemon()?;
+    node.use_driver("580.159.04")?;
+    node.start_daemon(&[])?;
+    let image = image(&node)?;
+    node.stop_daemon()?;
+    node.use_driver("580.159.05")?;
+    node.start_daemon(&[])?;
+    let reason = "the GPU's driver was 580.159.04 (CUDA 13.0), and here it is 580.159.05 (CUDA 13.0)";
+    is_refused(&node, &image, reason)?;
+    // To one restore. Another GPU is another matter.
+    let restore = |node: &Node| {
+        node.rekindle(
+            &["restore", "-d", "--allow-other-gpu"]
+                .map(OsStr::new)
+                .into_iter()
+                .chain([image.dir.as_os_str()])
+                .collect::<Vec<_>>(),
+        )
+    };
+    let output = restore(&node)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(reason), "{said}");
+    node.stop_daemon()?;
+    // To all.
+    node.configure("[restore]\nallow_other_driver = true\n");
+    node.start_daemon(&[("SIMGPU_NAME", "Other GPU")])?;
+    is_refused(&node, &image, "and here it is a Other GPU")?;
+    App::forget_output(&image.app, image.written)?;
+    let output = restore(&node)?;
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(App::adopt(image.app.clone()).finish()?, undisturbed("streams4", &ARGUMENTS)?);
+    node.finish()
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub(crate) const SHARED_OF_MULTIPROCESSOR: u32 = 228 << 10;
 pub(crate) const THREADS_OF_MULTIPROCESSOR: u32 = 2048;
 /// Blocks of a multiprocessor.
 pub(crate) const BLOCKS_OF_MULTIPROCESSOR: u32 = 32;
-/// How many multiprocessors a device has. Fewer than an H200: grids are often made as large as the device, and the
+/// How many multiprocessors a device has, unless the environment says something else. Fewer than an H200: grids are often made as large as the device, and the
 /// CPU runs them one after the other.
 pub(crate) const MULTIPROCESSORS: u32 = 16;
 
@@ -58,7 +58,7 @@ pub(crate) fn value(attribute: u32, device: CUdevice) -> Option<i32> {
     let [domain, bus, slot] = pci(number);
     let (major, minor) = config().capability;
     Some(match attribute {
-        16 => MULTIPROCESSORS as i32,
+        16 => config().multiprocessors as i32,
         33 => bus,
         34 => slot,
         50 => domain,

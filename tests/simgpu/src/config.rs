@@ -7,6 +7,8 @@
 //! | `SIMGPU_MEMORY` | memory of each, in bytes or with `K`, `M`, `G` behind the number | `4G` |
 //! | `SIMGPU_COPY_GBPS` | 10^9 bytes a second that a device copies to and from the host, each way | unlimited |
 //! | `SIMGPU_CC` | compute capability | `9.0` |
+//! | `SIMGPU_NAME` | the devices' name | `Rekindle software GPU` |
+//! | `SIMGPU_MULTIPROCESSORS` | how many each has | 16 |
 //! | `SIMGPU_PEERS` | whether devices can access each other's memory | `1` |
 //! | `SIMGPU_QUEUE_DEPTH` | how many commands a hardware queue takes before submitting one blocks | 1021 |
 //! | `CUDA_DEVICE_MAX_CONNECTIONS` | how many hardware queues a context's streams share (1 to 32) | 8 |
@@ -14,6 +16,8 @@
 //! | `SIMGPU_LOG` | `1`: a line on stderr for what is refused and what fails; `2`: for every call | off |
 
 use std::sync::OnceLock;
+
+use crate::attributes::MULTIPROCESSORS;
 
 /// What the environment said when it was first asked for.
 #[derive(Debug)]
@@ -28,6 +32,10 @@ pub(crate) struct Config {
     pub(crate) peers: bool,
     /// Compute capability: major, minor.
     pub(crate) capability: (u32, u32),
+    /// The devices' name.
+    pub(crate) name: String,
+    /// How many multiprocessors each has.
+    pub(crate) multiprocessors: u32,
     /// Commands that a hardware queue takes before submitting one blocks.
     pub(crate) queue_depth: usize,
     /// Hardware queues of a context.
@@ -63,6 +71,8 @@ impl Config {
                 .map(|rate| rate * 1e9),
             peers: number("SIMGPU_PEERS") != Some(0),
             capability: get("SIMGPU_CC").and_then(|t| capability(&t)).unwrap_or((9, 0)),
+            name: get("SIMGPU_NAME").unwrap_or_else(|| "Rekindle software GPU".to_owned()),
+            multiprocessors: number("SIMGPU_MULTIPROCESSORS").map_or(MULTIPROCESSORS, |n| n.clamp(1, 1024) as u32),
             queue_depth: number("SIMGPU_QUEUE_DEPTH").unwrap_or(1021).max(1),
             connections: number("CUDA_DEVICE_MAX_CONNECTIONS").unwrap_or(8).clamp(1, 32),
             trace: get("SIMGPU_LOG").is_some_and(|t| t == "2"),

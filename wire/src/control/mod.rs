@@ -129,6 +129,8 @@ pub enum Request {
 
     /// Prepare a restore from the image directory that comes with this.
     Restore,
+    /// The same, on a machine that may differ from the one of the dump in what this says.
+    RestoreAllowing(Allowances),
     /// This task is complete but stopped; its shared memory can be taken.
     Resume {
         /// The task, as CRIU's pid namespace numbers it.
@@ -337,6 +339,56 @@ pub enum Reply {
     GpuProcesses(Vec<nvml::Process>),
     /// To `GpuAsk`.
     GpuAnswer(nvml::Answer),
+}
+
+/// In what a machine may differ from the one of the dump without the restore being refused.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Allowances {
+    /// In the driver's version.
+    pub other_driver: bool,
+    /// In the GPUs' model, number of multiprocessors, and memory. Never in their compute capability.
+    pub other_gpu: bool,
+}
+
+/// What the plugin finds the allowances in, as words between commas.
+pub const ALLOW_VARIABLE: &str = "REKINDLE_ALLOW";
+
+impl Allowances {
+    /// The word for [`Self::other_driver`].
+    pub const OTHER_DRIVER: &str = "other-driver";
+    /// The word for [`Self::other_gpu`].
+    pub const OTHER_GPU: &str = "other-gpu";
+
+    /// Reads words between commas.
+    ///
+    /// # Errors
+    ///
+    /// A word that is none of these.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut found = Self::default();
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            match word {
+                Self::OTHER_DRIVER => found.other_driver = true,
+                Self::OTHER_GPU => found.other_gpu = true,
+                _ => return Err(word.to_owned()),
+            }
+        }
+        Ok(found)
+    }
+
+    /// What either allows.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { other_driver: self.other_driver || other.other_driver, other_gpu: self.other_gpu || other.other_gpu }
+    }
+}
+
+impl std::fmt::Display for Allowances {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words = [(self.other_driver, Self::OTHER_DRIVER), (self.other_gpu, Self::OTHER_GPU)];
+        let words: Vec<_> = words.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
+        f.write_str(&words.join(","))
+    }
 }
 
 /// A dumped socket that the restore connects anew.

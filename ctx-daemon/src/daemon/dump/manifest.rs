@@ -21,6 +21,9 @@ use super::protocol::Chosen;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const COMPUTE_CAPABILITY: [usize; 2] = [75, 76];
 
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const MULTIPROCESSORS: usize = 16;
+
 /// Whose socket CRIU dumped.
 #[derive(Clone, Debug)]
 pub(super) enum Whose {
@@ -252,6 +255,7 @@ fn host<'a>(workers: impl Iterator<Item = &'a Attached>, records: &[Record]) -> 
     };
     for worker in workers {
         host.driver_version = driver_version(worker.driver_version);
+        host.driver_build = driver_build(worker);
         for device in &worker.devices {
             let known = host.gpus.iter().any(|it| it.uuid == device.uuid);
             if used(device.uuid) && !known {
@@ -267,12 +271,30 @@ pub(in crate::daemon) fn driver_version(number: i32) -> String {
     format!("CUDA {}.{}", number / 1000, number % 1000 / 10)
 }
 
+/// The driver's own version, and its kernel module's where that is another; empty where neither is known.
+pub(in crate::daemon) fn driver_build(worker: &Attached) -> String {
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    name_build(&worker.driver_build, module.as_deref().and_then(module_version).unwrap_or_default())
+}
+
+fn name_build(library: &str, module: &str) -> String {
+    match (library, module) {
+        (only, "") | ("", only) => only.to_owned(),
+        (library, module) if library == module => library.to_owned(),
+        (library, module) => format!("{library} with kernel module {module}"),
+    }
+}
+
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue ...`, or `... Open Kernel Module for x86_64  580...`.
+fn module_version(text: &str) -> Option<&str> {
+    let is_version = |it: &&str| it.contains('.') && it.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    text.lines().next()?.split_whitespace().find(is_version)
+}
+
 /// A device as far as a restore compares it.
 pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
-    let capability = COMPUTE_CAPABILITY.map(|attribute| {
-        let found = device.attributes.get(attribute);
-        found.map_or(0, |(_, value)| value.unsigned_abs())
-    });
+    let attribute = |number: usize| device.attributes.get(number).map_or(0, |(_, value)| value.unsigned_abs());
+    let capability = COMPUTE_CAPABILITY.map(attribute);
     Gpu {
         uuid: device.uuid,
         name: device.name.clone(),
@@ -280,6 +302,7 @@ pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
         compute_minor: capability[1],
         total_memory: device.memory,
         pci: device.pci_bus_id.clone(),
+        multiprocessors: attribute(MULTIPROCESSORS),
     }
 }
 
@@ -287,6 +310,21 @@ pub(in crate::daemon) fn gpu(device: &Device) -> Gpu {
 mod tests {
     use super::*;
     use rekindle_images::Protocol;
+
+    #[test]
+    fn a_driver_is_named_by_its_library_and_by_its_kernel_module_where_that_is_another() {
+        let closed =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Oct  7 2025\nGCC version:  gcc 13.3.0\n";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build  (root@host)\n";
+        assert_eq!((module_version(closed), module_version(open)), (Some("580.159.04"), Some("575.57.08")));
+        assert_eq!(module_version("no version\n580.1\n"), None);
+        assert_eq!(name_build("580.159.04", "580.159.04"), "580.159.04");
+        assert_eq!(name_build("580.159.04", "575.57.08"), "580.159.04 with kernel module 575.57.08");
+        assert_eq!(
+            (name_build("580.1", ""), name_build("", "575.1"), name_build("", "")),
+            ("580.1".into(), "575.1".into(), String::new())
+        );
+    }
 
     #[test]
     fn the_stall_is_what_the_rings_were_closed_for_less_the_freeze() {

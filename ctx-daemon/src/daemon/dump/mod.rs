@@ -43,7 +43,7 @@ use tracing::{debug, info, warn};
 pub(super) use self::files::MOST as MOST_DATA_FILES;
 use self::freeze::FreezeWatch;
 use self::manifest::{Unattached, Whose};
-pub(super) use self::manifest::{driver_version, gpu, is_unattached};
+pub(super) use self::manifest::{driver_build, driver_version, gpu, is_unattached};
 use self::precopy::Planned;
 pub(super) use self::progress::Progress;
 use self::protocol::Chosen;

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_images::limits::MAX_ANCESTORS;
-use rekindle_images::{Client as Record, Gpu, Image};
+use rekindle_images::{Client as Record, Gpu, Host, Image};
 use rekindle_wire::attach::Attached;
-use rekindle_wire::control::{Failing, FailureKind};
+use rekindle_wire::control::{Allowances, Failing, FailureKind};
 use rekindle_wire::{Dialect, NotServed};
 use thiserror::Error;
-use tracing::info;
+use tracing::warn;
 
-use super::super::dump::{MOST_DATA_FILES, driver_version, gpu, is_unattached};
+use super::super::dump::{MOST_DATA_FILES, driver_build, driver_version, gpu, is_unattached};
 
 /// The most data files of a client: those of its own image and of each that this builds on.
 const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
@@ -35,6 +35,15 @@ pub(in crate::daemon) enum CheckError {
         .was.name, .was.compute_major, .was.compute_minor, .is.name, .is.compute_major, .is.compute_minor
     )]
     Architecture { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
+    #[error(
+        "the GPU's driver was {was}, and here it is {is}, which may place code elsewhere, where functions' addresses that are stored in GPU memory do not lead: restore with that driver, or allow another (rekindle restore --allow-other-driver, or restore.allow_other_driver in the daemon's configuration)"
+    )]
+    Driver { was: String, is: String },
+    #[error(
+        "GPU {ordinal} was a {}, and here it is a {}, and the program may go on with what it knows of the other: restore on the same model, or allow another (rekindle restore --allow-other-gpu, or restore.allow_other_gpu in the daemon's configuration)",
+        describe(.was), describe(.is)
+    )]
+    Model { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
     #[error("{needed} bytes are needed on GPU {ordinal}, which has {found}: restore on a GPU with more memory")]
     Memory { ordinal: u32, needed: u64, found: u64 },
 }
@@ -44,7 +53,11 @@ impl Failing for CheckError {
         match self {
             Self::NotServed(..) => FailureKind::Version,
             Self::Files(_) | Self::TooManyFiles { .. } | Self::Socket(_) | Self::UnknownGpu(_) => FailureKind::BadImage,
-            Self::Count { .. } | Self::Architecture { .. } | Self::Memory { .. } => FailureKind::Refused,
+            Self::Count { .. }
+            | Self::Architecture { .. }
+            | Self::Driver { .. }
+            | Self::Model { .. }
+            | Self::Memory { .. } => FailureKind::Refused,
         }
     }
 }
@@ -81,14 +94,13 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
 }
 
 /// Compares the GPUs with those of the workers, which are in the order of the clients that have one.
-pub(super) fn devices(image: &Image, workers: &[&Attached]) -> Result<(), CheckError> {
+pub(super) fn devices(image: &Image, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
     let host = &image.manifest().host;
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
+    // What can be allowed comes last, so that nobody allows what does not help.
+    let mut different = Vec::new();
     for (record, worker) in attached(image).zip(workers) {
-        let now = driver_version(worker.driver_version);
-        if now != host.driver_version {
-            info!(was = host.driver_version, now, "the driver is another than at the dump");
-        }
+        let driver = other_driver(host, worker);
         for used in &record.gpus {
             let device = worker.devices.get(used.ordinal as usize);
             let device = device.ok_or_else(|| CheckError::Count {
@@ -107,8 +119,13 @@ pub(super) fn devices(image: &Image, workers: &[&Attached]) -> Result<(), CheckE
                     is: Box::new(is),
                 });
             }
+            if !is_same_model(was, &is, driver.is_some()) {
+                let (was, is) = (Box::new(was.clone()), Box::new(is));
+                different.push(CheckError::Model { ordinal: used.ordinal, was, is });
+            }
             needed.entry(used.ordinal).or_default().1 = device.memory;
         }
+        different.extend(driver);
         for allocation in &record.allocations {
             let sum = &mut needed.entry(allocation.device).or_default().0;
             *sum = sum.saturating_add(allocation.size);
@@ -119,7 +136,48 @@ pub(super) fn devices(image: &Image, workers: &[&Attached]) -> Result<(), CheckE
             return Err(CheckError::Memory { ordinal, needed, found });
         }
     }
+    let is_allowed = |it: &CheckError| match it {
+        CheckError::Driver { .. } => allowed.other_driver,
+        _ => allowed.other_gpu,
+    };
+    for difference in different {
+        if !is_allowed(&difference) {
+            return Err(difference);
+        }
+        warn!("allowed: {difference}");
+    }
     Ok(())
+}
+
+/// The driver, where it is another than at the dump. An image of before its version was recorded has CUDA's alone.
+fn other_driver(host: &Host, worker: &Attached) -> Option<CheckError> {
+    let is = driver(&driver_build(worker), &driver_version(worker.driver_version));
+    let was = driver(&host.driver_build, &host.driver_version);
+    let same = if host.driver_build.is_empty() {
+        host.driver_version == driver_version(worker.driver_version)
+    } else {
+        was == is
+    };
+    (!same).then_some(CheckError::Driver { was, is })
+}
+
+fn driver(build: &str, version: &str) -> String {
+    if build.is_empty() { version.to_owned() } else { format!("{build} ({version})") }
+}
+
+/// Whether a program finds what it knows of a GPU. A driver may keep more or less of the memory for itself than another.
+fn is_same_model(was: &Gpu, is: &Gpu, other_driver: bool) -> bool {
+    was.name == is.name
+        && (was.multiprocessors == is.multiprocessors || was.multiprocessors == 0)
+        && (was.total_memory == is.total_memory || other_driver)
+}
+
+fn describe(gpu: &Gpu) -> String {
+    let processors = match gpu.multiprocessors {
+        0 => String::new(),
+        count => format!("{count} multiprocessors and "),
+    };
+    format!("{} with {processors}{} MiB", gpu.name, gpu.total_memory >> 20)
 }
 
 /// The clients that need a worker.

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_images::{ErrorKind, Image, ImageDir, ImageError};
-use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request};
+use rekindle_wire::control::{Allowances, Failing, Failure, FailureKind, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -171,7 +171,13 @@ impl Stage {
 }
 
 /// Serves a restore from its first message on, until the connection closes.
-pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials, fds: Vec<OwnedFd>) {
+pub(super) fn serve(
+    daemon: &Arc<Daemon>,
+    stream: &UnixStream,
+    peer: Credentials,
+    allowed: Allowances,
+    fds: Vec<OwnedFd>,
+) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
         Err(error) => return connection::fail(stream, error),
@@ -180,7 +186,7 @@ pub(super) fn serve(daemon: &Arc<Daemon>, stream: &UnixStream, peer: Credentials
         Ok(view) => view,
         Err(error) => return connection::fail(stream, error),
     };
-    let mut stage = match prepare(daemon, peer.pid, fds) {
+    let mut stage = match prepare(daemon, peer.pid, allowed.or(daemon.config.allowances), fds) {
         Ok(Some(prepared)) => {
             let reply = Reply::Prepared { restore: prepared.restore.id(), sockets: prepared.restore.sockets() };
             connection::reply(stream, &reply);
@@ -269,7 +275,12 @@ fn take_seats(daemon: &Daemon, needed: usize) -> Result<Seats, RestoreError> {
 }
 
 /// Checks everything, takes the workers, and has them begin to load. None if the directory has no image of ours.
-fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<Prepared>, RestoreError> {
+fn prepare(
+    daemon: &Arc<Daemon>,
+    criu: i32,
+    allowed: Allowances,
+    fds: Vec<OwnedFd>,
+) -> Result<Option<Prepared>, RestoreError> {
     let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
     let opened = ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?;
     let image = match Image::open_at(opened) {
@@ -284,7 +295,7 @@ fn prepare(daemon: &Arc<Daemon>, criu: i32, fds: Vec<OwnedFd>) -> Result<Option<
     let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), seats);
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
-    check::devices(&image, &attached.collect::<Vec<_>>())?;
+    check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
     load::share(&image, &prepared.restore)?;
     load::start(&image, &prepared.restore, daemon.config.limits)?;
     daemon.restores.add(&prepared.restore);

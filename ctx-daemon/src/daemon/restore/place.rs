@@ -25,8 +25,10 @@ pub(super) fn choose(record: &Record, host: &Host, devices: &[Device], may: Opti
         let was = host.gpus.iter().find(|it| it.uuid == recorded[at].uuid);
         let free =
             here.iter().filter(|it| !chosen.contains(&Some(it.uuid)) && was.is_some_and(|was| is_like(was, &gpu(it))));
-        // In the same slot, if there is a choice: machines of one kind are built alike.
-        let best = free.rev().max_by_key(|it| was.map(|was| (it.pci_bus_id == was.pci, it.memory >= was.total_memory)));
+        // Of the same model, and in the same slot, if there is a choice: machines of one kind are built alike.
+        let best = free.rev().max_by_key(|it| {
+            was.map(|was| (it.name == was.name, it.pci_bus_id == was.pci, it.memory >= was.total_memory))
+        });
         let Some(replacement) = best else {
             return given_few.then(|| here.iter().map(|it| it.uuid).collect());
         };

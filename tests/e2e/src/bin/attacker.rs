@@ -233,7 +233,7 @@ fn words() -> Result<()> {
 /// What only others may ask for, and about another's process.
 fn asks(victim: i32) -> Result<()> {
     let directory = File::open("/")?;
-    let attached = Attached { driver_version: 0, api_version: 0, devices: Vec::new() };
+    let attached = Attached { driver_version: 0, driver_build: String::new(), api_version: 0, devices: Vec::new() };
     let Ok(Request::Attach(attach)) = serde_json::from_value(hello()?.request) else { bail!("no attach") };
     let rejoin = Request::Rejoin { attach, attached };
     let requests = [

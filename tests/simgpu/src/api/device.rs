@@ -27,7 +27,7 @@ pub unsafe fn cuDeviceGetCount(count: *mut i32) -> CUresult {
 pub unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
-        unsafe { put_text(name, len, "Rekindle software GPU") }
+        unsafe { put_text(name, len, &crate::config::config().name) }
     })
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUlaunchConfig, CUresult};
 
 use super::launch::shape;
-use crate::attributes::{MAX_BLOCK_THREADS, MULTIPROCESSORS, SHARED_OF_MULTIPROCESSOR, SHARED_RESERVED};
+use crate::attributes::{MAX_BLOCK_THREADS, SHARED_OF_MULTIPROCESSOR, SHARED_RESERVED};
 use crate::current;
 use crate::execution::launch::blocks_of_multiprocessor;
 use crate::library::function;
@@ -90,7 +90,7 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSize(
             threads = (threads - 1) / 32 * 32;
         }
         unsafe {
-            put(min_grid, (best.2 * MULTIPROCESSORS) as i32)?;
+            put(min_grid, (best.2 * crate::config::config().multiprocessors) as i32)?;
             put(block, best.1 as i32)
         }
     })
@@ -122,7 +122,8 @@ pub unsafe fn cuOccupancyMaxActiveClusters(
         let config = unsafe { config.read_unaligned() };
         let shape = unsafe { shape(&config) }?;
         let threads = shape.block.iter().product();
-        let blocks = blocks_of_multiprocessor(&*function(handle)?, threads, shape.shared.into()) * MULTIPROCESSORS;
+        let blocks = blocks_of_multiprocessor(&*function(handle)?, threads, shape.shared.into())
+            * crate::config::config().multiprocessors;
         unsafe { put(clusters, (blocks / shape.cluster.iter().product::<u32>().max(1)) as i32) }
     })
 }

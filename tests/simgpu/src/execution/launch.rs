@@ -12,9 +12,10 @@ use rekindle_cuda_abi::types::{
 use rekindle_ptx::{Env, FaultKind, LaunchConfig, LaunchFault};
 
 use crate::attributes::{
-    BLOCKS_OF_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, MULTIPROCESSORS, SHARED_OF_MULTIPROCESSOR,
-    SHARED_OPT_IN, SHARED_RESERVED, THREADS_OF_MULTIPROCESSOR,
+    BLOCKS_OF_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, SHARED_OF_MULTIPROCESSOR, SHARED_OPT_IN,
+    SHARED_RESERVED, THREADS_OF_MULTIPROCESSOR,
 };
+use crate::config::config;
 use crate::context::Context;
 use crate::current;
 use crate::fault;
@@ -116,7 +117,7 @@ pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
     ensure(function.kernel.shared_bytes + shape.shared <= SHARED_OPT_IN, CUDA_ERROR_INVALID_VALUE)?;
     if shape.cooperative {
         let blocks = shape.grid.iter().map(|n| u64::from(*n)).product::<u64>();
-        let most = blocks_of_multiprocessor(function, threads, u64::from(shape.shared)) * MULTIPROCESSORS;
+        let most = blocks_of_multiprocessor(function, threads, u64::from(shape.shared)) * config().multiprocessors;
         ensure(blocks <= u64::from(most), CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)?;
     }
     function.ensure_supported()
@@ -201,7 +202,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
         complain: &|text| context.complain(text),
         heap: Some(context),
         textures: Some(context),
-        multiprocessors: MULTIPROCESSORS,
+        multiprocessors: config().multiprocessors,
         grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
         ..Env::new(context.cancelled())
     };
