@@ -10,10 +10,10 @@
 //! A count of what is asked for is a plain load and store of a line that no other thread writes: an atomic addition would
 //! cost as much as a tenth of a launch. Where threads share a stripe, a count may be lost.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::layout::Shared;
+use crate::sync::AtomicU64;
 
 /// Room for so many lines of the driver table.
 pub const FUNCTIONS: usize = 1024;
@@ -60,7 +60,7 @@ pub fn read(shared: &Shared) -> Vec<Count> {
     (0..FUNCTIONS).filter_map(count).collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use crate::layout::heap;

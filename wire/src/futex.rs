@@ -1,10 +1,13 @@
 //! Sleeping on a word of shared memory.
 
-use std::sync::atomic::AtomicU32;
-use std::time::Duration;
+#[cfg(feature = "model")]
+pub use crate::model::{wait, wake};
+#[cfg(not(feature = "model"))]
+use {crate::sync::AtomicU32, std::time::Duration};
 
 /// Sleeps while `word` holds `expected`, at most for `timeout`. May wake early: callers look again. After a restore
 /// the kernel ends the wait with `EINTR`, which is an early wake like any other.
+#[cfg(not(feature = "model"))]
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
@@ -18,6 +21,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
 }
 
 /// Wakes up to `count` sleepers of `word`.
+#[cfg(not(feature = "model"))]
 pub fn wake(word: &AtomicU32, count: i32) {
     // SAFETY: the word is a live, aligned u32; waking has no other effect on memory.
     unsafe {

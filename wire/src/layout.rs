@@ -15,22 +15,24 @@
 //! A second memfd, the staging, holds [`CHUNKS`] chunks of [`CHUNK_SIZE`] bytes: what pageable copies go through. The
 //! worker registers it with the driver once.
 
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
-
 use crate::calls;
+use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Cell};
+
+/// Whether this is compiled for the model checker, which tries all ways in which few commands can go.
+const MODEL: bool = cfg!(feature = "model");
 
 /// Marks the header.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"REKINDLE");
 /// Bytes in a unit, the ring's grain.
 pub const UNIT: usize = 64;
 /// Units in the ring.
-pub const UNITS: usize = 16384;
+pub const UNITS: usize = if MODEL { 2 } else { 16384 };
 /// The largest command, header included, in bytes.
-pub const MAX_COMMAND: usize = 128 << 10;
+pub const MAX_COMMAND: usize = if MODEL { 2 * UNIT } else { 128 << 10 };
 /// Reply slots: how many calls may wait at a time; more wait for a slot.
-pub const REPLIES: usize = 128;
+pub const REPLIES: usize = if MODEL { 1 } else { 128 };
 /// Bytes of a reply's payload.
-pub const REPLY_BYTES: usize = 2048 - 16;
+pub const REPLY_BYTES: usize = if MODEL { 48 } else { 2048 - 16 };
 /// Staging chunks. They are registered, so all of them are in CRIU's image, and it writes shared memory at about 1 GB/s while
 /// the process stands still: 16 MiB were a third to two thirds of its freeze.
 pub const CHUNKS: usize = 12;
@@ -61,6 +63,7 @@ pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SE
 
 /// The first page.
 #[repr(C)]
+#[cfg_attr(feature = "model", derive(Default))]
 pub struct Header {
     /// [`MAGIC`].
     pub magic: AtomicU64,
@@ -97,6 +100,7 @@ pub struct Header {
 
 /// A field on a cache line of its own, so that the two sides do not fight over it.
 #[repr(C, align(64))]
+#[cfg_attr(feature = "model", derive(Default))]
 pub struct Aligned<T>(pub T);
 
 impl<T> std::ops::Deref for Aligned<T> {
@@ -118,20 +122,27 @@ pub struct ReplySlot {
     /// Not used.
     pub reserved: u32,
     /// Out parameters.
-    pub payload: std::cell::UnsafeCell<[u8; REPLY_BYTES]>,
+    pub(crate) payload: Cell<[u8; REPLY_BYTES]>,
 }
 
+#[cfg(feature = "model")]
+pub use crate::model::Shared;
+
 /// A mapping of the shared memory. `Copy`: it is an address whose owner keeps it mapped.
+#[cfg(not(feature = "model"))]
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     base: *mut u8,
 }
 
 // SAFETY: everything behind the address is atomic, or handed over by atomics (units by `seq`, payloads by `state`).
+#[cfg(not(feature = "model"))]
 unsafe impl Send for Shared {}
 // SAFETY: as above.
+#[cfg(not(feature = "model"))]
 unsafe impl Sync for Shared {}
 
+#[cfg(not(feature = "model"))]
 impl Shared {
     /// # Safety
     /// `base` is a mapping of at least [`SHARED_SIZE`] bytes, page-aligned, shared, readable and writable, that stays
@@ -186,6 +197,38 @@ impl Shared {
         self.base
     }
 
+    /// Copies bytes into the units, from byte `at` of the ring on and over its end.
+    ///
+    /// # Safety
+    /// The units that this covers belong to the caller; there are at most [`MAX_COMMAND`] bytes.
+    #[inline]
+    pub(crate) unsafe fn store(&self, at: usize, bytes: &[u8]) {
+        let start = at % (UNITS * UNIT);
+        let first = bytes.len().min(UNITS * UNIT - start);
+        // SAFETY: start + first is at most the ring's size, and the rest starts at 0; the caller owns these bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.units().add(start), first);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr().add(first), self.units(), bytes.len() - first);
+        }
+    }
+
+    /// Copies bytes out of the units, from byte `at` of the ring on and over its end.
+    ///
+    /// # Safety
+    /// `into` has room for `length` bytes, at most [`MAX_COMMAND`].
+    #[inline]
+    pub(crate) unsafe fn load(&self, at: usize, into: *mut u8, length: usize) {
+        let start = at % (UNITS * UNIT);
+        let first = length.min(UNITS * UNIT - start);
+        // SAFETY: both parts lie in the ring, which is at least as large as any command.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.units().add(start), into, first);
+            std::ptr::copy_nonoverlapping(self.units(), into.add(first), length - first);
+        }
+    }
+}
+
+impl Shared {
     /// Marks freshly made shared memory as such.
     pub fn initialise(&self) {
         use std::sync::atomic::Ordering::Release;
@@ -200,7 +243,7 @@ impl Shared {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 pub(crate) fn heap() -> Shared {
     let layout = std::alloc::Layout::from_size_align(SHARED_SIZE, 4096).unwrap();
     // SAFETY: the layout has a size; the memory is leaked, so it stays.

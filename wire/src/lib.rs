@@ -37,10 +37,13 @@ pub mod gpus;
 pub mod graph;
 pub mod ipc;
 pub mod layout;
+#[cfg(feature = "model")]
+mod model;
 pub mod nvml;
 pub mod reply;
 pub mod ring;
 pub mod stderr;
+mod sync;
 pub mod tensor_map;
 pub mod version;
 pub mod window;

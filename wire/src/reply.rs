@@ -8,12 +8,12 @@
 //! The worker wakes a caller only when it sleeps. A staging chunk uses the same words without the last step: it is
 //! `DONE` until it is used again.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use crate::futex;
 use crate::layout::{REPLIES, REPLY_BYTES, Shared};
+use crate::sync::AtomicU32;
 
 /// Nobody uses the slot.
 pub const FREE: u32 = 0;
@@ -105,7 +105,7 @@ pub fn answer(shared: &Shared, slot: usize, result: i32, payload: &[u8]) -> bool
     }
     // SAFETY: the payload has REPLY_BYTES bytes, and while the state is PENDING or ASLEEP only the worker writes it; a
     // client that breaks this harms its own reply.
-    unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), reply.payload.get().cast::<u8>(), payload.len()) };
+    reply.payload.with_mut(|to| unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to.cast(), payload.len()) });
     reply.result.store(result, Relaxed);
     reply.length.store(payload.len() as u32, Relaxed);
     finish(&reply.state);
@@ -118,11 +118,11 @@ pub fn take(shared: &Shared, slot: usize, into: &mut Vec<u8>) -> i32 {
     let length = (reply.length.load(Relaxed) as usize).min(REPLY_BYTES);
     into.clear();
     // SAFETY: the state is DONE, so the worker no longer writes; the length is capped at the payload's size.
-    into.extend_from_slice(unsafe { std::slice::from_raw_parts(reply.payload.get().cast::<u8>(), length) });
+    reply.payload.with(|from| into.extend_from_slice(unsafe { std::slice::from_raw_parts(from.cast(), length) }));
     reply.result.load(Relaxed)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use crate::layout::heap;

@@ -14,13 +14,13 @@
 //! `seq` is an array beside the units, so that no payload can look like a published command.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
 use std::time::Duration;
 
 use thiserror::Error;
 
 use crate::futex;
 use crate::layout::{MAX_COMMAND, Shared, UNIT, UNITS};
+use crate::sync::fence;
 
 /// Bytes of a command's header.
 pub const HEADER_BYTES: usize = 32;
@@ -97,8 +97,8 @@ pub fn enqueue(
     // SAFETY: the units from `ticket` on are this producer's until it publishes them: tickets do not overlap, and the
     // consumer is past the round before.
     unsafe {
-        write(shared, ticket, 0, &header.to_bytes());
-        write(shared, ticket, HEADER_BYTES, parameters);
+        shared.store(byte_of(ticket, 0), &header.to_bytes());
+        shared.store(byte_of(ticket, HEADER_BYTES), parameters);
     }
     shared.seq((ticket % UNITS as u64) as usize).store(ticket + 1, Release);
     // The store above must be seen before the load below is made, else both sides could miss each other.
@@ -140,18 +140,6 @@ fn wait_for_room(shared: &Shared, end: u64, alive: impl Fn() -> bool) -> Result<
     };
     header.waiting_for_room.fetch_sub(1, SeqCst);
     result
-}
-
-/// # Safety
-/// The units that this covers belong to the caller.
-unsafe fn write(shared: &Shared, ticket: u64, offset: usize, bytes: &[u8]) {
-    let start = (ticket as usize % UNITS * UNIT + offset) % (UNITS * UNIT);
-    let first = bytes.len().min(UNITS * UNIT - start);
-    // SAFETY: start + first is at most the ring's size, and the rest starts at 0; the caller owns these bytes.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), shared.units().add(start), first);
-        std::ptr::copy_nonoverlapping(bytes.as_ptr().add(first), shared.units(), bytes.len() - first);
-    }
 }
 
 /// A ring that does not hold what producers of this version write: the client broke it.
@@ -197,7 +185,7 @@ impl Consumer {
         let mut bytes = [0; HEADER_BYTES];
         // SAFETY: the range lies in the ring. A client that writes it at the same time harms only its own command,
         // since what counts from here on is the copy.
-        unsafe { read(&self.shared, self.head, 0, bytes.as_mut_ptr(), HEADER_BYTES) };
+        unsafe { self.shared.load(byte_of(self.head, 0), bytes.as_mut_ptr(), HEADER_BYTES) };
         let header = CommandHeader::from_bytes(&bytes);
         let length = header.length as usize;
         if HEADER_BYTES + length > MAX_COMMAND {
@@ -207,7 +195,7 @@ impl Consumer {
         self.buffer.reserve(length);
         // SAFETY: as above; the buffer has the capacity.
         unsafe {
-            read(&self.shared, self.head, HEADER_BYTES, self.buffer.as_mut_ptr(), length);
+            self.shared.load(byte_of(self.head, HEADER_BYTES), self.buffer.as_mut_ptr(), length);
             self.buffer.set_len(length);
         }
         // A position from an image may be any number.
@@ -222,32 +210,26 @@ impl Consumer {
         Ok(Some((header, &self.buffer)))
     }
 
-    /// Sleeps until a command is published, the doorbell rings, or `timeout` passes.
-    pub fn sleep(&self, timeout: Duration) {
+    /// Sleeps until a command is published, the doorbell rings, or `timeout` passes; not at all if `unless` holds. Who
+    /// makes it hold and rings the doorbell then is not missed: it is asked after the doorbell was looked at.
+    pub fn sleep(&self, timeout: Duration, unless: impl FnOnce() -> bool) {
         let header = self.shared.header();
         let seen = header.doorbell.load(Acquire);
         header.worker_asleep.store(1, SeqCst);
         fence(SeqCst);
-        if !self.ready() {
+        if !self.ready() && !unless() {
             futex::wait(&header.doorbell, seen, timeout);
         }
         header.worker_asleep.store(0, SeqCst);
     }
 }
 
-/// # Safety
-/// `into` has room for `length` bytes.
-unsafe fn read(shared: &Shared, ticket: u64, offset: usize, into: *mut u8, length: usize) {
-    let start = (ticket as usize % UNITS * UNIT + offset) % (UNITS * UNIT);
-    let first = length.min(UNITS * UNIT - start);
-    // SAFETY: both parts lie in the ring, which is larger than any command.
-    unsafe {
-        std::ptr::copy_nonoverlapping(shared.units().add(start), into, first);
-        std::ptr::copy_nonoverlapping(shared.units(), into.add(first), length - first);
-    }
+/// Where a command's bytes lie.
+fn byte_of(ticket: u64, offset: usize) -> usize {
+    ticket as usize % UNITS * UNIT + offset
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use crate::layout::heap;
@@ -290,7 +272,7 @@ mod tests {
                     assert_eq!(bytes, [header.thread as u8; 100]);
                     next[header.thread as usize] += 1;
                 }
-                None => consumer.sleep(Duration::from_millis(10)),
+                None => consumer.sleep(Duration::from_millis(10), || false),
             }
         }
         for p in producers {
@@ -307,7 +289,7 @@ mod tests {
         assert_eq!(consumer.take(), Ok(None));
         assert_eq!(consumer.backlog(), 2);
         // SAFETY: the ticket is this test's.
-        unsafe { write(&shared, ticket, 0, &CommandHeader { call: 1, ..Default::default() }.to_bytes()) };
+        unsafe { shared.store(byte_of(ticket, 0), &CommandHeader { call: 1, ..Default::default() }.to_bytes()) };
         shared.seq(ticket as usize).store(ticket + 1, Release);
         assert_eq!(consumer.take().unwrap().unwrap().0.call, 1);
         assert_eq!(consumer.take().unwrap().unwrap().0.call, 2);
@@ -348,7 +330,7 @@ mod tests {
         let mut bytes = CommandHeader::default().to_bytes();
         bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         // SAFETY: a test of its own ring.
-        unsafe { write(&shared, 0, 0, &bytes) };
+        unsafe { shared.store(0, &bytes) };
         shared.seq(0).store(1, Release);
         assert_eq!(Consumer::new(shared, 0).take(), Err(BrokenRing(u32::MAX)));
     }

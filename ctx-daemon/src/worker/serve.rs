@@ -217,10 +217,8 @@ impl Server {
 
     fn sleep(&self, consumer: &Consumer, timeout: Duration) {
         self.channel.sleeps_on(self.executor.shared);
-        // News that came before the line above rang no bell.
-        if !self.channel.news.load(Ordering::Acquire) {
-            consumer.sleep(timeout);
-        }
+        // News that came before the line above rang no bell, and those that come from here on ring it.
+        consumer.sleep(timeout, || self.channel.news.load(Ordering::Acquire));
         self.channel.sleeps_on(None);
     }
 
