@@ -162,6 +162,7 @@ impl Context {
     /// Ends a stream's handle. What it holds is still done.
     pub(crate) fn destroy_stream(&self, stream: &Arc<Stream>) {
         handles::remove(stream.handle);
+        stream.end();
         let mut streams = self.streams();
         streams.others.retain(|other| !Arc::ptr_eq(other, stream));
         streams.leaving.retain(|left| !left.last().reached());
@@ -261,6 +262,7 @@ impl Context {
             }
         }
         self.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        self.streams().all().for_each(|stream| stream.end());
     }
 }
 

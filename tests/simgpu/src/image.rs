@@ -122,6 +122,7 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     let digits = |c: &char| c.is_ascii_digit();
     let target = ptx.target().chars().skip_while(|c| !digits(c)).take_while(digits).collect::<String>();
     let image = Arc::new(Image { target: target.parse().unwrap_or(0), code_bytes: text.len() as u64, ptx });
+    parsed.retain(|_, image| image.strong_count() > 0);
     parsed.insert(key, Arc::downgrade(&image));
     Ok(image)
 }

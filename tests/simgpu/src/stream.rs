@@ -72,6 +72,8 @@ struct Queue {
     commands: VecDeque<Command>,
     submitted: u64,
     has_thread: bool,
+    /// The stream was destroyed: nothing follows what is queued.
+    ends: bool,
 }
 
 /// How far a stream has come: how many of its commands are done.
@@ -217,6 +219,10 @@ impl Stream {
         loop {
             let mut queue = self.queue();
             while queue.commands.is_empty() {
+                if queue.ends {
+                    queue.has_thread = false;
+                    return;
+                }
                 let (again, waited) = self.changed.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
                 queue = again;
                 if waited.timed_out() && queue.commands.is_empty() {
@@ -234,6 +240,13 @@ impl Stream {
             }
             self.timeline.advance(self.timeline.done.load(Ordering::SeqCst) + 1);
         }
+    }
+
+    /// Its thread ends with what is queued, and does not wait for more: who makes and destroys streams without a pause would
+    /// have thousands of threads.
+    pub(crate) fn end(&self) {
+        self.queue().ends = true;
+        self.changed.notify_all();
     }
 
     /// Whether all that has been submitted is done; for the legacy default stream, also what it would wait for.
