@@ -1,10 +1,9 @@
 //! Questions to the daemon: a connection, the question, its answer. What is asked can be asked again.
 
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Reply, Request};
-use rekindle_wire::frame;
+use rekindle_wire::{descriptor, frame};
 
 use crate::log;
 
@@ -31,7 +30,7 @@ pub(crate) fn ask(request: &Request) -> Option<Reply> {
 }
 
 fn once(path: &str, request: &Request) -> Option<Reply> {
-    let socket = UnixStream::connect(path).ok()?;
+    let socket = descriptor::connect(path).ok()?;
     frame::send(&socket, &Opening::new(request).ok()?, &[], &[]).ok()?;
     frame::receive(&socket).ok().map(|message| message.body)
 }

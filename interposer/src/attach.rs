@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rekindle_wire::attach::{Answer, Attach, Attached, PROTOCOL, SETTINGS};
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Request};
 use rekindle_wire::layout::{self, Shared};
-use rekindle_wire::{frame, frame::FrameError};
+use rekindle_wire::{descriptor, frame, frame::FrameError};
 
 use crate::log;
 
@@ -35,7 +35,7 @@ pub(crate) fn attach() -> Result<Connection, String> {
 }
 
 fn try_attach(path: &str) -> Result<Option<Connection>, String> {
-    let socket = UnixStream::connect(path).map_err(|e| {
+    let socket = descriptor::connect(path).map_err(|e| {
         format!("cannot reach the Rekindle daemon at {path} ({e}); start it with `rekindled`, or set REKINDLE_SOCKET")
     })?;
     let (ring, shared) =
@@ -153,7 +153,7 @@ fn connect_within(path: &str, time: Duration) -> io::Result<UnixStream> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        let socket = UnixStream::from_raw_fd(fd);
+        let socket = UnixStream::from(descriptor::above_standard(OwnedFd::from_raw_fd(fd))?);
         socket.set_write_timeout(Some(time))?;
         let mut address: libc::sockaddr_un = std::mem::zeroed();
         address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -164,7 +164,7 @@ fn connect_within(path: &str, time: Duration) -> io::Result<UnixStream> {
             *to = from as libc::c_char;
         }
         let size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-        if libc::connect(fd, (&raw const address).cast(), size) == 0 {
+        if libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size) == 0 {
             Ok(socket)
         } else {
             Err(io::Error::last_os_error())
@@ -204,7 +204,7 @@ pub(crate) fn sealed_memfd(name: &CStr, size: usize) -> io::Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        OwnedFd::from_raw_fd(fd)
+        descriptor::above_standard(OwnedFd::from_raw_fd(fd))?
     };
     // SAFETY: plain system calls on the descriptor made above.
     let ok = unsafe {

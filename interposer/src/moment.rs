@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Reply, Request};
-use rekindle_wire::frame;
+use rekindle_wire::{descriptor, frame};
 
 use crate::client::{self, Client};
 
@@ -47,7 +47,7 @@ fn say(client: &Client) -> bool {
 }
 
 fn ask(path: &str) -> Option<UnixStream> {
-    let socket = UnixStream::connect(path).ok()?;
+    let socket = descriptor::connect(path).ok()?;
     socket.set_read_timeout(Some(KEPT)).ok()?;
     frame::send(&socket, &Opening::new(&Request::Moment).ok()?, &[], &[]).ok()?;
     Some(socket)

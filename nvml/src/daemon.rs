@@ -1,12 +1,11 @@
 //! A question to the daemon: a connection, the question, its answer.
 
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rekindle_wire::control::{DEFAULT_SOCKET, FailureKind, Opening, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
-use rekindle_wire::stderr;
+use rekindle_wire::{descriptor, stderr};
 
 use crate::result::*;
 
@@ -53,7 +52,7 @@ fn ask_within(request: &Request, tries: u32) -> Result<Reply, u32> {
 
 fn attempt_one(request: &Request) -> Tried {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
-    let socket = match UnixStream::connect(&path) {
+    let socket = match descriptor::connect(&path) {
         Ok(socket) => socket,
         Err(error) => {
             note(&format!("cannot reach the Rekindle daemon at {path} ({error})"));

@@ -19,7 +19,7 @@
 //! - [`gpus`]: how GPUs are named
 //! - [`ipc`]: memory that processes share
 //! - [`nvml`]: what NVML is asked, on the same socket
-//! - [`stderr`]: what libraries in applications say there
+//! - [`descriptor`], [`stderr`]: what libraries in applications keep open, and say
 //! - [`version`]: which releases of the parts serve each other
 //!
 //! Everything here is checked by the receiver: the application is not trusted by the worker.
@@ -31,6 +31,7 @@ pub mod calls;
 pub mod codec;
 pub mod command;
 pub mod control;
+pub mod descriptor;
 pub mod frame;
 pub mod futex;
 pub mod gpus;

@@ -56,6 +56,25 @@ fn a_program_whose_stderr_takes_nothing_ends_as_it_would_without_its_lines() -> 
     node.finish()
 }
 
+#[test]
+fn what_a_program_prints_to_an_output_that_it_has_closed_reaches_nobody() -> Result {
+    let node = Node::start()?;
+    for (number, closed) in ["2>&-", ">&-", ">&- 2>&-"].iter().enumerate() {
+        let mut command = node.command("/bin/sh".as_ref())?;
+        let progress = node.path(&format!("progress-{number}"));
+        command.arg("-c").arg(format!("exec \"$0\" --progress \"$1\" {closed}")).arg(stage::app("launches")?);
+        // It says each call that does not succeed on stderr, and what it has computed on stdout.
+        command.arg(&progress).env("REKINDLE_LOG", "errors").stdin(Stdio::null()).stdout(Stdio::null());
+        let status = command.stderr(Stdio::null()).status()?;
+        assert!(status.success(), "{closed}: {status:?}");
+        assert_eq!(std::fs::read_to_string(&progress)?.trim(), "40", "{closed}");
+    }
+    node.is_idle()?;
+    let log = std::fs::read_to_string(node.path("daemon.log"))?;
+    assert!(!log.contains("the client's connection failed"), "{log}");
+    node.finish()
+}
+
 fn must_print(command: &mut Command, expected: &str) -> Result {
     let output = command.stdout(Stdio::piped()).output()?;
     assert!(output.status.success(), "{:?} of {command:?}", output.status);
