@@ -49,7 +49,7 @@ pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let criu = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
-    Image::open(&options.dir)?;
+    Image::open(&options.dir)?.check_companion()?;
     if options.verify {
         image::verify_before(&options.dir)?;
     }

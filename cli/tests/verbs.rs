@@ -365,7 +365,7 @@ fn image() -> TempDir {
     let dir = TempDir::new().unwrap();
     let options = CreateOptions::new().unwrap();
     let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
-    let file = writer.data_file(0).unwrap();
+    let (_, file) = writer.data_file(0).unwrap();
     let data = DataWriter::new(file, 0, writer.key()).unwrap();
     let content = [5; 10_000];
     let pieces = data.append_all(&content).unwrap();

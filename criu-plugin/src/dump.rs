@@ -84,8 +84,13 @@ impl Dump {
 
     /// CHECKPOINT_DEVICES: the task is stopped.
     pub fn frozen(&mut self, pid: i32) -> Result<Answer, String> {
-        if let Self::Saving(saving) | Self::Foreign(Some(saving)) = self {
-            saving.accept_all();
+        let first = match self {
+            Self::Saving(saving) | Self::Foreign(Some(saving)) => saving.accept_all(),
+            _ => false,
+        };
+        if let (true, Self::Foreign(Some(saving))) = (first, &*self) {
+            // CRIU is about to overwrite its files, which may belong with an older image.
+            saving.tell(&Request::Frozen { pid });
         }
         let Self::Saving(saving) = self else {
             return Ok(Answer::NotOurs);
@@ -121,12 +126,15 @@ impl Dump {
 
     /// exit(DUMP): CRIU has written all of its image, or given up.
     pub fn exit(&mut self, status: i32) -> Exit {
-        let Self::Saving(saving) = mem::take(self) else {
-            return Exit::Return;
+        let saving = match mem::take(self) {
+            Self::Saving(saving) if status == 0 => saving,
+            Self::Foreign(Some(saving)) if status == 0 => {
+                // An image of a dump before this one has lost the rest of its files.
+                saving.tell(&Request::Finish);
+                return Exit::Return;
+            }
+            _ => return Exit::Return,
         };
-        if status != 0 {
-            return Exit::Return;
-        }
         match saving.finish() {
             Ok(finished) => {
                 *self = Self::Finished(finished);
@@ -217,15 +225,22 @@ impl Saving {
         self.daemon.ask(request).map_err(|error| error.to_string())
     }
 
+    /// Says how far CRIU is with a tree that is not ours: nothing of it fails.
+    fn tell(&self, request: &Request) {
+        if let Err(reason) = self.ask(request) {
+            log::info(&reason);
+        }
+    }
+
     /// CRIU fails at a connection that was begun and is not accepted yet when something has been sent on it. All tasks are
-    /// stopped, and the daemon accepts in the order in which is connected.
-    fn accept_all(&mut self) {
-        if !mem::replace(&mut self.accepted, true)
-            && let Err(error) = daemon::probe(&daemon::socket_path())
-        {
+    /// stopped, and the daemon accepts in the order in which is connected. Whether this is the first time.
+    fn accept_all(&mut self) -> bool {
+        let first = !mem::replace(&mut self.accepted, true);
+        if first && let Err(error) = daemon::probe(&daemon::socket_path()) {
             // What is asked of it next says more.
             log::info(&error.to_string());
         }
+        first
     }
 
     /// Whether a socket is one of ours.

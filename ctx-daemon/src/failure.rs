@@ -9,6 +9,7 @@ pub(crate) fn of_image(error: &ImageError) -> FailureKind {
         kind if kind.is_bad_image() => FailureKind::BadImage,
         ErrorKind::NotAnImage => FailureKind::BadImage,
         ErrorKind::NoSpace => FailureKind::NoSpace,
+        ErrorKind::GivenUp => FailureKind::GivenUp,
         ErrorKind::Exists | ErrorKind::Busy | ErrorKind::Overwrites => FailureKind::Refused,
         _ => FailureKind::Internal,
     }

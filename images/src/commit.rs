@@ -1,6 +1,9 @@
 //! The commit record: what is written last, and what makes a directory an image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileExt;
+
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::ImageError;
 use crate::decode::Decoder;
@@ -8,7 +11,7 @@ use crate::dir::ImageDir;
 use crate::envelope::{self, Opened};
 use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::limits::MAX_FILES;
-use crate::names::{COMMIT, Name};
+use crate::names::{COMMIT, MANIFEST, Name};
 
 /// What `rekindle.commit` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +24,39 @@ pub(crate) struct CommitRecord {
     pub(crate) manifest_length: u64,
     /// Every data and code file.
     pub(crate) files: Vec<FileEntry>,
+    /// What of others the image belongs with.
+    pub(crate) companion: Option<Companion>,
+    /// Another dump has begun since to write over the files of others.
+    pub(crate) others_overwritten: bool,
+}
+
+/// A file of others in the image's directory, as it was at the commit: of a dump, one of CRIU's that every dump writes
+/// anew and that differs from dump to dump.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Companion {
+    pub(crate) name: String,
+    pub(crate) hash: Checksum,
+}
+
+impl Companion {
+    /// The longest that is read, in bytes.
+    const LIMIT: u64 = 64 << 20;
+
+    /// The file of this name as it is now; `None` where there is none, or a name that leads out of the directory.
+    pub(crate) fn read(dir: &ImageDir, name: &str) -> Result<Option<Self>, ImageError> {
+        if name.contains('/') {
+            return Ok(None);
+        }
+        let Some((file, length)) = dir.open_file(name)? else { return Ok(None) };
+        if length > Self::LIMIT {
+            let (file, what) = (name.to_owned(), "it");
+            return Err(ImageError::TooLarge { file, what, size: length, limit: Self::LIMIT });
+        }
+        // Bounded by the check above.
+        let mut content = vec![0; length as usize];
+        file.read_exact_at(&mut content, 0).map_err(|error| ImageError::io("read", name, error))?;
+        Ok(Some(Self { name: name.to_owned(), hash: Checksum::from_bytes(xxh3_128(&content).to_be_bytes()) }))
+    }
 }
 
 /// A file of an image.
@@ -48,13 +84,31 @@ impl CommitRecord {
         }
     }
 
-    /// That it commits this manifest and no other.
-    pub(crate) fn check_manifest(&self, manifest: &Opened) -> Result<(), ImageError> {
-        if (self.manifest_hash, self.manifest_length) == (manifest.checksum, manifest.length) {
-            Ok(())
-        } else {
-            Err(ImageError::corrupt(COMMIT, "it belongs to another manifest than the one beside it"))
+    /// Whether it commits this manifest and no other.
+    pub(crate) fn is_of(&self, manifest: &Opened) -> bool {
+        (self.manifest_hash, self.manifest_length) == (manifest.checksum, manifest.length)
+    }
+
+    /// The manifest that it commits, among those in the directory: the commit record takes the place of an older one
+    /// before the manifest does.
+    pub(crate) fn manifest(&self, dir: &ImageDir) -> Result<Option<Opened>, ImageError> {
+        let found = envelope::open(dir, envelope::MANIFEST);
+        match &found {
+            Ok(Some(manifest)) if self.is_of(manifest) => return found,
+            _ => {}
         }
+        match envelope::open(dir, envelope::NEW_MANIFEST) {
+            Ok(Some(manifest)) if self.is_of(&manifest) => Ok(Some(manifest)),
+            _ if matches!(found, Ok(Some(_))) => {
+                Err(ImageError::corrupt(COMMIT, "it belongs to another manifest than the one beside it"))
+            }
+            _ => found,
+        }
+    }
+
+    /// The files as the directory's: all names that the image has there.
+    pub(crate) fn names(&self) -> BTreeSet<&str> {
+        self.files.iter().map(|it| it.name.as_str()).chain([COMMIT, MANIFEST]).collect()
     }
 
     /// The files by what they are. Only our names are accepted, so that a record cannot lead out

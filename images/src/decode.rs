@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use protobuf::{EnumOrUnknown, Message};
 
 use crate::ImageError;
-use crate::commit::{CommitRecord, FileEntry};
+use crate::commit::{CommitRecord, Companion, FileEntry};
 use crate::content::ContentKey;
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
@@ -82,6 +82,14 @@ impl Decoder {
             manifest_hash: Checksum::from_bytes(whole(from.manifest_hash_high, from.manifest_hash_low)),
             manifest_length: from.manifest_length,
             files: from.files.into_iter().map(|it| FileEntry { name: it.name, size: it.size }).collect(),
+            companion: match (from.companion, from.companion_hash) {
+                (name, hash) if name.is_empty() && hash.is_empty() => None,
+                (name, hash) => {
+                    let hash = Checksum::from_bytes(self.array(&hash, "hash of a companion")?);
+                    Some(Companion { name, hash })
+                }
+            },
+            others_overwritten: from.others_overwritten,
         })
     }
 

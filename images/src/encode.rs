@@ -59,6 +59,9 @@ pub(crate) fn commit(from: &CommitRecord) -> Result<Vec<u8>, ImageError> {
             .iter()
             .map(|it| proto::File { name: it.name.clone(), size: it.size, ..Default::default() })
             .collect(),
+        companion: from.companion.as_ref().map(|it| it.name.clone()).unwrap_or_default(),
+        companion_hash: from.companion.as_ref().map(|it| it.hash.to_bytes().to_vec()).unwrap_or_default(),
+        others_overwritten: from.others_overwritten,
         ..Default::default()
     })
 }

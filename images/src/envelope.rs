@@ -37,6 +37,9 @@ pub(crate) struct Kind {
 pub(crate) const MANIFEST: Kind =
     Kind { name: crate::names::MANIFEST, magic: *b"REKINDLE", limit: crate::limits::MAX_MANIFEST };
 
+/// The same of a manifest whose name is still to be given.
+pub(crate) const NEW_MANIFEST: Kind = Kind { name: crate::names::MANIFEST_TEMPORARY, ..MANIFEST };
+
 /// The commit record's envelope.
 pub(crate) const COMMIT: Kind =
     Kind { name: crate::names::COMMIT, magic: *b"REKCOMIT", limit: crate::limits::MAX_COMMIT };

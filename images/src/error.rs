@@ -97,6 +97,26 @@ pub enum ImageError {
         source: io::Error,
     },
 
+    /// The files of others in the directory, CRIU's, do not belong with the image.
+    #[error(
+        "CRIU's files in {} are of another dump than its image of GPU state: {what}; restore another image, or take a new \
+        checkpoint",
+        .dir.display()
+    )]
+    OtherDump {
+        /// The directory.
+        dir: PathBuf,
+        /// How that shows.
+        what: String,
+    },
+
+    /// Whoever wanted the image did not want it any more when it was whole.
+    #[error("the image in {} was given up before its commit", .dir.display())]
+    GivenUp {
+        /// The directory.
+        dir: PathBuf,
+    },
+
     /// The directory holds a committed image, and the writer was not told to replace it.
     #[error("{} already holds a committed image; choose another directory or ask to replace it", .dir.display())]
     Exists {
@@ -174,6 +194,10 @@ pub enum ErrorKind {
     Unsupported,
     /// A size is beyond what the format allows.
     TooLarge,
+    /// CRIU's part of the checkpoint is another's.
+    OtherDump,
+    /// Nobody wanted it any more.
+    GivenUp,
     /// Disk full, quota or file size limit reached.
     NoSpace,
     /// The directory holds a committed image already.
@@ -201,6 +225,7 @@ impl ErrorKind {
                 | Self::NewerFormat
                 | Self::Unsupported
                 | Self::TooLarge
+                | Self::OtherDump
         )
     }
 }
@@ -218,6 +243,8 @@ impl ImageError {
             Self::NewerFormat { .. } => ErrorKind::NewerFormat,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::OtherDump { .. } => ErrorKind::OtherDump,
+            Self::GivenUp { .. } => ErrorKind::GivenUp,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Exists { .. } => ErrorKind::Exists,
             Self::Busy { .. } | Self::BuiltOn { .. } => ErrorKind::Busy,

@@ -34,15 +34,15 @@ pub fn flatten(image: &Image, out: ImageDir) -> Result<Committed, ImageError> {
     if let HashKey::Content(key) = image.manifest().hash_key {
         options.key = key;
     }
-    let writer = ImageWriter::create(out, options)?;
+    let writer = ImageWriter::create_again(out, options, image.record())?;
     for code in &image.manifest().code {
         writer.put_code(&image.read_code(code.hash)?)?;
     }
     let reader = image.data_reader()?;
     let mut manifest = image.manifest().clone();
     for client in &mut manifest.clients {
-        let index = client.index;
-        let data = DataWriter::new(writer.data_file(index)?, index, writer.key())?;
+        let (number, file) = writer.data_file(client.index)?;
+        let data = DataWriter::new(file, number, writer.key())?;
         copy(client, &reader, &data)?;
         data.finish()?;
     }
@@ -94,14 +94,8 @@ impl Client {
 pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
     let dir = ImageDir::open(path)?;
     dir.lock()?;
-    if let Some(beside) = dir.inner_dir(BESIDE)? {
-        match CommitRecord::read(&beside)? {
-            Some(record) if belongs(&dir, &record)? => {
-                move_over(&dir, &beside, &record)?;
-                return Ok(true);
-            }
-            _ => dir.remove_dir(BESIDE)?,
-        }
+    if settle(&dir)? {
+        return Ok(true);
     }
     let image = Image::hold_at(dir.try_clone()?, Holder { dir: &dir })?;
     if image.manifest().parent.is_none() {
@@ -122,6 +116,16 @@ pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
             let _ = dir.remove_dir(BESIDE);
             Err(error)
         }
+    }
+}
+
+/// Completes a flattening in the directory that was killed while files moved over, or after it was whole; removes what
+/// is left of one that came less far, or of another image. Whether there was one to complete.
+pub(crate) fn settle(dir: &ImageDir) -> Result<bool, ImageError> {
+    let Some(beside) = dir.inner_dir(BESIDE)? else { return Ok(false) };
+    match CommitRecord::read(&beside)? {
+        Some(record) if belongs(dir, &record)? => move_over(dir, &beside, &record).map(|()| true),
+        _ => dir.remove_dir(BESIDE).map(|()| false),
     }
 }
 

@@ -19,7 +19,14 @@ fn write(dir: &Path, manifest: &[u8], files: Vec<FileEntry>) {
 }
 
 fn write_commit(dir: &Path, manifest_hash: Checksum, length: u64, files: Vec<FileEntry>) {
-    let record = CommitRecord { id: sample::ID, manifest_hash, manifest_length: length, files };
+    let record = CommitRecord {
+        id: sample::ID,
+        manifest_hash,
+        manifest_length: length,
+        files,
+        companion: None,
+        others_overwritten: false,
+    };
     let message = encode::commit(&record).unwrap();
     let (bytes, _) = envelope::seal(envelope::COMMIT, &message).unwrap();
     fs::write(dir.join(crate::COMMIT), bytes).unwrap();

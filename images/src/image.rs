@@ -8,11 +8,11 @@ use std::path::Path;
 
 use crate::ImageError;
 use crate::chain::{self, Ancestor, Holder};
-use crate::commit::{CommitRecord, FileEntry, FileSizes};
+use crate::commit::{CommitRecord, Companion, FileEntry, FileSizes};
 use crate::data_reader::{DataFile, DataReader};
 use crate::decode::Decoder;
 use crate::dir::ImageDir;
-use crate::envelope;
+use crate::envelope::{self, Opened};
 use crate::hash::{Checksum, CodeHash};
 use crate::inspect::Summary;
 use crate::limits::MAX_CODE;
@@ -26,20 +26,16 @@ pub(crate) struct Layer {
     pub(crate) manifest: Manifest,
     pub(crate) manifest_hash: Checksum,
     manifest_length: u64,
-    entries: Vec<FileEntry>,
+    record: CommitRecord,
     pub(crate) files: FileSizes,
 }
 
 impl Layer {
     /// Reads what is in `dir`. That the manifest's parts agree is not checked yet.
     pub(crate) fn read(dir: ImageDir) -> Result<Self, ImageError> {
-        let Some(opened) = envelope::open(&dir, envelope::MANIFEST)? else {
-            return Err(without_manifest(dir));
-        };
-        let Some(record) = CommitRecord::read(&dir)? else {
+        let Some((opened, record)) = committed(&dir)? else {
             return Err(ImageError::Uncommitted { dir: dir.path().to_owned() });
         };
-        record.check_manifest(&opened)?;
         let files = record.sizes()?;
         for FileEntry { name, size } in &record.files {
             let (_, found) = dir.require_file(name)?;
@@ -54,7 +50,7 @@ impl Layer {
             return Err(ImageError::corrupt(MANIFEST, what));
         }
         let (manifest_hash, manifest_length) = (opened.checksum, opened.length);
-        Ok(Self { dir, manifest, manifest_hash, manifest_length, entries: record.files, files })
+        Ok(Self { dir, manifest, manifest_hash, manifest_length, record, files })
     }
 }
 
@@ -146,7 +142,7 @@ impl Image {
     /// Its data and code files.
     #[must_use]
     pub fn files(&self) -> &[FileEntry] {
-        &self.layer.entries
+        &self.layer.record.files
     }
 
     /// The numbers of its data files.
@@ -213,6 +209,29 @@ impl Image {
         read_code_file(dir, hash, size)
     }
 
+    /// That the files of others in its directory, CRIU's, are those that it was committed with. An image of before this was
+    /// recorded says nothing of them.
+    ///
+    /// # Errors
+    /// [`ImageError::OtherDump`] if they are not, [`ImageError::Io`].
+    pub fn check_companion(&self) -> Result<(), ImageError> {
+        let Layer { dir, record, .. } = &self.layer;
+        let other = |what: String| ImageError::OtherDump { dir: dir.path().to_owned(), what };
+        if record.others_overwritten {
+            return Err(other("a later dump has begun to overwrite them, and has not come to its end".to_owned()));
+        }
+        let Some(companion) = &record.companion else { return Ok(()) };
+        match Companion::read(dir, &companion.name)? {
+            Some(now) if now == *companion => Ok(()),
+            Some(_) => Err(other(format!("{} is not the one that this image was committed with", companion.name))),
+            None => Err(other(format!("{} is missing", companion.name))),
+        }
+    }
+
+    pub(crate) fn record(&self) -> &CommitRecord {
+        &self.layer.record
+    }
+
     /// What a person or a scheduler wants to know about it.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -253,16 +272,38 @@ impl Manifest {
     /// # Errors
     /// Those of [`Image::open_at`] that concern the manifest alone.
     pub fn peek(dir: &ImageDir) -> Result<Self, ImageError> {
-        match envelope::open(dir, envelope::MANIFEST)? {
+        let opened = match CommitRecord::read(dir) {
+            Ok(Some(record)) => record.manifest(dir),
+            _ => Ok(None),
+        };
+        let opened = match opened {
+            Ok(Some(opened)) => Some(opened),
+            _ => envelope::open(dir, envelope::MANIFEST)?,
+        };
+        match opened {
             Some(opened) => Decoder::new(MANIFEST).manifest(&opened.message, opened.version),
             None => Err(ImageError::NotAnImage { dir: dir.path().to_owned() }),
         }
     }
 }
 
+/// The manifest and the commit record in `dir`; `None` for a manifest that is not committed.
+fn committed(dir: &ImageDir) -> Result<Option<(Opened, CommitRecord)>, ImageError> {
+    let found = envelope::open(dir, envelope::MANIFEST)?;
+    let record = CommitRecord::read(dir);
+    match (found, record?) {
+        (Some(_), None) => Ok(None),
+        (None, None) => Err(without_manifest(dir)),
+        (_, Some(record)) => match record.manifest(dir)? {
+            Some(opened) => Ok(Some((opened, record))),
+            None => Err(without_manifest(dir)),
+        },
+    }
+}
+
 /// What a directory without a manifest is. Only one that has nothing of ours is not an image:
 /// taking a damaged image for none would restore a process without its GPU state.
-fn without_manifest(dir: ImageDir) -> ImageError {
+fn without_manifest(dir: &ImageDir) -> ImageError {
     let names = match dir.names() {
         Ok(names) => names,
         Err(error) => return error,

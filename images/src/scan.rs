@@ -129,7 +129,8 @@ static GRANT: Shape = shape(size_of::<proto::Grant>(), &[Bytes, Number, Number, 
 static PIECE: Shape =
     shape(size_of::<proto::Piece>(), &[Number, Number, Fixed, Fixed, Number, Number, Number, Number, Number, Number]);
 
-pub(crate) static COMMIT: Shape = shape(size_of::<proto::Commit>(), &[Bytes, Fixed, Fixed, Number, Message(&FILE)]);
+pub(crate) static COMMIT: Shape =
+    shape(size_of::<proto::Commit>(), &[Bytes, Fixed, Fixed, Number, Message(&FILE), Bytes, Bytes, Number]);
 
 static FILE: Shape = shape(size_of::<proto::File>(), &[Bytes, Number]);
 

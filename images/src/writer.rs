@@ -4,21 +4,26 @@
 //!            create                       commit
 //!  (anything) ────► open ──────────────────────────────────────────► committed
 //!                    │ data_file, put_code,   1 data and code durable
-//!                    │ code_file              2 manifest durable
-//!                    │                        3 commit record durable
+//!                    │ code_file              2 manifest durable, under its temporary name where there is an older image
+//!                    │                        3 commit record durable: from this rename on the new image counts
+//!                    │                        4 manifest renamed, files of the older image removed
 //!                    └── abort, drop, a failed commit ──► our files are gone
 //! ```
 //!
-//! A process that is killed on the way leaves files without a commit record: readers refuse them,
+//! A committed image that is in the directory already stays whole until step 3: the new one is made beside it, of files with
+//! other numbers, and shares code files of the same content. The commit record says which files count, and by its checksum
+//! which of the two manifests, so one rename takes the step from the old image to the new one.
+//!
+//! A process that is killed on the way leaves files that no commit record names: readers pass over them,
 //! and the next writer removes them. What an image builds on is only read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::chain::{Base, Tables};
-use crate::commit::{CommitRecord, FileEntry, FileSizes};
+use crate::commit::{CommitRecord, Companion, FileEntry, FileSizes};
 use crate::compress::CompressionChoice;
 use crate::content::ContentKey;
 use crate::decode::Decoder;
@@ -28,7 +33,7 @@ use crate::image::read_code_file;
 use crate::limits::{FIRST_FREE_DATA_FILE, FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest, Parent, Storage};
 use crate::names::{BESIDE, COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
-use crate::{ImageError, chain, encode, envelope, sys, validate};
+use crate::{ImageError, chain, encode, envelope, flatten, sys, validate};
 
 /// How an image is begun.
 #[derive(Debug, Clone, Copy)]
@@ -37,9 +42,12 @@ pub struct CreateOptions {
     pub id: CheckpointId,
     /// The key of the pieces' hashes.
     pub key: ContentKey,
-    /// Whether a committed image in the directory may be replaced. It is gone then as soon as the
-    /// new one is begun.
+    /// Whether a committed image in the directory may be replaced. It stays as it is until the new one is committed, and is
+    /// gone then.
     pub replace: bool,
+    /// The name of a file of others in the directory that this image belongs with, if there is one: what is in it at the
+    /// commit is recorded, and compared by [`Image::check_companion`](crate::Image::check_companion).
+    pub companion: Option<&'static str>,
     /// How its pieces are to be compressed. For those who write them: a writer of data files is told so by itself.
     pub compression: CompressionChoice,
 }
@@ -54,6 +62,7 @@ impl CreateOptions {
             id: CheckpointId::random()?,
             key: ContentKey::random()?,
             replace: false,
+            companion: None,
             compression: CompressionChoice::Off,
         })
     }
@@ -82,6 +91,10 @@ pub struct ImageWriter {
     dir: ImageDir,
     options: CreateOptions,
     base: Option<Box<Base>>,
+    /// The image that is in the directory until this one is committed.
+    kept: Option<CommitRecord>,
+    /// What another image knew of the files of others, where this one is made of it.
+    others: Option<(Option<Companion>, bool)>,
     files: Mutex<Files>,
     finished: bool,
 }
@@ -90,6 +103,8 @@ pub struct ImageWriter {
 struct Files {
     /// Kept open, so that a failed write-back is reported to us.
     data: BTreeMap<u32, File>,
+    /// The clients that have their first.
+    firsts: BTreeSet<u32>,
     code: BTreeMap<CodeHash, Code>,
     /// How many numbers from [`FIRST_FREE_DATA_FILE`] on were given away.
     more: u32,
@@ -101,6 +116,8 @@ struct Code {
     size: u64,
     /// Whether another process writes it, so that its content must be checked.
     foreign: bool,
+    /// Whether it is a file of the image that this one takes the place of.
+    shared: bool,
     /// In which ancestor it is; 0 is this image.
     depth: u32,
 }
@@ -108,9 +125,9 @@ struct Code {
 impl ImageWriter {
     /// Begins an image in `dir`.
     ///
-    /// What an earlier image left there is removed: first what a flattening of it left that did not come to its end and
-    /// would take the place of the new one when it is asked to go on; then its commit record, durably, so that no mixture
-    /// of the two can ever look whole; then its other files. Files that are not ours stay.
+    /// A committed image that is there stays until the new one is committed. A flattening of it that was killed while its
+    /// files took the place of the old ones comes to its end first. What else was left by whoever was killed is removed.
+    /// Files that are not ours stay.
     ///
     /// # Errors
     /// [`ImageError::Exists`] if a committed image is there and may not be replaced,
@@ -130,25 +147,73 @@ impl ImageWriter {
             options.key = base.key();
         }
         dir.lock()?;
-        let names = dir.names()?;
-        let committed = names.iter().any(|name| name == COMMIT);
+        let committed = dir.names()?.iter().any(|name| name == COMMIT);
         // While its files are moved over, an image is committed only in there.
         let beside = dir.inner_dir(BESIDE)?;
         let moving = beside.as_ref().map(|it| it.open_file(COMMIT)).transpose()?.flatten().is_some();
         if (committed || moving) && !options.replace {
             return Err(ImageError::Exists { dir: dir.path().to_owned() });
         }
-        if beside.is_some() {
-            dir.remove_dir(BESIDE)?;
+        drop(beside);
+        match flatten::settle(&dir) {
+            // What was to take the place of the image cannot.
+            Err(error) if error.kind().is_bad_image() => dir.remove_dir(BESIDE)?,
+            settled => drop(settled?),
         }
-        if committed {
-            dir.remove(COMMIT)?;
-            dir.sync()?;
-        }
-        for name in names.iter().filter(|name| Name::parse(name).is_some()) {
+        let kept = settle(&dir)?;
+        let (base, files) = (base.map(Box::new), Mutex::default());
+        Ok(Self { dir, options, base, kept, others: None, files, finished: false })
+    }
+
+    /// As [`create`](Self::create), for the same checkpoint as that of another image: it belongs with the same files of
+    /// others.
+    pub(crate) fn create_again(dir: ImageDir, options: CreateOptions, of: &CommitRecord) -> Result<Self, ImageError> {
+        let mut writer = Self::create(dir, options)?;
+        writer.others = Some((of.companion.clone(), of.others_overwritten));
+        Ok(writer)
+    }
+
+    /// Removes the committed image that is in `dir`, and everything that was left there by whoever was killed.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create).
+    pub fn remove_image(dir: ImageDir) -> Result<(), ImageError> {
+        let writer = Self::create(dir, CreateOptions { replace: true, ..CreateOptions::new()? })?;
+        let dir = &writer.dir;
+        // Without it the rest is no image, however far this gets.
+        dir.remove(COMMIT)?;
+        dir.sync()?;
+        for name in dir.names()?.iter().filter(|name| Name::parse(name).is_some()) {
             dir.remove(name)?;
         }
-        Ok(Self { dir, options, base: base.map(Box::new), files: Mutex::default(), finished: false })
+        dir.sync()
+    }
+
+    /// Notes durably that the files of others in the directory are about to be written over, so that the committed image
+    /// that is in there, if there is one, does not belong with them any more ([`Image::check_companion`]).
+    ///
+    /// [`Image::check_companion`]: crate::Image::check_companion
+    ///
+    /// # Errors
+    /// [`ImageError::NoSpace`], [`ImageError::Io`].
+    pub fn disown(&self) -> Result<(), ImageError> {
+        match &self.kept {
+            Some(kept) if !kept.others_overwritten => {
+                let record = CommitRecord { others_overwritten: true, ..kept.clone() };
+                let (bytes, _) = envelope::seal(envelope::COMMIT, &encode::commit(&record)?)?;
+                self.dir.remove(COMMIT_TEMPORARY)?;
+                self.write_temporary(COMMIT_TEMPORARY, &bytes)?;
+                self.dir.rename(COMMIT_TEMPORARY, COMMIT)?;
+                self.dir.sync()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a committed image is in the directory until this one is.
+    #[must_use]
+    pub fn replaces(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// The checkpoint's name.
@@ -181,13 +246,24 @@ impl ImageWriter {
         &self.dir
     }
 
-    /// Makes data file number `index`, empty, open for writing only, readable by its owner. It
-    /// may be handed to a process that is not trusted.
+    /// Makes the first data file of client number `index`, empty, open for writing only, readable by its owner, and says
+    /// which number it has: the client's, unless the image that this one takes the place of has a file of that. It may be
+    /// handed to a process that is not trusted.
     ///
     /// # Errors
     /// [`ImageError::Invalid`] if it was made before; [`ImageError::NoSpace`],
     /// [`ImageError::Io`].
-    pub fn data_file(&self, index: u32) -> Result<File, ImageError> {
+    pub fn data_file(&self, index: u32) -> Result<(u32, File), ImageError> {
+        if !self.files().firsts.insert(index) {
+            return Err(ImageError::Invalid { what: format!("data file {index} made twice") });
+        }
+        if self.keeps(&data_name(index)) {
+            return self.another_data_file();
+        }
+        Ok((index, self.make_data_file(index)?))
+    }
+
+    fn make_data_file(&self, index: u32) -> Result<File, ImageError> {
         let mut files = self.files();
         if files.data.contains_key(&index) {
             return Err(ImageError::Invalid { what: format!("data file {index} made twice") });
@@ -206,19 +282,27 @@ impl ImageWriter {
         }
     }
 
-    /// Makes a data file with a number that no client has ([`FIRST_FREE_DATA_FILE`] and those behind it), as
+    /// Makes a data file with a number that no client has (from [`FIRST_FREE_DATA_FILE`] on), as
     /// [`data_file`](Self::data_file) does, and says which. If it is still empty at the commit it is not in the image.
     ///
     /// # Errors
     /// Those of [`data_file`](Self::data_file).
     pub fn another_data_file(&self) -> Result<(u32, File), ImageError> {
-        let index = {
+        let index = loop {
             let mut files = self.files();
             let index = FIRST_FREE_DATA_FILE.checked_add(files.more);
+            let index = index.ok_or_else(|| ImageError::Invalid { what: format!("more than {MAX_FILES} files") })?;
             files.more += 1;
-            index.ok_or_else(|| ImageError::Invalid { what: format!("more than {MAX_FILES} files") })?
+            if !self.keeps(&data_name(index)) {
+                break index;
+            }
         };
-        Ok((index, self.data_file(index)?))
+        Ok((index, self.make_data_file(index)?))
+    }
+
+    /// Whether the image that is in the directory has a file of this name.
+    fn keeps(&self, name: &str) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.files.iter().any(|it| it.name == name))
     }
 
     /// A data file that was made before, opened so that it is written past the page cache, where that is worth it.
@@ -280,8 +364,17 @@ impl ImageWriter {
     /// [`ImageError::Invalid`] if the manifest does not fit the files, [`ImageError::Corrupt`] if
     /// another process filled a code file with something else, [`ImageError::Parent`] if an image that this one builds
     /// on is not as it was when that was opened, [`ImageError::TooLarge`],
-    /// [`ImageError::NoSpace`], [`ImageError::Io`]. In each case the image is gone.
-    pub fn commit(mut self, mut manifest: Manifest) -> Result<Committed, ImageError> {
+    /// [`ImageError::NoSpace`], [`ImageError::Io`]. In each case the image is gone, and one that was there before is as it
+    /// was; but when the disk fails behind step 3, the new one is in its place and may not be durable.
+    pub fn commit(self, manifest: Manifest) -> Result<Committed, ImageError> {
+        self.commit_if(manifest, || true)
+    }
+
+    /// As [`commit`](Self::commit), if `wanted` says so when all but the last step is done.
+    ///
+    /// # Errors
+    /// Those of [`commit`](Self::commit), and [`ImageError::GivenUp`].
+    pub fn commit_if(mut self, mut manifest: Manifest, wanted: impl FnOnce() -> bool) -> Result<Committed, ImageError> {
         self.remove_unused()?;
         self.sync()?;
         let files = self.check_files()?;
@@ -296,21 +389,48 @@ impl ImageWriter {
         let message = check_manifest(&manifest, &layers)?;
 
         let (bytes, manifest_hash) = envelope::seal(envelope::MANIFEST, &message)?;
+        let (companion, others_overwritten) = match (self.others.take(), self.options.companion) {
+            (Some(others), _) => others,
+            (None, Some(name)) => (Companion::read(&self.dir, name)?, false),
+            (None, None) => (None, false),
+        };
         let record = CommitRecord {
             id: manifest.id,
             manifest_hash,
             manifest_length: bytes.len() as u64,
             files: entries(&files),
+            companion,
+            others_overwritten,
         };
         let message = encode::commit(&record)?;
         let (record_bytes, _) = envelope::seal(envelope::COMMIT, &message)?;
 
-        self.write_whole(MANIFEST_TEMPORARY, MANIFEST, &bytes)?;
+        self.write_temporary(MANIFEST_TEMPORARY, &bytes)?;
         // As a reader will look for it: locks keep our own writers out of it, and nobody else.
         chain::open(&self.dir, &manifest)?;
-        // From the rename in here on the image is whole.
-        self.write_whole(COMMIT_TEMPORARY, COMMIT, &record_bytes)?;
+        self.write_temporary(COMMIT_TEMPORARY, &record_bytes)?;
+        if self.kept.is_none() {
+            self.dir.rename(MANIFEST_TEMPORARY, MANIFEST)?;
+        }
+        self.dir.sync()?;
+        if !wanted() {
+            return Err(ImageError::GivenUp { dir: self.dir.path().to_owned() });
+        }
+        // From here on the image is whole.
+        self.dir.rename(COMMIT_TEMPORARY, COMMIT)?;
+        // There is nothing any more that could be gone back to.
+        self.finished = self.kept.is_some();
+        self.dir.sync()?;
         self.finished = true;
+        if let Some(kept) = &self.kept {
+            self.dir.rename(MANIFEST_TEMPORARY, MANIFEST)?;
+            self.dir.sync()?;
+            let names = record.names();
+            for name in kept.names().difference(&names) {
+                // What stays is in nobody's way, and the next writer removes it.
+                let _ = self.dir.remove(name);
+            }
+        }
 
         let content: u64 = record.files.iter().map(|it| it.size).sum();
         Ok(Committed {
@@ -363,11 +483,19 @@ impl ImageWriter {
             return Ok(None);
         }
         if let Some(depth) = self.base.as_ref().and_then(|base| base.code(hash, size)) {
-            files.code.insert(hash, Code { size, foreign: false, depth });
+            files.code.insert(hash, Code { size, foreign: false, shared: false, depth });
             return Ok(None);
         }
+        if self.keeps(&name) {
+            if read_code_file(&self.dir, hash, size).is_ok() {
+                files.code.insert(hash, Code { size, foreign: false, shared: true, depth: 0 });
+                return Ok(None);
+            }
+            // The image that it belongs to is damaged, and cannot be restored.
+            self.dir.remove(&name)?;
+        }
         let file = self.dir.create_file(&name)?;
-        files.code.insert(hash, Code { size, foreign, depth: 0 });
+        files.code.insert(hash, Code { size, foreign, shared: false, depth: 0 });
         Ok(Some(file))
     }
 
@@ -423,23 +551,24 @@ impl ImageWriter {
         Ok(sizes)
     }
 
-    /// A file that appears under its name only when it is whole and durable.
-    fn write_whole(&self, temporary: &str, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
-        let mut file = self.dir.create_file(temporary)?;
+    /// A file under the name that it has until it is whole and durable.
+    fn write_temporary(&self, name: &str, bytes: &[u8]) -> Result<(), ImageError> {
+        let mut file = self.dir.create_file(name)?;
         file.write_all(bytes).map_err(|error| ImageError::write(name, bytes.len() as u64, error))?;
-        sync(&file, name)?;
-        self.dir.rename(temporary, name)?;
-        self.dir.sync()
+        sync(&file, name)
     }
 
     fn remove_files(&self) -> Result<(), ImageError> {
         let files = self.files();
         let data = files.data.keys().map(|index| data_name(*index));
-        let code = files.code.iter().filter(|(_, code)| code.depth == 0).map(|(hash, _)| code_name(*hash));
+        let own = files.code.iter().filter(|(_, code)| code.depth == 0 && !code.shared);
+        let code = own.map(|(hash, _)| code_name(*hash));
         // The commit record first: without it the rest is not an image, however far this gets.
-        [COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY]
-            .map(str::to_owned)
-            .into_iter()
+        let named: &[_] = if self.kept.is_some() { &[] } else { &[COMMIT, MANIFEST] };
+        named
+            .iter()
+            .chain(&[COMMIT_TEMPORARY, MANIFEST_TEMPORARY])
+            .map(|name| (*name).to_owned())
             .chain(data)
             .chain(code)
             .map(|name| self.dir.remove(&name))
@@ -455,6 +584,29 @@ impl Drop for ImageWriter {
             let _ = self.remove_files();
         }
     }
+}
+
+/// Completes the last step of a commit that was killed in it, and removes what no commit record names. Returns the record
+/// of the image that is there. One that cannot be read is nobody's.
+fn settle(dir: &ImageDir) -> Result<Option<CommitRecord>, ImageError> {
+    let found = CommitRecord::read(dir).unwrap_or_default();
+    let record = found.filter(|it| it.sizes().is_ok() && matches!(it.manifest(dir), Ok(Some(_))));
+    if let Some(record) = &record
+        && !matches!(envelope::open(dir, envelope::MANIFEST), Ok(Some(manifest)) if record.is_of(&manifest))
+    {
+        dir.rename(MANIFEST_TEMPORARY, MANIFEST)?;
+    }
+    let names = dir.names()?;
+    if record.is_none() && names.iter().any(|name| name == COMMIT) {
+        dir.remove(COMMIT)?;
+    }
+    // A record and its manifest must be durable before what they do not name is gone, and the record gone before its files.
+    dir.sync()?;
+    let kept = record.as_ref().map(CommitRecord::names).unwrap_or_default();
+    for name in names.iter().filter(|name| Name::parse(name).is_some() && !kept.contains(name.as_str())) {
+        dir.remove(name)?;
+    }
+    Ok(record)
 }
 
 fn sync(file: &File, name: &str) -> Result<(), ImageError> {

@@ -19,7 +19,7 @@ fn a_file_size_limit_fails_the_image_and_leaves_nothing() {
     set_limit(6000);
     let dir = tempfile::tempdir().unwrap();
     let writer = common::create(dir.path()).unwrap();
-    let data = DataWriter::new(writer.data_file(0).unwrap(), 0, writer.key()).unwrap();
+    let data = DataWriter::of([writer.data_file(0).unwrap()], writer.key()).unwrap();
     // The kernel takes a part of it first: a short write.
     let error = data.append(0, &[1; 8192]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);

@@ -150,7 +150,7 @@ fn large_content_is_cut_and_verified_by_several_threads() {
     let dir = tempfile::tempdir().unwrap();
     let writer = common::create(dir.path()).unwrap();
     let content: Vec<u8> = (0..20_000_001u32).map(|n| (n ^ n >> 8) as u8).collect();
-    let data = DataWriter::new(writer.data_file(0).unwrap(), 0, writer.key()).unwrap();
+    let data = DataWriter::of([writer.data_file(0).unwrap()], writer.key()).unwrap();
     let pieces = data.append_all(&content).unwrap();
     assert_eq!(pieces.len(), 5);
     data.finish().unwrap();
@@ -234,7 +234,7 @@ fn twelve_clients_come_back_in_their_order_each_with_its_own_content() {
     let content = |index: u32| vec![index as u8 + 1; 100 + index as usize];
     for index in 0..12 {
         let mut client = common::client(&writer, index, &[]).unwrap();
-        let data = DataWriter::new(writer.data_file(100 + index).unwrap(), 100 + index, writer.key()).unwrap();
+        let data = DataWriter::of([writer.data_file(100 + index).unwrap()], writer.key()).unwrap();
         client.blobs[0].pieces = data.append_all(&content(index)).unwrap();
         client.blobs[0].size = content(index).len() as u64;
         data.finish().unwrap();
@@ -277,7 +277,7 @@ fn compressed_content_reads_back_and_damage_to_it_is_found() {
         let writer = common::create(dir.path()).unwrap();
         let mut manifest = common::manifest();
         let content = b"device memory ".repeat(1 << 19);
-        let data = DataWriter::new(writer.data_file(0).unwrap(), 0, writer.key()).unwrap().with_compression(choice);
+        let data = DataWriter::of([writer.data_file(0).unwrap()], writer.key()).unwrap().with_compression(choice);
         let pieces = data.append_all(&content).unwrap();
         data.finish().unwrap();
         let blob = Blob { size: content.len() as u64, pieces, ..Blob::default() };

@@ -136,8 +136,46 @@ fn a_committed_image_is_replaced_only_on_demand() {
     assert_eq!(names(dir.path()).len(), FOREIGN.len() + 2);
 }
 
+/// Begins a second image in a directory that has the sample.
+fn replace(dir: &Path) -> ImageWriter {
+    let id = CheckpointId::from_bytes(SECOND);
+    let options = CreateOptions { replace: true, id, companion: Some("inventory.img"), ..common::options() };
+    ImageWriter::create(ImageDir::open(dir).unwrap(), options).unwrap()
+}
+
+const SECOND: [u8; 16] = *b"checkpoint no. 2";
+
+/// A copy of a directory, which no writer has locked.
+fn copy(dir: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for name in names(dir) {
+        fs::copy(dir.join(&name), copy.path().join(&name)).unwrap();
+    }
+    copy
+}
+
+/// That a whole image with this id is there, and can be replaced, after which nothing is left but the new one.
+fn assert_is_whole_and_replaced(dir: &Path, id: CheckpointId) {
+    let image = Image::open(dir).unwrap();
+    assert_eq!(image.manifest().id, id);
+    assert_eq!(Manifest::peek(image.dir()).unwrap().id, id);
+    assert!(image.verify(|_| ()).is_good());
+    drop(image);
+    let writer = replace(dir);
+    let manifest = fill(&writer).unwrap();
+    writer.commit(manifest).unwrap();
+    let image = Image::open(dir).unwrap();
+    assert_eq!(image.manifest().id, CheckpointId::from_bytes(SECOND));
+    assert!(image.verify(|_| ()).is_good());
+    let files: Vec<_> = image.files().iter().map(|it| it.name.clone()).collect();
+    let others = FOREIGN.into_iter().chain([MANIFEST, COMMIT]).map(str::to_owned);
+    let mut expected: Vec<_> = files.into_iter().chain(others).collect();
+    expected.sort();
+    assert_eq!(names(dir), expected);
+}
+
 #[test]
-fn a_second_image_interrupted_at_any_point_never_looks_committed() {
+fn a_second_image_killed_before_its_commit_leaves_the_first_whole() {
     let stages: [fn(&ImageWriter); 4] = [
         |_| (),
         |writer| drop(writer.data_file(0).unwrap()),
@@ -149,14 +187,116 @@ fn a_second_image_interrupted_at_any_point_never_looks_committed() {
     for stage in stages {
         let dir = directory();
         common::write(dir.path());
-        let mut options = common::options();
-        options.replace = true;
-        let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
+        let writer = replace(dir.path());
         stage(&writer);
         kill(writer);
-        let kind = kind(Image::open(dir.path()));
-        assert!(matches!(kind, ErrorKind::Uncommitted | ErrorKind::NotAnImage), "{kind:?}");
+        let copy = copy(dir.path());
+        assert_is_whole_and_replaced(copy.path(), common::ID);
     }
+}
+
+#[test]
+fn a_second_image_given_up_before_its_commit_leaves_the_first_as_it_was() {
+    let dir = directory();
+    common::write(dir.path());
+    let before = names(dir.path());
+    let writer = replace(dir.path());
+    fill(&writer).unwrap();
+    drop(writer);
+    assert_eq!(names(dir.path()), before);
+    let writer = replace(dir.path());
+    let manifest = fill(&writer).unwrap();
+    assert_eq!(kind(writer.commit_if(manifest, || false)), ErrorKind::GivenUp);
+    assert_eq!(names(dir.path()), before);
+    assert_is_whole_and_replaced(dir.path(), common::ID);
+}
+
+#[test]
+fn a_commit_over_an_older_image_killed_after_any_step_leaves_one_of_the_two_whole() {
+    let dir = directory();
+    common::write(dir.path());
+    let writer = replace(dir.path());
+    let manifest = fill(&writer).unwrap();
+    let mut before = None;
+    writer.commit_if(manifest, || before.replace(copy(dir.path())).is_none()).unwrap();
+    let before = before.unwrap();
+    let at = |steps| {
+        let dir = copy(before.path());
+        for name in [COMMIT, MANIFEST].iter().take(steps) {
+            fs::rename(dir.path().join(format!("{name}.tmp")), dir.path().join(name)).unwrap();
+        }
+        dir
+    };
+    assert_is_whole_and_replaced(at(0).path(), common::ID);
+    for steps in 1..=2 {
+        assert_is_whole_and_replaced(at(steps).path(), CheckpointId::from_bytes(SECOND));
+    }
+    // Only the last step is left: files that nobody names.
+    assert!(names(at(2).path()).len() > names(dir.path()).len());
+}
+
+#[test]
+fn code_that_the_older_image_has_is_shared_and_written_again_only_where_that_is_damaged() {
+    let dir = directory();
+    common::write(dir.path());
+    let file = dir.path().join(code_name(CodeHash::of(CODE[0])));
+    let writer = replace(dir.path());
+    assert!(writer.code_file(CodeHash::of(CODE[0]), CODE[0].len() as u64).unwrap().is_none());
+    drop(writer);
+    assert_eq!(fs::read(&file).unwrap(), CODE[0]);
+    fs::write(&file, vec![7; CODE[0].len()]).unwrap();
+    let writer = replace(dir.path());
+    let manifest = fill(&writer).unwrap();
+    writer.commit(manifest).unwrap();
+    assert_eq!(fs::read(&file).unwrap(), CODE[0]);
+    assert!(Image::open(dir.path()).unwrap().verify(|_| ()).is_good());
+}
+
+#[test]
+fn an_image_is_told_from_the_files_of_another_dump() {
+    let dir = directory();
+    let inventory = dir.path().join("inventory.img");
+    let check = || Image::open(dir.path()).unwrap().check_companion();
+    // Of before that was recorded.
+    common::write(dir.path());
+    fs::write(&inventory, "second").unwrap();
+    check().unwrap();
+
+    let writer = replace(dir.path());
+    let manifest = fill(&writer).unwrap();
+    writer.commit(manifest).unwrap();
+    check().unwrap();
+    for content in [Some("third"), None] {
+        match content {
+            Some(content) => fs::write(&inventory, content).unwrap(),
+            None => fs::remove_file(&inventory).unwrap(),
+        }
+        let error = check().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OtherDump);
+        assert!(error.kind().is_bad_image() && error.to_string().contains("are of another dump"), "{error}");
+    }
+    fs::write(&inventory, "second").unwrap();
+    check().unwrap();
+
+    // The next dump has begun to write over them, and is killed before it has come to the one that is compared.
+    let writer = replace(dir.path());
+    assert!(writer.replaces());
+    writer.disown().unwrap();
+    drop(writer);
+    assert_eq!(check().unwrap_err().kind(), ErrorKind::OtherDump);
+    assert!(Image::open(dir.path()).unwrap().verify(|_| ()).is_good());
+    let writer = replace(dir.path());
+    let manifest = fill(&writer).unwrap();
+    writer.commit(manifest).unwrap();
+    check().unwrap();
+}
+
+#[test]
+fn a_removed_image_leaves_only_what_was_there() {
+    let dir = directory();
+    common::write(dir.path());
+    ImageWriter::remove_image(ImageDir::open(dir.path()).unwrap()).unwrap();
+    assert_only_foreign(dir.path());
 }
 
 #[test]
@@ -212,14 +352,14 @@ fn further_data_files_have_numbers_of_their_own_and_are_not_kept_for_nothing() {
     std::io::Write::write_all(&mut file, &[1; 5000]).unwrap();
     drop(writer.another_data_file().unwrap());
     writer.abort().unwrap();
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(Image::open(dir.path()).unwrap().files().len() + 2, fs::read_dir(dir.path()).unwrap().count());
 }
 
 #[test]
 fn a_data_file_is_made_once_and_cannot_be_read_by_whom_it_is_handed_to() {
     let dir = directory();
     let writer = create(dir.path()).unwrap();
-    let file = writer.data_file(3).unwrap();
+    let (_, file) = writer.data_file(3).unwrap();
     assert_eq!(kind(writer.data_file(3)), ErrorKind::Invalid);
     assert!(std::io::read_to_string(file).is_err());
 }

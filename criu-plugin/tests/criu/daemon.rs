@@ -247,6 +247,7 @@ impl Daemon {
                     }
                     match script.finish.clone() {
                         Some(reason) => Reply::Failed(Failure::internal(reason)),
+                        None if clients.is_empty() => Reply::Durable,
                         None => {
                             let image = serde_json::to_vec(&saved).unwrap();
                             fs::write(in_dir(&image_dir, "rekindle.img"), image).unwrap();

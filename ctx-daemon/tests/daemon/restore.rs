@@ -51,10 +51,12 @@ fn change_all(dir: &TempDir, change: impl FnOnce(&mut Vec<rekindle_images::Clien
     let code = image.read_code(manifest.code[0].hash).unwrap();
     drop(image);
     let HashKey::Content(key) = manifest.hash_key else { panic!("{:?}", manifest.hash_key) };
-    let options = CreateOptions { id: manifest.id, key, replace: true, ..CreateOptions::new().unwrap() };
+    let options = CreateOptions { id: manifest.id, key, ..CreateOptions::new().unwrap() };
+    // Its files have the same numbers again.
+    ImageWriter::remove_image(ImageDir::open(dir.path()).unwrap()).unwrap();
     let writer = ImageWriter::create(ImageDir::open(dir.path()).unwrap(), options).unwrap();
     for (number, content) in files {
-        std::io::Write::write_all(&mut writer.data_file(number).unwrap(), &content).unwrap();
+        std::io::Write::write_all(&mut writer.data_file(number).unwrap().1, &content).unwrap();
     }
     writer.put_code(&code).unwrap();
     writer.commit(manifest).unwrap();

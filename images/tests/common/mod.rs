@@ -13,7 +13,7 @@ pub(crate) const CODE: [&[u8]; 2] = [b"\x7fELF, or so it seems", b".version 8.0 
 pub(crate) const UUID: [u8; 16] = [0x11; 16];
 
 pub(crate) fn options() -> CreateOptions {
-    CreateOptions { id: ID, key: KEY, replace: false, compression: CompressionChoice::Off }
+    CreateOptions { id: ID, key: KEY, replace: false, companion: None, compression: CompressionChoice::Off }
 }
 
 pub(crate) fn create(dir: &Path) -> Result<ImageWriter, ImageError> {
@@ -83,7 +83,7 @@ pub(crate) fn client(writer: &ImageWriter, index: u32, code: &[CodeHash]) -> Res
 
 fn client_with(writer: &ImageWriter, index: u32, code: &[CodeHash], counter: &[u8; 8]) -> Result<Client, ImageError> {
     let known = writer.base().map(|base| base.known(7 + index)).unwrap_or_default();
-    let data = DataWriter::new(writer.data_file(index)?, index, writer.key())?.with_known(known);
+    let data = DataWriter::of([writer.data_file(index)?], writer.key())?.with_known(known);
     let content = content();
     let (text, zeros) = (280, 5280);
     let allocation = vec![

@@ -3,17 +3,6 @@
 use rekindle_images::{Base, ErrorKind, ImageDir, ImageError};
 use tracing::{info, warn};
 
-/// Whether an image in `dir` is to build on another.
-///
-/// # Errors
-/// Those of [`find`].
-pub(super) fn is_there(dir: &ImageDir) -> Result<bool, ImageError> {
-    match Base::find(dir) {
-        Err(error) if error.kind() == ErrorKind::Overwrites => Err(error),
-        found => Ok(matches!(found, Ok(Some(_)))),
-    }
-}
-
 /// The image that one in `dir` is to build on, if there is one that can be built on: otherwise the new image is whole by
 /// itself, which is no reason to fail a dump.
 ///

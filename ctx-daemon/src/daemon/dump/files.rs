@@ -27,9 +27,9 @@ pub(super) fn worth(bytes: u64, each: u64) -> usize {
 }
 
 impl Files {
-    /// Makes them, the first with the client's own number.
+    /// Makes them, the first with the client's own number where the image that is replaced has no file of it.
     pub(super) fn make(writer: &ImageWriter, index: u32, count: usize) -> Result<Self, ImageError> {
-        let mut made = vec![(index, writer.data_file(index)?)];
+        let mut made = vec![writer.data_file(index)?];
         for _ in 1..count {
             made.push(writer.another_data_file()?);
         }

@@ -4,11 +4,15 @@
 //!            Pause (pre-copy)          Frozen (first)              Finish
 //!  opened ──────────► quiesced ───────────────────► saving ───────────────► finishing ──► durable
 //!            │  │       tree held, rings closed       │  sockets noted       │  rings open    │
-//!            │  └─► not ours                          │                      │  (if the tasks │
+//!            │  └─► not ours ───────────────────────────── Finish: an older image is removed  │
 //!            ▼                                        ▼                      ▼   go on)       │
 //!          failed ◄───────────── whatever goes wrong, or the connection closes                │
 //!            └─► image removed, rings open, tree free        rings open, tree free ◄── closes ┘
 //! ```
+//!
+//! An older image in the directory stays whole until the new one is committed, or until a dump of a tree without clients
+//! has succeeded. CRIU overwrites its own files from the freeze on: before that the older image is marked, so that it is
+//! never restored with files of another dump.
 //!
 //! The image's GPU side is the state at the quiesce. Rings stay closed until CRIU has written the processes' memory,
 //! although the copy may be done before: what an open ring executes may write to memory that the application shares, and
@@ -73,9 +77,10 @@ pub(super) enum DumpError {
     #[error("cannot list the processes of the tree: {0}")]
     Tree(std::io::Error),
     #[error(
-        "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free: free some or dump elsewhere"
+        "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free{}: free some or dump elsewhere",
+        if *.replaces { " beside the image that is there, which stays until the new one is whole" } else { "" }
     )]
-    Space { needed: u64, free: u64, directory: String },
+    Space { needed: u64, free: u64, directory: String, replaces: bool },
     #[error(transparent)]
     Quiesce(#[from] QuiesceError),
     #[error(transparent)]
@@ -149,11 +154,11 @@ struct Dump<'a> {
 
 enum Stage {
     /// There is no client in the tree. A process of it may have been frozen in the middle of a question.
-    NotOurs(Option<ImageDir>),
+    NotOurs(ImageDir),
+    /// The state is in the hands of whoever changes it. It stays so when that fails.
+    Taken,
     Quiesced {
-        /// Where nothing is in the image yet.
-        dir: Option<ImageDir>,
-        writer: Option<ImageWriter>,
+        writer: Box<ImageWriter>,
         planned: Vec<Planned>,
         rings: Vec<ClosedRing>,
         idle_at: Instant,
@@ -224,7 +229,7 @@ pub(super) fn serve(
         }
     }
     match dump.stage {
-        Stage::NotOurs(_) | Stage::Durable(_) | Stage::Failed(_) => debug!(root, "dump over"),
+        Stage::NotOurs(_) | Stage::Taken | Stage::Durable(_) | Stage::Failed(_) => debug!(root, "dump over"),
         Stage::Quiesced { .. } | Stage::Saving(_) => {
             warn!(root, "dump given up: its connection closed before the image was durable");
         }
@@ -256,7 +261,7 @@ impl<'a> Dump<'a> {
             leave_running,
             began,
             quiesce_began: began,
-            stage: Stage::NotOurs(None),
+            stage: Stage::Taken,
             sockets: Vec::new(),
             progress: Arc::clone(progress),
             clones: None,
@@ -266,26 +271,22 @@ impl<'a> Dump<'a> {
         let (clients, pending) = dump.find(process::tree)?;
         dump.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
         if clients.is_empty() && pending.is_empty() {
-            dump.stage = Stage::NotOurs(Some(dir.try_clone()?));
-            remove_older_image(dir);
+            dump.stage = Stage::NotOurs(dir);
             return Ok((dump, Reply::Paused { pids: Vec::new() }));
         }
-        let needed = check_space(&dir, &clients)?;
+        let writer = begin_image(dir, daemon.config.compression)?;
+        let needed = check_space(&writer, &clients)?;
         progress.clients(clients.iter().map(|it| &**it), needed);
         let planned = dump.plan(&clients, 0);
-        let (writer, dir) = if planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy) {
-            (Some(begin_image(dir, daemon.config.compression)?), None)
-        } else {
-            (None, Some(dir))
-        };
-        if writer.is_some() {
+        let precopies = planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy);
+        if precopies {
             progress.phase(PhaseName::PreCopy);
         }
         let holders = planned.iter().filter(|it| it.chosen.reserves(0).is_some());
         dump.clones = Some(daemon.rooms.hold(holders.map(|it| Arc::clone(&it.client.worker))));
-        let planned = dump.prepare(writer.as_ref(), planned)?;
+        let planned = dump.prepare(&writer, planned)?;
         progress.phase(PhaseName::Quiesce);
-        if writer.is_some() {
+        if precopies {
             // The moment of the image is this one.
             checkpoints::wait_for_moment(daemon, stream, under).inspect_err(|_| let_go(&planned))?;
         }
@@ -301,7 +302,8 @@ impl<'a> Dump<'a> {
         let pids = processes.filter_map(|it| view.to_theirs(it.pid)).collect();
         progress.phase(PhaseName::Freeze);
         let freeze = FreezeWatch::start(clients.iter().map(|it| it.process).collect());
-        dump.stage = Stage::Quiesced { dir, writer, planned, rings, idle_at, freeze };
+        let writer = Box::new(writer);
+        dump.stage = Stage::Quiesced { writer, planned, rings, idle_at, freeze };
         Ok((dump, Reply::Paused { pids }))
     }
 
@@ -319,7 +321,7 @@ impl<'a> Dump<'a> {
     }
 
     /// Does what can be done while the clients run.
-    fn prepare(&self, writer: Option<&ImageWriter>, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
+    fn prepare(&self, writer: &ImageWriter, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
         planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client))?;
@@ -329,7 +331,7 @@ impl<'a> Dump<'a> {
             it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
             it.reserve(config.cow_pool)?;
             let stall = self.daemon.config.stall_timeout;
-            writer.map_or(Ok(()), |writer| it.precopy(writer, config.recopy_rounds, stall, goes_on))
+            it.precopy(writer, config.recopy_rounds, stall, goes_on)
         };
         let results: Vec<Result<(), SaveError>> = std::thread::scope(|scope| {
             let asked: Vec<_> = planned.iter_mut().map(|it| scope.spawn(|| prepare(it))).collect();
@@ -377,8 +379,11 @@ impl<'a> Dump<'a> {
         match &self.stage {
             Stage::Quiesced { .. } => self.start_saving()?,
             Stage::Saving(job) => job.check()?,
-            Stage::NotOurs(_) => return Ok(Reply::Frozen { ours: false }),
-            Stage::Durable(_) | Stage::Failed(_) => return Err(DumpError::Order("Frozen")),
+            Stage::NotOurs(dir) => {
+                disown_older_image(dir);
+                return Ok(Reply::Frozen { ours: false });
+            }
+            Stage::Taken | Stage::Durable(_) | Stage::Failed(_) => return Err(DumpError::Order("Frozen")),
         }
         let registry = &self.daemon.registry;
         let ours = !registry.clients_among(&[pid]).is_empty() || !registry.pending_among(&[pid]).is_empty();
@@ -387,12 +392,15 @@ impl<'a> Dump<'a> {
 
     /// The tree is frozen, so it is as it will be dumped: what changed since the quiesce is made up for.
     fn start_saving(&mut self) -> Result<(), DumpError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs(None));
-        let (dir, writer, mut planned, mut rings, mut idle_at, frozen_at) = match stage {
-            Stage::Quiesced { dir, writer, planned, rings, idle_at, freeze } => {
-                (dir, writer, planned, rings, idle_at, freeze.stopped_at())
+        let stage = std::mem::replace(&mut self.stage, Stage::Taken);
+        let (writer, mut planned, mut rings, mut idle_at, frozen_at) = match stage {
+            Stage::Quiesced { writer, planned, rings, idle_at, freeze } => {
+                (*writer, planned, rings, idle_at, freeze.stopped_at())
             }
-            Stage::NotOurs(Some(dir)) => (Some(dir), None, Vec::new(), Vec::new(), Instant::now(), Instant::now()),
+            Stage::NotOurs(dir) => {
+                let writer = begin_image(dir, self.daemon.config.compression)?;
+                (writer, Vec::new(), Vec::new(), Instant::now(), Instant::now())
+            }
             _ => return Err(DumpError::Order("Frozen")),
         };
         for ring in &rings {
@@ -414,11 +422,7 @@ impl<'a> Dump<'a> {
         planned.retain(is_there);
         let next = planned.iter().map(|it| it.index + 1).max().unwrap_or(0);
         planned.extend(self.plan(&clients, next));
-        let writer = match (writer, dir) {
-            (Some(writer), _) => writer,
-            (None, Some(dir)) => begin_image(dir, self.daemon.config.compression)?,
-            (None, None) => return Err(DumpError::NoDirectory),
-        };
+        writer.disown()?;
         let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
         if let Some(dir) = self.beside.take() {
             self.save_beside(dir, &planned)?;
@@ -443,7 +447,7 @@ impl<'a> Dump<'a> {
     fn socket(&mut self, id: u32, cookie: u64) -> Result<Reply, DumpError> {
         let whose = match &self.stage {
             Stage::Saving(job) => self.whose(job.clients(), cookie),
-            Stage::NotOurs(Some(_)) => self.whose(&[], cookie),
+            Stage::NotOurs(_) => self.whose(&[], cookie),
             _ => None,
         };
         let Some((whose, again)) = whose else {
@@ -487,11 +491,15 @@ impl<'a> Dump<'a> {
 
     /// Waits until the image is durable. The plugin has resumed the tasks, if they are to go on.
     fn finish(&mut self) -> Result<Reply, DumpError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::NotOurs(None));
-        let job = match stage {
+        let job = match std::mem::replace(&mut self.stage, Stage::Taken) {
             Stage::Saving(job) => job,
-            // Nobody's GPU state is in this dump.
-            Stage::NotOurs(_) => return Ok(Reply::Durable),
+            // Nobody's GPU state is in this dump. An older image beside it would have a restore look for processes that it
+            // does not have.
+            Stage::NotOurs(dir) => {
+                remove_older_image(&dir);
+                self.stage = Stage::NotOurs(dir);
+                return Ok(Reply::Durable);
+            }
             stage => {
                 self.stage = stage;
                 return Err(DumpError::Order("Finish"));
@@ -530,10 +538,15 @@ fn let_go(planned: &[Planned]) {
     }
 }
 
+/// What CRIU writes last, with a name of its own for each of its runs in it since 4.1 (`dump_criu_run_id` of
+/// `images/inventory.proto`): it tells the dumps that are made into a directory from each other.
+const INVENTORY: &str = "inventory.img";
+
 /// CRIU is replacing its own images in there.
 fn begin_image(dir: ImageDir, compression: CompressionChoice) -> Result<ImageWriter, ImageError> {
     let base = base::find(&dir)?;
-    ImageWriter::create_on(dir, CreateOptions { replace: true, compression, ..CreateOptions::new()? }, base)
+    let options = CreateOptions { replace: true, compression, companion: Some(INVENTORY), ..CreateOptions::new()? };
+    ImageWriter::create_on(dir, options, base)
 }
 
 /// The image's, and the one beside it if there is one.
@@ -549,29 +562,34 @@ fn image_directories(fds: Vec<OwnedFd>) -> Result<(ImageDir, Option<ImageDir>), 
 /// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may
 /// refuse what would have fitted. What it lets through and does not fit fails later, as does an image that builds on
 /// another and has more of its own than there is room for: that is not known before memory is hashed.
-fn check_space(dir: &ImageDir, clients: &[Arc<Client>]) -> Result<u64, DumpError> {
+fn check_space(writer: &ImageWriter, clients: &[Arc<Client>]) -> Result<u64, DumpError> {
     let memory = |client: &Arc<Client>| {
         let description = client.worker.describe();
         description.device_memory.iter().sum::<u64>()
     };
     let needed = clients.iter().map(memory).sum();
-    let free = dir.free_space()?;
-    let builds_on = base::is_there(dir)?;
-    if needed > free && !builds_on {
-        return Err(DumpError::Space { needed, free, directory: dir.path().display().to_string() });
+    let free = writer.dir().free_space()?;
+    if needed > free && writer.base().is_none() {
+        let directory = writer.dir().path().display().to_string();
+        return Err(DumpError::Space { needed, free, directory, replaces: writer.replaces() });
     }
     Ok(needed)
 }
 
 /// CRIU's image of a tree without GPU state must not lie beside our image of another dump: a restore would take the two
 /// for one.
-fn remove_older_image(dir: ImageDir) {
-    let shown = dir.path().to_owned();
-    let removed = CreateOptions::new().and_then(|options| {
-        let replace = true;
-        ImageWriter::create(dir, CreateOptions { replace, ..options })?.abort()
-    });
-    if let Err(error) = removed {
-        warn!(directory = %shown.display(), "cannot remove an older image: {error}");
+fn remove_older_image(dir: &ImageDir) {
+    if let Err(error) = dir.try_clone().and_then(ImageWriter::remove_image) {
+        warn!(directory = %dir.path().display(), "cannot remove an older image: {error}");
+    }
+}
+
+/// The same until that dump has come to its end. Of a tree that is not ours nothing fails; should this not succeed, a
+/// restore still finds that CRIU's inventory is another.
+fn disown_older_image(dir: &ImageDir) {
+    let options = CreateOptions::new().map(|it| CreateOptions { replace: true, ..it });
+    let writer = options.and_then(|options| ImageWriter::create(dir.try_clone()?, options));
+    if let Err(error) = writer.and_then(|it| it.disown()) {
+        warn!(directory = %dir.path().display(), "cannot mark an older image: {error}");
     }
 }

@@ -260,17 +260,13 @@ impl Shared {
     fn run(&self, writer: ImageWriter, planned: &[Planned]) -> Result<Committed, SaveError> {
         match self.write(&writer, planned).and_then(|it| self.check().map(|()| it)) {
             Ok(manifest) => {
-                let dir = writer.dir().try_clone();
-                let committed = writer.commit(manifest).map_err(SaveError::from);
-                if let Err(error) = &committed {
-                    self.fail(error.clone());
-                }
                 // It may have been given up meanwhile, and `criu` has said so.
-                if let (Err(error), true, Ok(dir)) = (self.check(), committed.is_ok(), dir) {
-                    super::remove_older_image(dir);
-                    return Err(error);
-                }
-                committed
+                let committed = writer.commit_if(manifest, || self.check().is_ok());
+                committed.map_err(|error| {
+                    let error = self.check().err().unwrap_or_else(|| error.into());
+                    self.fail(error.clone());
+                    error
+                })
             }
             Err(error) => {
                 if let Err(error) = writer.abort() {

@@ -288,6 +288,7 @@ fn prepare(
         Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    image.check_companion()?;
     check::image(&image)?;
     let seats = take_seats(daemon, check::attached(&image).count())?;
     let restorer = daemon.grants.of(Process::with_pid(criu)?)?;

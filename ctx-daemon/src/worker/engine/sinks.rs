@@ -121,7 +121,7 @@ fn write_image(dir: &Path, bytes: u64, threads: usize, files: usize) -> Result<f
     made.map_err(|error| other("make", error))?;
     let measured = (|| {
         let image = ImageWriter::create(ImageDir::open(&at)?, CreateOptions::new()?)?;
-        let mut all = vec![(0, image.data_file(0)?)];
+        let mut all = vec![image.data_file(0)?];
         for _ in 1..files {
             all.push(image.another_data_file()?);
         }
