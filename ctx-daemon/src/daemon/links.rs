@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rekindle_wire::control::WorkerRequest;
 use tracing::debug;
@@ -70,8 +71,8 @@ impl Copied {
         self.gpus.iter().map(share).collect()
     }
 
-    /// Tells the worker, if it does not know yet.
-    pub(crate) fn tell(&self, client: &Client) -> Result<(), WorkerError> {
+    /// Tells the worker, if it does not know yet, and waits so long for it.
+    pub(crate) fn tell(&self, client: &Client, limit: Duration) -> Result<(), WorkerError> {
         let mut told = lock(&self.told);
         let bandwidth = self.share();
         if told.as_ref() == Some(&bandwidth) {
@@ -79,7 +80,8 @@ impl Copied {
         }
         debug!(%client, ?bandwidth, "may be copied so fast");
         let application_first = self.links.application_first;
-        client.worker.ask(&WorkerRequest::Pace { bandwidth: bandwidth.clone(), application_first }, &[], None)?;
+        let request = WorkerRequest::Pace { bandwidth: bandwidth.clone(), application_first };
+        client.worker.ask(&request, &[], Some(limit))?;
         *told = Some(bandwidth);
         Ok(())
     }

@@ -28,6 +28,7 @@ use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
+use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
 
@@ -56,8 +57,8 @@ pub(crate) enum WorkerError {
     #[error("{0}")]
     Failed(Failure),
     /// It may still do it.
-    #[error("its worker did not answer {request} within {} ms", .after.as_millis())]
-    Timeout { request: &'static str, after: Duration },
+    #[error("its worker did not answer {request} within {} ms: {at}", .after.as_millis())]
+    Timeout { request: &'static str, after: Duration, at: At },
     #[error("its worker has died ({0})")]
     Dead(String),
     /// The process that it served has, and so it has too.
@@ -76,6 +77,18 @@ impl Failing for WorkerError {
             Self::Protocol(_) => FailureKind::Version,
         }
     }
+}
+
+/// What a worker is at that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum At {
+    #[error("it is stopped (SIGSTOP, or a debugger); let it go on")]
+    Stopped,
+    #[error(
+        "it is in a call of the driver that takes long, as compiling, linking and pinning much memory may, or hangs; wait \
+        for that, or allow more time (quiesce_timeout_ms)"
+    )]
+    Busy,
 }
 
 /// An answer with its blob.
@@ -196,7 +209,8 @@ impl Worker {
         fds: &[RawFd],
         timeout: Option<Duration>,
     ) -> Result<Answered, WorkerError> {
-        let timed_out = || WorkerError::Timeout { request: name(request), after: timeout.unwrap_or_default() };
+        let timed_out =
+            || WorkerError::Timeout { request: name(request), after: timeout.unwrap_or_default(), at: self.is_at() };
         let deadline = timeout.map(|it| Instant::now() + it);
         let reply = self.begin(deadline).ok_or_else(timed_out)??;
         if let Err(error) = self.send(request, blob, fds) {
@@ -217,9 +231,16 @@ impl Worker {
                 if matches!(*state, State::Waiting(_)) {
                     *state = State::Abandoned;
                 }
+                drop(state);
                 Err(timed_out())
             }
         }
+    }
+
+    /// What keeps it from answering.
+    fn is_at(&self) -> At {
+        let stopped = Process::with_pid(self.pid).is_ok_and(|it| it.is_stopped());
+        if stopped { At::Stopped } else { At::Busy }
     }
 
     /// Asks for something that is answered by `Done`.

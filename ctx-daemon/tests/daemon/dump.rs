@@ -263,14 +263,47 @@ fn one_that_does_not_come_to_rest_fails_the_dump_by_name() {
     assert!(is_empty(dir.path()));
 }
 
+/// It is in a call of the driver for longer than a device is waited for at a time.
+#[test]
+fn one_that_answers_within_the_configured_limit_is_waited_for() {
+    let daemon = Daemon::start_with(&[("config.toml", "quiesce_timeout_ms = 60000\n")]);
+    let dir = TempDir::new().unwrap();
+    let slow = Client::attached(&daemon, "slow-quiesce");
+    begin(&daemon, dir.path(), slow.pid, true, &[slow.pid]);
+}
+
+#[test]
+fn one_whose_worker_is_stopped_fails_the_dump_by_the_configured_limit_and_says_so() {
+    let daemon = Daemon::start_with(&[("config.toml", "quiesce_timeout_ms = 300\n")]);
+    let dir = TempDir::new().unwrap();
+    let client = Client::attached(&daemon, "app");
+    let worker = daemon.clients()[0].worker;
+    let signal = |signal| assert_eq!(unsafe { libc::kill(worker, signal) }, 0);
+    signal(libc::SIGSTOP);
+    let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
+    signal(libc::SIGCONT);
+    let reason = reason(reply);
+    let expected =
+        format!("process {} (app) cannot be saved: its worker did not answer Pace within 300 ms", client.pid);
+    assert!(reason.contains(&expected) && reason.contains("it is stopped"), "{reason}");
+    daemon.wait_for_state(&client, Some("running"));
+    eventually("it can be dumped again", || {
+        let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
+        matches!(reply, Reply::Paused { .. }).then_some(())
+    });
+}
+
 #[test]
 fn one_that_says_nothing_fails_the_dump_and_goes_on_when_it_does() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start_with(&[("config.toml", "quiesce_timeout_ms = 500\n")]);
     let dir = TempDir::new().unwrap();
     let slow = Client::attached(&daemon, "slow-quiesce");
     let (_session, reply) = Session::open(&daemon, &pause(slow.pid, true), dir.path());
     let reason = reason(reply);
-    assert!(reason.contains("did not answer Quiesce"), "{reason}");
+    assert!(
+        reason.contains("did not answer Quiesce within 2") && reason.contains("in a call of the driver"),
+        "{reason}"
+    );
     daemon.wait_for_event("slow-quiesce Open");
     daemon.wait_for_state(&slow, Some("running"));
 }

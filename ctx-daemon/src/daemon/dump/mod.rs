@@ -327,10 +327,11 @@ impl<'a> Dump<'a> {
         planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client))?;
         let (stage, clients) = (&self.daemon.stage, planned.len());
         let prepare = |it: &mut Planned| {
-            it.pace()?;
-            it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
-            it.reserve(config.cow_pool)?;
             let stall = self.daemon.config.stall_timeout;
+            // The first that it hears of this dump: it may be stopped, or in a long call, just as when it is to come to rest.
+            it.pace(self.daemon.config.quiesce_timeout)?;
+            it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
+            it.reserve(config.cow_pool, stall)?;
             it.precopy(writer, config.recopy_rounds, stall, goes_on)
         };
         let results: Vec<Result<(), SaveError>> = std::thread::scope(|scope| {

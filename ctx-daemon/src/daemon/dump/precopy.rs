@@ -15,8 +15,6 @@ use super::files::Files;
 use super::protocol::Chosen;
 use super::save::{SaveError, namespace_pid};
 
-/// How long a worker may take to set memory aside, and to begin.
-const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often it is looked how far copies are, at first and at most.
 pub(super) const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 /// Another round is not worth it for less, nor where the last one had more than this part of the one before it.
@@ -57,16 +55,16 @@ impl Planned {
         }
     }
 
-    /// Has its worker set memory aside. Where there is none to spare it does without.
-    pub(super) fn reserve(&self, cow_pool: u64) -> Result<(), SaveError> {
+    /// Has its worker set memory aside, and waits so long for it. Where there is none to spare it does without.
+    pub(super) fn reserve(&self, cow_pool: u64, limit: Duration) -> Result<(), SaveError> {
         let Some(bytes) = self.chosen.reserves(cow_pool) else { return Ok(()) };
-        let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], Some(BEGIN_TIMEOUT));
+        let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], Some(limit));
         asked.map_err(|error| SaveError::of(&self.client, &error))
     }
 
-    /// Has its worker copy no faster than it may now.
-    pub(super) fn pace(&self) -> Result<(), SaveError> {
-        self.link.tell(&self.client).map_err(|error| SaveError::of(&self.client, &error))
+    /// Has its worker copy no faster than it may now, and waits so long for it.
+    pub(super) fn pace(&self, limit: Duration) -> Result<(), SaveError> {
+        self.link.tell(&self.client, limit).map_err(|error| SaveError::of(&self.client, &error))
     }
 
     /// Copies its memory while it runs, where that is its protocol: again and again as long as ever less has changed.
@@ -93,7 +91,7 @@ impl Planned {
             };
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
-            worker.ask_with(&request, &known, &files.descriptors(), Some(BEGIN_TIMEOUT)).map_err(failed)?;
+            worker.ask_with(&request, &known, &files.descriptors(), Some(stall)).map_err(failed)?;
             let bytes = self.loop_until_saved(&files, stall, &goes_on)?;
             self.precopied.0 += bytes;
             debug!(client = %self.client, round, bytes, "copied while it runs");
@@ -114,8 +112,8 @@ impl Planned {
         let mut pause = LOOK[0];
         let (mut progress, mut progressed) = (None, Instant::now());
         loop {
-            self.pace()?;
-            let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(BEGIN_TIMEOUT));
+            self.pace(stall)?;
+            let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(stall));
             match asked.map_err(|error| SaveError::of(client, &error))?.reply {
                 WorkerReply::Saved { bytes, .. } => return Ok(bytes),
                 WorkerReply::Saving { copied, .. } => {

@@ -12,7 +12,7 @@ use super::super::clients::{Client, ClientState};
 use super::super::thread;
 use super::super::worker::WorkerError;
 
-/// How much later than it should a worker may answer.
+/// How much later than the limit a worker may answer that keeps to it.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long devices may take before it is thought that something waits for a command that is still in a ring.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -158,7 +158,7 @@ pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<
         let results: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = closing
                 .iter_mut()
-                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, patience.min(left))))
+                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, patience.min(left), left)))
                 .collect();
             asked.into_iter().filter_map(|it| it.join().ok()).collect()
         });
@@ -230,7 +230,9 @@ impl Closing {
         Ok(Self { ring, busy: None })
     }
 
-    fn ask(&mut self, step: Step, none_at_rest: bool, patience: Duration) -> Result<(), QuiesceError> {
+    /// Asks for a step, for which the device may take as long as `patience`. The worker itself may be in a call of the driver,
+    /// and has until the limit to come out of it.
+    fn ask(&mut self, step: Step, none_at_rest: bool, patience: Duration, left: Duration) -> Result<(), QuiesceError> {
         let timeout_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         let request = match (step, &self.busy) {
             (Step::Wait, None) => return Ok(()),
@@ -238,7 +240,7 @@ impl Closing {
             (Step::Advance, Some(_)) if !none_at_rest => WorkerRequest::Quiesce { timeout_ms },
             (Step::Advance, _) => WorkerRequest::Advance { timeout_ms },
         };
-        let answered = self.ring.client.worker.call(&request, &[], &[], Some(patience.saturating_add(GRACE)));
+        let answered = self.ring.client.worker.call(&request, &[], &[], Some(left.saturating_add(GRACE)));
         let source = match answered.map(|it| it.reply) {
             Ok(WorkerReply::Busy { what }) => {
                 self.busy = Some(what);

@@ -39,8 +39,6 @@ use crate::failure;
 
 /// How long a worker may take to say that it is at rest.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a worker may take to write a code image.
-const CODE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why there is no image.
 #[derive(Clone, Debug, Error)]
@@ -406,7 +404,7 @@ impl Shared {
     /// Has the worker begin, and write the code that it has. Says where it writes its client's memory.
     fn begin(&self, writer: &ImageWriter, place: usize, planned: &Planned) -> Result<Arc<Files>, SaveError> {
         let client = &planned.client;
-        planned.pace()?;
+        planned.pace(self.how.stall)?;
         let elsewhere = self.how.sharing.elsewhere.get(place).cloned().unwrap_or_default();
         let files = planned.files(writer)?;
         self.check()?;
@@ -434,7 +432,7 @@ impl Shared {
         state.steps += 1;
         drop(state);
         for image in &code {
-            save_code(writer, client, image)?;
+            save_code(writer, client, image, self.how.stall)?;
         }
         Ok(files)
     }
@@ -446,7 +444,7 @@ impl Shared {
         let (mut pause, mut copied_before) = (LOOK[0], 0);
         loop {
             self.check()?;
-            planned.pace()?;
+            planned.pace(self.how.stall)?;
             let answered = client.worker.call(&WorkerRequest::Progress, &[], &[], None).map_err(failed)?;
             match answered.reply {
                 WorkerReply::Saved { bytes, waits } => {
@@ -580,7 +578,7 @@ fn protocol_of_all(planned: &[Planned]) -> Chosen {
     }
 }
 
-fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode) -> Result<(), SaveError> {
+fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode, limit: Duration) -> Result<(), SaveError> {
     let nonsense = |_| SaveError::of(client, &WorkerError::Protocol("Save"));
     let hash = image.hash.parse().map_err(nonsense)?;
     let Some(file) = writer.code_file(hash, image.size)? else {
@@ -589,5 +587,5 @@ fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode) -> Result
     };
     let request = WorkerRequest::SaveCode { hash: image.hash.clone() };
     let fds = [OwnedFd::from(file)];
-    client.worker.ask(&request, &sys::raw(&fds), Some(CODE_TIMEOUT)).map_err(|error| SaveError::of(client, &error))
+    client.worker.ask(&request, &sys::raw(&fds), Some(limit)).map_err(|error| SaveError::of(client, &error))
 }
