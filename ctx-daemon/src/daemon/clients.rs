@@ -17,7 +17,7 @@ use rekindle_images::Protocol;
 use rekindle_wire::attach::Attach;
 
 use super::grants::Allowed;
-use super::process::Process;
+use super::process::{self, Process};
 use super::worker::{Worker, WorkerError};
 use super::{lock, wait_timeout};
 
@@ -226,12 +226,23 @@ impl Registry {
         Some(inner.clients.swap_remove(at))
     }
 
-    /// From now on no process of this tree becomes a client, until the result is dropped.
-    pub(crate) fn hold(self: &Arc<Self>, root: i32) -> HoldGuard {
+    /// From now on no process of this tree becomes a client, and nobody else holds a tree that has a process in common with
+    /// it, until the result is dropped. One that was just dumped is let go when CRIU's end is noticed: so long it is waited
+    /// for. An error is the root of the tree that is held.
+    pub(crate) fn hold(self: &Arc<Self>, root: i32, patience: Duration) -> Result<HoldGuard, i32> {
+        let deadline = Instant::now() + patience;
+        let above = process::ancestry(root);
         let mut inner = lock(&self.inner);
-        let number = inner.number();
-        inner.holds.insert(number, root);
-        HoldGuard { registry: Arc::clone(self), number }
+        loop {
+            let overlaps = |other: &&i32| above.contains(other) || process::ancestry(**other).contains(&root);
+            let Some(other) = inner.holds.values().find(overlaps).copied() else {
+                let number = inner.number();
+                inner.holds.insert(number, root);
+                return Ok(HoldGuard { registry: Arc::clone(self), number });
+            };
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return Err(other) };
+            inner = wait_timeout(&self.changed, inner, left);
+        }
     }
 
     /// Whether one of these is the root of a tree that is being dumped.

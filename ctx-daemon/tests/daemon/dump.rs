@@ -426,6 +426,34 @@ fn two_dumps_of_one_tree_do_not_mix() {
     assert!(ours(&session.ask(&Request::Frozen { pid })));
 }
 
+/// The first is copying memory while its clients run: nothing of it is in the second one's hands.
+#[test]
+fn a_dump_of_a_tree_that_has_a_process_in_common_with_another_is_refused_and_the_other_goes_on() {
+    let daemon = Daemon::start_with(&[("config.toml", "[checkpoint]\nprotocol = \"recopy\"\n")]);
+    let mut one = Client::attached(&daemon, "one");
+    let mut two = Client::attached(&daemon, "two");
+    let root = std::process::id() as i32;
+    let all = [one.pid, two.pid];
+    for (first, clients, second) in [(root, &all[..], one.pid), (one.pid, &all[..1], root)] {
+        let (dir, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let session = begin(&daemon, dir.path(), first, true, clients);
+        let text = reason(Session::open(&daemon, &pause(second, true), other.path()).1);
+        assert!(
+            text.contains(&format!("process {second} is being dumped already, with the tree of process {first}")),
+            "{text}"
+        );
+        assert!(is_empty(other.path()));
+        for &pid in clients {
+            assert!(ours(&session.ask(&Request::Frozen { pid })));
+        }
+        for (id, client) in (20..).zip([&mut one, &mut two].into_iter().take(clients.len())) {
+            let cookie = client.cookie();
+            assert!(ours(&session.ask(&Request::Socket { id, cookie })));
+        }
+        assert_eq!(session.ask(&Request::Finish), Reply::Durable);
+    }
+}
+
 #[test]
 fn a_process_that_attaches_during_a_dump_waits() {
     let daemon = Daemon::start();

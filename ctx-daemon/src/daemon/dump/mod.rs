@@ -77,6 +77,10 @@ pub(super) enum DumpError {
     #[error("cannot list the processes of the tree: {0}")]
     Tree(std::io::Error),
     #[error(
+        "process {root} is being dumped already, with the tree of process {other}: wait until that is over; that one goes on"
+    )]
+    Overlaps { root: i32, other: i32 },
+    #[error(
         "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free{}: free some or dump elsewhere",
         if *.replaces { " beside the image that is there, which stays until the new one is whole" } else { "" }
     )]
@@ -119,7 +123,7 @@ impl Failing for DumpError {
             Self::Quiesce(error) => error.kind(),
             Self::Image(error) => failure::of_image(error),
             Self::LostWorker(_) | Self::EndedMeanwhile(_) => FailureKind::LostPeer,
-            Self::WithoutWorker(_) => FailureKind::Refused,
+            Self::WithoutWorker(_) | Self::Overlaps { .. } => FailureKind::Refused,
             Self::Sharing(error) => error.kind(),
             Self::Save(error) => error.kind(),
             Self::NoDirectory | Self::NoSocket(_) | Self::Order(_) => FailureKind::Internal,
@@ -252,7 +256,7 @@ impl<'a> Dump<'a> {
         let view = PidView::of(peer.pid)?;
         let root = view.to_ours(root)?;
         let (dir, beside) = image_directories(fds)?;
-        let hold = daemon.registry.hold(root);
+        let hold = daemon.registry.hold(root, quiesce::LET_GO).map_err(|other| DumpError::Overlaps { root, other })?;
         let mut dump = Self {
             daemon,
             stream,

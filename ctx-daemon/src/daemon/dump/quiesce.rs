@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the device may take for one such command before the next is tried.
 const STEP: Duration = Duration::from_millis(20);
 /// How long a dump that is over may take to let a client go.
-const LET_GO: Duration = Duration::from_secs(5);
+pub(super) const LET_GO: Duration = Duration::from_secs(5);
 /// How long a worker may take to open its ring.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
