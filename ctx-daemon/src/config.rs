@@ -19,6 +19,7 @@
 //! [limits]                    # of one client; more is out of memory. No limit unless given
 //! gpu_memory_mib = 40960      # on each device
 //! pinned_memory_mib = 8192
+//! connections = 256           # of one user or container at a time, those being attached included; 256 unless given
 //!
 //! [sandbox]                   # what workers give up; see docs/security.md
 //! enabled = true
@@ -86,6 +87,8 @@ const MOST_RECOPY_ROUNDS: u32 = 64;
 const DEFAULT_FILE_MIB: u64 = 256;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
 const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
+/// More processes of one job than a machine has GPUs and cores for.
+const DEFAULT_CONNECTIONS: usize = 256;
 /// A path in a socket's address, with its final zero, and with what the workers' door is called more.
 const SOCKET_PATH_MAX: usize = 108 - crate::rejoin::DOOR.len();
 /// Where distributions and systemd put nobody.
@@ -125,6 +128,8 @@ pub(crate) struct Config {
     pub(crate) max: Option<usize>,
     /// Of one client.
     pub(crate) limits: Limits,
+    /// Connections of one user or container at a time.
+    pub(crate) connections: usize,
     /// Of one container.
     pub(crate) containers: ContainerLimits,
     /// Whether a process in another pid namespace must have been given something.
@@ -376,6 +381,7 @@ struct PoolTable {
 struct LimitsTable {
     gpu_memory_mib: Option<u64>,
     pinned_memory_mib: Option<u64>,
+    connections: Option<usize>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -412,12 +418,24 @@ struct ContainersTable {
 impl ContainersTable {
     fn limits(&self) -> ContainerLimits {
         let (gpu_memory_mib, pinned_memory_mib) = (self.gpu_memory_mib, self.pinned_memory_mib);
-        let Limits { device_memory, pinned_memory } = LimitsTable { gpu_memory_mib, pinned_memory_mib }.bytes();
+        let Limits { device_memory, pinned_memory } =
+            LimitsTable { gpu_memory_mib, pinned_memory_mib, connections: None }.bytes();
         ContainerLimits { device_memory, pinned_memory, workers: self.workers }
     }
 }
 
 impl LimitsTable {
+    /// How many one user or container may have.
+    fn connections(&self) -> Result<usize, ConfigError> {
+        match self.connections.unwrap_or(DEFAULT_CONNECTIONS) {
+            0 => {
+                let (what, value) = ("limits.connections", "0".to_owned());
+                Err(ConfigError::Value { what, value, problem: "would leave no program a GPU; leave it out for 256" })
+            }
+            connections => Ok(connections),
+        }
+    }
+
     fn bytes(self) -> Limits {
         let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
         Limits { device_memory: bytes(self.gpu_memory_mib), pinned_memory: bytes(self.pinned_memory_mib) }
@@ -464,6 +482,7 @@ impl Config {
             file_bytes: file.image.file_bytes()?,
             compression: file.image.compression.map(|it| it.parse()).transpose()?.unwrap_or_default(),
             report_access: file.access.limit()?,
+            connections: file.limits.connections()?,
             limits: file.limits.bytes(),
             containers: file.containers.limits(),
             grants_required: file.containers.need_grant.unwrap_or(true),
@@ -556,6 +575,9 @@ mod tests {
     fn limits_are_in_mib() {
         let limits = parse("[limits]\ngpu_memory_mib = 3\n").unwrap().limits;
         assert_eq!(limits, Limits { device_memory: Some(3 << 20), pinned_memory: None });
+        assert_eq!(parse("").unwrap().connections, 256);
+        assert_eq!(parse("[limits]\nconnections = 7").unwrap().connections, 7);
+        assert!(parse("[limits]\nconnections = 0").unwrap_err().contains("limits.connections"));
     }
 
     #[test]

@@ -22,10 +22,15 @@ use tracing::debug;
 use super::clients::Client;
 use super::connection::{self, MAX_REQUEST};
 use super::dump::Progress;
-use super::pidns::PidView;
+use super::party::Party;
+use super::pidns::{PidError, PidView};
 use super::sys::Credentials;
 use super::{Daemon, lock, process, sys};
 
+/// Orders of one user or container at a time.
+const MOST_ORDERS: usize = 16;
+/// For how long a dump may wait for its application's moment: as long as it waits, no process of its tree gets a worker.
+const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How often it is looked whether the moment has come.
 const GLANCE: Duration = Duration::from_millis(1);
 /// How long who says that it has is kept until it is at rest.
@@ -49,6 +54,8 @@ struct Inner {
 /// Somebody is about to have a tree dumped, or does.
 struct Order {
     number: u64,
+    /// Whose it is.
+    party: Party,
     root: i32,
     protocol: Option<Protocol>,
     moment: Option<Moment>,
@@ -80,6 +87,34 @@ impl Failing for MomentError {
         match self {
             Self::Never(_) => FailureKind::Timeout,
             Self::Gone => FailureKind::GivenUp,
+        }
+    }
+}
+
+/// Why nobody may have a tree dumped in this way.
+#[derive(Debug, Error)]
+enum OrderError {
+    #[error("there is no process {0} of yours")]
+    NoProcess(i32),
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error(transparent)]
+    Protocol(#[from] UnknownProtocol),
+    #[error("{0} has {MOST_ORDERS} checkpoints under way already: wait for one of them, or end its command")]
+    TooMany(Party),
+    #[error(
+        "only root and the user that rekindled runs as, on the host itself, may have a dump wait for the application's moment: dumps are theirs to make"
+    )]
+    MomentNotAllowed,
+    #[error("a dump waits for the application's moment for {} s at most", MOST_PATIENCE.as_secs())]
+    Patience,
+}
+
+impl Failing for OrderError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            _ => FailureKind::Refused,
         }
     }
 }
@@ -151,13 +186,23 @@ impl Checkpoints {
         inner.orders.iter().filter(of_it).find_map(|it| it.moment)
     }
 
-    fn order(&self, root: i32, protocol: Option<Protocol>, patience: Option<Duration>) -> OrderGuard<'_> {
+    fn order(
+        &self,
+        party: Party,
+        root: i32,
+        protocol: Option<Protocol>,
+        patience: Option<Duration>,
+    ) -> Result<OrderGuard<'_>, OrderError> {
         let mut inner = lock(&self.inner);
+        let of_party = inner.orders.iter().filter(|it| it.party == party).count();
+        if party != Party::Operator && of_party >= MOST_ORDERS {
+            return Err(OrderError::TooMany(party));
+        }
         inner.next += 1;
         let number = inner.next;
         let moment = patience.map(|patience| Moment { patience, has_come: false });
-        inner.orders.push(Order { number, root, protocol, moment, dump: None });
-        OrderGuard { checkpoints: self, number }
+        inner.orders.push(Order { number, party, root, protocol, moment, dump: None });
+        Ok(OrderGuard { checkpoints: self, number })
     }
 }
 
@@ -257,14 +302,14 @@ impl Drop for OrderGuard<'_> {
 }
 
 /// Serves an order until its connection closes.
-pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, asked: &Asked) {
+pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: (Credentials, Party), asked: &Asked) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
         Err(error) => return connection::fail(stream, error),
     };
     let order = match accept(daemon, peer, asked) {
         Ok(order) => order,
-        Err(failure) => return connection::fail(stream, failure),
+        Err(error) => return connection::fail(stream, error),
     };
     connection::reply(stream, &Reply::Awaited);
     loop {
@@ -279,13 +324,22 @@ pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: Credentials, ask
     }
 }
 
-fn accept<'a>(daemon: &'a Daemon, peer: Credentials, asked: &Asked) -> Result<OrderGuard<'a>, Failure> {
-    let ours = PidView::of(peer.pid).and_then(|it| it.to_ours(asked.root))?;
+fn accept<'a>(
+    daemon: &'a Daemon,
+    (peer, party): (Credentials, Party),
+    asked: &Asked,
+) -> Result<OrderGuard<'a>, OrderError> {
+    let ours = PidView::of(peer.pid)?.to_ours(asked.root)?;
     let owner = process::user(ours);
     if owner.is_none() || !connection::is_operator(peer) && owner != Some(peer.uid) {
-        return Err(Failure::refused(format!("there is no process {} of yours", asked.root)));
+        return Err(OrderError::NoProcess(asked.root));
     }
-    let protocol = asked.protocol.as_deref().map(str::parse).transpose();
-    let protocol = protocol.map_err(|error: UnknownProtocol| Failure::refused(error.to_string()))?;
-    Ok(daemon.checkpoints.order(ours, protocol, asked.patience))
+    let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
+    match asked.patience {
+        // It is somebody else's dump that would wait.
+        Some(_) if !connection::may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
+        Some(patience) if patience > MOST_PATIENCE => return Err(OrderError::Patience),
+        _ => {}
+    }
+    daemon.checkpoints.order(party, ours, protocol, asked.patience)
 }

@@ -4,13 +4,11 @@
 //! `rekindle_wire::version`. What is
 //! malformed ends the connection with a line in the log; descriptors that came with it close with the message.
 
-use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rekindle_wire::OLDEST_CONTROL;
 use rekindle_wire::control::{Allowances, Failure, FailureKind, Opening, Reply, Request};
@@ -18,98 +16,17 @@ use rekindle_wire::frame::{self, FrameError, Message};
 use rekindle_wire::version::{control_version, is_spoken};
 use tracing::{debug, warn};
 
+use super::connections::Place;
+use super::party::Party;
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{
-    Daemon, attach, check, checkpoints, dump, gpus, grants, ipc, list, lock, protocol, restore, takeover, thread,
-    wait_timeout,
-};
+use super::{Daemon, attach, check, checkpoints, dump, gpus, grants, ipc, list, protocol, restore, takeover, thread};
 
-/// Connections at a time, those being attached included; attached ones are no longer the daemon's.
-const MAX_CONNECTIONS: usize = 1024;
 /// How long a connection may say nothing.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// No request is longer.
 pub(crate) const MAX_REQUEST: usize = 64 << 10;
-
-/// The connections that there are.
-#[derive(Default)]
-pub(crate) struct Connections {
-    count: AtomicUsize,
-    /// Those that have not said yet what they want, in their order.
-    silent: Mutex<BTreeMap<u64, UnixStream>>,
-    opened: AtomicU64,
-    /// Those that must be ended in order: dumps and restores.
-    sessions: Mutex<HashMap<u64, UnixStream>>,
-    ended: Condvar,
-}
-
-impl Connections {
-    /// Counts a connection among those that may be closed for others until the result is dropped.
-    fn silent(&self, stream: &UnixStream) -> std::io::Result<SilentGuard<'_>> {
-        let copy = stream.try_clone()?;
-        let number = self.opened.fetch_add(1, Ordering::AcqRel);
-        lock(&self.silent).insert(number, copy);
-        Ok(SilentGuard { connections: self, number })
-    }
-
-    /// Closes the connection that has been silent for longest. `false` if there is none. Who has something to say does so
-    /// at once, so it is not one that somebody misses.
-    pub(crate) fn close_a_silent_one(&self) -> bool {
-        let oldest = lock(&self.silent).pop_first();
-        oldest.is_some_and(|(_, stream)| stream.shutdown(std::net::Shutdown::Both).is_ok())
-    }
-
-    /// Keeps a session's connection until the result is dropped.
-    pub(crate) fn session<'a>(&'a self, stream: &UnixStream) -> std::io::Result<SessionGuard<'a>> {
-        let copy = stream.try_clone()?;
-        let number = sys::random()?;
-        lock(&self.sessions).insert(number, copy);
-        Ok(SessionGuard { connections: self, number })
-    }
-
-    /// Closes all sessions and waits until they have cleaned up.
-    pub(crate) fn end_all(&self, grace: Duration) {
-        let deadline = Instant::now() + grace;
-        let mut sessions = lock(&self.sessions);
-        for stream in sessions.values() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
-        while !sessions.is_empty() {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                warn!("{} dumps or restores do not end", sessions.len());
-                return;
-            };
-            sessions = wait_timeout(&self.ended, sessions, left);
-        }
-    }
-}
-
-/// A connection that has not said yet what it wants.
-struct SilentGuard<'a> {
-    connections: &'a Connections,
-    number: u64,
-}
-
-impl Drop for SilentGuard<'_> {
-    fn drop(&mut self) {
-        lock(&self.connections.silent).remove(&self.number);
-    }
-}
-
-/// A session that goes on.
-pub(crate) struct SessionGuard<'a> {
-    connections: &'a Connections,
-    number: u64,
-}
-
-impl Drop for SessionGuard<'_> {
-    fn drop(&mut self) {
-        lock(&self.connections.sessions).remove(&self.number);
-        self.connections.ended.notify_all();
-    }
-}
 
 /// The socket that a connection came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,50 +42,35 @@ impl Door {
     }
 }
 
-/// Serves a connection in a thread of its own.
+/// Serves a connection in a thread of its own, if there is a place for it.
 pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
-    let Some(slot) = Slot::take(daemon) else {
-        return warn!("{MAX_CONNECTIONS} connections at a time: one more is closed");
+    let copy = match stream.try_clone() {
+        Ok(copy) => copy,
+        Err(error) => return warn!(%error, "cannot serve a connection"),
+    };
+    let party = match sys::peer_credentials(stream.as_fd()) {
+        Ok(peer) if door == Door::Workers => Party::of_worker(peer),
+        Ok(peer) => Party::of_client(peer),
+        Err(error) => return warn!(%error, "cannot tell who has connected"),
+    };
+    let place = match daemon.connections.open(party, copy) {
+        Ok(place) => place,
+        Err(why) => return daemon.connections.say_refused(&why),
     };
     let daemon = Arc::clone(daemon);
-    let result = thread("connection", move || {
-        handle(&daemon, stream, door);
-        drop(slot);
-    });
+    let result = thread("connection", move || handle(&daemon, stream, door, party, &place));
     if let Err(error) = result {
         warn!(%error, "cannot serve a connection");
     }
 }
 
-/// One of the connections that there may be.
-struct Slot(Arc<Daemon>);
-
-impl Slot {
-    fn take(daemon: &Arc<Daemon>) -> Option<Self> {
-        let count = &daemon.connections.count;
-        let slot = Self(Arc::clone(daemon));
-        let room = count.fetch_add(1, Ordering::AcqRel) < MAX_CONNECTIONS;
-        (room || daemon.connections.close_a_silent_one()).then_some(slot)
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.connections.count.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
+fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, place: &Place) {
     daemon.grants.collect();
     let (peer, process) = match peer(&stream) {
         Ok(peer) => peer,
         Err(error) => return debug!(%error, "a connection whose process is gone"),
     };
     let pending = daemon.registry.connected(process);
-    let silent = match daemon.connections.silent(&stream) {
-        Ok(silent) => silent,
-        Err(error) => return warn!(%error, "cannot serve a connection"),
-    };
     if !wait_for_opening(daemon, &stream, peer) {
         return debug!(pid = peer.pid, "a connection that said nothing");
     }
@@ -177,7 +79,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         Err(FrameError::Closed) => return,
         Err(error) => return warn!(pid = peer.pid, "closing its connection: {error}"),
     };
-    drop(silent);
+    place.speaks();
     let Message { body, fds, .. } = message;
     let request = match read(&body) {
         Ok(request) => request,
@@ -224,7 +126,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
             // Who asks is not about to attach.
             drop(pending);
             let asked = checkpoints::Asked { root, protocol, patience: moment_ms.map(Duration::from_millis) };
-            checkpoints::serve(daemon, &stream, peer, &asked);
+            checkpoints::serve(daemon, &stream, (peer, party), &asked);
         }
         Request::Moment => {
             // It is a client, and not about to become one.
@@ -290,7 +192,7 @@ pub(crate) fn is_operator(peer: Credentials) -> bool {
 }
 
 /// Whether a peer may dump and restore. Root of a container may not: an image says itself which GPUs it wants.
-fn may_checkpoint(peer: Credentials) -> bool {
+pub(crate) fn may_checkpoint(peer: Credentials) -> bool {
     is_operator(peer) && matches!(PidView::of(peer.pid), Ok(PidView::Same))
 }
 

@@ -20,6 +20,7 @@ mod check;
 mod checkpoints;
 mod clients;
 mod connection;
+mod connections;
 mod dump;
 mod gpus;
 mod grants;
@@ -31,6 +32,7 @@ mod lost;
 mod mappings;
 mod memfd;
 mod nvml;
+mod party;
 mod pidns;
 mod pool;
 mod process;
@@ -55,7 +57,7 @@ use tracing::info;
 
 use self::checkpoints::Checkpoints;
 use self::clients::Registry;
-use self::connection::Connections;
+use self::connections::Connections;
 use self::grants::Grants;
 use self::links::Links;
 use self::listener::{ListenError, Listener};
@@ -86,7 +88,7 @@ pub(crate) struct Daemon {
     sandbox: Sandbox,
     grants: Arc<Grants>,
     nvml: Nvml,
-    connections: Connections,
+    connections: Arc<Connections>,
     imports: ipc::UnderWay,
     stopping: AtomicBool,
 }
@@ -134,7 +136,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         sandbox,
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
         nvml: Nvml::new(&config),
-        connections: Connections::default(),
+        connections: Arc::new(Connections::new(config.connections)),
         imports: ipc::UnderWay::default(),
         stopping: AtomicBool::new(false),
         config,

@@ -84,7 +84,7 @@ impl PidView {
                 let found = *pids.get(depth)?;
                 let mut at = namespace(pid).ok()?;
                 for _ in depth + 1..pids.len() {
-                    at = sys::parent_pid_namespace(at.as_fd()).ok()?;
+                    at = sys::parent_namespace(at.as_fd()).ok()?;
                 }
                 (identity(at).ok()? == wanted).then_some(found)
             }
@@ -108,7 +108,7 @@ pub(crate) fn chain(pid: i32) -> io::Result<Vec<Identity>> {
         if namespace == own {
             return Ok(found);
         }
-        at = sys::parent_pid_namespace(at.as_fd())?;
+        at = sys::parent_namespace(at.as_fd())?;
     }
 }
 
@@ -124,9 +124,22 @@ pub(crate) fn is_owned_by(pid: i32, uid: u32) -> io::Result<bool> {
             return Ok(false);
         }
         below = true;
-        at = sys::parent_pid_namespace(at.as_fd())?;
+        at = sys::parent_namespace(at.as_fd())?;
     }
     Ok(below)
+}
+
+/// The outermost pid namespace that a process is in below the daemon's. None if it is in the daemon's.
+pub(crate) fn outermost(pid: i32) -> io::Result<Option<OwnedFd>> {
+    let own = own()?;
+    let mut at = namespace(pid)?;
+    let mut outermost = None;
+    while identity(at.try_clone()?)? != own {
+        let above = sys::parent_namespace(at.as_fd())?;
+        outermost = Some(at);
+        at = above;
+    }
+    Ok(outermost)
 }
 
 /// The innermost pid namespace of a process.
@@ -134,7 +147,8 @@ fn namespace(pid: i32) -> io::Result<OwnedFd> {
     File::open(format!("/proc/{pid}/ns/pid")).map(OwnedFd::from)
 }
 
-fn identity(namespace: OwnedFd) -> io::Result<Identity> {
+/// What tells a namespace from others.
+pub(crate) fn identity(namespace: OwnedFd) -> io::Result<Identity> {
     let status = File::from(namespace).metadata()?;
     Ok((status.dev(), status.ino()))
 }

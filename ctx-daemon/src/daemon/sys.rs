@@ -147,8 +147,8 @@ pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     check(result).map(|_| found)
 }
 
-/// The pid namespace that contains the one behind the descriptor.
-pub(crate) fn parent_pid_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// The pid or user namespace that contains the one behind the descriptor.
+pub(crate) fn parent_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     /// `_IO(0xb7, 0x2)`.
     const NS_GET_PARENT: libc::c_ulong = 0xb702;
     // SAFETY: the request takes no argument.
@@ -161,15 +161,20 @@ pub(crate) fn parent_pid_namespace(namespace: BorrowedFd<'_>) -> io::Result<Owne
 pub(crate) fn namespace_owner(namespace: BorrowedFd<'_>) -> io::Result<u32> {
     /// `_IO(0xb7, 0x1)`.
     const NS_GET_USERNS: libc::c_ulong = 0xb701;
-    /// `_IO(0xb7, 0x4)`.
-    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
     // SAFETY: the request takes no argument.
     let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as _) })?;
     // SAFETY: new, and owned here.
     let users = unsafe { OwnedFd::from_raw_fd(fd) };
+    user_namespace_owner(users.as_fd())
+}
+
+/// The user, as seen here, who has made the user namespace behind the descriptor.
+pub(crate) fn user_namespace_owner(namespace: BorrowedFd<'_>) -> io::Result<u32> {
+    /// `_IO(0xb7, 0x4)`.
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
     let mut uid: libc::uid_t = 0;
     // SAFETY: the request writes one user id to the place, which is a live local.
-    check(unsafe { libc::ioctl(users.as_raw_fd(), NS_GET_OWNER_UID as _, &raw mut uid) })?;
+    check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID as _, &raw mut uid) })?;
     Ok(uid)
 }
 

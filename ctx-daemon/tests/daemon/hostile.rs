@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use rekindle_wire::control::{Opening, Request};
+use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::frame;
 
-use crate::support::{Client, Daemon, ask, eventually, reason};
+use crate::support::{Client, Daemon, as_user, ask, eventually, reason};
 
 #[test]
 fn malformed_frames_close_their_connection_and_leak_nothing() {
@@ -126,4 +126,79 @@ fn of_too_many_connections_those_that_say_nothing_are_closed() {
         assert!(start.elapsed() < std::time::Duration::from_secs(5), "none is closed");
         std::thread::yield_now();
     }
+}
+
+/// A process of a user who is nobody special.
+fn process_of(uid: u32) -> std::process::Child {
+    use std::os::unix::process::CommandExt;
+    std::process::Command::new("sleep").arg("120").uid(uid).spawn().unwrap()
+}
+
+fn open_to_all() -> Daemon {
+    let daemon = Daemon::start_with(&[("config.toml", "socket_mode = \"0666\"\n")]);
+    std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+    daemon
+}
+
+#[test]
+fn orders_of_one_user_leave_places_for_operators_and_other_users() {
+    let daemon = open_to_all();
+    let nobody = 65534;
+    // SAFETY: always succeeds.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("skipped: not root");
+    }
+    let mut process = process_of(nobody);
+    let order = Request::Checkpoint { root: process.id() as i32, protocol: None, moment_ms: None };
+    let socket = daemon.socket();
+    let open = || {
+        let stream = UnixStream::connect(&socket).ok()?;
+        frame::send(&stream, &Opening::new(&order).ok()?, &[], &[]).ok()?;
+        let reply = frame::receive::<Reply>(&stream).ok()?.body;
+        Some((stream, reply))
+    };
+    let held = as_user(nobody, || (0..1100).filter_map(|_| open()).collect::<Vec<_>>()).unwrap();
+    let awaited = held.iter().filter(|(_, reply)| *reply == Reply::Awaited).count();
+    daemon.status();
+    let listed = as_user(65533, || ask(&daemon.socket(), &Request::List, &[])).unwrap();
+    assert_eq!(listed, Reply::Clients(Vec::new()));
+    assert_eq!(awaited, 16);
+    // With their connections they are over.
+    drop(held);
+    eventually("another is accepted", || {
+        let (_, reply) = as_user(nobody, open).unwrap()?;
+        (reply == Reply::Awaited).then_some(())
+    });
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+#[test]
+fn a_users_order_does_not_hold_an_operators_dump() {
+    let daemon = open_to_all();
+    let nobody = 65534;
+    // SAFETY: always succeeds.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("skipped: not root");
+    }
+    let mut process = process_of(nobody);
+    let root = process.id() as i32;
+    let order = |moment_ms| Request::Checkpoint { root, protocol: None, moment_ms: Some(moment_ms) };
+    let (order_of_user, huge) = (order(1 << 40), order(u64::MAX));
+    let (_held, reply) = as_user(nobody, || {
+        let stream = UnixStream::connect(daemon.socket()).unwrap();
+        frame::send(&stream, &Opening::new(&order_of_user).unwrap(), &[], &[]).unwrap();
+        let reply = frame::receive::<Reply>(&stream).unwrap().body;
+        (stream, reply)
+    })
+    .unwrap();
+    // The dump does not wait for what the other user has ordered.
+    let dir = tempfile::tempdir().unwrap();
+    let (_session, paused) = crate::support::Session::open(&daemon, &crate::dump::pause(root, true), dir.path());
+    assert_eq!(paused, Reply::Paused { pids: Vec::new() });
+    assert!(reason(reply).contains("only root"));
+    // Nor is there a wait without end.
+    assert!(reason(ask(&daemon.socket(), &huge, &[])).contains("86400 s at most"));
+    process.kill().unwrap();
+    process.wait().unwrap();
 }
