@@ -9,6 +9,7 @@ use rekindle_images::{Blob, PIECE_LENGTH, Piece};
 use rekindle_wire::boxes::cut;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
+use thiserror::Error;
 
 use super::boxes::ArrayPart;
 use super::commands::check;
@@ -45,6 +46,19 @@ fn descriptor(args: &mut Reader<'_>) -> Result<CudaArray3dDescriptor, Malformed>
         channels: args.word32()?,
         flags: args.word32()?,
     })
+}
+
+/// Why the content of an array is not saved or loaded.
+#[derive(Debug, Error)]
+pub(crate) enum ArrayError {
+    #[error("the array {0:#x} does not exist")]
+    Missing(u64),
+    #[error("an array without size")]
+    NoSize,
+    #[error("the content of array {0:#x} is not of its shape")]
+    Shape(u64),
+    #[error(transparent)]
+    Refused(#[from] Refused),
 }
 
 impl Executor {
@@ -218,31 +232,31 @@ impl Executor {
     }
 
     /// The blobs of all arrays, and for each the copies that make its pieces.
-    pub(crate) fn describe_arrays(&self) -> Result<Vec<(Blob, Vec<Job>)>, String> {
+    pub(crate) fn describe_arrays(&self) -> Result<Vec<(Blob, Vec<Job>)>, ArrayError> {
         let describe = |(&handle, desc): (&u64, &CudaArray3dDescriptor)| {
             let jobs = self.array_jobs(handle)?;
             let device = jobs.first().map_or(0, |j| j.device as u32);
-            let size = desc.bytes().ok_or("an array without size")? as u64;
+            let size = desc.bytes().ok_or(ArrayError::NoSize)? as u64;
             Ok((Blob { kind: ARRAY_CONTENT, handle, device, size, pieces: Vec::new() }, jobs))
         };
         self.arrays.shapes.iter().map(describe).collect()
     }
 
     /// The copies of a saved array's pieces.
-    pub(crate) fn saved_array_jobs(&self, blob: &Blob) -> Result<Vec<(Job, Piece)>, String> {
+    pub(crate) fn saved_array_jobs(&self, blob: &Blob) -> Result<Vec<(Job, Piece)>, ArrayError> {
         let jobs = self.array_jobs(blob.handle)?;
         let same = |(job, piece): (&Job, &Piece)| job.offset == piece.offset && job.length == piece.length;
         if jobs.len() != blob.pieces.len() || !jobs.iter().zip(&blob.pieces).all(same) {
-            return Err(format!("the content of array {:#x} is not of its shape", blob.handle));
+            return Err(ArrayError::Shape(blob.handle));
         }
         Ok(jobs.into_iter().zip(blob.pieces.iter().copied()).collect())
     }
 
-    fn array_jobs(&self, handle: u64) -> Result<Vec<Job>, String> {
-        let missing = || format!("the array {handle:#x} does not exist");
+    fn array_jobs(&self, handle: u64) -> Result<Vec<Job>, ArrayError> {
+        let missing = || ArrayError::Missing(handle);
         let (array, context) = self.array(handle).map_err(|_| missing())?;
         let extent = self.arrays.extent(handle).ok_or_else(missing)?;
-        let device = self.device_of_context(context).map_err(|e| e.to_string())?;
+        let device = self.device_of_context(context)?;
         let context = self.objects.get(context).ok_or_else(missing)?.real;
         let mut offset = 0;
         let job = |part: rekindle_wire::boxes::Part| {

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::sync::Arc;
 
-use rekindle_cuda_abi::code;
+use rekindle_cuda_abi::code::{self, CodeError};
 use rekindle_images::CodeHash;
 use thiserror::Error;
 
@@ -33,7 +33,7 @@ pub(crate) struct Image {
     /// Whether its code may print, or fail an assertion.
     pub(crate) prints: bool,
     /// Its variables, or why they cannot be known.
-    pub(crate) globals: Result<Vec<Global>, String>,
+    pub(crate) globals: Result<Vec<Global>, UnknownGlobals>,
 }
 
 /// A variable in an image's code.
@@ -117,12 +117,25 @@ fn made_by_compiler(name: &str) -> bool {
     name.starts_with("$str") || name.starts_with("_ZTV") || name.starts_with("__unnamed") || name.starts_with("$__")
 }
 
+/// Why it is not known which variables an image has.
+#[derive(Debug, Error)]
+pub(crate) enum UnknownGlobals {
+    #[error("none of its entries fits the device")]
+    NoEntry,
+    #[error("`{0}` is managed memory")]
+    Managed(String),
+    #[error("`{0}` is a variable inside a function")]
+    InFunction(String),
+    #[error(transparent)]
+    Code(#[from] CodeError),
+}
+
 /// What an image's code says of itself.
 struct Description {
     allocating: HashSet<String>,
     params: HashMap<String, Vec<(u64, u64)>>,
     prints: bool,
-    globals: Result<Vec<Global>, String>,
+    globals: Result<Vec<Global>, UnknownGlobals>,
 }
 
 /// The driver's functions that write to this process's stdout and stderr.
@@ -145,15 +158,19 @@ fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
     }
     // Code that cannot be read may print.
     found.prints |= !fits;
-    found.globals = if fits { Ok(globals) } else { Err("none of its entries fits the device".into()) };
+    found.globals = if fits { Ok(globals) } else { Err(UnknownGlobals::NoEntry) };
     found
 }
 
-fn describe_entry(entry: &code::Entry<'_>, found: &mut Description, globals: &mut Vec<Global>) -> Result<(), String> {
-    let program = entry.unpack().map_err(|e| e.to_string())?;
+fn describe_entry(
+    entry: &code::Entry<'_>,
+    found: &mut Description,
+    globals: &mut Vec<Global>,
+) -> Result<(), UnknownGlobals> {
+    let program = entry.unpack()?;
     let bytes = program.bytes();
     found.prints |= PRINTING.iter().any(|name| bytes.windows(name.len()).any(|w| w == *name));
-    for kernel in program.kernels().map_err(|e| e.to_string())? {
+    for kernel in program.kernels()? {
         if kernel.allocates {
             found.allocating.insert(kernel.name.clone());
         }
@@ -162,12 +179,12 @@ fn describe_entry(entry: &code::Entry<'_>, found: &mut Description, globals: &mu
             found.params.insert(kernel.name, params);
         }
     }
-    for global in program.globals().map_err(|e| e.to_string())? {
+    for global in program.globals()? {
         if global.managed {
-            return Err(format!("`{}` is managed memory", global.name));
+            return Err(UnknownGlobals::Managed(global.name.clone()));
         }
         if global.in_function && !made_by_compiler(&global.name) {
-            return Err(format!("`{}` is a variable inside a function", global.name));
+            return Err(UnknownGlobals::InFunction(global.name.clone()));
         }
         let Ok(name) = CString::new(global.name.as_str()) else { continue };
         globals.push(Global { constant: made_by_compiler(&global.name), name });

@@ -22,7 +22,7 @@ use super::boxes::between;
 use super::commands::check;
 use super::executor::{Executor, Outcome, Refused};
 use super::launch;
-use super::state;
+use super::state::{self, StateError};
 use super::waiting::Then;
 
 /// An executable graph of the client's.
@@ -422,7 +422,7 @@ impl Executor {
     }
 
     /// All programs as bytes of the saved state; `None` where there are none.
-    pub(crate) fn graph_bytes(&self) -> Result<Option<Vec<u8>>, String> {
+    pub(crate) fn graph_bytes(&self) -> Result<Option<Vec<u8>>, StateError> {
         if self.graphs.is_empty() {
             return Ok(None);
         }

@@ -7,11 +7,11 @@ use rekindle_wire::ring::CommandHeader;
 use super::executor::Executor;
 use super::held::{Entry, Progress};
 use super::held_settings::Setting;
-use super::state::{self, Held, HeldCommand, HeldProgress, WaitingForRoom};
+use super::state::{self, Held, HeldCommand, HeldProgress, StateError, WaitingForRoom};
 
 impl Executor {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.
-    pub(crate) fn held_bytes(&self) -> Result<Option<Vec<u8>>, String> {
+    pub(crate) fn held_bytes(&self) -> Result<Option<Vec<u8>>, StateError> {
         let held = &self.held;
         if held.list.is_empty() && held.callback_thread == 0 && held.waiting_for_room.is_empty() {
             return Ok(None);

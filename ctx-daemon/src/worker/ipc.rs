@@ -16,11 +16,14 @@ use rekindle_cuda_abi::types::*;
 use rekindle_images::Client;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, NO_TICKET, PieceFlags};
+use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::ipc::{self, MAX_PIECES, Named, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
+use thiserror::Error;
 
 use super::driver::{Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
 use super::ipc_events::SavedEvents;
+use super::not_loaded::NotLoaded;
 use super::state::{self, State};
 use super::vmm::{self, Piece, Sharing};
 
@@ -115,18 +118,40 @@ impl Arrived {
     }
 
     /// A piece of a restore, by the driver's handle, which is the caller's.
-    pub(crate) fn take(&mut self, driver: &Driver, id: &PieceId) -> Result<u64, String> {
+    pub(crate) fn take(&mut self, driver: &Driver, id: &PieceId) -> Result<u64, NotLoaded> {
         if let Some(real) = self.made.remove(id) {
             return Ok(real);
         }
-        let file = self.files.get(id).ok_or("the image lacks memory that its processes share")?;
-        import(driver, file).map_err(|code| format!("shared memory cannot be taken: {}", result_name(code)))
+        let file = self.files.get(id).ok_or(NotLoaded::Image("the image lacks memory that its processes share"))?;
+        import(driver, file).map_err(|code| NotLoaded::Shared { what: "taken", code })
     }
 
     /// A restore has all that it needs.
     fn all_taken(&mut self) {
         self.made.clear();
         self.files.clear();
+    }
+}
+
+/// Why memory is not given to another worker, or not taken from one.
+#[derive(Debug, Error)]
+pub(crate) enum ShareError {
+    #[error("it has nothing of this name")]
+    NoName,
+    #[error("it has no such device")]
+    NoDevice,
+    #[error("memory was not given: {}", result_name(*.0))]
+    NotGiven(CUresult),
+    #[error("memory without its descriptors, or too much of it")]
+    Unfit,
+}
+
+impl Failing for ShareError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoName | Self::NoDevice => FailureKind::Refused,
+            Self::NotGiven(_) | Self::Unfit => FailureKind::Internal,
+        }
     }
 }
 
@@ -207,17 +232,17 @@ impl Executor {
     }
 
     /// What a name stands for, for another worker: descriptors of the pieces from `first` on.
-    pub(crate) fn export_named(&mut self, token: &Token, first: usize) -> Result<(Shared, Vec<OwnedFd>), String> {
+    pub(crate) fn export_named(&mut self, token: &Token, first: usize) -> Result<(Shared, Vec<OwnedFd>), ShareError> {
         if let Some((shared, file)) = self.named_event(token) {
             return Ok((shared, vec![file]));
         }
-        let (device, mut shared, pieces) = self.named(token).ok_or("it has nothing of this name")?;
-        shared.device = self.attached.devices.get(device).ok_or("it has no such device")?.uuid;
+        let (device, mut shared, pieces) = self.named(token).ok_or(ShareError::NoName)?;
+        shared.device = self.attached.devices.get(device).ok_or(ShareError::NoDevice)?.uuid;
         shared.count = pieces.len();
         let driver = self.driver();
         let mut files = Vec::new();
         for (piece, real) in pieces.into_iter().skip(first).take(PIECES_AT_A_TIME) {
-            files.push(export(driver, real).map_err(|code| format!("memory was not given: {}", result_name(code)))?);
+            files.push(export(driver, real).map_err(ShareError::NotGiven)?);
             shared.pieces.push(piece);
         }
         Ok((shared, files))
@@ -255,9 +280,9 @@ impl Executor {
     }
 
     /// Keeps what comes from another worker until the client asks for it.
-    pub(crate) fn arrive(&mut self, ticket: u64, shared: Shared, files: Vec<OwnedFd>) -> Result<(), String> {
+    pub(crate) fn arrive(&mut self, ticket: u64, shared: Shared, files: Vec<OwnedFd>) -> Result<(), ShareError> {
         if shared.pieces.len() != files.len() || shared.count > MAX_PIECES {
-            return Err("memory without its descriptors, or too much of it".into());
+            return Err(ShareError::Unfit);
         }
         let tickets = &mut self.arrived.tickets;
         if let Some((before, its_files)) = tickets.get_mut(&ticket) {
@@ -330,32 +355,32 @@ impl Executor {
 
     /// Makes the pieces anew whose content an image's client has, and says which there are, with descriptors from `first`
     /// on, and which it needs from others.
-    pub(crate) fn make_shared(&mut self, blob: &[u8], first: usize) -> Result<Made, String> {
-        let client = Client::from_bytes(blob).map_err(|e| e.to_string())?;
+    pub(crate) fn make_shared(&mut self, blob: &[u8], first: usize) -> Result<Made, NotLoaded> {
+        let client = Client::from_bytes(blob)?;
         if state::check(client.worker_version).is_err() {
             // Said better when it is loaded.
             return Ok(Made::default());
         }
-        let malformed = |e: Malformed| format!("the image's worker state: {e}");
+        let malformed = NotLoaded::worker_state;
         let state: State = state::parse(&client.worker_state).map_err(malformed)?;
         let (wanted, events) = read_shared(&state).map_err(malformed)?;
         let driver = self.driver();
         if first == 0 {
             for it in wanted.iter().filter(|it| !it.elsewhere) {
-                let device = self.devices.get(it.device).ok_or("the image uses a device that is not here")?.device;
+                let device = self.devices.get(it.device).ok_or(NotLoaded::NoDevice)?.device;
                 let properties = vmm::properties(device, it.handle_types | POSIX_FILE, it.flags);
-                let failed = |code| format!("shared memory cannot be made: {}", result_name(code));
+                let failed = |code| NotLoaded::Shared { what: "made", code };
                 let real = vmm::create(driver, it.size, &properties).map_err(failed)?;
                 self.arrived.files.insert(it.id, export(driver, real).map_err(failed)?);
                 if let Some(twice) = self.arrived.made.insert(it.id, real) {
                     // SAFETY: the driver's own handle, of which nothing is mapped.
-                    expect("cuMemRelease", unsafe { (driver.cuMemRelease)(twice) }).map_err(|e| e.to_string())?;
+                    expect("cuMemRelease", unsafe { (driver.cuMemRelease)(twice) })?;
                 }
             }
         }
         if first == 0 {
             for page in events.pages.iter().filter(|it| !it.elsewhere) {
-                let file = page.make(&events).ok_or("shared events cannot be made")?;
+                let file = page.make(&events).ok_or(NotLoaded::NoEvents)?;
                 self.arrived.files.insert(page.id, file);
             }
         }
@@ -365,7 +390,7 @@ impl Executor {
         let mut made = Made { count: here.len(), needed: needed.into_iter().collect(), ..Made::default() };
         for (id, file) in self.arrived.files.iter().skip(first).take(PIECES_AT_A_TIME) {
             made.ids.push(*id);
-            made.files.push(file.try_clone().map_err(|e| format!("no descriptor of shared memory: {e}"))?);
+            made.files.push(file.try_clone().map_err(NotLoaded::NoDescriptor)?);
         }
         Ok(made)
     }
@@ -376,7 +401,7 @@ impl Executor {
     }
 
     /// Has the pieces of a restored client that others share be the ones that were made, or came, before.
-    pub(super) fn map_made(&mut self) -> Result<(), String> {
+    pub(super) fn map_made(&mut self) -> Result<(), NotLoaded> {
         let driver = self.driver();
         for device in &mut self.devices {
             device.memory.use_made(|id| self.arrived.take(driver, id))?;
@@ -385,8 +410,8 @@ impl Executor {
     }
 
     /// Maps what else is shared. From now on pieces are new ones.
-    pub(super) fn all_shared_is_mapped(&mut self, state: &State) -> Result<(), String> {
-        let (_, events) = read_shared(state).map_err(|e| e.to_string())?;
+    pub(super) fn all_shared_is_mapped(&mut self, state: &State) -> Result<(), NotLoaded> {
+        let (_, events) = read_shared(state).map_err(NotLoaded::worker_state)?;
         self.restore_events(events)?;
         self.arrived.all_taken();
         self.devices.iter_mut().for_each(|device| device.memory.all_made_are_used());

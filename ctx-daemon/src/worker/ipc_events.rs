@@ -25,6 +25,7 @@ use super::commands::check;
 use super::driver::Driver;
 use super::executor::{Executor, Outcome, Refused};
 use super::ipc::{new_name, write_name};
+use super::not_loaded::NotLoaded;
 use super::pinned::{is_sealed, map_at};
 use super::state;
 
@@ -462,18 +463,21 @@ impl Executor {
     }
 
     /// Events of an image's client, whose pages were made, or came, before.
-    pub(crate) fn restore_events(&mut self, saved: SavedEvents) -> Result<(), String> {
+    pub(crate) fn restore_events(&mut self, saved: SavedEvents) -> Result<(), NotLoaded> {
         for page in &saved.pages {
-            let file = self.arrived.file(&page.id).ok_or("the image lacks events that its processes share")?;
+            let file = self
+                .arrived
+                .file(&page.id)
+                .ok_or(NotLoaded::Image("the image lacks events that its processes share"))?;
             let opened = self.open_page(page.id, file, page.came);
-            opened.map_err(|code| format!("shared events cannot be mapped: {}", result_name(code)))?;
+            opened.map_err(NotLoaded::Events)?;
             if let Some(open) = self.ipc_events.pages.get_mut(&page.id) {
                 open.used = page.used;
             }
         }
         let known = |place: &Place| self.ipc_events.pages.contains_key(&place.page) && place.index < PER_PAGE;
         if !saved.by_handle.values().all(known) {
-            return Err("the image's events have no place".into());
+            return Err(NotLoaded::Image("the image's events have no place"));
         }
         self.ipc_events.by_handle = saved.by_handle;
         self.ipc_events.exported = saved.exported;

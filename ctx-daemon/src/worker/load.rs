@@ -8,14 +8,15 @@ use std::sync::atomic::AtomicBool;
 
 use rekindle_images::{Client, CodeHash, DataReader, Object, Piece};
 use rekindle_wire::Dialect;
-use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
 use super::arrays::ARRAY_CONTENT;
 use super::engine::Job;
-use super::executor::{Executor, Outcome};
+use super::executor::{Executor, Outcome, Refused};
 use super::memory;
+use super::not_loaded::{NotLoaded, Why};
 use super::pinned;
 use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, PIECE, POOLED, PRINTED};
 use super::state::{self, State};
@@ -29,10 +30,10 @@ impl Executor {
         client: &Client,
         reader: &DataReader,
         code: Vec<(String, File)>,
-    ) -> Result<(), String> {
+    ) -> Result<(), NotLoaded> {
         state::check(client.worker_version)?;
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
-        dialect.is_served().map_err(|why| why.to_string())?;
+        dialect.is_served()?;
         for (hash, file) in code {
             self.load_code(&hash, file)?;
         }
@@ -41,10 +42,10 @@ impl Executor {
             .iter()
             .map(|k| {
                 let number = command::number(&self.table, &k.name);
-                number.map(|n| (k.kind, n)).ok_or(format!("the image uses {}, which is unknown here", k.name))
+                number.map(|n| (k.kind, n)).ok_or_else(|| NotLoaded::UnknownCall(k.name.clone()))
             })
             .collect::<Result<_, _>>()?;
-        let state = state::parse(&client.worker_state).map_err(|e| format!("the image's worker state: {e}"))?;
+        let state = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
         self.restore_state(client, &state)?;
         // Textures may be of memory, which must be there then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
@@ -70,35 +71,36 @@ impl Executor {
         self.record_events()
     }
 
-    fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), String> {
+    fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), NotLoaded> {
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(|e| format!("code image {hash}: {e}"))?;
+        file.read_to_end(&mut bytes).map_err(|source| NotLoaded::ReadCode { hash: hash.to_owned(), source })?;
         if CodeHash::of(&bytes).to_string() != hash {
-            return Err(format!("code image {hash} does not have the content that its name says"));
+            return Err(NotLoaded::CodeContent(hash.to_owned()));
         }
         let capability = self.capability();
-        self.code.keep(bytes, capability).map(|_| ()).map_err(|e| format!("code image {hash}: {e}"))
+        let kept = self.code.keep(bytes, capability);
+        kept.map(drop).map_err(|why| NotLoaded::BrokenCode { hash: hash.to_owned(), why })
     }
 
     /// Executes a record of the object log.
-    fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), String> {
-        let call = *kinds.get(&object.kind).ok_or("the image's log has a record of no kind")?;
+    fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), NotLoaded> {
+        let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
         let name = command::name(&self.table, call).unwrap_or("?").to_owned();
-        let failed = |e: &dyn std::fmt::Display| format!("{name} of object {:#x} failed: {e}", object.handle);
+        let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
         self.header = CommandHeader { call, context: object.context, ..Default::default() };
-        self.enter_context(object.context).map_err(|e| failed(&e))?;
+        self.enter_context(object.context).map_err(|e| failed(e.into()))?;
         let mut args = Reader::new(&object.args);
         let mut reply = Writer::new();
         let outcome = match call {
             command::MODULE_LOAD | command::LIBRARY_LOAD => {
-                let hash = object.code.first().ok_or_else(|| failed(&"no code image"))?;
-                let image = self.code.get(hash).ok_or_else(|| failed(&"its code image is missing"))?;
+                let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
+                let image = self.code.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
                 self.load_again(call, (kind, object.handle), &image, &mut args).map(|()| Outcome::Done(0))
             }
             command::LINK_ADD => {
-                let hash = object.code.first().ok_or_else(|| failed(&"no code image"))?;
-                let image = self.code.get(hash).ok_or_else(|| failed(&"its code image is missing"))?;
+                let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
+                let image = self.code.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 self.link_add(&mut args, &image, &mut reply).map(Outcome::Done)
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
@@ -109,14 +111,14 @@ impl Executor {
         };
         match outcome {
             Ok(Outcome::Done(0)) => Ok(()),
-            Ok(Outcome::Done(code)) => Err(failed(&rekindle_cuda_abi::types::result_name(code))),
-            Ok(Outcome::Later) => Err(failed(&"it is no record")),
-            Err(refused) => Err(failed(&refused)),
+            Ok(Outcome::Done(code)) => Err(failed(Refused::Code(code).into())),
+            Ok(Outcome::Later) => Err(failed(Why::NoRecord)),
+            Err(refused) => Err(failed(refused.into())),
         }
     }
 
-    fn restore_state(&mut self, client: &Client, state: &State) -> Result<(), String> {
-        let malformed = |e: Malformed| format!("the image's worker state: {e}");
+    fn restore_state(&mut self, client: &Client, state: &State) -> Result<(), NotLoaded> {
+        let malformed = NotLoaded::worker_state;
         for (when, event) in (0..).zip(&state.recorded) {
             self.recorded.insert(event.handle, when);
             if event.timed && event.age.is_finite() {
@@ -125,11 +127,11 @@ impl Executor {
         }
         let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
         for (i, saved) in state.devices.iter().enumerate() {
-            let device = self.devices.get_mut(i).ok_or("the image uses a device that is not here")?;
+            let device = self.devices.get_mut(i).ok_or(NotLoaded::NoDevice)?;
             device.memory.client_reserves(saved.reserved_to);
             device.memory.read_names(saved).map_err(malformed)?;
             if saved.reset {
-                self.reset_primary(i).map_err(|e| format!("device {i} cannot be reset: {e}"))?;
+                self.reset_primary(i).map_err(|why| NotLoaded::Reset { device: i, why })?;
             }
         }
         self.pools.read(state, self.devices.len()).map_err(malformed)?;
@@ -138,14 +140,15 @@ impl Executor {
             .pinned
             .iter()
             .map(|p| {
-                let context = contexts.get(&p.address).copied().ok_or("pinned memory without a context")?;
+                let context =
+                    contexts.get(&p.address).copied().ok_or(NotLoaded::Image("pinned memory without a context"))?;
                 Ok((p.address, pinned::Allocation { size: p.size, flags: p.flags as u32, context }))
             })
-            .collect::<Result<_, &str>>()?;
+            .collect::<Result<_, NotLoaded>>()?;
         Ok(())
     }
 
-    fn restore_allocations(&mut self, client: &Client) -> Result<(), String> {
+    fn restore_allocations(&mut self, client: &Client) -> Result<(), NotLoaded> {
         let driver = self.driver();
         self.restore_pools()?;
         self.map_made()?;
@@ -160,27 +163,27 @@ impl Executor {
                 self.restore_pooled(allocation.device as usize, allocation.address, memory)?;
                 continue;
             }
-            let device =
-                self.devices.get_mut(allocation.device as usize).ok_or("the image uses a device that is not here")?;
+            let device = self.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
             // The driver maps in the current context's process; any context of the device will do.
-            device
-                .memory
-                .allocate_at(driver, allocation.address, memory)
-                .map_err(|e| format!("device memory at {:#x}: {e}", allocation.address))?;
+            device.memory.allocate_at(driver, allocation.address, memory).map_err(|source| NotLoaded::Memory {
+                what: "device",
+                address: allocation.address,
+                source,
+            })?;
         }
         Ok(())
     }
 
     /// The content of pieces goes to where they are mapped for it: each to its own.
-    fn check_pieces(&self, client: &Client, aliases: &[Alias]) -> Result<(), String> {
+    fn check_pieces(&self, client: &Client, aliases: &[Alias]) -> Result<(), NotLoaded> {
         let saved = client.allocations.iter().filter(|a| a.flags & PIECE != 0);
         let saved = saved.map(|a| (a.address, a.handle, a.size, a.device as usize));
         let here = aliases.iter().map(|a| (a.address, a.handle, a.piece.size, a.piece.device));
-        if saved.eq(here) { Ok(()) } else { Err("the image's memory is not what its state says".to_owned()) }
+        if saved.eq(here) { Ok(()) } else { Err(NotLoaded::Image("the image's memory is not what its state says")) }
     }
 
     /// Addresses of variables may be stored anywhere in the client's memory: each must be what it was.
-    fn compare_globals(&self, client: &Client) -> Result<(), String> {
+    fn compare_globals(&self, client: &Client) -> Result<(), NotLoaded> {
         for global in &client.globals {
             let found = self
                 .globals
@@ -192,16 +195,13 @@ impl Executor {
                 .flat_map(|(_, placed)| placed)
                 .any(|p| p.address == global.address && p.size == global.size && *p.name == *c_name(&global.name));
             if !found {
-                return Err(format!(
-                    "the variable `{}` does not lie at {:#x} any more: the driver has placed the code otherwise; restore on the same driver and kind of GPU",
-                    global.name, global.address
-                ));
+                return Err(NotLoaded::Moved { name: global.name.clone(), address: global.address });
             }
         }
         Ok(())
     }
 
-    fn restore_content(&mut self, client: &Client, reader: &DataReader) -> Result<(), String> {
+    fn restore_content(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
         let mut list: Vec<(Job, Piece)> = Vec::new();
         let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
             list.extend(pieces.iter().map(|p| {
@@ -221,7 +221,8 @@ impl Executor {
             add(a.address, device, self.devices[device].primary, &a.pieces);
         }
         for g in &client.globals {
-            let context = self.context_of_global(g.module, g.address).ok_or("a variable's context is gone")?;
+            let context =
+                self.context_of_global(g.module, g.address).ok_or(NotLoaded::Image("a variable's context is gone"))?;
             add(g.address, g.device as usize, context, &g.pieces);
         }
         for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
@@ -229,11 +230,11 @@ impl Executor {
         }
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
-        let engine = self.engine.as_mut().ok_or("a copy is under way")?;
-        engine.prepare(driver, &primaries).map_err(|e| e.to_string())?;
+        let engine = self.engine.as_mut().ok_or(NotLoaded::Busy)?;
+        engine.prepare(driver, &primaries)?;
         let loaded = engine.load(driver, &list, reader, &AtomicBool::new(false));
         self.context_changed();
-        loaded.map_err(|e| e.to_string())?;
+        loaded?;
         self.restore_blobs(client, reader)
     }
 
@@ -243,15 +244,16 @@ impl Executor {
         Some(self.objects.get(key.1)?.real)
     }
 
-    fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), String> {
+    fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
         // Content of arrays is loaded with that of memory.
         for blob in client.blobs.iter().filter(|b| b.kind != ARRAY_CONTENT) {
             let mut bytes = vec![0; blob.size as usize];
             for piece in &blob.pieces {
                 let start = piece.offset as usize;
-                let place =
-                    bytes.get_mut(start..start + piece.length as usize).ok_or("a blob's piece lies outside it")?;
-                reader.read(piece, place).map_err(|e| e.to_string())?;
+                let place = bytes
+                    .get_mut(start..start + piece.length as usize)
+                    .ok_or(NotLoaded::Image("a blob's piece lies outside it"))?;
+                reader.read(piece, place)?;
             }
             match blob.kind {
                 ARRIVING_CODE => self.code.resume_arriving(blob.handle, bytes),
@@ -260,9 +262,11 @@ impl Executor {
                     let logs = self.code_logs.entry((blob.handle >> 1) as u32).or_default();
                     logs[(blob.handle & 1) as usize] = bytes;
                 }
-                HELD_COMMANDS => self.restore_held(&bytes).map_err(|e| format!("the image's held commands: {e}"))?,
-                GRAPHS => self.restore_graphs(&bytes).map_err(|e| format!("the image's graphs: {e}"))?,
-                kind => return Err(format!("the image has a part of the unknown kind {kind}")),
+                HELD_COMMANDS => {
+                    self.restore_held(&bytes).map_err(|why| NotLoaded::Part { part: "held commands", why })?
+                }
+                GRAPHS => self.restore_graphs(&bytes).map_err(|why| NotLoaded::Part { part: "graphs", why })?,
+                kind => return Err(NotLoaded::UnknownPart(kind)),
             }
         }
         Ok(())
@@ -270,7 +274,7 @@ impl Executor {
 
     /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
     /// which they were recorded, so that no time between two comes out negative.
-    pub(super) fn record_events(&mut self) -> Result<(), String> {
+    pub(super) fn record_events(&mut self) -> Result<(), NotLoaded> {
         use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
         let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         events.sort_unstable();
@@ -278,10 +282,10 @@ impl Executor {
         self.commands = self.commands.max(events.len() as u64);
         for (_, event) in events {
             let Some(object) = self.objects.get(event).copied() else { continue };
-            self.enter_context(object.context).map_err(|e| e.to_string())?;
+            self.enter_context(object.context)?;
             // SAFETY: the handles are the driver's own.
             let result = unsafe { (self.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
-            super::driver::expect("cuEventRecord", result).map_err(|e| e.to_string())?;
+            super::driver::expect("cuEventRecord", result)?;
         }
         self.mark_restore();
         Ok(())

@@ -411,7 +411,7 @@ impl DeviceMemory {
     }
 
     /// Has the pieces that have names be these.
-    pub(crate) fn use_made(&mut self, mut take: impl FnMut(&PieceId) -> Result<u64, String>) -> Result<(), String> {
+    pub(crate) fn use_made<E>(&mut self, mut take: impl FnMut(&PieceId) -> Result<u64, E>) -> Result<(), E> {
         for (&address, id) in &self.ids {
             self.made.insert(address, take(id)?);
         }

@@ -43,6 +43,7 @@ mod lives;
 mod load;
 mod mem_ops;
 mod memory;
+mod not_loaded;
 mod objects;
 mod occupancy;
 mod others_room;

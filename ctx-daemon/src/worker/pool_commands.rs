@@ -7,6 +7,7 @@ use rekindle_wire::command::{self, Kind, WINDOW_FULL, default_pool};
 use super::executor::{Executor, Outcome, Refused};
 use super::held::{Entry, Progress};
 use super::memory::{Allocation, MemoryError};
+use super::not_loaded::NotLoaded;
 use super::pools::{Pool, SEGMENT, rounded};
 use super::uses::{Uses, word};
 use super::waiting::{StreamKey, Then};
@@ -402,23 +403,29 @@ impl Executor {
     }
 
     /// Maps what an image's pools had.
-    pub(crate) fn restore_pools(&mut self) -> Result<(), String> {
+    pub(crate) fn restore_pools(&mut self) -> Result<(), NotLoaded> {
         let driver = self.driver();
         for (device, address, length, access) in self.pools.segments() {
             let others: Vec<_> = access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect();
-            let memory = &mut self.devices.get_mut(device).ok_or("a pool's device is not here")?.memory;
-            let failed = |e: &dyn std::fmt::Display| format!("a pool's memory at {address:#x}: {e}");
-            memory.map_segment_at(driver, address, length).map_err(|e| failed(&e))?;
+            let memory =
+                &mut self.devices.get_mut(device).ok_or(NotLoaded::Image("a pool's device is not here"))?.memory;
+            let failed = |source| NotLoaded::Memory { what: "a pool's", address, source };
+            memory.map_segment_at(driver, address, length).map_err(failed)?;
             for other in others {
-                memory.allow(driver, address, other).map_err(|e| failed(&e))?;
+                memory.allow(driver, address, other).map_err(|e| failed(e.into()))?;
             }
         }
         Ok(())
     }
 
     /// An allocation of an image's that came from a pool.
-    pub(crate) fn restore_pooled(&mut self, device: usize, address: u64, allocation: Allocation) -> Result<(), String> {
-        let wrong = || format!("device memory at {address:#x} does not lie in its pool");
+    pub(crate) fn restore_pooled(
+        &mut self,
+        device: usize,
+        address: u64,
+        allocation: Allocation,
+    ) -> Result<(), NotLoaded> {
+        let wrong = || NotLoaded::OutsidePool(address);
         let length = rounded(allocation.size).ok_or_else(wrong)?;
         let pool = self.pools.by_handle.get_mut(&allocation.pool).filter(|p| p.device == device);
         if !pool.ok_or_else(wrong)?.take_at(address, length) {

@@ -22,6 +22,7 @@ use rekindle_wire::layout::REPLY_BYTES;
 use tracing::{error, warn};
 
 use super::executor::{Executor, Outcome, Refused, is_sticky};
+use super::not_loaded::NotLoaded;
 use super::waiting::{PRINT_STREAM, StreamKey};
 
 /// This process's stderr from before it was a memfd: where its own log goes.
@@ -114,9 +115,9 @@ impl Prints {
     }
 
     /// What was pending when the client was saved. `output` is 0 for stdout, 1 for stderr.
-    pub(crate) fn resume(&mut self, output: u64, text: Vec<u8>) -> Result<(), String> {
+    pub(crate) fn resume(&mut self, output: u64, text: Vec<u8>) -> Result<(), NotLoaded> {
         let pending = usize::try_from(output).ok().and_then(|o| self.pending.get_mut(o));
-        *pending.ok_or("the image has text for an output that there is not")? = text;
+        *pending.ok_or(NotLoaded::Image("the image has text for an output that there is not"))? = text;
         Ok(())
     }
 }

@@ -10,8 +10,11 @@ use thiserror::Error;
 use super::copying::CopyError;
 use super::driver::CallFailed;
 use super::executor::Refused;
+use super::ipc::ShareError;
 use super::limits::NoRow;
+use super::not_loaded::NotLoaded;
 use super::rest::Broken;
+use super::save::SaveError;
 use super::serve::State;
 use crate::failure;
 
@@ -63,14 +66,14 @@ pub(super) enum Refusal {
     Unreported,
     #[error("a worker that is {state:?} cannot do this: {request:?}")]
     Unfit { state: State, request: Box<WorkerRequest> },
+    #[error(transparent)]
+    NotLoaded(#[from] NotLoaded),
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error("{0}")]
-    Other(String),
-}
-
-impl From<String> for Refusal {
-    fn from(reason: String) -> Self {
-        Self::Other(reason)
-    }
+    Memory(Refused),
 }
 
 impl Failing for Refusal {
@@ -80,6 +83,9 @@ impl Failing for Refusal {
             Self::Broken(error) => error.kind(),
             Self::Image(error) => failure::of_image(error),
             Self::Io(error) | Self::NoThread(error) => Failing::kind(error),
+            Self::NotLoaded(error) => error.kind(),
+            Self::Save(error) => error.kind(),
+            Self::Share(error) => error.kind(),
             Self::Unreported => FailureKind::Refused,
             Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
             Self::WentOn => FailureKind::Timeout,

@@ -8,14 +8,16 @@ use rekindle_images::{
     Allocation, Blob, Client, ClientGpu, DataWriter, Global, ImageError, Object, ObjectKind, Piece, Pinned, Ring,
     Window, WindowKind,
 };
-use rekindle_wire::control::{Copying as How, SavedCode, Secured};
+use rekindle_wire::control::{Copying as How, Failing, FailureKind, SavedCode, Secured};
 use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
+use thiserror::Error;
 
-use super::copying::{Cancel, Copying, Guard, Keeping, Place, Task};
+use super::arrays::ArrayError;
+use super::copying::{Cancel, CopyError, Copying, Guard, Keeping, Place, Task};
 use super::engine::{Job, jobs};
 use super::executor::Executor;
-use super::state::{self, PinnedMemory, RecordedEvent, State};
+use super::state::{self, PinnedMemory, RecordedEvent, State, StateError};
 use super::times::Ages;
 use super::vmm::Alias;
 
@@ -104,27 +106,57 @@ pub(crate) struct Wanted {
     pub(crate) cancel: Arc<Cancel>,
 }
 
+/// Why a client is not saved.
+#[derive(Debug, Error)]
+pub(crate) enum SaveError {
+    #[error("it cannot be checkpointed: {0}")]
+    Unsavable(String),
+    #[error("it cannot be checkpointed now: {0}; the next dump may find that it has")]
+    NotNow(&'static str),
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("a code image is missing")]
+    NoCode,
+    #[error("a variable's context is gone")]
+    NoContext,
+}
+
+impl Failing for SaveError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Unsavable(_) | Self::NotNow(_) => FailureKind::Refused,
+            Self::Copy(error) => error.kind(),
+            Self::State(error) => error.kind(),
+            Self::Array(_) | Self::NoCode | Self::NoContext => FailureKind::Internal,
+        }
+    }
+}
+
 impl Executor {
     /// Begins to save the client but for memory that is elsewhere in the image. Nothing runs on the device, and nothing
     /// is written to memory that the client shares. What it says is true of this moment; the copy goes on in the
     /// background, see [`Executor::progress`].
-    pub(crate) fn begin_saving(&mut self, wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), String> {
+    pub(crate) fn begin_saving(&mut self, wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), SaveError> {
         self.leave_out(&wanted.elsewhere);
         if let Some(why) = &self.unsavable {
-            return Err(format!("it cannot be checkpointed: {why}"));
+            return Err(SaveError::Unsavable(why.clone()));
         }
         self.objects.settle();
         if self.objects.is_cut() {
             return Err(format!("it cannot be checkpointed: {TOO_MUCH_UNLOADED}"));
         }
         if let Some(why) = self.held_for_others() {
-            return Err(format!("it cannot be checkpointed now: {why}; the next dump may find that it has"));
+            return Err(SaveError::NotNow(why));
         }
         self.discard_finished();
         if self.background.is_some() {
-            return Err("it is being copied already: wait until that is over".into());
+            return Err(CopyError::Already.into());
         }
-        let aliases = self.map_aliases()?;
+        let aliases = self.map_aliases().map_err(CopyError::from)?;
         let begun = self.begin_with(&aliases, wanted);
         if begun.is_err() {
             self.unmap_aliases(&aliases);
@@ -132,8 +164,8 @@ impl Executor {
         begun
     }
 
-    fn begin_with(&mut self, aliases: &[Alias], wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), String> {
-        self.prepare_engine().map_err(|e| e.to_string())?;
+    fn begin_with(&mut self, aliases: &[Alias], wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), SaveError> {
+        self.prepare_engine()?;
         // Every stream is idle: what was freed in its order is free.
         self.pools.settle(self.driver());
         self.join_reserving();
@@ -163,24 +195,24 @@ impl Executor {
             Ok(secured) => secured,
             Err(why) => {
                 room.into_iter().for_each(|room| room.release(self.driver()));
-                return Err(why.to_string());
+                return Err(why.into());
             }
         };
 
-        let described = self.describe_texts();
+        let described = self.describe_texts().map_err(SaveError::from);
         let described = described.and_then(|texts| Ok((texts, self.describe(wanted.head, allocations, globals)?)));
         let (texts, (client, code)) = match described {
             Ok(described) => described,
             Err(why) => {
                 room.into_iter().for_each(|room| room.release(self.driver()));
-                return Err(why.to_string());
+                return Err(why);
             }
         };
         let copying = Copying::new(tasks, room, false);
         let draft = Draft { client, texts, arrays, regions };
         self.guard = Some(Guard::new(Arc::clone(&copying)));
         let begun = self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft));
-        begun.map_err(|e| e.to_string())?;
+        begun?;
         Ok((code, secured))
     }
 
@@ -190,7 +222,7 @@ impl Executor {
         head: u64,
         allocations: Vec<Allocation>,
         globals: Vec<Global>,
-    ) -> Result<(Client, Vec<SavedCode>), String> {
+    ) -> Result<(Client, Vec<SavedCode>), SaveError> {
         let ages = self.event_ages();
 
         let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
@@ -198,7 +230,7 @@ impl Executor {
             .iter()
             .map(|hash| {
                 let size = self.code.get(hash).map(|i| i.bytes.len() as u64);
-                size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or("a code image is missing")
+                size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or(SaveError::NoCode)
             })
             .collect::<Result<Vec<_>, _>>()?;
         let client = Client {
@@ -279,12 +311,12 @@ impl Executor {
         list
     }
 
-    fn describe_globals(&self, all: &mut Vec<(Region, Place, Job)>) -> Result<Vec<Global>, String> {
+    fn describe_globals(&self, all: &mut Vec<(Region, Place, Job)>) -> Result<Vec<Global>, SaveError> {
         let mut list = Vec::new();
         let mut places: Vec<_> = self.globals.iter().collect();
         places.sort_by_key(|(key, _)| **key);
         for (&(module, context), globals) in places {
-            let known = self.objects.get(context).ok_or("a variable's context is gone")?;
+            let known = self.objects.get(context).ok_or(SaveError::NoContext)?;
             let ordinal = known.parent as usize;
             for global in globals {
                 if global.size == 0 {
@@ -307,7 +339,7 @@ impl Executor {
     }
 
     /// What the worker has of the client besides memory.
-    fn describe_texts(&self) -> Result<Vec<Text>, String> {
+    fn describe_texts(&self) -> Result<Vec<Text>, StateError> {
         let mut texts = Vec::new();
         let mut add = |kind, handle, bytes: &[u8]| {
             if !bytes.is_empty() {
@@ -373,7 +405,7 @@ impl Executor {
     }
 
     /// What has no place of its own in the manifest.
-    fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, String> {
+    fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, StateError> {
         let mut state = State::default();
         self.write_shared(&mut state);
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();

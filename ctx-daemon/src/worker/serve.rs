@@ -311,16 +311,16 @@ impl Server {
     fn sharing(&mut self, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
         let answered = match (&message.body, self.state) {
             (WorkerRequest::Export { token, first }, State::Open | State::Closing | State::Quiesced) => {
-                let exported = self.executor.export_named(token, *first);
+                let exported = self.executor.export_named(token, *first).map_err(Refusal::from);
                 exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
             }
             (WorkerRequest::MakeShared { first }, State::Spare) => {
-                let made = self.executor.make_shared(&message.blob, *first);
+                let made = self.executor.make_shared(&message.blob, *first).map_err(Refusal::from);
                 made.map(|it| (WorkerReply::MadeShared { count: it.count, ids: it.ids, needed: it.needed }, it.files))
             }
             _ => return None,
         };
-        Some(answered.unwrap_or_else(|reason| (WorkerReply::Failed(Failure::internal(reason)), Vec::new())))
+        Some(answered.unwrap_or_else(|refusal| (WorkerReply::Failed(refusal.into()), Vec::new())))
     }
 
     fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), Refusal> {
@@ -427,7 +427,7 @@ impl Server {
                 return Ok((WorkerReply::Access { report: Box::new(report) }, Vec::new()));
             }
             (WorkerRequest::Memory, _) => {
-                let devices = self.executor.memory_of_devices().map_err(|e| e.to_string())?;
+                let devices = self.executor.memory_of_devices().map_err(Refusal::Memory)?;
                 return Ok((WorkerReply::Memory { devices }, Vec::new()));
             }
             (WorkerRequest::Check, _) => {

@@ -2,6 +2,8 @@
 
 use protobuf::Message;
 use rekindle_wire::codec::Malformed;
+use rekindle_wire::control::{Failing, FailureKind};
+use thiserror::Error;
 
 /// Generated from `proto/state.proto`.
 #[allow(
@@ -35,22 +37,40 @@ pub(crate) fn version() -> u32 {
     STATE_VERSION + rekindle_wire::version::ahead()
 }
 
+/// Why state is not written or read.
+#[derive(Debug, Error)]
+pub(crate) enum StateError {
+    #[error(
+        "the image's client has state of version {found}, and this rekindled {} reads {OLDEST_STATE} to {newest}: restore it with {with}",
+        env!("CARGO_PKG_VERSION")
+    )]
+    Version { found: u32, newest: u32, with: &'static str },
+    #[error("the state cannot be written: {0}")]
+    Write(protobuf::Error),
+}
+
+impl Failing for StateError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Version { .. } => FailureKind::Version,
+            Self::Write(_) => FailureKind::Internal,
+        }
+    }
+}
+
 /// Whether this worker can take up state of that version.
-pub(crate) fn check(found: u32) -> Result<(), String> {
+pub(crate) fn check(found: u32) -> Result<(), StateError> {
     let newest = version();
     if (OLDEST_STATE..=newest).contains(&found) {
         return Ok(());
     }
-    Err(format!(
-        "the image's client has state of version {found}, and this rekindled {} reads {OLDEST_STATE} to {newest}: restore it with {}",
-        env!("CARGO_PKG_VERSION"),
-        if found > newest { "a newer one" } else { "the one that made it" }
-    ))
+    let with = if found > newest { "a newer one" } else { "the one that made it" };
+    Err(StateError::Version { found, newest, with })
 }
 
 /// A message as bytes.
-pub(crate) fn bytes(message: &impl Message) -> Result<Vec<u8>, String> {
-    message.write_to_bytes().map_err(|error| format!("the state cannot be written: {error}"))
+pub(crate) fn bytes(message: &impl Message) -> Result<Vec<u8>, StateError> {
+    message.write_to_bytes().map_err(StateError::Write)
 }
 
 /// A message out of an image, which may be anybody's.
@@ -76,8 +96,8 @@ mod tests {
     #[test]
     fn state_of_an_unknown_version_is_refused_with_what_to_do() {
         assert!((OLDEST_STATE..=STATE_VERSION).all(|version| check(version).is_ok()));
-        assert!(check(STATE_VERSION + 1).unwrap_err().contains("restore it with a newer one"));
-        assert!(check(OLDEST_STATE - 1).unwrap_err().contains("restore it with the one that made it"));
+        assert!(check(STATE_VERSION + 1).unwrap_err().to_string().contains("restore it with a newer one"));
+        assert!(check(OLDEST_STATE - 1).unwrap_err().to_string().contains("restore it with the one that made it"));
     }
 
     #[test]

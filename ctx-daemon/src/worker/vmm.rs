@@ -21,11 +21,13 @@ use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, PieceFlags};
 use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
+use thiserror::Error;
 
 use super::access::{self, Unit, Versioned};
 use super::commands::check;
 use super::driver::{CallFailed, Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
+use super::not_loaded::NotLoaded;
 use super::state::{self, State};
 use super::waiting::Then;
 
@@ -499,9 +501,9 @@ impl Executor {
     }
 
     /// Makes what an image's client had: reservations, pieces (empty yet), mappings with their access.
-    pub(crate) fn restore_vmm(&mut self) -> Result<(), String> {
+    pub(crate) fn restore_vmm(&mut self) -> Result<(), NotLoaded> {
         let driver = self.driver();
-        let failed = |what: &str, at: u64, code| format!("{what} {at:#x} is not to be had: {}", result_name(code));
+        let failed = |what, at, code| NotLoaded::NotToBeHad { what, at, code };
         if !self.vmm.reservations.is_empty() {
             let kept = self.vmm.keep_windows(driver);
             kept.map_err(|code| failed("the window at", window::RESERVED_BASE, code))?;
@@ -511,13 +513,13 @@ impl Executor {
                 piece.real = self.arrived.take(driver, &sharing.id)?;
                 continue;
             }
-            let device = self.devices.get(piece.device).ok_or("the image uses a device that is not here")?.device;
+            let device = self.devices.get(piece.device).ok_or(NotLoaded::NoDevice)?.device;
             let properties = properties(device, piece.handle_types, piece.flags);
             piece.real = create(driver, piece.size, &properties).map_err(|code| failed("memory", handle, code))?;
         }
         for (&address, mapping) in self.vmm.mappings.iter() {
             let failed = |code| failed("the mapping at", address, code);
-            let piece = self.vmm.pieces.get(&mapping.piece).ok_or("a mapping of nothing")?;
+            let piece = self.vmm.pieces.get(&mapping.piece).ok_or(NotLoaded::Image("a mapping of nothing"))?;
             // SAFETY: a piece and a reservation that were just made.
             let mapped = unsafe { (driver.cuMemMap)(address, mapping.size as usize, 0, piece.real, 0) };
             let allowed = |(ordinal, flags): (&usize, &u32)| {
@@ -540,12 +542,12 @@ impl Executor {
     }
 
     /// Maps every piece where it can be read and written. [`Executor::unmap_aliases`] ends that.
-    pub(crate) fn map_aliases(&mut self) -> Result<Vec<Alias>, String> {
-        let places = self.vmm.places().ok_or("it has more memory of its own mapping than can be saved")?;
+    pub(crate) fn map_aliases(&mut self) -> Result<Vec<Alias>, AliasError> {
+        let places = self.vmm.places().ok_or(AliasError::TooMuch)?;
         if !places.is_empty() {
             let driver = self.driver();
             let kept = self.vmm.keep_windows(driver);
-            kept.map_err(|code| format!("cuMemAddressReserve failed: {}", result_name(code)))?;
+            kept.map_err(AliasError::Reserve)?;
         }
         let mut mapped = Vec::new();
         for alias in &places {
@@ -554,7 +556,7 @@ impl Executor {
                 Ok(()) => mapped.push(*alias),
                 Err(error) => {
                     self.unmap_aliases(&mapped);
-                    return Err(error.to_string());
+                    return Err(error.into());
                 }
             }
         }
@@ -565,6 +567,17 @@ impl Executor {
     pub(crate) fn unmap_aliases(&self, aliases: &[Alias]) {
         unmap_aliases(self.driver(), aliases);
     }
+}
+
+/// Why pieces are not mapped to be copied.
+#[derive(Debug, Error)]
+pub(crate) enum AliasError {
+    #[error("it has more memory of its own mapping than can be saved")]
+    TooMuch,
+    #[error("cuMemAddressReserve failed: {}", result_name(*.0))]
+    Reserve(CUresult),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
 }
 
 /// Ends what [`Executor::map_aliases`] began. The engine is done with them.

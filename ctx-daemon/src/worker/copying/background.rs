@@ -21,7 +21,7 @@ use crate::worker::engine::{Engine, EngineError};
 use crate::worker::executor::Executor;
 use crate::worker::save::{Draft, Text};
 use crate::worker::signal_stack::Thread;
-use crate::worker::vmm::{self, Alias};
+use crate::worker::vmm::{self, Alias, AliasError};
 
 /// How long a copy that was given up may take to end, before the next one.
 pub(super) const GIVEN_UP: Duration = Duration::from_secs(5);
@@ -77,9 +77,8 @@ pub(crate) enum CopyError {
     Spawn(std::io::Error),
     #[error("more memory than can be hashed at a time")]
     TooMuch,
-    /// In whole words.
-    #[error("{0}")]
-    Aliases(String),
+    #[error(transparent)]
+    Aliases(#[from] AliasError),
     #[error(transparent)]
     Driver(#[from] CallFailed),
     #[error(transparent)]

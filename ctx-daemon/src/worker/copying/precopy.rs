@@ -49,7 +49,7 @@ impl Executor {
         // Another image's is of no use.
         let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
-        let aliases = self.map_aliases().map_err(CopyError::Aliases)?;
+        let aliases = self.map_aliases()?;
         let mut all = Vec::new();
         self.describe_allocations(&aliases, &mut all);
         let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
