@@ -3,6 +3,8 @@
 //! What the CUDA driver knows comes from workers; the rest from the machine's NVML, where it has one. What nobody knows
 //! is not supported, as NVML itself has it.
 
+use std::time::{Duration, Instant};
+
 use rekindle_cuda_abi::nvml::{self as table, Route};
 use rekindle_wire::attach::{Attached, Device};
 use rekindle_wire::control::{Failure, Reply, Request};
@@ -12,6 +14,7 @@ use rekindle_wire::nvml::{Answer, Argument, Gpu, Gpus, HelperQuestion, Memory, P
 use super::pidns::PidView;
 use super::process::{self, Process as Asker};
 use super::sys::Credentials;
+use super::worker::describe_all;
 use super::{Daemon, connection};
 
 /// `nvmlReturn_t`.
@@ -31,6 +34,9 @@ const PCI_SUBSYSTEM: usize = 32;
 /// `nvmlProcessInfo_t`, and how many of them are asked for.
 const PROCESS_SIZE: usize = 24;
 const PROCESSES: usize = 1024;
+
+/// For how long worker after worker is asked what is free on a GPU.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Who asks, and what it may see.
 struct Peer<'a> {
@@ -115,7 +121,10 @@ fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     // Its own worker first: a software GPU is each process's own.
     let own = daemon.registry.clients_among(&[peer.credentials.pid]).into_iter().map(|it| it.worker.clone());
     let others = daemon.registry.clients().into_iter().map(|it| it.worker.clone());
-    for worker in own.chain(daemon.pool.any()).chain(others) {
+    let asked = Instant::now();
+    // Any of them knows. Where the first ones do not answer, the GPU hangs or the machine is overloaded.
+    let workers = own.chain(daemon.pool.any()).chain(others);
+    for worker in workers.take_while(|_| asked.elapsed() < MEMORY_TIMEOUT) {
         if let Ok(devices) = worker.memory()
             && let Some(memory) = devices.get(number)
         {
@@ -136,26 +145,29 @@ fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let view = PidView::of(credentials.pid)?;
     let told = told_processes(daemon, device);
     let clients = daemon.registry.clients();
+    let operator = connection::is_operator(credentials);
+    let shown = |pid: i32| {
+        let allowed = operator || process::user(pid) == Some(credentials.uid);
+        allowed.then(|| view.to_theirs(pid)).flatten().and_then(|pid| u32::try_from(pid).ok())
+    };
+    // Of the others the peer learns nothing, so their workers are left alone.
+    let visible: Vec<_> = clients.iter().filter_map(|it| Some((shown(it.process.pid)?, it))).collect();
+    let workers: Vec<_> = visible.iter().map(|(_, client)| &*client.worker).collect();
     let mut found = Vec::new();
-    for client in &clients {
-        let described = client.worker.describe().device_memory.get(number).copied().unwrap_or(0);
+    for ((pid, client), described) in visible.iter().zip(describe_all(&workers)) {
+        let described = described.device_memory.get(number).copied().unwrap_or(0);
         // What the driver counts for its worker is more: contexts, and code.
         let driver = told.iter().find(|(pid, _)| *pid == client.worker.pid()).map(|(_, bytes)| *bytes);
         if described > 0 {
-            found.push((client.process.pid, driver.unwrap_or(described)));
+            found.push(Process { pid: *pid, memory: driver.unwrap_or(described) });
         }
     }
     let is_ours = |pid: i32| {
         clients.iter().any(|it| it.worker.pid() == pid) || process::command(pid) == process::command(own_pid())
     };
-    found.extend(told.iter().filter(|(pid, _)| !is_ours(*pid)));
-    let operator = connection::is_operator(credentials);
-    let shown = found.into_iter().filter_map(|(pid, memory)| {
-        let allowed = operator || process::user(pid) == Some(credentials.uid);
-        let pid = allowed.then(|| view.to_theirs(pid)).flatten()?;
-        Some(Process { pid: u32::try_from(pid).ok()?, memory })
-    });
-    Ok(Reply::GpuProcesses(shown.collect()))
+    let others = told.iter().filter(|(pid, _)| !is_ours(*pid));
+    found.extend(others.filter_map(|(pid, memory)| Some(Process { pid: shown(*pid)?, memory: *memory })));
+    Ok(Reply::GpuProcesses(found))
 }
 
 fn own_pid() -> i32 {

@@ -13,6 +13,7 @@ use super::clients::Client;
 use super::lost::Lost;
 use super::pidns::PidView;
 use super::sys::Credentials;
+use super::worker::{Description, describe_all};
 use super::{Daemon, connection};
 
 /// The clients that the peer may know of: those it can see, and, unless it is an operator, its own user's.
@@ -30,11 +31,10 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     };
     let clients = daemon.registry.clients();
     let clients: Vec<_> = clients.iter().filter_map(|it| Some((visible(it.process.pid)?, it))).collect();
-    // All at once: one that does not answer holds up none of the others.
-    let mut infos: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = clients.iter().map(|(pid, client)| scope.spawn(|| info(daemon, *pid, client))).collect();
-        asked.into_iter().filter_map(|it| it.join().ok()).collect()
-    });
+    // One that does not answer holds up none of the others.
+    let workers: Vec<_> = clients.iter().map(|(_, client)| &*client.worker).collect();
+    let described = clients.iter().zip(describe_all(&workers));
+    let mut infos: Vec<_> = described.map(|((pid, client), described)| info(daemon, *pid, client, described)).collect();
     infos.extend(
         daemon.lost.all().into_iter().filter_map(|lost| Some(without_worker(visible(lost.process.pid)?, lost))),
     );
@@ -96,9 +96,8 @@ fn try_calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Vec<CallInf
     Ok(counts.into_iter().filter_map(info).collect())
 }
 
-fn info(daemon: &Daemon, pid: i32, client: &Client) -> ClientInfo {
+fn info(daemon: &Daemon, pid: i32, client: &Client, described: Description) -> ClientInfo {
     let (protocol, protocol_reason) = daemon.protocol_of(client);
-    let described = client.worker.describe();
     ClientInfo {
         pid,
         worker: client.worker.pid(),

@@ -28,21 +28,22 @@ use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
+pub(crate) use self::describe::{Description, describe_all};
 use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
+
+mod describe;
 
 /// The most pieces of all that one client shares: as many descriptors come from its worker in a restore.
 const MOST_MADE: usize = 16 * MAX_PIECES;
 
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
-/// How long a worker may take to say how it fares.
+/// How long a worker may take to say how it fares, or how much memory its devices have.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one may take to say what somebody asks for.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one that is at something else is waited for before.
-const SOON: Duration = Duration::from_millis(100);
 /// How long a worker may leave its channel full.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
@@ -100,14 +101,6 @@ pub(crate) struct Answered {
 
 /// What a worker has made to be shared, and what it needs of others.
 pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
-
-/// What `ps` shows of a worker.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Description {
-    pub(crate) device_memory: Vec<u64>,
-    pub(crate) pinned_memory: u64,
-    pub(crate) commands: u64,
-}
 
 /// A worker process.
 pub(crate) struct Worker {
@@ -216,23 +209,28 @@ impl Worker {
         if let Err(error) = self.send(request, blob, fds) {
             return Err(self.fail_channel(&error));
         }
+        self.receive(&reply, deadline).ok_or_else(timed_out)?
+    }
+
+    /// Waits for the answer to what was sent. None when time is up: an answer that comes later is dropped.
+    fn receive(&self, reply: &Receiver<Answered>, deadline: Option<Instant>) -> Option<Result<Answered, WorkerError>> {
         let answered = match deadline {
             None => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(deadline) => reply.recv_timeout(deadline.saturating_duration_since(Instant::now())),
         };
         match answered {
-            Ok(answered) => match answered.reply {
+            Ok(answered) => Some(match answered.reply {
                 WorkerReply::Failed(failure) => Err(WorkerError::Failed(failure)),
                 _ => Ok(answered),
-            },
-            Err(RecvTimeoutError::Disconnected) => Err(self.death()),
+            }),
+            Err(RecvTimeoutError::Disconnected) => Some(Err(self.death())),
             Err(RecvTimeoutError::Timeout) => {
                 let mut state = lock(&self.state);
                 if matches!(*state, State::Waiting(_)) {
                     *state = State::Abandoned;
                 }
                 drop(state);
-                Err(timed_out())
+                None
             }
         }
     }
@@ -283,17 +281,6 @@ impl Worker {
     /// The daemon is there.
     pub(crate) fn say_alive(&self) {
         self.say(&WorkerRequest::Alive);
-    }
-
-    /// How it fares; what it said last if it has no time to say so now.
-    pub(crate) fn describe(&self) -> Description {
-        if self.is_idle_soon()
-            && let Ok(answered) = self.call(&WorkerRequest::Describe, &[], &[], Some(DESCRIBE_TIMEOUT))
-            && let WorkerReply::Description { device_memory, pinned_memory, commands } = answered.reply
-        {
-            *lock(&self.described) = Description { device_memory, pinned_memory, commands };
-        }
-        lock(&self.described).clone()
     }
 
     /// What its client has asked for.
@@ -392,19 +379,6 @@ impl Worker {
         }
     }
 
-    /// Waits a moment: most of what a worker is asked takes none.
-    fn is_idle_soon(&self) -> bool {
-        let deadline = Instant::now() + SOON;
-        let mut state = lock(&self.state);
-        while matches!(*state, State::Waiting(_) | State::Abandoned) {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                return false;
-            };
-            state = super::wait_timeout(&self.changed, state, left);
-        }
-        true
-    }
-
     /// Waits for its turn. None when time is up.
     fn begin(&self, deadline: Option<Instant>) -> Option<Result<Receiver<Answered>, WorkerError>> {
         let mut state = lock(&self.state);
@@ -436,16 +410,20 @@ impl Worker {
     /// A frame that was sent in part leaves a channel that is of no use.
     fn fail_channel(&self, error: &FrameError) -> WorkerError {
         if let FrameError::TooLarge(_) | FrameError::Json(_) = error {
-            // Nothing was sent.
-            let mut state = lock(&self.state);
-            if matches!(*state, State::Waiting(_)) {
-                *state = State::Idle;
-                self.changed.notify_all();
-            }
+            self.take_back();
             return WorkerError::Failed(error.failure());
         }
         let _ = self.channel.shutdown(std::net::Shutdown::Both);
         WorkerError::Dead(error.to_string())
+    }
+
+    /// Nothing was sent of what [`Worker::begin`] began: it is idle again.
+    fn take_back(&self) {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Waiting(_)) {
+            *state = State::Idle;
+            self.changed.notify_all();
+        }
     }
 
     /// How it ended.

@@ -7,7 +7,7 @@ use rekindle_wire::control::{Reply, Request};
 use rekindle_wire::nvml::{Answer, Argument, Gpus, Memory, Question};
 use tempfile::TempDir;
 
-use crate::support::{Client, Daemon, ask, reason};
+use crate::support::{Client, Daemon, as_user, ask, eventually, reason};
 
 const NOT_SUPPORTED: u32 = 3;
 
@@ -116,4 +116,43 @@ fn a_helper_that_ends_costs_its_question_and_no_more() {
     assert!(gpus(&daemon).driver_version.is_some());
     let client = Client::attached(&daemon, "app");
     assert!(daemon.state_of(client.pid).is_some());
+}
+
+fn processes(reply: &Reply) -> Vec<i32> {
+    let Reply::GpuProcesses(processes) = reply else { panic!("{reply:?}") };
+    let mut pids: Vec<_> = processes.iter().map(|it| it.pid as i32).collect();
+    pids.sort_unstable();
+    pids
+}
+
+#[test]
+fn who_computes_is_asked_of_all_workers_at_once() {
+    // Each answers only when all have been asked: one after the other they would all be out of time.
+    let daemon = Daemon::start_with(&[("meeting", "3")]);
+    let clients = ["meets-1", "meets-2", "meets-3"].map(|name| Client::attached(&daemon, name));
+    let mut pids = clients.each_ref().map(|it| it.pid);
+    pids.sort_unstable();
+    let ask = || processes(&ask(&daemon.socket(), &Request::GpuProcesses { gpu: 0 }, &[]));
+    eventually("all are described", || (ask() == pids).then_some(()));
+    // A worker that does not answer costs no other one's answer, and is known by what it said last.
+    let worker = daemon.clients()[0].worker;
+    // SAFETY: a process that this test has caused to be.
+    assert_eq!(unsafe { libc::kill(worker, libc::SIGSTOP) }, 0);
+    assert_eq!(ask(), pids);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(worker, libc::SIGCONT) }, 0);
+}
+
+#[test]
+fn workers_of_others_are_not_asked_who_computes() {
+    let daemon = Daemon::start_with(&[("config.toml", "socket_mode = \"0666\"\n"), ("meeting", "2")]);
+    std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+    // Neither would answer: the other one is not there.
+    let _client = Client::attached(&daemon, "meets-1");
+    let question = Request::GpuProcesses { gpu: 0 };
+    let Some(reply) = as_user(65534, || ask(&daemon.socket(), &question, &[])) else {
+        return eprintln!("skipped: not root");
+    };
+    assert_eq!(processes(&reply), [] as [i32; 0]);
+    assert_eq!(daemon.events().iter().filter(|it| it.ends_with("Describe")).count(), 0);
 }

@@ -305,6 +305,19 @@ pub(crate) fn ask(socket: &Path, request: &Request, fds: &[RawFd]) -> Reply {
     frame::receive(&stream).unwrap().body
 }
 
+/// What this says and does as another user, or None where this process may not. Of this thread's alone: what it connects is
+/// the user's.
+pub(crate) fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> Option<T> {
+    std::thread::scope(|scope| {
+        let as_it = scope.spawn(move || {
+            // SAFETY: no pointers. Unlike the C library's, the system call is for one thread.
+            let result = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+            (result == 0).then(action)
+        });
+        as_it.join().unwrap()
+    })
+}
+
 /// A reply that must be a failure: why.
 pub(crate) fn reason(reply: Reply) -> String {
     match reply {

@@ -278,15 +278,20 @@ impl Worker {
                 self.reply(&WorkerReply::MadeShared { count: 0, ids: Vec::new(), needed: Vec::new() });
             }
             WorkerRequest::Import { .. } | WorkerRequest::TakeShared { .. } => self.reply(&WorkerReply::Done),
-            WorkerRequest::Describe => self.reply(&WorkerReply::Description {
-                device_memory: vec![match () {
-                    () if self.is("huge") => 1 << 60,
-                    () if self.is("wide") || self.is("narrow") => 4 << 20,
-                    () => 4096,
-                }],
-                pinned_memory: 8,
-                commands: 42,
-            }),
+            WorkerRequest::Describe => {
+                if self.is("meets") {
+                    self.meet("Describe");
+                }
+                self.reply(&WorkerReply::Description {
+                    device_memory: vec![match () {
+                        () if self.is("huge") => 1 << 60,
+                        () if self.is("wide") || self.is("narrow") => 4 << 20,
+                        () => 4096,
+                    }],
+                    pinned_memory: 8,
+                    commands: 42,
+                });
+            }
             WorkerRequest::Hold if self.is("went-on") => self.failed("it has gone on by itself"),
             WorkerRequest::Hold => self.reply(&WorkerReply::Done),
             WorkerRequest::Alive => {}
@@ -322,6 +327,25 @@ impl Worker {
                 let reasons = if self.is("unsavable") { vec!["it calls malloc".to_owned()] } else { Vec::new() };
                 self.reply(&WorkerReply::Checked { reasons });
             }
+        }
+    }
+
+    /// Waits until all workers whose clients are called `meets-...`, of which a file says how many there are, have been
+    /// asked this as often as this one.
+    fn meet(&self, request: &str) {
+        self.note(request);
+        let wanted: usize = std::fs::read_to_string(self.dir.join("meeting")).unwrap().trim().parse().unwrap();
+        let line = |command: &str| format!("{command} {request}");
+        while !self.dir.join("stop").exists() && self.dir.exists() {
+            let events = std::fs::read_to_string(self.dir.join("events")).unwrap_or_default();
+            let mut asked = std::collections::BTreeMap::<&str, usize>::new();
+            events.lines().filter(|it| it.starts_with("meets")).for_each(|it| *asked.entry(it).or_default() += 1);
+            let own = asked.get(line(&self.command).as_str()).copied().unwrap_or(0);
+            let there = asked.iter().filter(|(it, times)| it.ends_with(request) && **times >= own);
+            if there.count() >= wanted {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

@@ -1,0 +1,79 @@
+//! How workers fare: memory and commands, for `ps`, NVML and dumps.
+//!
+//! A worker may be busy, stopped or hang. Whoever asks many asks all of them before it waits for the first, and waits for
+//! all of them together no longer than for one.
+
+use std::sync::TryLockError;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use rekindle_wire::control::{WorkerReply, WorkerRequest};
+use rekindle_wire::frame;
+
+use super::{Answered, DESCRIBE_TIMEOUT, Worker, lock, sys};
+
+/// How long a worker that is at something else may take to be through with it: most of what a worker is asked takes no time.
+const SOON: Duration = Duration::from_millis(100);
+
+/// What `ps` shows of a worker.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Description {
+    pub(crate) device_memory: Vec<u64>,
+    pub(crate) pinned_memory: u64,
+    pub(crate) commands: u64,
+}
+
+/// Asks all of these at once. Returns what each says, in their order, and what it said last where it has no time now.
+/// Takes little more than a second, however many do not answer.
+pub(crate) fn describe_all(workers: &[&Worker]) -> Vec<Description> {
+    // The idle ones first, so that a busy one does not delay them.
+    let idle = |worker: &&Worker| worker.ask_to_describe(Instant::now());
+    let mut asked: Vec<_> = workers.iter().map(idle).collect();
+    let soon = Instant::now() + SOON;
+    for (worker, asked) in workers.iter().zip(&mut asked).filter(|(_, asked)| asked.is_none()) {
+        *asked = worker.ask_to_describe(soon);
+    }
+    let deadline = Instant::now() + DESCRIBE_TIMEOUT;
+    let described = workers.iter().zip(&asked);
+    described.map(|(worker, asked)| worker.described(asked.as_ref(), deadline)).collect()
+}
+
+impl Worker {
+    /// How it fares; what it said last if it has no time to say so now.
+    pub(crate) fn describe(&self) -> Description {
+        describe_all(&[self]).pop().unwrap_or_default()
+    }
+
+    /// Asks how it fares, unless it is at something else until then, or its channel is full.
+    fn ask_to_describe(&self, until: Instant) -> Option<Receiver<Answered>> {
+        let reply = self.begin(Some(until))?.ok()?;
+        match self.try_send(&WorkerRequest::Describe) {
+            Ok(true) => return Some(reply),
+            Ok(false) => self.take_back(),
+            Err(error) => drop(self.fail_channel(&error)),
+        }
+        None
+    }
+
+    /// Sends what is small, unless that would take time.
+    fn try_send(&self, request: &WorkerRequest) -> Result<bool, frame::FrameError> {
+        let _one_frame = match self.sending.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        if !sys::is_writable(&self.channel) {
+            return Ok(false);
+        }
+        frame::send(&self.channel, request, &[], &[]).map(|()| true)
+    }
+
+    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Instant) -> Description {
+        if let Some(Some(Ok(answered))) = asked.map(|it| self.receive(it, Some(deadline)))
+            && let WorkerReply::Description { device_memory, pinned_memory, commands } = answered.reply
+        {
+            *lock(&self.described) = Description { device_memory, pinned_memory, commands };
+        }
+        lock(&self.described).clone()
+    }
+}
