@@ -5,7 +5,7 @@
 //! socket_mode = "0660"        # who may connect, and so use the GPUs; clients in containers connect as root
 //! socket_group = "gpu"        # not changed unless given
 //! cuda_driver = "libcuda.so.1"
-//! state_dir = "/run/rekindle-state"   # what containers were given; no container may see it
+//! state_dir = "/run/rekindle-state"   # what containers were given, and whose workers are; no container may see it
 //! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time
 //! silence_timeout_ms = 30000  # a worker that is quiesced goes on when its daemon says nothing for this time
 //! stall_timeout_ms = 600000   # a dump fails when its image does not come further for this time
@@ -134,7 +134,7 @@ pub(crate) struct Config {
     pub(crate) containers: ContainerLimits,
     /// Whether a process in another pid namespace must have been given something.
     pub(crate) grants_required: bool,
-    /// Where what containers were given is kept.
+    /// Where what the next daemon needs is kept: what containers were given, and which worker serves which client.
     pub(crate) state_dir: PathBuf,
     pub(crate) slow_start: Duration,
     pub(crate) start_timeout: Duration,

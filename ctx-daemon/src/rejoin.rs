@@ -42,7 +42,7 @@ enum RejoinError {
 /// Offers this worker to whatever daemon listens where its own did, until one takes it: then its new channel. `None`
 /// when `client_is_gone` says so, or when nobody ever said where daemons listen: there is nothing left to serve.
 ///
-/// `client` is the client's connection, which stays the caller's: its credentials tell the daemon whose worker this is.
+/// `client` is the client's connection, which stays the caller's: the daemon compares it with what the one before it has recorded.
 pub(crate) fn rejoin<G: Fn() -> bool>(
     attach: &Attach,
     attached: &Attached,

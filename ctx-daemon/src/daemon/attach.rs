@@ -9,7 +9,7 @@
 //! When it is over the daemon holds nothing of the connection: its closing is how client and worker learn of each
 //! other's death.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,6 +131,7 @@ fn hand_over(
         worker.kill();
         return Err(error.into());
     }
+    daemon.records.keep(worker.process(), process, stream.as_fd());
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
     match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, Some(ADOPT_TIMEOUT)) {
         Ok(()) => Ok(client),
@@ -152,6 +153,7 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (worker, allowed) = (&client.worker, client.allowed.clone());
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.stage));
+    let (records, process) = (Arc::downgrade(&daemon.records), worker.process());
     let (rooms, needy) = (Arc::downgrade(&daemon.rooms), Arc::downgrade(worker));
     worker.on_need(move || {
         if let (Some(rooms), Some(worker)) = (rooms.upgrade(), needy.upgrade()) {
@@ -165,6 +167,9 @@ pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
         }
         if let Some(grants) = grants.upgrade() {
             grants.release(&allowed, pid);
+        }
+        if let Some(records) = records.upgrade() {
+            records.forget(process);
         }
         if let Some(client) = client {
             // The worker's own lines say more, and say so first, when it is the worker that failed.

@@ -111,7 +111,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, pl
         }
         Request::Rejoin { attach, attached } => {
             drop(pending);
-            takeover::serve(daemon, stream, peer, attach, attached, fds);
+            takeover::serve(daemon, stream, peer, process, attach, attached, fds);
         }
         Request::List => reply(&stream, &list::clients(daemon, peer)),
         Request::Status => reply(&stream, &list::status(daemon)),

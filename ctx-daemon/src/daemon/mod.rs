@@ -42,9 +42,11 @@ mod room;
 mod sandbox;
 mod spawn;
 mod stage;
+mod state_dir;
 mod sys;
 mod takeover;
 mod worker;
+mod worker_records;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,6 +71,7 @@ use self::room::Rooms;
 use self::sandbox::{Sandbox, SandboxError};
 use self::spawn::Spawner;
 use self::stage::Stage;
+use self::worker_records::WorkerRecords;
 use crate::config::Config;
 
 /// How long dumps and restores that go on may take to be given up when the daemon stops.
@@ -87,6 +90,7 @@ pub(crate) struct Daemon {
     links: Arc<Links>,
     sandbox: Sandbox,
     grants: Arc<Grants>,
+    records: Arc<WorkerRecords>,
     nvml: Nvml,
     connections: Arc<Connections>,
     imports: ipc::UnderWay,
@@ -135,6 +139,7 @@ pub(crate) fn serve(config: Config) -> Result<(), ServeError> {
         links: Links::new(&config.checkpoint),
         sandbox,
         grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
+        records: Arc::new(WorkerRecords::open(&config.state_dir)),
         nvml: Nvml::new(&config),
         connections: Arc::new(Connections::new(config.connections)),
         imports: ipc::UnderWay::default(),

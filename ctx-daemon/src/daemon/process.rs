@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 /// A process, told apart from a later one with the same pid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Process {
     /// As the daemon sees it.
     pub(crate) pid: i32,

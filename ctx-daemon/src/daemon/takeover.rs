@@ -1,8 +1,9 @@
 //! A worker whose daemon is gone is taken over: the other side of [`crate::rejoin`].
 //!
 //! Whoever offers itself as a worker is given data files and asked about its client's memory, so it must be one of the
-//! daemon's own: of a worker's user and in the daemon's pid namespace, where no client in a container is. Whose worker it is, is not for it
-//! to say: the client's connection, a copy of which comes with the offer, has the client's credentials.
+//! daemon's own: of a worker's user and in the daemon's pid namespace, where no client in a container is. Whose worker it
+//! is, is not for it to say, since its client may have taken it over: the daemon before this one has recorded that
+//! ([`super::worker_records`]). The client's connection, a copy of which comes with the offer, must be the recorded one.
 
 use std::fs;
 use std::io;
@@ -22,6 +23,7 @@ use super::grants::{Allowed, GrantError};
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::worker::{Worker, WorkerError};
+use super::worker_records::RecordError;
 use super::{Daemon, attach, connection};
 
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,6 +36,8 @@ enum TakeoverError {
     Connection,
     #[error("its client is gone")]
     ClientGone,
+    #[error(transparent)]
+    Record(#[from] RecordError),
     #[error("its client has another worker")]
     HasAnother,
     #[error("what its client may use: {0}")]
@@ -64,13 +68,14 @@ pub(crate) fn serve(
     daemon: &Arc<Daemon>,
     stream: UnixStream,
     peer: Credentials,
+    from: Process,
     attach: Attach,
     attached: Attached,
     fds: Vec<OwnedFd>,
 ) {
     let told = stream.try_clone();
     let command = attach.command.clone();
-    match take_over(daemon, stream, peer, attach, attached, fds) {
+    match take_over(daemon, stream, peer, from, attach, attached, fds) {
         Ok(pid) => info!(pid, command, worker = peer.pid, "taken over"),
         Err(error) => {
             warn!(worker = peer.pid, command, "not taken over: {error}");
@@ -85,6 +90,7 @@ fn take_over(
     daemon: &Arc<Daemon>,
     stream: UnixStream,
     peer: Credentials,
+    from: Process,
     mut attach: Attach,
     attached: Attached,
     fds: Vec<OwnedFd>,
@@ -94,8 +100,13 @@ fn take_over(
     }
     let [connection] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| TakeoverError::Connection)?;
     let client = sys::peer_credentials(connection.as_fd())?;
-    drop(connection);
     let process = Process::with_pid(client.pid).map_err(|_| TakeoverError::ClientGone)?;
+    daemon.records.check(from, process, connection.as_fd())?;
+    let connection = UnixStream::from(connection);
+    if sys::is_hung_up(&connection) {
+        return Err(TakeoverError::ClientGone);
+    }
+    drop(connection);
     let same = |it: &Arc<Client>| it.process == process && !it.worker.is_dead();
     if daemon.registry.clients().iter().any(same) {
         return Err(TakeoverError::HasAnother);

@@ -104,8 +104,8 @@ pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
 
 /// A worker process.
 pub(crate) struct Worker {
-    pid: i32,
-    process: OwnedFd,
+    process: Process,
+    pidfd: OwnedFd,
     attached: Attached,
     channel: UnixStream,
     /// Held while one frame is written, so that a `Cancel` does not land inside another.
@@ -138,8 +138,8 @@ impl Worker {
         // Its channel's thread does nothing else than to read. One that does not is in somebody's hand.
         channel.set_write_timeout(Some(SEND_TIMEOUT))?;
         let worker = Arc::new(Self {
-            pid,
-            process: sys::pidfd_open(pid)?,
+            pidfd: sys::pidfd_open(pid)?,
+            process: Process::with_pid(pid)?,
             attached,
             channel,
             sending: Mutex::default(),
@@ -160,7 +160,12 @@ impl Worker {
 
     /// Its pid.
     pub(crate) fn pid(&self) -> i32 {
-        self.pid
+        self.process.pid
+    }
+
+    /// Its process.
+    pub(crate) fn process(&self) -> Process {
+        self.process
     }
 
     /// Its devices, and what else a client is told.
@@ -189,8 +194,8 @@ impl Worker {
 
     /// SIGKILL. Its client, if it has one, sees its connection close.
     pub(crate) fn kill(&self) {
-        if let Err(error) = sys::pidfd_kill(self.process.as_fd()) {
-            debug!(worker = self.pid, %error, "cannot kill a worker; it has ended already");
+        if let Err(error) = sys::pidfd_kill(self.pidfd.as_fd()) {
+            debug!(worker = self.pid(), %error, "cannot kill a worker; it has ended already");
         }
     }
 
@@ -269,7 +274,7 @@ impl Worker {
     pub(crate) fn say(&self, what: &WorkerRequest) {
         if let Err(error) = self.send(what, &[], &[]) {
             let error = self.fail_channel(&error);
-            debug!(worker = self.pid, %error, "cannot say {}", name(what));
+            debug!(worker = self.pid(), %error, "cannot say {}", name(what));
         }
     }
 
@@ -459,7 +464,7 @@ impl Worker {
                     let _ = sender.try_send(Answered { reply: message.body, blob: message.blob, fds: message.fds });
                 }
                 State::Abandoned => {
-                    info!(worker = self.pid, "a worker answered after its time was up");
+                    info!(worker = self.pid(), "a worker answered after its time was up");
                 }
                 State::Idle | State::Dead(_) => {
                     break "it spoke without being asked; use one version of Rekindle".to_owned();
@@ -474,7 +479,7 @@ impl Worker {
     fn reap(&self, child: Option<(Child, Option<UidClaim>)>, reason: String) {
         let (mut child, _user) = child.unzip();
         let ends_within = |time| {
-            let ended = sys::wait_readable([self.process.as_fd()], Some(time));
+            let ended = sys::wait_readable([self.pidfd.as_fd()], Some(time));
             matches!(ended, Ok([true]))
         };
         let status = |child: &mut Option<Child>| match child.as_mut().map(Child::wait) {
@@ -488,11 +493,11 @@ impl Worker {
         // Giving back a GPU's memory takes seconds. Nobody is to wait for that.
         self.died(reason.clone());
         if !ends_within(END_GRACE) {
-            warn!(worker = self.pid, "a worker did not end; killing it");
+            warn!(worker = self.pid(), "a worker did not end; killing it");
             self.kill();
         }
         let status = status(&mut child);
-        debug!(worker = self.pid, status, "a worker has ended");
+        debug!(worker = self.pid(), status, "a worker has ended");
     }
 
     fn died(&self, reason: String) {
@@ -508,7 +513,7 @@ impl Worker {
 
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Worker").field("pid", &self.pid).finish()
+        f.debug_struct("Worker").field("pid", &self.pid()).finish()
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) fn main() {
     let mut connection = None;
     let mut mapped = Vec::new();
     let mut directory = None;
+    let mut listener = None;
     if std::env::var_os("FAKE_CLIENT").is_some_and(|it| it == "waits") {
         // To be killed. A test that fails does not do so.
         std::thread::sleep(std::time::Duration::from_secs(120));
@@ -105,6 +106,10 @@ pub(crate) fn main() {
                 }
                 connection = Some(stream);
             }
+            ["listen", path] => {
+                listener = Some(std::os::unix::net::UnixListener::bind(path).unwrap());
+                say("listening");
+            }
             ["moment"] => {
                 let stream = UnixStream::connect(&socket).unwrap();
                 frame::send(&stream, &Opening::new(&Request::Moment).unwrap(), &[], &[]).unwrap();
@@ -123,6 +128,7 @@ pub(crate) fn main() {
             other => panic!("{other:?}"),
         }
     }
+    drop(listener);
 }
 
 /// The file and where it is mapped; the file itself is closed, as it is in a restored process.

@@ -81,6 +81,54 @@ fn a_strangers_worker_is_not_taken_over() {
     assert_eq!(daemon.clients(), attached);
 }
 
+/// It is refused by a daemon that takes the place of its own: why.
+fn impostor_is_refused(daemon: &mut Daemon) -> String {
+    daemon.kill(libc::SIGKILL);
+    daemon.wait_for_event("impostor daemon gone");
+    daemon.start_again();
+    let text = eventually("it has had its answer", || {
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        (log.contains("not taken over") || !daemon.clients().is_empty()).then_some(log)
+    });
+    assert_eq!(daemon.clients(), [], "an impostor is taken for a worker");
+    text
+}
+
+#[test]
+fn a_worker_that_brings_a_connection_to_another_process_is_not_taken_for_that_ones() {
+    let mut daemon = Daemon::start();
+    let mut victim = Client::start(&daemon);
+    assert_eq!(victim.ask(&format!("listen {}", daemon.dir.path().join("victim").display())), "listening");
+    let _enemy = Client::attached(&daemon, "impostor");
+    let text = impostor_is_refused(&mut daemon);
+    assert!(text.contains(&format!("says that it is that of process {}", victim.pid)), "{text}");
+}
+
+#[test]
+fn a_worker_that_brings_a_connection_of_its_own_making_is_not_taken_over() {
+    let mut daemon = Daemon::start();
+    let mut enemy = Client::attached(&daemon, "impostor");
+    assert_eq!(enemy.ask(&format!("listen {}", daemon.dir.path().join("victim").display())), "listening");
+    let text = impostor_is_refused(&mut daemon);
+    assert!(text.contains("not the connection that its client has with it"), "{text}");
+}
+
+#[test]
+fn a_worker_without_a_record_is_not_taken_over() {
+    let mut daemon = Daemon::start();
+    let _client = Client::attached(&daemon, "app");
+    let folder = daemon.dir.path().join("state/workers");
+    daemon.kill(libc::SIGKILL);
+    daemon.wait_for_event("app daemon gone");
+    std::fs::remove_dir_all(&folder).unwrap();
+    daemon.start_again();
+    eventually("it is refused", || {
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        log.contains("has kept no record of").then_some(())
+    });
+    assert_eq!(daemon.clients(), []);
+}
+
 #[test]
 fn each_socket_is_for_what_it_is_for() {
     let daemon = Daemon::start();

@@ -152,8 +152,11 @@ fn spawn(dir: &Path) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
     // Not the machine's own configuration.
     let config = dir.join("config.toml");
-    if !config.exists() {
-        std::fs::write(&config, "quiesce_timeout_ms = 1000\n[checkpoint]\nstaging = 0\n").unwrap();
+    let written = std::fs::read_to_string(&config);
+    let written = written.unwrap_or_else(|_| "quiesce_timeout_ms = 1000\n[checkpoint]\nstaging = 0\n".to_owned());
+    if !written.contains("state_dir") {
+        let state = dir.join("state");
+        std::fs::write(&config, format!("state_dir = {state:?}\n{written}")).unwrap();
     }
     // The machine's NVML is the one beside the driver.
     let has_nvml = dir.join("libnvidia-ml.so.1").exists();

@@ -129,7 +129,10 @@ impl Worker {
         self.note("daemon gone");
         let stop = self.dir.join("stop");
         let gone = || stop.exists() || !self.dir.exists() || is_closed(client);
-        let rejoined = rejoin::rejoin(attach, &self.attached, std::os::fd::AsFd::as_fd(client), gone);
+        // One that its client has taken over brings another connection, to whoever listens there.
+        let another = self.is("impostor").then(|| UnixStream::connect(self.dir.join("victim")).unwrap());
+        let brought = another.as_ref().unwrap_or(client);
+        let rejoined = rejoin::rejoin(attach, &self.attached, std::os::fd::AsFd::as_fd(brought), gone);
         match rejoined {
             Some(channel) => self.channel = channel,
             None => self.end("client gone"),

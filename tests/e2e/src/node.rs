@@ -154,7 +154,7 @@ impl Node {
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
         // Not the machine's own.
         let configuration = self.path("rekindled.toml");
-        fs::write(&configuration, with_staging(&self.configuration))?;
+        fs::write(&configuration, self.with_state(&with_staging(&self.configuration)))?;
         let mut command = Command::new(stage::program("rekindled")?);
         stage::clean_environment(&mut command);
         let process = command
@@ -191,6 +191,15 @@ impl Node {
             daemon.idle = idle;
         }
         Ok(())
+    }
+
+    /// What a daemon keeps for the next one lies in the test's directory, and goes with it. At the default socket it is where
+    /// it is on a host.
+    fn with_state(&self, configuration: &str) -> String {
+        if configuration.contains("state_dir = ") || self.turn.is_some() {
+            return configuration.to_owned();
+        }
+        format!("state_dir = {:?}\n{configuration}", self.path("state"))
     }
 
     /// The daemon's process.

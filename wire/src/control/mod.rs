@@ -97,7 +97,7 @@ pub enum Request {
         cookie: u64,
     },
     /// A worker whose daemon is gone offers itself to the one that took its place. Comes with a copy of its client's
-    /// connection, whose credentials say who the client is. After `Rejoined` this connection is the worker's channel.
+    /// connection, which the daemon compares with what the one before it has recorded. After `Rejoined` this connection is the worker's channel.
     Rejoin {
         /// What the client said when it attached.
         attach: Attach,

@@ -5,7 +5,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rekindle_wire::control::ContainerLimits;
@@ -13,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::super::process::Process;
-use super::super::sys;
+use super::super::{state_dir, sys};
 use super::container::{Cgroups, Container, Place, Uuid};
 use crate::share;
 
@@ -43,11 +42,11 @@ struct Kept {
 
 /// Writes a container's file, whole or not at all.
 pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    state_dir::make(dir)?;
     let ContainerLimits { device_memory, pinned_memory, workers } = container.limits;
     let kept = Kept {
         version: VERSION,
-        boot: boot()?,
+        boot: state_dir::boot()?,
         container: container.id.clone(),
         pid: container.first.pid,
         start: container.first.start,
@@ -59,10 +58,7 @@ pub(super) fn keep(dir: &Path, container: &Container) -> io::Result<()> {
         workers,
         protocol: container.protocol.map(|it| it.as_str().to_owned()),
     };
-    let path = path(dir, container);
-    let new = path.with_extension("new");
-    fs::write(&new, serde_json::to_vec(&kept)?)?;
-    fs::rename(new, path)
+    state_dir::write(&path(dir, container), &serde_json::to_vec(&kept)?)
 }
 
 /// The table of what the container's workers use, each opened anew.
@@ -94,18 +90,17 @@ pub(super) fn forget(dir: &Path, container: &Container) {
 
 /// The containers that are still there. Files of others are removed.
 pub(super) fn load(dir: &Path) -> Vec<Container> {
-    match fs::metadata(dir) {
-        Ok(about) if about.uid() == sys::own_uid() && about.mode() & 0o022 == 0 => {}
-        Ok(_) => {
-            warn!("{} is another's, or others may write to it: nothing in it counts", dir.display());
-            return Vec::new();
-        }
-        Err(_) => return Vec::new(),
+    if !state_dir::is_ours(dir) {
+        return Vec::new();
     }
-    let (Ok(entries), Ok(boot)) = (fs::read_dir(dir), boot()) else { return Vec::new() };
+    let (Ok(entries), Ok(boot)) = (fs::read_dir(dir), state_dir::boot()) else { return Vec::new() };
     let mut found = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
+        if path.is_dir() {
+            // Not of containers.
+            continue;
+        }
         if path.extension().is_some_and(|it| it == TABLE) {
             if !path.with_extension("json").exists() {
                 let _ = fs::remove_file(&path);
@@ -154,10 +149,6 @@ fn read(path: &Path, boot: &str) -> Option<Container> {
 fn path(dir: &Path, container: &Container) -> PathBuf {
     // Not its id, which may be anything.
     dir.join(format!("{}-{}.json", container.first.pid, container.first.start))
-}
-
-fn boot() -> io::Result<String> {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|it| it.trim_end().to_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! ```
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -313,6 +313,7 @@ impl Restore {
         self.seats.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
+        daemon.records.keep(restored.worker.process(), process, reattached.stream.as_fd());
         send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
     }
 

@@ -1,0 +1,42 @@
+//! The daemon's state directory: what the next daemon needs to know and may believe.
+//!
+//! It is the daemon's user's alone. No container sees it, and no worker can read it or write to it: workers are users of
+//! their own, and have no access to it by landlock.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+use tracing::warn;
+
+use super::sys;
+
+/// Makes a directory of it, with all that are above.
+pub(crate) fn make(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Whether what is in a directory can be believed: nobody but this user writes there. One that is not there has nothing.
+pub(crate) fn is_ours(dir: &Path) -> bool {
+    match fs::metadata(dir) {
+        Ok(about) if about.uid() == sys::own_uid() && about.mode() & 0o022 == 0 => true,
+        Ok(_) => {
+            warn!("{} is another's, or others may write to it: nothing in it counts", dir.display());
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Writes a file, whole or not at all.
+pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, content)?;
+    fs::rename(new, path)
+}
+
+/// Names the machine's start: numbers of processes, namespaces and sockets mean nothing after the next.
+pub(crate) fn boot() -> io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|it| it.trim_end().to_owned())
+}
