@@ -125,6 +125,9 @@ pub struct ReplySlot {
     pub(crate) payload: Cell<[u8; REPLY_BYTES]>,
 }
 
+/// Where a reply slot's payload lies in it, in bytes: what it is made of is private.
+pub const REPLY_PAYLOAD: usize = std::mem::offset_of!(ReplySlot, payload);
+
 #[cfg(feature = "model")]
 pub use crate::model::Shared;
 

@@ -50,7 +50,7 @@ fn places() -> Vec<(usize, &'static str)> {
         (offset_of!(ReplySlot, state), "reply state"),
         (offset_of!(ReplySlot, result), "reply result"),
         (offset_of!(ReplySlot, length), "reply length"),
-        (offset_of!(ReplySlot, payload), "reply payload"),
+        (layout::REPLY_PAYLOAD, "reply payload"),
         (std::ptr::from_ref(shared.chunk(0)) as usize - base, "chunks"),
         (std::ptr::from_ref(shared.calls(0)) as usize - base, "calls"),
         (std::ptr::from_ref(shared.calls(1)) as usize - base, "second calls"),

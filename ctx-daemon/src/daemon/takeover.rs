@@ -53,7 +53,7 @@ enum TakeoverError {
 impl Failing for TakeoverError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Stranger(_) | Self::Connection | Self::HasAnother => FailureKind::Refused,
+            Self::Stranger(_) | Self::Connection | Self::HasAnother | Self::Record(_) => FailureKind::Refused,
             Self::ClientGone => FailureKind::LostPeer,
             Self::Grant(error) => error.kind(),
             Self::Io(error) => Failing::kind(error),

@@ -242,7 +242,7 @@ impl Worker {
 
     /// What keeps it from answering.
     fn is_at(&self) -> At {
-        let stopped = Process::with_pid(self.pid).is_ok_and(|it| it.is_stopped());
+        let stopped = Process::with_pid(self.pid()).is_ok_and(|it| it.is_stopped());
         if stopped { At::Stopped } else { At::Busy }
     }
 

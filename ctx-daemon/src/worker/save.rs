@@ -147,7 +147,7 @@ impl Executor {
         }
         self.objects.settle();
         if self.objects.is_cut() {
-            return Err(format!("it cannot be checkpointed: {TOO_MUCH_UNLOADED}"));
+            return Err(SaveError::Unsavable(TOO_MUCH_UNLOADED.into()));
         }
         if let Some(why) = self.held_for_others() {
             return Err(SaveError::NotNow(why));
