@@ -201,7 +201,7 @@ mod tests {
     const LIMIT: usize = 3;
 
     /// A place, the other end, and our own end as whoever serves it has it.
-    struct Held(Place, UnixStream, UnixStream);
+    struct Held(Place, UnixStream, #[expect(dead_code, reason = "keeps our end open")] UnixStream);
 
     impl Held {
         fn new(connections: &Arc<Connections>, party: Party) -> Result<Self, NoPlace> {
