@@ -278,7 +278,10 @@ fn one_whose_worker_is_stopped_fails_the_dump_by_the_configured_limit_and_says_s
     let dir = TempDir::new().unwrap();
     let client = Client::attached(&daemon, "app");
     let worker = daemon.clients()[0].worker;
-    let signal = |signal| assert_eq!(unsafe { libc::kill(worker, signal) }, 0);
+    let signal = |signal| {
+        // SAFETY: no memory is concerned; the worker is the daemon's, which lives.
+        assert_eq!(unsafe { libc::kill(worker, signal) }, 0);
+    };
     signal(libc::SIGSTOP);
     let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
     signal(libc::SIGCONT);
