@@ -60,7 +60,8 @@ pub fn read(shared: &Shared) -> Vec<Count> {
     (0..FUNCTIONS).filter_map(count).collect()
 }
 
-#[cfg(all(test, not(feature = "model")))]
+#[cfg(test)]
+#[cfg(not(feature = "model"))]
 mod tests {
     use super::*;
     use crate::layout::heap;

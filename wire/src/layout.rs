@@ -122,7 +122,7 @@ pub struct ReplySlot {
     /// Not used.
     pub reserved: u32,
     /// Out parameters.
-    pub(crate) payload: Cell<[u8; REPLY_BYTES]>,
+    pub payload: Cell<[u8; REPLY_BYTES]>,
 }
 
 /// Where a reply slot's payload lies in it, in bytes: what it is made of is private.
@@ -246,7 +246,8 @@ impl Shared {
     }
 }
 
-#[cfg(all(test, not(feature = "model")))]
+#[cfg(test)]
+#[cfg(not(feature = "model"))]
 pub(crate) fn heap() -> Shared {
     let layout = std::alloc::Layout::from_size_align(SHARED_SIZE, 4096).unwrap();
     // SAFETY: the layout has a size; the memory is leaked, so it stays.

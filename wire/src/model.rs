@@ -41,6 +41,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
+    #[cfg(test)]
     fn fresh() -> Self {
         let reply = || ReplySlot {
             state: AtomicU32::new(0),

@@ -122,7 +122,8 @@ pub fn take(shared: &Shared, slot: usize, into: &mut Vec<u8>) -> i32 {
     reply.result.load(Relaxed)
 }
 
-#[cfg(all(test, not(feature = "model")))]
+#[cfg(test)]
+#[cfg(not(feature = "model"))]
 mod tests {
     use super::*;
     use crate::layout::heap;

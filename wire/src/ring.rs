@@ -229,7 +229,8 @@ fn byte_of(ticket: u64, offset: usize) -> usize {
     ticket as usize % UNITS * UNIT + offset
 }
 
-#[cfg(all(test, not(feature = "model")))]
+#[cfg(test)]
+#[cfg(not(feature = "model"))]
 mod tests {
     use super::*;
     use crate::layout::heap;

@@ -12,7 +12,7 @@ pub(crate) use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, fence};
 #[cfg(not(feature = "model"))]
 #[repr(transparent)]
 #[derive(Debug)]
-pub(crate) struct Cell<T>(std::cell::UnsafeCell<T>);
+pub struct Cell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(feature = "model"))]
 impl<T> Cell<T> {
