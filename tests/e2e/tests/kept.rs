@@ -70,9 +70,15 @@ fn restored(folder: &Path) -> Result {
         other => bail!("Restore was answered by {other:?}"),
     };
     assert_eq!(revenant.ask(&format!("reattach {restore} {socket}"))?, "reattached");
-    frame::send(&stream, &Request::Resume { pid }, &[], &[])?;
-    let resumed: Reply = frame::receive(&stream)?.body;
-    assert_eq!(resumed, Reply::Resumed { ours: true, open: true });
+    // Its number is not the original's, so the daemon knows it only once it has seen its connection.
+    until("the process is one of the restore's", || {
+        frame::send(&stream, &Request::Resume { pid }, &[], &[])?;
+        match frame::receive(&stream)?.body {
+            Reply::Resumed { ours: false, open: false } => Ok(None),
+            Reply::Resumed { ours: true, open: true } => Ok(Some(())),
+            other => bail!("Resume was answered by {other:?}"),
+        }
+    })?;
     drop(stream);
 
     // The commands that were in the ring are executed, and the process's wait for them is answered.
