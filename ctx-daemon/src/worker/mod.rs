@@ -60,7 +60,7 @@ mod serve;
 mod signal_stack;
 mod silence;
 mod start;
-mod state;
+pub(crate) mod state;
 mod tensor_maps;
 mod textures;
 mod times;

@@ -184,6 +184,13 @@ fn an_image_whose_process_would_send_what_is_read_otherwise_is_refused() {
     change(&dir, |client| client.wire_version += 1);
     let newer = format!("speaks client version {}", rekindle_wire::CLIENT_VERSION + 1);
     assert!(refused(&daemon, dir.path()).contains(&newer));
+    change(&dir, |client| (client.wire_version, client.worker_version) = (rekindle_wire::CLIENT_VERSION, 8));
+    assert!(refused(&daemon, dir.path()).contains("driver call number 0 is not"));
+    change(&dir, |client| (client.shared_state, client.worker_version) = (Vec::new(), 8));
+    let reason = refused(&daemon, dir.path());
+    assert!(reason.contains("has state of version 8") && reason.contains("with the one that made it"), "{reason}");
+    change(&dir, |client| client.worker_version = 1000);
+    assert!(refused(&daemon, dir.path()).contains("restore it with a newer one"));
 }
 
 #[test]

@@ -425,6 +425,8 @@ impl Worker {
         content.resize(MEMORY, 7);
         let hash = CodeHash::of(CODE);
         let mut record = Record {
+            // Of a state that every later release reads.
+            worker_version: 9,
             gpus: vec![ClientGpu { ordinal: 0, uuid: [1; 16] }],
             objects: vec![Object { sequence: 1, code: vec![hash], ..Object::default() }],
             allocations: vec![Allocation {

@@ -10,6 +10,8 @@ use rekindle_wire::{Dialect, NotServed};
 use thiserror::Error;
 use tracing::warn;
 
+use crate::worker::state::{self, StateError};
+
 use super::super::dump::{MOST_DATA_FILES, driver_build, driver_version, gpu, is_unattached};
 
 /// The most data files of a client: those of its own image and of each that this builds on.
@@ -20,6 +22,8 @@ const MAX_DATA_FILES: usize = (MAX_ANCESTORS + 1) * MOST_DATA_FILES;
 pub(in crate::daemon) enum CheckError {
     #[error("{0}: {1}")]
     NotServed(String, NotServed),
+    #[error("{0}: {1}")]
+    NotRead(String, StateError),
     #[error("bad image: {0}: its memory is in a data file of another process's")]
     Files(String),
     #[error("bad image: {client}: its memory is in {found} data files, and {MAX_DATA_FILES} are the most")]
@@ -51,7 +55,7 @@ pub(in crate::daemon) enum CheckError {
 impl Failing for CheckError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::NotServed(..) => FailureKind::Version,
+            Self::NotServed(..) | Self::NotRead(..) => FailureKind::Version,
             Self::Files(_) | Self::TooManyFiles { .. } | Self::Socket(_) | Self::UnknownGpu(_) => FailureKind::BadImage,
             Self::Count { .. }
             | Self::Architecture { .. }
@@ -70,6 +74,7 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
         if !is_unattached(record) {
             let served = Dialect::from_parts(record.wire_version, &record.shared_state).is_served();
             served.map_err(|why| CheckError::NotServed(name(record), why))?;
+            state::check(record.worker_version).map_err(|why| CheckError::NotRead(name(record), why))?;
         }
         for id in &record.socket_ids {
             if !sockets.insert(*id) {
