@@ -65,9 +65,9 @@ pub(crate) static MANIFEST: Shape = shape(
     ],
 );
 
-static HOST: Shape = shape(size_of::<proto::Host>(), &[Bytes, Bytes, Message(&GPU)]);
+static HOST: Shape = shape(size_of::<proto::Host>(), &[Bytes, Bytes, Message(&GPU), Bytes]);
 
-static GPU: Shape = shape(size_of::<proto::Gpu>(), &[Bytes, Bytes, Number, Number, Number, Bytes]);
+static GPU: Shape = shape(size_of::<proto::Gpu>(), &[Bytes, Bytes, Number, Number, Number, Bytes, Number]);
 
 static PHASE: Shape = shape(size_of::<proto::Phase>(), &[Number, Number, Number, Number]);
 
