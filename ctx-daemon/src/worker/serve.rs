@@ -96,20 +96,7 @@ pub(super) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     }
     let asking = Arc::clone(&channel);
     executor.others_room = Some(Box::new(move |first| asking.is_room_coming(first)));
-    let few_cores = super::cores() < CORES_TO_SPIN;
-    let mut server = Server {
-        executor,
-        channel,
-        state: State::Spare,
-        consumer: None,
-        restoring: None,
-        closing: Closing::new(),
-        spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
-        caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
-        data_ahead: Vec::new(),
-        code_ahead: Vec::new(),
-        pinned_ahead: Vec::new(),
-    };
+    let mut server = Server::new(executor, channel);
     server.run(&events);
     ExitCode::SUCCESS
 }
@@ -144,6 +131,23 @@ fn writer(
 }
 
 impl Server {
+    fn new(executor: Executor, channel: Arc<Channel>) -> Self {
+        let few_cores = super::cores() < CORES_TO_SPIN;
+        Self {
+            executor,
+            channel,
+            state: State::Spare,
+            consumer: None,
+            restoring: None,
+            closing: Closing::new(),
+            spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
+            caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
+            data_ahead: Vec::new(),
+            code_ahead: Vec::new(),
+            pinned_ahead: Vec::new(),
+        }
+    }
+
     fn run(&mut self, events: &Receiver<Event>) {
         loop {
             if matches!(self.state, State::Closing | State::Quiesced) {
@@ -230,7 +234,8 @@ impl Server {
                 self.executor.stage.end();
                 match self.state {
                     State::Closing | State::Quiesced => self.open(),
-                    State::Open => {}
+                    // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
+                    State::Open => self.executor.before_opening(),
                     // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
                     State::Spare | State::Restoring => unsafe { libc::_exit(0) },
                 }
@@ -605,5 +610,28 @@ impl Server {
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
         self.serve_client(connection, attach)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::copying::Clones;
+    use crate::worker::fixture;
+
+    #[test]
+    fn memory_reserved_for_clones_is_given_back_when_the_daemon_is_gone_at_any_time() {
+        for state in [State::Open, State::Closing, State::Quiesced] {
+            let (socket, daemon) = UnixStream::pair().unwrap();
+            let (channel, _events) = channel::start(socket).unwrap();
+            let mut server = Server::new(fixture::executor(), channel);
+            server.state = state;
+            *server.executor.reserved.lock().unwrap() = Some(Clones::imagined(4096));
+            server.handle(Event::DaemonGone);
+            assert_eq!(server.state, State::Open);
+            assert!(server.executor.reserved.lock().unwrap().is_none(), "it was {state:?}");
+            // The channel's thread ends a worker without a client when this end is closed.
+            std::mem::forget(daemon);
+        }
     }
 }

@@ -188,7 +188,7 @@ fn spare(driver: &Driver) -> Result<u64, CallFailed> {
 #[cfg(test)]
 impl Clones {
     /// Room that no device has.
-    pub(super) fn imagined(size: u64) -> Self {
+    pub(crate) fn imagined(size: u64) -> Self {
         let base = window::clones(0).start;
         let free = BTreeMap::from([(base, size)]);
         Self { devices: vec![Room { base, pieces: Vec::new(), size, free, free_bytes: size }] }
