@@ -69,7 +69,6 @@ const ALSO: &[&str] = &[
     "cuMemExportToShareableHandle",
     "cuMemImportFromShareableHandle",
     "cuMemHostAlloc",
-    "cuMemFreeHost",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
     "cuMemcpyAsync",

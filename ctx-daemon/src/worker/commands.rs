@@ -471,8 +471,15 @@ impl Executor {
         self.finish_streams(0)?;
         self.wait_for_background();
         let driver = self.driver();
-        if let Some(engine) = &mut self.engine {
-            engine.release(driver, ordinal);
+        match &mut self.engine {
+            Some(engine) => engine.release(driver, ordinal),
+            // A disk hangs, and no lane will use the device any more.
+            None => {
+                if ordinal == 0 {
+                    self.buffers.unregister(driver);
+                }
+                self.reset_meanwhile.push(ordinal);
+            }
         }
         self.release_hasher(ordinal);
         self.unregister_staging(ordinal);

@@ -37,7 +37,7 @@ use super::code_store::{CodeStore, Image};
 use super::copying::Background;
 use super::copying::{Clones, Guard, Place, Precopied};
 use super::driver::Driver;
-use super::engine::{Engine, Pace, Stage};
+use super::engine::{Buffers, Engine, Pace, Stage};
 use super::graphs::Graphs;
 use super::held::Held;
 use super::ipc::Arrived;
@@ -123,7 +123,10 @@ pub(crate) struct Executor {
     pub(crate) hasher: Hasher,
     /// What is known of the memory that commands use; not here while it is asked.
     pub(crate) tracker: Option<Box<Tracker>>,
+    /// Devices whose primary contexts were reset while the engine was away.
+    pub(crate) reset_meanwhile: Vec<usize>,
     /// The engine's, to be had while it is away.
+    pub(crate) buffers: Buffers,
     pub(crate) stage: Stage,
     pub(crate) pace: Pace,
     /// A copy that goes on in the background.
@@ -200,6 +203,8 @@ impl Executor {
             arrived: Arrived::default(),
             ipc_events: IpcEvents::new(&table),
             devices,
+            reset_meanwhile: Vec::new(),
+            buffers: engine.buffers.clone(),
             stage: engine.stage.clone(),
             pace: engine.pace.clone(),
             engine: Some(engine),

@@ -209,6 +209,8 @@ impl Executor {
             let (engine, result) =
                 ended.map_or((None, Err(EngineError::Lost)), |(engine, result)| (Some(engine), result));
             (self.engine, background.result) = (engine, Some(result));
+            let reset = std::mem::take(&mut self.reset_meanwhile);
+            self.engine.iter_mut().for_each(|engine| reset.iter().for_each(|device| engine.forget(*device)));
         }
     }
 
@@ -232,10 +234,21 @@ impl Executor {
 
     /// Waits until nothing is copied in the background any more, nor memory set aside, and has the engine back; what came
     /// of the copy is told by [`Executor::progress`].
+    ///
+    /// The daemon gives up a copy that does not come further for as long as its configuration says. What such a copy has on
+    /// the host may wait for its disk for ever, and the engine with it: then the engine stays away, but no lane uses a
+    /// device any more, nor will.
     pub(crate) fn wait_for_background(&mut self) {
         self.join_reserving();
         if let Some(background) = &self.background {
-            background.copying.wait_until_over();
+            let copying = &background.copying;
+            if !copying.wait_unless_failed() {
+                copying.wait_until_quiet();
+                if !copying.wait_until_over_for(GIVEN_UP) {
+                    tracing::warn!("a copy that was given up hangs in its disk: going on without it");
+                    return;
+                }
+            }
         }
         self.join_background();
     }
@@ -255,5 +268,89 @@ impl Executor {
         self.precopied = None;
         self.join_reserving();
         self.give_up_reserved();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+    use crate::worker::copying::tests::tasks;
+    use crate::worker::copying::{Keeping, Taken};
+    use crate::worker::executor::Device;
+    use crate::worker::fixture;
+    use crate::worker::memory::DeviceMemory;
+
+    /// A worker whose copy is about to write what a lane has read.
+    fn copying(goes_on: Receiver<()>) -> (Executor, Taken) {
+        let mut worker = fixture::executor();
+        let memory = DeviceMemory::new(0, 0);
+        worker.devices.push(Device { device: 0, primary: 1, used: true, reset: false, capability: (9, 0), memory });
+        worker.prepare_engine().unwrap();
+        let copying = Copying::new(tasks(Keeping::Protected), None, false);
+        let taken = copying.take().unwrap();
+        let (engine, of_thread) = (worker.engine.take().unwrap(), Arc::clone(&copying));
+        let thread = std::thread::spawn(move || {
+            let _ = goes_on.recv();
+            of_thread.end();
+            Some((engine, Err(EngineError::Cancelled)))
+        });
+        worker.background = Some(Background { copying, thread: Some(thread), result: None, draft: None });
+        (worker, taken)
+    }
+
+    #[test]
+    fn a_reset_goes_on_without_a_copy_that_was_given_up_and_hangs_in_its_disk() {
+        let (disk, goes_on) = channel();
+        let (says, done) = channel();
+        let (gives_up, given_up) = channel();
+        std::thread::spawn(move || {
+            let (mut worker, taken) = copying(goes_on);
+            let copying = Arc::clone(&worker.background.as_ref().unwrap().copying);
+            let buffers = worker.buffers.clone();
+            copying.is_read(&taken);
+            gives_up.send(copying).unwrap();
+            worker.reset_primary(0).unwrap();
+            says.send("reset").unwrap();
+            assert!(worker.engine.is_none() && worker.devices[0].reset);
+            // The lane that hangs may read its buffer yet.
+            assert!(buffers.are_mapped());
+            assert!(matches!(worker.prepare_engine(), Err(CopyError::Already)));
+            disk.send(()).unwrap();
+            worker.background.as_ref().unwrap().copying.wait_until_over_for(Duration::from_secs(60));
+            worker.discard_finished();
+            assert!(worker.background.is_none() && worker.reset_meanwhile.is_empty());
+            // With streams and events of the context as it is now.
+            assert!(worker.engine.as_ref().is_some_and(|engine| engine.has_nothing_of(0)));
+            worker.prepare_engine().unwrap();
+            says.send("prepared").unwrap();
+        });
+        let copying: Arc<Copying> = given_up.recv().unwrap();
+        // Not before it is given up.
+        done.recv_timeout(Duration::from_millis(100)).unwrap_err();
+        copying.cancel();
+        assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok("reset"));
+        assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok("prepared"));
+    }
+
+    #[test]
+    fn a_reset_waits_for_a_lane_that_reads_a_clone_though_its_copy_was_given_up() {
+        use crate::worker::copying::Clones;
+        let mut tasks = tasks(Keeping::Protected);
+        tasks.truncate(1);
+        tasks[0].keeping = Keeping::Cloned(rekindle_wire::window::clones(0).start);
+        let copying = Copying::new(tasks, Some(Clones::imagined(8 << 20)), false);
+        let taken = copying.take().unwrap();
+        copying.fail();
+        let (says, quiet) = channel();
+        let waiting = Arc::clone(&copying);
+        std::thread::spawn(move || {
+            waiting.wait_until_quiet();
+            says.send(())
+        });
+        quiet.recv_timeout(Duration::from_millis(100)).unwrap_err();
+        copying.is_read(&taken);
+        assert_eq!(quiet.recv_timeout(Duration::from_secs(60)), Ok(()));
     }
 }

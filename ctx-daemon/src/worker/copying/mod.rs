@@ -159,6 +159,8 @@ struct Inner {
     left: usize,
     /// Lanes have found nothing more to take, and there will not be.
     all_taken: bool,
+    /// As many jobs are being read by lanes, out of their own places or out of clones.
+    reading: usize,
     /// The first so many of the order keep the ring closed.
     closed: usize,
     /// As many of them are not safe.
@@ -238,6 +240,7 @@ impl Copying {
             next: 0,
             left: order.len(),
             all_taken: false,
+            reading: 0,
             closed,
             closed_left: closed,
             order,
@@ -345,10 +348,12 @@ impl Copying {
             match inner.states[index] {
                 State::Pending => {
                     inner.states[index] = State::Reading;
+                    inner.reading += 1;
                     return Some(Taken { index, job, clone: false, urgent });
                 }
                 State::Cloned(address) => {
                     inner.states[index] = State::Safe;
+                    inner.reading += 1;
                     return Some(Taken { index, job: Job { address, ..job }, clone: true, urgent });
                 }
                 // It was taken out of turn.
@@ -360,6 +365,7 @@ impl Copying {
     /// A lane has the job's content on the host.
     pub(crate) fn is_read(&self, taken: &Taken) {
         let mut inner = self.lock();
+        inner.reading = inner.reading.saturating_sub(1);
         if taken.clone {
             if let Some(room) = &mut inner.room {
                 room.give(taken.job.device, taken.job.address, taken.job.length);
@@ -373,9 +379,12 @@ impl Copying {
 
     /// A lane gives a job back that it could not copy, of a copy that was given up.
     pub(crate) fn is_not_read(&self, taken: &Taken) {
+        let mut inner = self.lock();
+        inner.reading = inner.reading.saturating_sub(1);
         if !taken.clone {
-            self.lock().states[taken.index] = State::Pending;
+            inner.states[taken.index] = State::Pending;
         }
+        drop(inner);
         self.changed.notify_all();
     }
 
@@ -507,15 +516,7 @@ impl Copying {
         self.lock().over
     }
 
-    /// Waits until it has.
-    pub(crate) fn wait_until_over(&self) {
-        let mut inner = self.lock();
-        while !inner.over {
-            inner = self.wait(inner);
-        }
-    }
-
-    /// Waits until it has, and no longer than that; whether it has.
+    /// Waits until it has ended, and no longer than that; whether it has.
     pub(crate) fn wait_until_over_for(&self, patience: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), patience, |inner| !inner.over);
         waited.unwrap_or_else(PoisonError::into_inner).0.over
@@ -530,11 +531,11 @@ impl Copying {
         inner.over
     }
 
-    /// Waits until nothing reads the client's memory, of a copy that was given up: what is on the host may yet have to be
+    /// Waits until nothing reads device memory, of a copy that was given up: what is on the host may yet have to be
     /// written, by a disk that hangs.
     pub(crate) fn wait_until_quiet(&self) {
         let mut inner = self.lock();
-        while !inner.over && inner.states.iter().any(|state| matches!(state, State::Reading | State::Cloning)) {
+        while !inner.over && (inner.reading > 0 || inner.states.contains(&State::Cloning)) {
             inner = self.wait(inner);
         }
     }

@@ -5,7 +5,7 @@ const MIB: u64 = 1 << 20;
 const BASE: u64 = 0x2000_0000_0000;
 
 /// Jobs of 1 MiB each: three of an allocation, one of another, and one of a piece.
-fn tasks(keeping: Keeping) -> Vec<Task> {
+pub(super) fn tasks(keeping: Keeping) -> Vec<Task> {
     let task = |place, address, offset| Task {
         job: Job { address: address + offset, offset, length: MIB, device: 0, context: 0, array: None },
         place,
@@ -162,7 +162,7 @@ fn what_a_lane_could_not_copy_is_in_no_image() {
     copying.end();
     // Nobody waits for it any more.
     copying.let_go(BASE, BASE + MIB);
-    copying.wait_until_over();
+    copying.wait_until_over_for(Duration::from_secs(60));
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //! before there is a client: the engine never allocates or uses the legacy stream while it copies.
 
 pub(crate) mod bench;
+mod buffers;
 mod out;
 mod pace;
 pub(crate) mod sinks;
@@ -27,6 +28,7 @@ use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 use tracing::debug;
 
+pub(crate) use self::buffers::Buffers;
 use self::out::Out;
 pub(crate) use self::pace::{Pace, Transfer};
 pub(crate) use self::stage::{Stage, StageError};
@@ -156,6 +158,8 @@ pub(crate) struct Engine {
     count: usize,
     /// As many lanes are at work beside an application that runs.
     few: usize,
+    /// What lanes copy into.
+    pub(crate) buffers: Buffers,
     /// Host memory that pieces may wait in.
     pub(crate) stage: Stage,
     /// How fast copies out of devices may be.
@@ -167,12 +171,12 @@ impl Engine {
     pub(crate) fn new() -> Self {
         let cores = super::cores();
         let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
-        Self { lanes: Vec::new(), streams: Vec::new(), count, few, stage: Stage::default(), pace: Pace::default() }
+        let (buffers, stage, pace) = (Buffers::default(), Stage::default(), Pace::default());
+        Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace }
     }
 
     /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
     pub(crate) fn prepare(&mut self, driver: &Driver, primaries: &[CUcontext]) -> Result<(), CallFailed> {
-        const PORTABLE: u32 = 1;
         const NON_BLOCKING: u32 = 1;
         const DISABLE_TIMING: u32 = 2;
         let Some(&first) = primaries.first() else { return Ok(()) };
@@ -189,17 +193,10 @@ impl Engine {
             }
             *slot = Some(stream);
         }
-        for lane in &mut self.lanes {
-            if lane.buffer.is_null() {
-                let mut buffer = std::ptr::null_mut();
-                // SAFETY: as above.
-                unsafe {
-                    expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))?;
-                    let allocated = (driver.cuMemHostAlloc)(&raw mut buffer, PIECE_LENGTH as usize, PORTABLE);
-                    expect("cuMemHostAlloc", allocated)?;
-                }
-                lane.buffer = buffer.cast();
-            }
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            // SAFETY: the context is the driver's own.
+            unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))? };
+            lane.buffer = self.buffers.prepare(driver, number)?;
             for ((slot, &stream), &primary) in lane.ways.iter_mut().zip(&self.streams).zip(primaries) {
                 if let (None, Some(stream)) = (&slot, stream) {
                     let mut done = 0;
@@ -242,16 +239,30 @@ impl Engine {
                 // SAFETY: the event is ours, and nobody waits for it.
                 unsafe { (driver.cuEventDestroy_v2)(way.done) };
             }
-            if device == 0 && !lane.buffer.is_null() {
-                // SAFETY: the buffer is ours and no copy uses it.
-                unsafe { (driver.cuMemFreeHost)(lane.buffer.cast()) };
-                lane.buffer = std::ptr::null_mut();
-            }
+        }
+        if device == 0 {
+            self.buffers.unregister(driver);
         }
         if let Some(stream) = self.streams.get_mut(device).and_then(Option::take) {
             // SAFETY: the stream is ours and idle.
             unsafe { (driver.cuStreamDestroy_v2)(stream) };
         }
+    }
+
+    /// A device's primary context has been reset while the engine was away: what it had there went with the context.
+    pub(crate) fn forget(&mut self, device: usize) {
+        for way in self.lanes.iter_mut().filter_map(|lane| lane.ways.get_mut(device)) {
+            *way = None;
+        }
+        if let Some(stream) = self.streams.get_mut(device) {
+            *stream = None;
+        }
+    }
+
+    /// Whether it has no stream and no event in a device's primary context.
+    #[cfg(test)]
+    pub(crate) fn has_nothing_of(&self, device: usize) -> bool {
+        self.streams[device].is_none() && self.lanes.iter().all(|lane| lane.ways[device].is_none())
     }
 
     /// Copies jobs' memory into the data file, until there is none left to take. Whoever waits for a job hears of a

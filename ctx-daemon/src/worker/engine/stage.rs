@@ -22,6 +22,8 @@ use crate::worker::pinned::{is_sealed, map_at};
 /// Where units are mapped: behind ring and staging of the client, see `worker::start`.
 const STAGE_AT: u64 = 0x7010_0000_0000;
 const STAGE_SIZE: u64 = 1 << 40;
+/// Where that ends.
+pub(super) const STAGE_END: u64 = STAGE_AT + STAGE_SIZE;
 
 /// Why what the daemon lends is not taken.
 #[derive(Debug, Error)]
