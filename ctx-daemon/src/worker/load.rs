@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_images::{Client, CodeHash, DataReader, Object, Piece};
+use rekindle_images::{Blob, Client, CodeHash, DataReader, Object, Piece};
 use rekindle_wire::Dialect;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind};
@@ -18,8 +18,8 @@ use super::executor::{Executor, Outcome, Refused};
 use super::memory;
 use super::not_loaded::{NotLoaded, Why};
 use super::pinned;
-use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, PIECE, POOLED, PRINTED};
-use super::state::{self, State};
+use super::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, MAPPED, PIECE, POOLED, PRINTED};
+use super::state::{self, Mapped, State};
 use super::textures::{needs_memory, recorded_value};
 use super::vmm::Alias;
 
@@ -46,7 +46,8 @@ impl Executor {
             })
             .collect::<Result<_, _>>()?;
         let state = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
-        self.restore_state(client, &state)?;
+        let mapped = read_mapped(client, &state, reader)?;
+        self.restore_state(client, &state, &mapped)?;
         // Textures may be of memory, which must be there then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
@@ -117,7 +118,7 @@ impl Executor {
         }
     }
 
-    fn restore_state(&mut self, client: &Client, state: &State) -> Result<(), NotLoaded> {
+    fn restore_state(&mut self, client: &Client, state: &State, mapped: &Mapped) -> Result<(), NotLoaded> {
         let malformed = NotLoaded::worker_state;
         for (when, event) in (0..).zip(&state.recorded) {
             self.recorded.insert(event.handle, when);
@@ -135,7 +136,7 @@ impl Executor {
             }
         }
         self.pools.read(state, self.devices.len()).map_err(malformed)?;
-        self.vmm.read(state, self.devices.len()).map_err(malformed)?;
+        self.vmm.read(mapped, self.devices.len()).map_err(malformed)?;
         self.expected_pins = client
             .pinned
             .iter()
@@ -245,16 +246,9 @@ impl Executor {
     }
 
     fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
-        // Content of arrays is loaded with that of memory.
-        for blob in client.blobs.iter().filter(|b| b.kind != ARRAY_CONTENT) {
-            let mut bytes = vec![0; blob.size as usize];
-            for piece in &blob.pieces {
-                let start = piece.offset as usize;
-                let place = bytes
-                    .get_mut(start..start + piece.length as usize)
-                    .ok_or(NotLoaded::Image("a blob's piece lies outside it"))?;
-                reader.read(piece, place)?;
-            }
+        // Content of arrays is loaded with that of memory, and what the client maps itself is there.
+        for blob in client.blobs.iter().filter(|b| !matches!(b.kind, ARRAY_CONTENT | MAPPED)) {
+            let bytes = read_blob(blob, reader)?;
             match blob.kind {
                 ARRIVING_CODE => self.code.resume_arriving(blob.handle, bytes),
                 PRINTED => self.prints.resume(blob.handle, bytes)?,
@@ -290,6 +284,29 @@ impl Executor {
         self.mark_restore();
         Ok(())
     }
+}
+
+/// The content of a blob.
+fn read_blob(blob: &Blob, reader: &DataReader) -> Result<Vec<u8>, NotLoaded> {
+    let mut bytes = vec![0; blob.size as usize];
+    for piece in &blob.pieces {
+        let start = piece.offset as usize;
+        let place = bytes
+            .get_mut(start..start + piece.length as usize)
+            .ok_or(NotLoaded::Image("a blob's piece lies outside it"))?;
+        reader.read(piece, place)?;
+    }
+    Ok(bytes)
+}
+
+/// What the client maps itself.
+pub(super) fn read_mapped(client: &Client, state: &State, reader: &DataReader) -> Result<Mapped, NotLoaded> {
+    let mut blobs = client.blobs.iter().filter(|blob| blob.kind == MAPPED);
+    let blob = blobs.next().map(|blob| read_blob(blob, reader)).transpose()?;
+    if blobs.next().is_some() {
+        return Err(NotLoaded::Image("the image has two lists of what the client maps itself"));
+    }
+    state::mapped(state, blob.as_deref()).map_err(|why| NotLoaded::Part { part: "mappings", why })
 }
 
 fn c_name(name: &str) -> std::ffi::CString {

@@ -36,6 +36,8 @@ pub(crate) const GRAPHS: u32 = 0x1c2;
 /// The kind of blob that holds a compiler's log that its caller may be about to fetch: its handle is twice the thread's
 /// number, and one more for errors.
 pub(crate) const CODE_LOG: u32 = 0x1c1;
+/// The kind of blob that holds what the client maps itself.
+pub(crate) const MAPPED: u32 = 0x1c3;
 /// In [`Allocation::flags`]: it came from the pool that its handle names, instead of belonging to a context.
 pub(crate) const POOLED: u64 = 1;
 /// In [`Allocation::flags`]: it is the piece that its handle names, at the address where it was saved.
@@ -348,6 +350,8 @@ impl Executor {
         };
         self.code.arriving().iter().for_each(|(number, bytes)| add(ARRIVING_CODE, *number, bytes));
         self.held_bytes()?.iter().for_each(|held| add(HELD_COMMANDS, 0, held));
+        let mapped = self.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
+        mapped.iter().for_each(|mapped| add(MAPPED, 0, mapped));
         self.graph_bytes()?.iter().for_each(|graphs| add(GRAPHS, 0, graphs));
         (0..).zip(self.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
         let logs = self.code_logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
@@ -405,7 +409,7 @@ impl Executor {
     }
 
     /// What has no place of its own in the manifest.
-    fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, StateError> {
+    pub(crate) fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, StateError> {
         let mut state = State::default();
         self.write_shared(&mut state);
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
@@ -428,8 +432,7 @@ impl Executor {
             state.devices.push(saved);
         }
         self.pools.write(&mut state);
-        self.vmm.write(&mut state);
-        state::bytes(&state)
+        state::opaque(&state)
     }
 }
 
@@ -439,4 +442,82 @@ pub(crate) enum Region {
     Allocation(usize),
     Global(usize),
     Array(usize),
+}
+
+#[cfg(test)]
+mod tests {
+    use rekindle_images::limits::MAX_OPAQUE;
+    use rekindle_images::{DataFile, DataReader};
+    use rekindle_wire::command::Kind;
+
+    use super::*;
+    use crate::worker::fixture;
+    use crate::worker::load::read_mapped;
+    use crate::worker::state::{Access, Mapped, Mapping, Reservation, bytes};
+    use crate::worker::vmm::Vmm;
+
+    const MIB: u64 = 1 << 20;
+
+    /// So many pieces of 2 MiB, each mapped for two devices.
+    fn many(pieces: u64) -> Mapped {
+        let place = |i: u64| window::RESERVED_BASE + i * 2 * MIB;
+        let reservation = Reservation { address: place(0), size: pieces * 2 * MIB, ..Reservation::default() };
+        let handle = |i| Kind::Piece.handle(i);
+        let piece = |i| state::Piece { handle: handle(i), size: 2 * MIB, held: i % 3 == 0, ..Default::default() };
+        let access = |device| Access { device, flags: 3, ..Access::default() };
+        let mapping = |i| Mapping {
+            address: place(i),
+            size: 2 * MIB,
+            piece: handle(pieces - i),
+            access: vec![access(0), access(1)],
+            ..Mapping::default()
+        };
+        Mapped {
+            reservations: vec![reservation],
+            pieces: (1..=pieces).map(piece).collect(),
+            mappings: (0..pieces).map(mapping).collect(),
+            ..Mapped::default()
+        }
+    }
+
+    #[test]
+    fn a_client_whose_state_no_image_holds_is_refused_before_anything_is_copied() {
+        let mut worker = fixture::executor();
+        worker.recorded = (0..400_000).map(|i| (Kind::Event.handle(i), i)).collect();
+        let key = ContentKey::from_bytes([3; 16]);
+        let writer = || DataWriter::new(tempfile::tempfile().unwrap(), 0, key).unwrap();
+        let error = worker.begin_precopy(writer(), Arc::default()).unwrap_err();
+        assert!(matches!(error, CopyError::State(StateError::TooLong(_))), "{error}");
+        let (writer, elsewhere, cancel) = (writer(), BTreeSet::new(), Arc::default());
+        let wanted = Wanted { head: 0, key, writer, precopied: false, elsewhere, how: How::Stop, cancel };
+        let error = worker.begin_saving(wanted).unwrap_err();
+        assert!(matches!(error, SaveError::State(StateError::TooLong(_))), "{error}");
+        assert_eq!(error.kind(), FailureKind::Refused);
+        assert!(worker.background.is_none());
+    }
+
+    #[test]
+    fn a_client_with_a_hundred_thousand_pieces_of_its_own_mapping_is_saved_and_loaded_as_it_was() {
+        let saved = many(100_000);
+        assert!(bytes(&saved).unwrap().len() as u64 > MAX_OPAQUE);
+        let mut worker = fixture::executor();
+        worker.vmm.read(&saved, 2).unwrap();
+        let key = ContentKey::from_bytes([3; 16]);
+        let file = tempfile::tempfile().unwrap();
+        let writer = DataWriter::new(file.try_clone().unwrap(), 0, key).unwrap();
+        let worker_state = worker.state_bytes(&Ages::new()).unwrap();
+        let texts = worker.describe_texts().unwrap();
+        let blobs = texts.iter().map(|text| text.write(&writer).unwrap()).collect();
+        writer.finish().unwrap();
+
+        let client = Client { worker_state, blobs, ..Client::default() };
+        let state: State = state::parse(&client.worker_state).unwrap();
+        let reader = DataReader::new(key.into(), [(DataFile::own(0), file)]);
+        let mapped = read_mapped(&client, &state, &reader).unwrap();
+        let mut again = Vmm::default();
+        again.read(&mapped, 2).unwrap();
+        assert_eq!(again.saved().unwrap(), saved);
+        let twice = Client { blobs: [&client.blobs[..], &client.blobs[..]].concat(), ..client };
+        assert!(read_mapped(&twice, &state, &reader).is_err());
+    }
 }

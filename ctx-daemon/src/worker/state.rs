@@ -1,6 +1,7 @@
 //! What an image keeps of a worker: messages that later releases read (`proto/state.proto`), and their version.
 
 use protobuf::Message;
+use rekindle_images::limits::MAX_OPAQUE;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
@@ -20,9 +21,9 @@ mod proto {
 }
 
 pub(crate) use proto::state::{
-    Access, Device, EventCount, EventPage, FormerAttribute, Graph, Graphs, Held, HeldCommand, HeldProgress, Mapping,
-    Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents, SharedPiece,
-    Sharing, State, WaitingForRoom,
+    Access, Device, EventCount, EventPage, FormerAttribute, Graph, Graphs, Held, HeldCommand, HeldProgress, Mapped,
+    Mapping, Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents,
+    SharedPiece, Sharing, State, WaitingForRoom,
 };
 
 /// The version of [`rekindle_images::Client::worker_state`], of what lies in blobs of the worker's, and of the object log that
@@ -47,12 +48,18 @@ pub(crate) enum StateError {
     Version { found: u32, newest: u32, with: &'static str },
     #[error("the state cannot be written: {0}")]
     Write(protobuf::Error),
+    #[error(
+        "it cannot be checkpointed now: its state takes {0} bytes besides memory, and an image holds {MAX_OPAQUE}; it can be \
+        when it has fewer recorded events, exported allocations or blocks of pinned and pooled memory"
+    )]
+    TooLong(u64),
 }
 
 impl Failing for StateError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Version { .. } => FailureKind::Version,
+            Self::TooLong(_) => FailureKind::Refused,
             Self::Write(_) => FailureKind::Internal,
         }
     }
@@ -71,6 +78,23 @@ pub(crate) fn check(found: u32) -> Result<(), StateError> {
 /// A message as bytes.
 pub(crate) fn bytes(message: &impl Message) -> Result<Vec<u8>, StateError> {
     message.write_to_bytes().map_err(StateError::Write)
+}
+
+/// [`rekindle_images::Client::worker_state`]: what is too long for an image is an error now, and not when memory has been copied.
+pub(crate) fn opaque(state: &State) -> Result<Vec<u8>, StateError> {
+    let bytes = bytes(state)?;
+    if bytes.len() as u64 > MAX_OPAQUE { Err(StateError::TooLong(bytes.len() as u64)) } else { Ok(bytes) }
+}
+
+/// What the client maps itself, of which an image has a blob if there is any; earlier ones have it in the worker's state.
+pub(crate) fn mapped(state: &State, blob: Option<&[u8]>) -> Result<Mapped, Malformed> {
+    let State { reservations, pieces, exported_pieces, mappings, .. } = state.clone();
+    let of_state = Mapped { reservations, pieces, exported_pieces, mappings, ..Mapped::default() };
+    match blob {
+        None => Ok(of_state),
+        Some(bytes) if of_state == Mapped::default() => parse(bytes),
+        Some(_) => Err(Malformed("memory of the client's own mapping in two places")),
+    }
 }
 
 /// A message out of an image, which may be anybody's.
@@ -101,6 +125,28 @@ mod tests {
     }
 
     #[test]
+    fn state_that_is_too_long_for_an_image_is_refused_when_it_is_written() {
+        let event = RecordedEvent { handle: 1 << 60, ..RecordedEvent::default() };
+        let mut state = State { recorded: vec![event; 400_000], ..State::default() };
+        let error = opaque(&state).unwrap_err();
+        assert!(matches!(error, StateError::TooLong(bytes) if bytes > MAX_OPAQUE), "{error}");
+        assert_eq!(error.kind(), FailureKind::Refused);
+        state.recorded.truncate(100_000);
+        assert!(opaque(&state).is_ok());
+    }
+
+    #[test]
+    fn what_is_mapped_is_read_out_of_the_state_of_earlier_images_and_not_out_of_two_places() {
+        let reservations = vec![Reservation { address: 4096, size: 1, ..Reservation::default() }];
+        let earlier = State { reservations: reservations.clone(), ..State::default() };
+        assert_eq!(mapped(&earlier, None).unwrap().reservations, reservations);
+        let blob = bytes(&Mapped { reservations: reservations.clone(), ..Mapped::default() }).unwrap();
+        assert_eq!(mapped(&State::default(), Some(&blob)).unwrap().reservations, reservations);
+        assert!(mapped(&earlier, Some(&blob)).is_err());
+        assert_eq!(mapped(&State::default(), None).unwrap(), Mapped::default());
+    }
+
+    #[test]
     fn what_a_later_release_adds_is_read_past() {
         let state = State { current_pools: vec![3], ..State::default() };
         let mut written = bytes(&state).unwrap();
@@ -115,6 +161,7 @@ mod tests {
             let _ = parse::<State>(&bytes);
             let _ = parse::<Held>(&bytes);
             let _ = parse::<Graphs>(&bytes);
+            let _ = mapped(&State::default(), Some(&bytes));
         }
     }
 }

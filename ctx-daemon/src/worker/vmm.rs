@@ -28,7 +28,7 @@ use super::commands::check;
 use super::driver::{CallFailed, Driver, expect};
 use super::executor::{Executor, Outcome, Refused};
 use super::not_loaded::NotLoaded;
-use super::state::{self, State};
+use super::state::{self, Mapped};
 use super::waiting::Then;
 
 const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
@@ -222,8 +222,9 @@ impl Vmm {
         places.collect()
     }
 
-    /// For the image.
-    pub(crate) fn write(&self, out: &mut State) {
+    /// For the image. None where there is nothing.
+    pub(crate) fn saved(&self) -> Option<Mapped> {
+        let mut out = Mapped::default();
         let reservation = |(&address, &size): (&u64, &u64)| state::Reservation { address, size, ..Default::default() };
         out.reservations = self.reservations.iter().map(reservation).collect();
         let sharing = |it: &Sharing| state::Sharing {
@@ -254,10 +255,11 @@ impl Vmm {
             ..Default::default()
         };
         out.mappings = self.mappings.iter().map(mapping).collect();
+        (out != Mapped::default()).then_some(out)
     }
 
-    /// What [`Vmm::write`] wrote, of a client that has so many devices. Nothing of it is there yet.
-    pub(crate) fn read(&mut self, saved: &State, devices: usize) -> Result<(), Malformed> {
+    /// What [`Vmm::saved`] gave, of a client that has so many devices. Nothing of it is there yet.
+    pub(crate) fn read(&mut self, saved: &Mapped, devices: usize) -> Result<(), Malformed> {
         let ordinal = |device: u32| {
             let device = Some(device as usize).filter(|d| *d < devices);
             device.ok_or(Malformed("memory of a device that there is not"))
@@ -658,8 +660,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read_without_the_drivers_handles() {
         let vmm = sample();
-        let mut out = State::default();
-        vmm.write(&mut out);
+        assert_eq!(Vmm::default().saved(), None);
+        let out = vmm.saved().unwrap();
         let mut again = Vmm::default();
         again.read(&out, 2).unwrap();
         assert_eq!((&again.reservations, &*again.mappings), (&vmm.reservations, &*vmm.mappings));
@@ -669,7 +671,7 @@ mod tests {
         assert_eq!(again.exported, vmm.exported);
         // Of a device that there is not; a mapping at no reserved place, or of no piece; a name of no piece.
         assert!(Vmm::default().read(&out, 1).is_err());
-        let changes: [fn(&mut State); 4] = [
+        let changes: [fn(&mut Mapped); 4] = [
             |state| state.reservations.clear(),
             |state| state.pieces.clear(),
             |state| state.mappings[0].piece = 99,

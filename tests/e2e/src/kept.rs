@@ -159,8 +159,8 @@ fn ask(stream: &UnixStream, request: &Request) -> Result<Reply> {
 
 /// That an image has all that one which is kept is to have.
 fn holds_all(image: &Path) -> Result {
-    /// Of the worker: content of arrays, held commands, graphs.
-    const BLOBS: [u32; 3] = [2, 3, 0x1c2];
+    /// Of the worker: content of arrays, held commands, graphs, mappings.
+    const BLOBS: [u32; 4] = [2, 3, 0x1c2, 0x1c3];
     const CREATED: [&str; 11] = [
         "ARRAY_CREATE",
         "CONTEXT_RETAIN",

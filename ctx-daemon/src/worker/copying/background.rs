@@ -21,6 +21,7 @@ use crate::worker::engine::{Engine, EngineError};
 use crate::worker::executor::Executor;
 use crate::worker::save::{Draft, Text};
 use crate::worker::signal_stack::Thread;
+use crate::worker::state::StateError;
 use crate::worker::vmm::{self, Alias, AliasError};
 
 /// How long a copy that was given up may take to end, before the next one.
@@ -82,6 +83,8 @@ pub(crate) enum CopyError {
     #[error(transparent)]
     Driver(#[from] CallFailed),
     #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("{error}, by one of the kernels {kernels}")]
     WrongGuess { error: EngineError, kernels: String },
@@ -91,6 +94,7 @@ impl Failing for CopyError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Engine(error) | Self::WrongGuess { error, .. } => error.kind(),
+            Self::State(error) => error.kind(),
             Self::Already => FailureKind::Refused,
             Self::Nothing | Self::Thread | Self::Spawn(_) | Self::TooMuch | Self::Aliases(_) | Self::Driver(_) => {
                 FailureKind::Internal

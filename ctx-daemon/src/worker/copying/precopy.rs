@@ -7,6 +7,7 @@ use rekindle_images::{DataWriter, Piece, PieceHash};
 
 use super::{Cancel, CopyError, Copying, Keeping, Place};
 use crate::worker::executor::Executor;
+use crate::worker::times::Ages;
 
 /// The outcome of pre-copies into one data file.
 pub(crate) struct Precopied {
@@ -45,6 +46,8 @@ impl Executor {
         if self.background.is_some() {
             return Err(CopyError::Already);
         }
+        // Before anything is copied that no image could be made of; the ages of events are not known yet.
+        self.state_bytes(&Ages::new())?;
         self.prepare_engine()?;
         // Another image's is of no use.
         let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
