@@ -128,6 +128,28 @@ fn names_are_as_the_runtime_asks_for_them() {
     assert_eq!((functions.binding, functions.size), (Binding::Global, 16));
 }
 
+/// What the variables of an image point to, for those that do.
+fn points_to(image: &[u8]) -> BTreeMap<String, Vec<String>> {
+    let globals = parse(image).unwrap().entries[0].unpack().unwrap().globals().unwrap();
+    globals.into_iter().filter(|g| !g.points_to.is_empty()).map(|g| (g.name, g.points_to)).collect()
+}
+
+#[test]
+fn variables_with_addresses_name_what_they_point_to() {
+    let expected = [
+        ("_ZTV10Allocating", vec!["_ZN10Allocating4makeEi"]),
+        ("_ZTV5Other", vec!["_ZN5Other4makeEi"]),
+        ("functions", vec!["_Z6helperi", "_Z8harmlessi"]),
+    ];
+    let expected: BTreeMap<_, _> =
+        expected.map(|(name, to)| (name.to_owned(), to.into_iter().map(str::to_owned).collect())).into();
+    assert_eq!(points_to(fixture!("heap.linked.cubin")), expected);
+    assert_eq!(points_to(fixture!("heap.object.cubin")), expected);
+    assert_eq!(points_to(fixture!("heap.ptx")), expected);
+    // Not linked from several objects: what it holds are places in tables of each kernel's, which do not move.
+    assert_eq!(points_to(fixture!("heap.cubin")), BTreeMap::new());
+}
+
 fn entries(image: &CodeImage<'_>) -> Vec<(String, EntryKind, Option<Compression>)> {
     let entries = image.entries.iter();
     entries.map(|e| (e.arch.to_string(), e.kind, e.compression)).collect()

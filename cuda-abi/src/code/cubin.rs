@@ -18,9 +18,9 @@
 //! 0x0f EXTERNS         u32 symbol numbers of functions it refers to
 //! ```
 
-use super::elf::{Elf, Section, Symbol, Symbols, u16_at, u32_at};
+use super::elf::{Elf, Relocation, Section, Symbol, Symbols, u16_at, u32_at};
 use super::program::{Binding, Global, Kernel, Param, Space};
-use super::{CodeError, reach};
+use super::{CodeError, MOST_NAMED, reach};
 
 /// `SHT_CUDA_INFO`, the type of `.nv.info` and `.nv.info.FUNCTION`.
 const CUDA_INFO: u32 = 0x7000_0000;
@@ -43,6 +43,9 @@ pub(super) fn globals(elf: &Elf<'_>) -> Result<Vec<Global>, CodeError> {
         .map(|section| Ok(space_of(elf.section_name(section)?)))
         .collect::<Result<Vec<_>, CodeError>>()?;
     let symbols = elf.symbols()?;
+    let is_of_variables = |section: u32| matches!(spaces.get(section as usize), Some(Some(_)));
+    let mut relocations = elf.relocations(&symbols, is_of_variables)?;
+    relocations.sort_by_key(|(section, relocation)| (*section, relocation.offset));
     let mut globals = Vec::new();
     for symbol in symbols.list.iter().filter(|symbol| symbol.is_object()) {
         let Some(&Some(space)) = spaces.get(symbol.section as usize) else {
@@ -59,9 +62,35 @@ pub(super) fn globals(elf: &Elf<'_>) -> Result<Vec<Global>, CodeError> {
                 _ => Binding::Global,
             },
             in_function: false,
+            points_to: points_to(elf, &symbols, symbol, &relocations)?,
         });
     }
     Ok(globals)
+}
+
+/// The symbols whose addresses a variable holds at first. `relocations` are those of variables' sections, by their places.
+fn points_to(
+    elf: &Elf<'_>,
+    symbols: &Symbols,
+    variable: &Symbol,
+    relocations: &[(u32, Relocation)],
+) -> Result<Vec<String>, CodeError> {
+    let first = (variable.section, variable.value);
+    let last = (variable.section, variable.value.saturating_add(variable.size));
+    let start = relocations.partition_point(|(section, relocation)| (*section, relocation.offset) < first);
+    let held = relocations.get(start..).unwrap_or_default().iter();
+    let held = held.take_while(|(section, relocation)| (*section, relocation.offset) < last);
+    held.take(MOST_NAMED).map(|(_, relocation)| name_of(elf, symbols, relocation.symbol)).collect()
+}
+
+/// The name of a symbol, by its number. One that stands for a section has the section's.
+fn name_of(elf: &Elf<'_>, symbols: &Symbols, number: u32) -> Result<String, CodeError> {
+    const NONE: CodeError = CodeError::Malformed("a relocation by a symbol that there is not");
+    let symbol = symbols.list.get(number as usize).ok_or(NONE)?;
+    let name = elf.symbol_name(symbols, symbol)?;
+    let section = elf.sections.get(symbol.section as usize).filter(|_| name.is_empty());
+    let name = section.map_or(Ok(name), |section| elf.section_name(section))?;
+    Ok(String::from_utf8_lossy(name).into_owned())
 }
 
 /// The memory that a section's variables lie in, if it is one of variables.

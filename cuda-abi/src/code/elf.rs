@@ -11,11 +11,11 @@ use super::{Arch, CodeError, MAX_IMAGE, Variant};
 /// `SHT_SYMTAB`.
 pub(super) const SYMTAB: u32 = 2;
 /// `SHT_RELA`.
-pub(super) const RELA: u32 = 4;
+const RELA: u32 = 4;
 /// `SHT_NOBITS`: takes no space in the file.
 const NOBITS: u32 = 8;
 /// `SHT_REL`.
-pub(super) const REL: u32 = 9;
+const REL: u32 = 9;
 /// `SHT_SYMTAB_SHNDX`: section numbers that do not fit in a symbol.
 const SYMTAB_SHNDX: u32 = 18;
 /// `SHN_XINDEX`: the number does not fit here.
@@ -210,6 +210,8 @@ pub(super) struct Symbol {
     /// The section it is defined in, 0 if it is undefined. Numbers from 0xff00 to 0xfffe that were
     /// not extended are no sections; no file has a section of such a number without extending it.
     pub(super) section: u32,
+    /// Where it lies in its section.
+    pub(super) value: u64,
     /// Bytes.
     pub(super) size: u64,
 }
@@ -324,6 +326,7 @@ impl<'a> Elf<'a> {
                 info: *entry.get(4)?,
                 other: *entry.get(5)?,
                 section,
+                value: u64_at(entry, 8)?,
                 size: u64_at(entry, 16)?,
             })
         };
@@ -337,6 +340,43 @@ impl<'a> Elf<'a> {
                 .map(|entry| parse(entry).ok_or(CodeError::Truncated("symbol table")))
                 .collect::<Result<_, _>>()?,
         })
+    }
+}
+
+/// A place that the driver fills with a symbol's address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Relocation {
+    /// The place, in its section.
+    pub(super) offset: u64,
+    /// The symbol's number.
+    pub(super) symbol: u32,
+}
+
+impl Elf<'_> {
+    /// The relocations in sections for which `wanted` says so by their number: each with that number.
+    pub(super) fn relocations(
+        &self,
+        symbols: &Symbols,
+        wanted: impl Fn(u32) -> bool,
+    ) -> Result<Vec<(u32, Relocation)>, CodeError> {
+        let mut found = Vec::new();
+        for section in &self.sections {
+            let size = match section.kind {
+                REL => 16,
+                RELA => 24,
+                _ => continue,
+            };
+            if section.link != symbols.table || !wanted(section.info) {
+                continue;
+            }
+            for entry in self.data(section)?.chunks_exact(size) {
+                if let (Some(offset), Some(info)) = (u64_at(entry, 0), u64_at(entry, 8)) {
+                    // The upper half of r_info is the symbol.
+                    found.push((section.info, Relocation { offset, symbol: (info >> 32) as u32 }));
+                }
+            }
+        }
+        Ok(found)
     }
 }
 

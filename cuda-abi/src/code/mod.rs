@@ -60,6 +60,9 @@ pub const MAX_IMAGE: usize = 2 << 30;
 /// The most bytes that one compressed entry may unpack to, see [`Entry::payload`].
 pub const MAX_UNPACKED: usize = 1 << 30;
 
+/// The most names in [`Global::points_to`].
+const MOST_NAMED: usize = 4;
+
 /// Why an image of code could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -49,6 +49,12 @@ pub struct Global {
     /// PTX only: declared inside a function. `ptxas`, and so the driver, makes up another name for
     /// it (`$__NAME__7`), by which nobody can ask for it. nvcc does not write such PTX.
     pub in_function: bool,
+    /// The symbols whose addresses its initial value holds, as far as the image leaves these to the driver: a few of them,
+    /// in the order of the value. Empty if there are none.
+    ///
+    /// In a cubin that was not linked from several objects, pointers to functions are no addresses: they are places in a
+    /// table of each kernel's, and such a variable names no function here.
+    pub points_to: Vec<String>,
 }
 
 /// One parameter of a kernel.

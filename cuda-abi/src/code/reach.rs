@@ -14,7 +14,7 @@
 
 use super::CodeError;
 use super::cubin::{EXTERNS, attributes, function_infos};
-use super::elf::{Elf, REL, RELA, Symbols, u32_at, u64_at};
+use super::elf::{Elf, Section, Symbols, u32_at};
 use super::graph::Graph;
 
 /// The functions through which device code allocates: `malloc` (also `new`, and what a linked
@@ -139,22 +139,10 @@ impl Calls {
     }
 
     fn add_relocations(&mut self, elf: &Elf<'_>, symbols: &Symbols) -> Result<(), CodeError> {
-        for section in &elf.sections {
-            let size = match section.kind {
-                REL => 16,
-                RELA => 24,
-                _ => continue,
-            };
-            let target = elf.sections.get(section.info as usize);
-            if !target.is_some_and(|target| target.is_code()) || section.link != symbols.table {
-                continue;
-            }
-            for relocation in elf.data(section)?.chunks_exact(size) {
-                // The upper half of r_info is the symbol.
-                let symbol = u64_at(relocation, 8).map(|info| (info >> 32) as u32);
-                let to = symbol.and_then(|symbol| self.node(symbol));
-                self.add(Some(section.info), to);
-            }
+        let is_code = |number: u32| elf.sections.get(number as usize).is_some_and(Section::is_code);
+        for (section, relocation) in elf.relocations(symbols, is_code)? {
+            let to = self.node(relocation.symbol);
+            self.add(Some(section), to);
         }
         Ok(())
     }

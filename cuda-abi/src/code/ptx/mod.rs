@@ -11,7 +11,7 @@ use declare::{Declarator, Type};
 use lexer::{Lexer, Token};
 
 use super::program::{Binding, Global, Space};
-use super::{Arch, CodeError};
+use super::{Arch, CodeError, MOST_NAMED};
 
 /// PTX text, up to its NUL or the end of the bytes.
 #[derive(Debug, Clone, Copy)]
@@ -164,6 +164,7 @@ fn variables<'a>(
                 managed: kind.managed,
                 binding: linking.binding,
                 in_function: false,
+                points_to: value.map_or_else(Vec::new, |(text, _)| symbols(text)),
             })
         };
         visit(Item::Variable { global, initial: value.map_or(&[], |(text, _)| text) });
@@ -174,6 +175,16 @@ fn variables<'a>(
             None => return Err(CUT),
         }
     }
+}
+
+/// The symbols that an initial value names, a few of them. Numbers begin with a digit; `generic` and `mask` are operators.
+fn symbols(initial: &[u8]) -> Vec<String> {
+    let names = Lexer::new(initial).filter_map(|token| match token {
+        Token::Word(b"generic" | b"mask") => None,
+        Token::Word(word) if !word.first()?.is_ascii_digit() => Some(String::from_utf8_lossy(word).into_owned()),
+        _ => None,
+    });
+    names.take(MOST_NAMED).collect()
 }
 
 /// Reads an initial value up to the comma or semicolon after it. Returns its text and how many
