@@ -11,7 +11,7 @@ use protobuf::{EnumOrUnknown, Message};
 use crate::ImageError;
 use crate::commit::{CommitRecord, Companion, FileEntry};
 use crate::content::ContentKey;
-use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
+use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, InitialHash, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
 use crate::manifest::{
     Allocation, Blob, Client, ClientGpu, CodeImage, Compression, Extent, Global, Gpu, Grant, Host, Manifest, Object,
@@ -198,6 +198,12 @@ impl Decoder {
                     address: it.address,
                     size: it.size,
                     pieces: each(it.pieces, piece)?,
+                    initial: match it.initial_hash.as_slice() {
+                        [] => None,
+                        hash => {
+                            Some(InitialHash::from_bytes(self.array(hash, "hash of a variable's initial content")?))
+                        }
+                    },
                 })
             })?,
             pinned: each(from.pinned, |it| {

@@ -240,6 +240,7 @@ fn global(from: &Global) -> proto::Global {
         address: from.address,
         size: from.size,
         pieces: from.pieces.iter().map(piece).collect(),
+        initial_hash: from.initial.map(|it| it.to_bytes().to_vec()).unwrap_or_default(),
         ..Default::default()
     }
 }

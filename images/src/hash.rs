@@ -81,6 +81,11 @@ value128! {
 }
 
 value128! {
+    /// The hash of what a variable held when its code was loaded, without a key: images compare by it.
+    InitialHash
+}
+
+value128! {
     /// The checksum that a manifest or commit record ends with.
     Checksum
 }
@@ -105,6 +110,14 @@ impl CodeHash {
     #[must_use]
     pub fn of(code: &[u8]) -> Self {
         Self(xxh3_128(code).to_be_bytes())
+    }
+}
+
+impl InitialHash {
+    /// The hash of this content: XXH3-128.
+    #[must_use]
+    pub fn of(content: &[u8]) -> Self {
+        Self(xxh3_128(content).to_be_bytes())
     }
 }
 

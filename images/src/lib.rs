@@ -97,7 +97,7 @@ pub use data_writer::DataWriter;
 pub use dir::ImageDir;
 pub use error::{ErrorKind, ImageError};
 pub use flatten::{flatten, flatten_in_place};
-pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, NotHex128, PieceHash};
+pub use hash::{CheckpointId, Checksum, CodeHash, HashKey, Hasher, InitialHash, NotHex128, PieceHash};
 pub use image::Image;
 pub use inspect::{ByteSummary, ClientSummary, GpuSummary, ObjectSummary, ParentSummary, PhaseSummary, Summary};
 pub use known::Known;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::content::ContentKey;
-use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, PieceHash};
+use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, InitialHash, PieceHash};
 use crate::limits::FORMAT_VERSION;
 
 /// One checkpoint, without the content of its memory.
@@ -415,6 +415,8 @@ pub struct Global {
     pub size: u64,
     /// The content.
     pub pieces: Vec<Piece>,
+    /// The hash of its content when its code was loaded, if that has addresses and was read; a restore compares.
+    pub initial: Option<InitialHash>,
 }
 
 /// An allocation of pinned host memory.

@@ -118,7 +118,8 @@ static OBJECT: Shape =
 static ALLOCATION: Shape =
     shape(size_of::<proto::Allocation>(), &[Number, Fixed, Number, Number, Number, Number, Message(&PIECE)]);
 
-static GLOBAL: Shape = shape(size_of::<proto::Global>(), &[Number, Number, Bytes, Fixed, Number, Message(&PIECE)]);
+static GLOBAL: Shape =
+    shape(size_of::<proto::Global>(), &[Number, Number, Bytes, Fixed, Number, Message(&PIECE), Bytes]);
 
 static PINNED: Shape = shape(size_of::<proto::Pinned>(), &[Fixed, Number, Number, Message(&PIECE)]);
 

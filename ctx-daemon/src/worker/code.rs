@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::InitialHash;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::REPLY_BYTES;
@@ -21,6 +22,14 @@ pub(crate) struct Placed {
     pub(crate) name: CString,
     pub(crate) address: u64,
     pub(crate) size: u64,
+    /// The hash of what it held when it was placed, where that has addresses and could be read (`initial.rs`).
+    pub(crate) initial: Option<InitialHash>,
+}
+
+impl Placed {
+    fn new(name: &CStr, (address, size): (u64, u64)) -> Self {
+        Self { name: name.to_owned(), address, size, initial: None }
+    }
 }
 
 /// Where the globals of each module, or library in a context, lie: (module or library, context).
@@ -201,7 +210,7 @@ impl Executor {
                 let mut placed = Vec::new();
                 for global in globals {
                     match self.place(parent, &global.name) {
-                        Ok((address, size)) => placed.push(Placed { name: global.name.clone(), address, size }),
+                        Ok(place) => placed.push(Placed::new(&global.name, place)),
                         Err(Refused::Code(CUDA_ERROR_NOT_FOUND)) if global.constant => {}
                         Err(Refused::Code(CUDA_ERROR_NOT_FOUND)) => {
                             let name = global.name.to_string_lossy();
@@ -210,6 +219,7 @@ impl Executor {
                         Err(error) => return Err(error),
                     }
                 }
+                self.read_initial(context, globals, &mut placed);
                 placed
             }
             // Code for other devices: the driver has loaded nothing.
@@ -308,7 +318,7 @@ impl Executor {
         let known = self.globals.entry((parent, self.header.context)).or_default();
         if !known.iter().any(|g| g.address == address) {
             // The driver knows a variable that the image does not tell of.
-            known.push(Placed { name: name.to_owned(), address, size });
+            known.push(Placed::new(name, (address, size)));
             let call = if kind == Kind::Module { command::MODULE_GLOBAL } else { command::LIBRARY_GLOBAL };
             self.objects.record(call, parent, self.header.context, args.all(), None);
         }

@@ -42,6 +42,8 @@ pub(crate) struct Global {
     pub(crate) name: CString,
     /// Whether losing it unnoticed would do no harm: made by the compiler, never written.
     pub(crate) constant: bool,
+    /// Some of the symbols whose addresses its initial value holds.
+    pub(crate) points_to: Vec<String>,
 }
 
 impl Image {
@@ -187,7 +189,7 @@ fn describe_entry(
             return Err(UnknownGlobals::InFunction(global.name.clone()));
         }
         let Ok(name) = CString::new(global.name.as_str()) else { continue };
-        globals.push(Global { constant: made_by_compiler(&global.name), name });
+        globals.push(Global { constant: made_by_compiler(&global.name), name, points_to: global.points_to });
     }
     Ok(())
 }

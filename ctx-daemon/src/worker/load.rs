@@ -183,21 +183,21 @@ impl Executor {
         if saved.eq(here) { Ok(()) } else { Err(NotLoaded::Image("the image's memory is not what its state says")) }
     }
 
-    /// Addresses of variables may be stored anywhere in the client's memory: each must be what it was.
+    /// Addresses of variables and functions may be stored anywhere in the client's memory: each must be what it was, as
+    /// far as that can be told.
     fn compare_globals(&self, client: &Client) -> Result<(), NotLoaded> {
         for global in &client.globals {
-            let found = self
+            let (key, placed) = self
                 .globals
                 .iter()
                 .filter(|((module, context), _)| {
                     *module == global.module
                         && self.device_of_context(*context).is_ok_and(|d| d == global.device as usize)
                 })
-                .flat_map(|(_, placed)| placed)
-                .any(|p| p.address == global.address && p.size == global.size && *p.name == *c_name(&global.name));
-            if !found {
-                return Err(NotLoaded::Moved { name: global.name.clone(), address: global.address });
-            }
+                .flat_map(|(key, placed)| placed.iter().map(move |p| (key, p)))
+                .find(|(_, p)| p.address == global.address && p.size == global.size && *p.name == *c_name(&global.name))
+                .ok_or_else(|| NotLoaded::Moved { name: global.name.clone(), address: global.address })?;
+            self.compare_initial(*key, placed, global)?;
         }
         Ok(())
     }

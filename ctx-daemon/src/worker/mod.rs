@@ -33,6 +33,7 @@ mod held;
 mod held_early;
 mod held_settings;
 mod held_state;
+mod initial;
 mod ipc;
 mod ipc_events;
 mod jit;

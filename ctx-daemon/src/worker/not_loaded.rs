@@ -69,6 +69,15 @@ pub(crate) enum NotLoaded {
         "the variable `{name}` does not lie at {address:#x} any more: the driver has placed the code otherwise; restore on the same driver and kind of GPU"
     )]
     Moved { name: String, address: u64 },
+    #[error(
+        "the variable `{variable}` held other addresses when its code was loaded; it points to {}: the driver has placed these otherwise; restore on the same driver and kind of GPU",
+        .names.join(", ")
+    )]
+    CodeMoved { variable: String, names: Vec<String> },
+    #[error(
+        "the variable `{0}` holds addresses that the driver has chosen, and they cannot be read here, to compare them; restore again"
+    )]
+    NotCompared(String),
     #[error("shared memory cannot be {what}: {}", result_name(*.code))]
     Shared { what: &'static str, code: CUresult },
     #[error("shared events cannot be made")]
@@ -114,7 +123,7 @@ impl Failing for NotLoaded {
             | Self::CodeContent(_)
             | Self::OutsidePool(_)
             | Self::Array(_) => FailureKind::BadImage,
-            Self::NoDevice | Self::Moved { .. } => FailureKind::Refused,
+            Self::NoDevice | Self::Moved { .. } | Self::CodeMoved { .. } => FailureKind::Refused,
             Self::ReadCode { source, .. } | Self::NoDescriptor(source) => Failing::kind(source),
             Self::Alias(_)
             | Self::Driver(_)
@@ -126,6 +135,7 @@ impl Failing for NotLoaded {
             | Self::Shared { .. }
             | Self::NoEvents
             | Self::Events(_)
+            | Self::NotCompared(_)
             | Self::Busy => FailureKind::Internal,
         }
     }

@@ -334,6 +334,7 @@ impl Executor {
                     address: global.address,
                     size: global.size,
                     pieces: Vec::new(),
+                    initial: global.initial,
                 });
             }
         }

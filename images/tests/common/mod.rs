@@ -150,6 +150,7 @@ fn client_with(writer: &ImageWriter, index: u32, code: &[CodeHash], counter: &[u
             address: 0x2000_0040_0000,
             size: 8,
             pieces: global,
+            initial: (index == 1).then(|| InitialHash::of(b"the addresses of functions")),
         }],
         pinned: vec![
             Pinned { address: 0x2100_0000_0000, size: 4096, flags: 1, pieces: Vec::new() },

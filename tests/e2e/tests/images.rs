@@ -163,6 +163,24 @@ fn another_model_or_size_of_gpu_fails_the_restore() -> Result {
 }
 
 #[test]
+fn a_driver_that_places_functions_elsewhere_fails_the_restore_though_no_variable_has_moved() -> Result {
+    // The program has machine code for 9.0, in which pointers to functions are places in tables. It is its PTX that the
+    // software GPU executes, and with this one that is what a worker looks at too.
+    let older = ("SIMGPU_CC", "8.0");
+    let mut node = Node::with_gpu(&[older])?;
+    let app = node.run_held("funcptr", &[], Some(45))?;
+    app.reaches(20)?;
+    let image = node.dump_and_kill(app)?;
+    node.stop_daemon()?;
+    node.start_daemon(&[older, ("SIMGPU_CODE_OFFSET", "16")])?;
+    is_refused(&node, &image, "held other addresses when its code was loaded; it points to _Z")?;
+    node.stop_daemon()?;
+    node.start_daemon(&[older])?;
+    assert_eq!(node.restore(&image)?.finish()?, undisturbed("funcptr", &[])?);
+    node.finish()
+}
+
+#[test]
 fn another_driver_or_gpu_is_refused_until_the_restore_or_the_configuration_allows_it() -> Result {
     let mut node = Node::without_daemon()?;
     node.use_driver("580.159.04")?;

@@ -12,6 +12,7 @@
 //! | `SIMGPU_PEERS` | whether devices can access each other's memory | `1` |
 //! | `SIMGPU_QUEUE_DEPTH` | how many commands a hardware queue takes before submitting one blocks | 1021 |
 //! | `CUDA_DEVICE_MAX_CONNECTIONS` | how many hardware queues a context's streams share (1 to 32) | 8 |
+//! | `SIMGPU_CODE_OFFSET` | how many bytes into its memory a module's code begins: functions move, and variables do not | 0 |
 //! | `SIMGPU_FAULT` | what goes wrong when, see [`crate::fault`] | nothing |
 //! | `SIMGPU_LOG` | `1`: a line on stderr for what is refused and what fails; `2`: for every call | off |
 
@@ -40,6 +41,8 @@ pub(crate) struct Config {
     pub(crate) queue_depth: usize,
     /// Hardware queues of a context.
     pub(crate) connections: usize,
+    /// Bytes before a module's first function.
+    pub(crate) code_offset: u64,
     /// Whether refusals and failures are told on stderr.
     pub(crate) log: bool,
     /// Whether every call is.
@@ -75,6 +78,7 @@ impl Config {
             multiprocessors: number("SIMGPU_MULTIPROCESSORS").map_or(MULTIPROCESSORS, |n| n.clamp(1, 1024) as u32),
             queue_depth: number("SIMGPU_QUEUE_DEPTH").unwrap_or(1021).max(1),
             connections: number("CUDA_DEVICE_MAX_CONNECTIONS").unwrap_or(8).clamp(1, 32),
+            code_offset: number("SIMGPU_CODE_OFFSET").unwrap_or(0).min(32) as u64,
             trace: get("SIMGPU_LOG").is_some_and(|t| t == "2"),
             log: get("SIMGPU_LOG").is_some_and(|t| !t.is_empty() && t != "0"),
         }

@@ -223,7 +223,7 @@ impl Code {
         // Code can be called, and neither read nor written.
         space::change(address, size, Kind::Code, |region| (region.readers, region.writers) = (0, 0));
         let globals = &self.globals;
-        let program = self.image.ptx.link(address, &|name| globals.get(name).map(|g| g.address));
+        let program = self.image.ptx.link(address + config().code_offset, &|name| globals.get(name).map(|g| g.address));
         let program = Arc::new(program.map_err(|error| {
             log!("a module cannot be linked: {error}");
             CUDA_ERROR_INVALID_IMAGE

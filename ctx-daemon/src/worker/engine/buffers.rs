@@ -45,6 +45,15 @@ impl Buffers {
         Ok(buffer.address().cast())
     }
 
+    /// Takes the buffer out that lies there, and leaves it mapped: a copy may still write to it. Lanes after its own move
+    /// up by one, as their buffers do.
+    pub(super) fn abandon(&self, buffer: *mut u8) {
+        let mut buffers = self.lock();
+        if let Some(at) = buffers.iter().position(|it| it.address() == buffer.cast()) {
+            std::mem::forget(buffers.remove(at));
+        }
+    }
+
     /// The context in which they are registered is about to be reset. They stay where they are; no copy uses one.
     pub(crate) fn unregister(&self, driver: &Driver) {
         for buffer in self.lock().iter_mut().filter(|buffer| buffer.registered) {

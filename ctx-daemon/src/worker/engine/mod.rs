@@ -15,6 +15,7 @@ pub(crate) mod bench;
 mod buffers;
 mod out;
 mod pace;
+mod peek;
 pub(crate) mod sinks;
 mod stage;
 
@@ -31,6 +32,7 @@ use tracing::debug;
 pub(crate) use self::buffers::Buffers;
 use self::out::Out;
 pub(crate) use self::pace::{Pace, Transfer};
+pub(crate) use self::peek::MOST as MOST_PEEKED;
 pub(crate) use self::stage::{Stage, StageError};
 use super::boxes::ArrayPart;
 use super::copying::Copying;
@@ -164,6 +166,8 @@ pub(crate) struct Engine {
     pub(crate) stage: Stage,
     /// How fast copies out of devices may be.
     pub(crate) pace: Pace,
+    /// Whether [`Engine::peek`] may go on to be used.
+    peeks: bool,
 }
 
 impl Engine {
@@ -172,7 +176,7 @@ impl Engine {
         let cores = super::cores();
         let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
         let (buffers, stage, pace) = (Buffers::default(), Stage::default(), Pace::default());
-        Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace }
+        Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace, peeks: true }
     }
 
     /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.

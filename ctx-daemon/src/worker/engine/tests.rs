@@ -216,3 +216,53 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
     // Nobody is at the memory any more.
     copying.wait_until_quiet();
 }
+
+/// What is read at once of some memory, given by offset and length.
+fn peek(engine: &mut Engine, driver: &Driver, memory: &[u8], parts: &[(u64, u64)]) -> Option<Vec<Vec<u8>>> {
+    let regions: Vec<_> = parts.iter().map(|(at, length)| (memory.as_ptr() as u64 + at, *length)).collect();
+    // SAFETY: the parts lie in the memory.
+    unsafe { engine.peek(driver, 0, &regions, Duration::ZERO) }
+}
+
+#[test]
+fn a_little_memory_is_read_at_once_up_to_the_size_of_a_buffer() {
+    let (driver, memory) = (driver(), Memory::new(2));
+    let mut engine = engine(&driver);
+    let parts = [(8, 16), (PIECE_LENGTH - 4, 8), (0, 0)];
+    let read = peek(&mut engine, &driver, &memory.0, &parts).unwrap();
+    let expected = parts.map(|(at, length)| memory.0[at as usize..][..length as usize].to_vec());
+    assert_eq!(read, expected);
+    let most = peek(&mut engine, &driver, &memory.0, &[(0, peek::MOST)]);
+    assert_eq!(most.map(|read| read[0].len() as u64), Some(peek::MOST));
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, peek::MOST), (0, 1)]), None);
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, u64::MAX), (0, 1)]), None);
+}
+
+#[test]
+fn a_read_that_does_not_end_in_time_gives_its_buffer_up_and_is_the_last() {
+    unsafe extern "C" fn never(_: CUevent) -> CUresult {
+        CUDA_ERROR_NOT_READY
+    }
+    let (driver, memory) = (driver(), Memory::new(1));
+    let mut engine = engine(&driver);
+    let abandoned = engine.lanes[0].buffer;
+    let stuck = Driver { cuEventQuery: never, ..self::driver() };
+    assert_eq!(peek(&mut engine, &stuck, &memory.0, &[(0, 8)]), None);
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), None);
+    // It copies as ever, by a buffer of its own.
+    engine.prepare(&driver, &[1]).unwrap();
+    assert_eq!(engine.lanes.len(), engine.count);
+    assert!(engine.lanes.iter().all(|lane| !lane.buffer.is_null() && lane.buffer != abandoned));
+}
+
+#[test]
+fn a_read_that_the_driver_refuses_is_none_and_the_next_may_do() {
+    unsafe extern "C" fn refuse(_: *mut c_void, _: CUdeviceptr, _: usize, _: CUstream) -> CUresult {
+        CUDA_ERROR_INVALID_VALUE
+    }
+    let (driver, memory) = (driver(), Memory::new(1));
+    let mut engine = engine(&driver);
+    let refusing = Driver { cuMemcpyDtoHAsync_v2: refuse, ..self::driver() };
+    assert_eq!(peek(&mut engine, &refusing, &memory.0, &[(0, 8)]), None);
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), Some(vec![vec![1; 8]]));
+}
