@@ -21,7 +21,11 @@ pub(super) fn leads_to(pid: i32, cookie: u64, path: &Path) -> io::Result<bool> {
         let Some(number) = number.filter(|_| target.as_os_str().as_encoded_bytes().starts_with(b"socket:")) else {
             continue;
         };
-        let socket = sys::pidfd_getfd(process.as_fd(), number)?;
+        let socket = match sys::pidfd_getfd(process.as_fd(), number) {
+            // Another thread of the process has closed it since.
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => continue,
+            socket => socket?,
+        };
         if sys::cookie(socket.as_fd()).is_ok_and(|it| it == cookie) {
             return Ok(is_connected_to(socket, path));
         }
