@@ -62,7 +62,7 @@ fn keep(content: &[u8], file: &Path) -> Result {
     Ok(File::create_new(file)?.write_all(&out)?)
 }
 
-/// What [`keep`] kept.
+/// What `keep` kept.
 pub fn kept(file: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(file).with_context(|| file.display().to_string())?;
     let number =
