@@ -98,8 +98,10 @@ fn what_cannot_be_given_fails_the_run_with_the_reason_in_podmans_output() -> Res
     refused("other-version", &device, &["this rekindled 9.9 speaks 99"])?;
     refused("other-version-annotated", &ALL, &["this rekindled 9.9 speaks 99"])?;
     drop(fake);
-    let left = fs::read_dir("/run/rekindle-state").map(Iterator::count).unwrap_or(0);
-    assert_eq!(left, 0, "what was refused is not kept");
+    // Beside these lies the folder of the workers' records.
+    let entries = fs::read_dir("/run/rekindle-state").into_iter().flatten().flatten();
+    let left: Vec<_> = entries.map(|it| it.path()).filter(|it| it.is_file()).collect();
+    assert!(left.is_empty(), "what was refused is kept: {left:?}");
     drop(podman);
     node.start_daemon(&[])?;
     node.finish()

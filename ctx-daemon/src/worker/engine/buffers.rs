@@ -81,16 +81,18 @@ impl Buffers {
 impl Buffer {
     /// Maps one there, or elsewhere if something is there.
     fn map(wanted: u64) -> Option<Self> {
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE);
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: without MAP_FIXED nothing is replaced.
         let place = unsafe { libc::mmap(wanted as *mut c_void, SIZE, protection, flags, -1, 0) };
         if place == libc::MAP_FAILED {
             return None;
         }
-        // A fork would have this process write to other pages than the device.
-        // SAFETY: what was just mapped.
-        unsafe { libc::madvise(place, SIZE, libc::MADV_DONTFORK) };
+        // A fork would have this process write to other pages than the device. Huge pages, where the kernel has some, are
+        // quicker to hash and to write from. The pages are populated last, so that they are of that kind.
+        for advice in [libc::MADV_DONTFORK, libc::MADV_HUGEPAGE, libc::MADV_POPULATE_WRITE] {
+            // SAFETY: what was just mapped.
+            unsafe { libc::madvise(place, SIZE, advice) };
+        }
         Some(Self { place: place as u64, registered: false })
     }
 
