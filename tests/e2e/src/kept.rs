@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::twin::{Manner, Source, Taken, cookie_of};
-use crate::{App, Node, Result, process, until};
+use crate::{App, Node, Result, process, stage, until};
 
 const PAGE: usize = 4096;
 /// The number that "CRIU" has given the socket.
@@ -45,7 +45,7 @@ pub struct After {
 
 /// Every image that is kept.
 pub fn all() -> Result<Vec<PathBuf>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kept");
+    let folder = stage::repository()?.join("tests/e2e/kept");
     let mut found: Vec<_> = fs::read_dir(folder)?.map(|it| Ok(it?.path())).collect::<Result<_>>()?;
     found.retain(|it| it.is_dir());
     found.sort();

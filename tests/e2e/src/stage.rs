@@ -13,6 +13,8 @@ use crate::Result;
 const STAGE: &str = "REKINDLE_STAGE";
 /// The folder of the programs in `tests/apps`.
 const APPS: &str = "REKINDLE_APPS";
+/// The repository, which need not lie where these tests were compiled.
+const SOURCE: &str = "REKINDLE_SOURCE";
 /// The folder of the images of older releases.
 const IMAGES: &str = "REKINDLE_IMAGES";
 
@@ -69,8 +71,14 @@ pub fn criu() -> Result<Command> {
 
 /// The repository's folder, whose scripts know how to call podman.
 pub fn repository() -> Result<PathBuf> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Ok(here.join("../..").canonicalize()?)
+    folder(SOURCE)
+}
+
+/// A program of this package, which cargo puts beside the folder of the tests' own.
+pub fn helper(name: &str) -> Result<PathBuf> {
+    let test = env::current_exe()?;
+    let folder = test.parent().and_then(Path::parent).with_context(|| format!("{} is in no build", test.display()))?;
+    existing(folder.join(name))
 }
 
 /// Only what a program needs and what is said here: what a developer has exported must not decide a test.

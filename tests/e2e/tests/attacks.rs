@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::wait::until_true;
-use rekindle_e2e::{Node, Result, process, until};
+use rekindle_e2e::{Node, Result, process, stage, until};
 use rekindle_wire::control::{Reply, Request};
 
 /// A program of many calls that takes a moment.
@@ -31,7 +31,7 @@ impl<'a> Enemy<'a> {
     fn of(node: &'a Node) -> Result<Self> {
         // Where any user can execute it.
         let program = node.path("attacker");
-        fs::copy(env!("CARGO_BIN_EXE_attacker"), &program)?;
+        fs::copy(stage::helper("attacker")?, &program)?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         let expected = undisturbed(GOOD.0, &GOOD.1)?;
         let enemy = Self { node, expected, program, memory: 0 };

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use rekindle_e2e::app::undisturbed;
-use rekindle_e2e::{App, Node, Result, process, until};
+use rekindle_e2e::{App, Node, Result, process, stage, until};
 
 /// Whether all threads of a process sleep in a futex.
 fn all_wait(pid: i32) -> Result<bool> {
@@ -72,7 +72,7 @@ fn a_worker_that_is_slow_to_end_is_not_taken_for_that_of_the_restored_program() 
 fn a_program_that_becomes_another_frees_its_worker() -> Result {
     let node = Node::start()?;
     let go = node.path("go");
-    let mut command = node.command(env!("CARGO_BIN_EXE_exec-after-cuda").as_ref())?;
+    let mut command = node.command(&stage::helper("exec-after-cuda")?)?;
     command.args([go.as_os_str(), OsStr::new("sleep"), OsStr::new("infinity")]);
     let app = App::start(&mut command, &node.fresh("exec"), None)?;
     let worker = node.client(app.pid())?.worker;

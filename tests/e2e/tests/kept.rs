@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use rekindle_e2e::app::Identity;
 use rekindle_e2e::kept::{self, After};
-use rekindle_e2e::{App, Node, Result, process, until};
+use rekindle_e2e::{App, Node, Result, process, stage, until};
 use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::{frame, reply};
 
@@ -25,7 +25,7 @@ struct Revenant {
 
 impl Revenant {
     fn of(folder: &Path, node: &Node) -> Result<Self> {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_revenant"))
+        let mut process = Command::new(stage::helper("revenant")?)
             .arg(folder)
             .env("REKINDLE_SOCKET", node.socket())
             .stdin(Stdio::piped())
