@@ -9,27 +9,22 @@
 //! They are one program, so that a daemon and what it starts are always of one version.
 
 mod config;
-mod confinement;
 mod daemon;
-mod failure;
 mod nvml;
-mod rejoin;
-mod share;
-mod worker;
 
 use std::io::IsTerminal;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rekindle_ctx_worker as worker;
+use rekindle_ctx_worker::confinement::Confinement;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ServeOptions};
-use crate::confinement::Confinement;
-use crate::worker::engine::bench::BenchError;
 
 /// Owns the GPU contexts of applications that run under Rekindle, so that they can be checkpointed.
 #[derive(Debug, Parser)]
@@ -61,51 +56,6 @@ enum Command {
         #[arg(long)]
         report_access: Option<u64>,
     },
-    /// Measure the hashing kernels, as JSON; see scripts/bench hash
-    #[command(hide = true)]
-    BenchHash {
-        /// The driver library to load
-        #[arg(long)]
-        cuda_driver: PathBuf,
-        /// A size to hash, in KiB
-        #[arg(long = "kib", required = true)]
-        sizes: Vec<u64>,
-        /// The largest piece with a hash of its own, in KiB
-        #[arg(long, default_value_t = 65536)]
-        piece_kib: u64,
-        /// How often each is measured
-        #[arg(long, default_value_t = 9)]
-        repeats: usize,
-    },
-    /// Measure the copy engine beside the link, as JSON; see scripts/bench link
-    #[command(hide = true)]
-    BenchLink {
-        /// The driver library to load
-        #[arg(long)]
-        cuda_driver: PathBuf,
-        /// A size to copy, in MiB
-        #[arg(long = "mib", required = true)]
-        sizes: Vec<u64>,
-        /// How often each is measured
-        #[arg(long, default_value_t = 5)]
-        repeats: usize,
-    },
-    /// Measure how fast files are written, as JSON; see scripts/bench write
-    #[command(hide = true)]
-    BenchWrite {
-        /// Where
-        #[arg(long)]
-        dir: PathBuf,
-        /// How much, in MiB
-        #[arg(long)]
-        mib: u64,
-        /// With so many threads
-        #[arg(long, required = true)]
-        threads: Vec<usize>,
-        /// How often each is measured
-        #[arg(long, default_value_t = 3)]
-        repeats: usize,
-    },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]
     Nvml {
@@ -125,37 +75,11 @@ fn main() -> ExitCode {
         Some(Command::Worker { channel_fd, cuda_driver, confined, report_access }) => {
             with_channel(channel_fd, |channel| worker::main(channel, cuda_driver, confined, report_access))
         }
-        Some(Command::BenchHash { cuda_driver, sizes, piece_kib, repeats }) => {
-            bench_hash(&cuda_driver, &sizes, piece_kib, repeats)
-        }
-        Some(Command::BenchLink { cuda_driver, sizes, repeats }) => {
-            let sizes: Vec<u64> = sizes.iter().map(|mib| mib.saturating_mul(1 << 20)).collect();
-            measured(worker::engine::bench::bench(&cuda_driver, &sizes, repeats))
-        }
-        Some(Command::BenchWrite { dir, mib, threads, repeats }) => {
-            measured(worker::engine::sinks::bench(&dir, mib.saturating_mul(1 << 20), &threads, repeats))
-        }
         Some(Command::Nvml { channel_fd, library }) => {
             with_channel(channel_fd, |channel| nvml::main(channel, &library))
         }
         Some(Command::Serve(serve)) => serve_with(serve),
         None => serve_with(options.serve),
-    }
-}
-
-fn bench_hash(driver: &Path, kib: &[u64], piece_kib: u64, repeats: usize) -> ExitCode {
-    let bytes = |kib: u64| kib.saturating_mul(1024);
-    let sizes: Vec<u64> = kib.iter().copied().map(bytes).collect();
-    measured(worker::access::bench::bench(driver, &sizes, bytes(piece_kib), repeats))
-}
-
-fn measured(result: Result<(), BenchError>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            error!("{error}");
-            ExitCode::from(1)
-        }
     }
 }
 
@@ -190,7 +114,7 @@ fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("REKINDLE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(worker::prints::log_writer)
+        .with_writer(worker::log_writer)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();

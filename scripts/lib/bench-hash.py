@@ -1,7 +1,7 @@
 """The hash benchmark: how fast the kernels that hash device memory, or copy and hash it in one pass, are beside what the
 memory itself does, in one run.
 
-Each round starts `rekindled bench-hash`, which first compares the device's hashes with the host's. Reported are the
+Each round starts `rekindle-bench hash`, which first compares the device's hashes with the host's. Reported are the
 medians over all measurements, their lowest and highest, and each kernel's share of the memory's rate: of the faster of
 a memset and of twice a copy's rate, since a copy reads and writes.
 """
@@ -17,7 +17,7 @@ def main():
     o = parser().parse_args()
     real = is_real(o.driver)
     sizes = ["65536", "4194304"] if real else ["64", "300"]
-    command = [f"{o.stage}/bin/rekindled", "bench-hash", "--cuda-driver", o.driver]
+    command = [f"{o.stage}/bin/rekindle-bench", "hash", "--cuda-driver", o.driver]
     for size in sizes:
         command += ["--kib", size]
     command += ["--repeats", "21"] if real else ["--repeats", "2", "--piece-kib", "128"]

@@ -1,6 +1,6 @@
 """The link benchmark: how fast the copy engine brings device memory to the host, beside what the link does, in one run.
 
-Each round starts `rekindled bench-link`. `link` is one stream that copies into one pinned buffer of 256 MiB, again and
+Each round starts `rekindle-bench link`. `link` is one stream that copies into one pinned buffer of 256 MiB, again and
 again; `link_by_pieces` the same 4 MiB at a time; `staged` the engine until all is off the device, with a stage that has
 room for all of it; `staged_to_end` until all is hashed too and written to /dev/null; `unstaged` the engine without a stage,
 where each lane hashes and writes before it copies on. `register` is how fast the driver registers that memory, which the
@@ -19,7 +19,7 @@ def main():
     o = parser("sizes").parse_args()
     real = is_real(o.driver)
     sizes = [int(float(gib) * 1024) for gib in o.sizes.split(",")] if o.sizes else [1024, 4096, 16384] if real else [64]
-    command = [f"{o.stage}/bin/rekindled", "bench-link", "--cuda-driver", o.driver, "--repeats", "4" if real else "2"]
+    command = [f"{o.stage}/bin/rekindle-bench", "link", "--cuda-driver", o.driver, "--repeats", "4" if real else "2"]
     for size in sizes:
         command += ["--mib", str(size)]
     samples = {}

@@ -1,7 +1,7 @@
 """The write benchmark: how fast a file takes what is written to it by several threads, 4 MiB at a time, and what our writer
 reaches on the same file system, in one run. What counts is when fsync returns.
 
-Each round starts `rekindled bench-write` once for each folder: `buffered` writes; `buffered_files` into as many files as there
+Each round starts `rekindle-bench write` once for each folder: `buffered` writes; `buffered_files` into as many files as there
 are threads; `early` sends each piece to the disk as
 soon as it is written (sync_file_range); `direct` is O_DIRECT, `direct_reserved` with the file's blocks reserved before;
 `ours` is what images are written by, with the hashing of each piece, and `ours_files` the same into as many files as there
@@ -36,7 +36,7 @@ def main():
     samples = {}
     for _ in range(o.rounds):
         for folder in folders:
-            command = [f"{o.stage}/bin/rekindled", "bench-write", "--dir", folder, "--mib", str(mib), "--repeats", "1"]
+            command = [f"{o.stage}/bin/rekindle-bench", "write", "--dir", folder, "--mib", str(mib), "--repeats", "1"]
             for count in threads:
                 command += ["--threads", str(count)]
             for figures in json.loads(run(command, "")):

@@ -24,7 +24,7 @@ def measure(o, place, say):
 
 
 def of_device(o, place, ask):
-    command = [f"{o.stage}/bin/rekindled", "bench-hash", "--cuda-driver", o.driver]
+    command = [f"{o.stage}/bin/rekindle-bench", "hash", "--cuda-driver", o.driver]
     command += ["--kib", "4194304", "--repeats", "11"] if place.real else ["--kib", "64", "--repeats", "2", "--piece-kib", "64"]
     figures = ask(command).get("figures", [])
     return {f"device_{kind}": spread(it[kind][1:]) for it in figures for kind in ("copy", "hash", "copy_and_hash")}

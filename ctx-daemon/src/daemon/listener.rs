@@ -16,7 +16,7 @@ use super::connection::{self, Door};
 use super::sandbox::{self, Sandbox};
 use super::{Daemon, sys};
 use crate::config::Config;
-use crate::rejoin::DOOR;
+use rekindle_ctx_worker::rejoin::DOOR;
 
 /// How long a daemon that starts, or one that stops, may hold the lock without listening.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);

@@ -183,11 +183,6 @@ impl Daemon {
     }
 }
 
-#[cfg(test)]
-pub(crate) use self::{memfd::tests::memfd, sandbox::landlock_version, sys::own_uid};
-
-pub(crate) use self::sys::written_memfd;
-
 /// A thread with a name. There may be a thousand, so their stacks are small.
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(body)

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::{lock, sys};
 use crate::config::{SandboxConfig, UidRange};
-use crate::confinement::{Confinement, Identity};
+use rekindle_ctx_worker::confinement::{Confinement, Identity, landlock_version};
 
 /// Why a daemon that must have it all does not start.
 #[derive(Debug, Error)]
@@ -159,21 +159,6 @@ fn maps_all(map: &str, range: UidRange) -> bool {
         };
         first <= u64::from(range.first) && u64::from(range.last) < first + count
     })
-}
-
-/// The version of landlock that this kernel enforces; 0 where it is not there, or not switched on.
-pub(crate) fn landlock_version() -> i32 {
-    const CREATE_RULESET_VERSION: u32 = 1;
-    // SAFETY: with this flag the kernel looks at no attributes.
-    let version = unsafe {
-        libc::syscall(
-            libc::SYS_landlock_create_ruleset,
-            std::ptr::null::<libc::c_void>(),
-            0_usize,
-            CREATE_RULESET_VERSION,
-        )
-    };
-    i32::try_from(version).unwrap_or(0).max(0)
 }
 
 /// Whether this kernel takes seccomp filters, and can have them return an error.

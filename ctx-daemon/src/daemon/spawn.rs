@@ -24,8 +24,8 @@ use super::sandbox::{NoUser, Sandbox};
 use super::sys;
 use super::worker::Worker;
 use crate::config::Config;
-use crate::confinement::Confinement;
-use crate::rejoin::SOCKET_VARIABLE;
+use rekindle_ctx_worker::confinement::Confinement;
+use rekindle_ctx_worker::rejoin::SOCKET_VARIABLE;
 
 /// Tells a worker after how many milliseconds without a word from its daemon it goes on by itself.
 pub(crate) const SILENCE_VARIABLE: &str = "REKINDLE_SILENCE_MS";

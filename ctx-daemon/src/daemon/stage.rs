@@ -1,5 +1,5 @@
 //! Host memory for what is copied out of GPUs, on its way into images: made and written to at the daemon's start, since
-//! fresh pages are slow, and lent to workers for dumps (`worker::engine::stage` says what for).
+//! fresh pages are slow, and lent to workers for dumps (`engine/stage.rs` of the worker says what for).
 //!
 //! ```text
 //!              a dump                  it is over                          the worker says that it has none, or is dead
@@ -138,7 +138,7 @@ impl Stage {
                 inner = lock(&self.inner);
             } else if inner.existing() < self.units && !inner.exhausted {
                 drop(inner);
-                let made = sys::written_memfd(c"rekindle-stage", self.unit);
+                let made = rekindle_ctx_worker::written_memfd(c"rekindle-stage", self.unit);
                 inner = lock(&self.inner);
                 match made {
                     Ok(file) => {
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn the_pages_of_what_is_taken_back_are_freed_whoever_maps_it() {
         let blocks = |file: &std::fs::File| std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
-        let file = std::fs::File::from(sys::written_memfd(c"unit", 4 * MIB).unwrap());
+        let file = std::fs::File::from(rekindle_ctx_worker::written_memfd(c"unit", 4 * MIB).unwrap());
         assert_eq!(blocks(&file) * 512, 4 * MIB);
         super::super::memfd::check(&file, "it", 4 * MIB).unwrap();
         sys::free_pages(file.as_fd(), 4 * MIB).unwrap();

@@ -235,35 +235,6 @@ pub(crate) fn available_memory() -> io::Result<u64> {
     kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/meminfo does not say MemAvailable"))
 }
 
-/// A sealed memfd (see [`rekindle_wire::layout::SEALS`]) whose pages are all there, and zero.
-pub(crate) fn written_memfd(name: &std::ffi::CStr, size: u64) -> io::Result<OwnedFd> {
-    const PAGE: usize = 4096;
-    // SAFETY: the name is a C string.
-    let fd = check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
-    // SAFETY: new, and owned here.
-    let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    file.set_len(size)?;
-    // Where there is no memory this says so; a write to the mapping would end the process.
-    // SAFETY: no pointers.
-    check(unsafe { libc::fallocate(fd, 0, 0, size as libc::off_t) })?;
-    let length = size as usize;
-    // SAFETY: a new mapping at an address of the kernel's choice, of a file of that size, which nobody else has; it is
-    // written within its bounds and unmapped again.
-    unsafe {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        let mapped = libc::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0);
-        if mapped == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        for page in (0..length).step_by(PAGE) {
-            mapped.cast::<u8>().add(page).write_volatile(0);
-        }
-        libc::munmap(mapped, length);
-        check(libc::fcntl(fd, libc::F_ADD_SEALS, rekindle_wire::layout::SEALS))?;
-    }
-    Ok(file.into())
-}
-
 /// Frees the pages of a memfd of this size, whoever maps it.
 pub(crate) fn free_pages(file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -1,4 +1,4 @@
-//! A worker whose daemon is gone is taken over: the other side of [`crate::rejoin`].
+//! A worker whose daemon is gone is taken over: the other side of [`rekindle_ctx_worker::rejoin`].
 //!
 //! Whoever offers itself as a worker is given data files and asked about its client's memory, so it must be one of the
 //! daemon's own: of a worker's user and in the daemon's pid namespace, where no client in a container is. Whose worker it

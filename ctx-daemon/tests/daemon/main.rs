@@ -18,9 +18,6 @@ mod restore;
 mod support;
 mod worker;
 
-#[path = "../../src/rejoin.rs"]
-mod rejoin;
-
 /// Not a test: what the daemon starts as a worker.
 #[test]
 fn fake_worker() {

@@ -17,7 +17,7 @@ use rekindle_wire::calls::Count;
 use rekindle_wire::control::{Failure, FailureKind, SavedCode, Secured, Waits, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, FrameError, Message};
 
-use crate::rejoin;
+use rekindle_ctx_worker::rejoin;
 
 /// The code image that every client has.
 pub(crate) const CODE: &[u8] = b"a code image";

@@ -1,5 +1,5 @@
 //! The hash of a piece, which also tells whether memory has changed: keyed, of 128 bits, the same to the bit on a GPU
-//! (`ctx-daemon/kernels/hash.cu`) and here.
+//! (`ctx-worker/kernels/hash.cu`) and here.
 //!
 //! ```text
 //!  content   ├─ chunk of 64 KiB ─┼─ chunk ─┼─ …  the last may be shorter

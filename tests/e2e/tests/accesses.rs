@@ -129,9 +129,9 @@ fn a_restored_program_is_watched_too() -> Result {
 /// At a size that says nothing of speed. It compares the device's hashes with the host's first.
 #[test]
 fn the_benchmark_of_the_hashing_kernels_runs() -> Result {
-    let mut command = Command::new(stage::program("rekindled")?);
+    let mut command = Command::new(stage::program("rekindle-bench")?);
     stage::clean_environment(&mut command);
-    command.args(["bench-hash", "--kib", "64", "--kib", "300", "--piece-kib", "128", "--repeats", "2"]);
+    command.args(["hash", "--kib", "64", "--kib", "300", "--piece-kib", "128", "--repeats", "2"]);
     let output = command.arg("--cuda-driver").arg(stage::software_gpu()?.join("libcuda.so.1")).output()?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;

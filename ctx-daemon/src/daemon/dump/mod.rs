@@ -62,7 +62,7 @@ use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::room::HoldsRoom;
 use super::sys::{self, Credentials};
-use crate::failure;
+use rekindle_ctx_worker::failure;
 
 /// How long a worker may take to hear that a dump is over before it began.
 const LET_GO: Duration = Duration::from_secs(10);

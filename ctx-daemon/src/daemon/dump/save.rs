@@ -35,7 +35,7 @@ use super::precopy::{LOOK, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
-use crate::failure;
+use rekindle_ctx_worker::failure;
 
 /// How long a worker may take to say that it is at rest.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::super::process::Process;
 use super::super::{state_dir, sys};
 use super::container::{Cgroups, Container, Place, Uuid};
-use crate::share;
+use rekindle_ctx_worker::share;
 
 /// What the table of a container's workers is called.
 const TABLE: &str = "share";

@@ -36,7 +36,7 @@ use super::pidns::{self, Identity};
 use super::process::Process;
 use super::worker::{Worker, WorkerError};
 use super::{lock, sys};
-use crate::share;
+use rekindle_ctx_worker::share;
 
 /// Why a process may use nothing, or a container be given nothing.
 #[derive(Debug, Error)]

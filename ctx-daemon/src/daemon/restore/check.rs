@@ -10,7 +10,7 @@ use rekindle_wire::{Dialect, NotServed};
 use thiserror::Error;
 use tracing::warn;
 
-use crate::worker::state::{self, StateError};
+use rekindle_ctx_worker::state::{self, StateError};
 
 use super::super::dump::{MOST_DATA_FILES, driver_build, driver_version, gpu, is_unattached};
 

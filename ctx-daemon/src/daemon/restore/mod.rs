@@ -48,7 +48,7 @@ use super::process::Process;
 use super::sys::Credentials;
 use super::worker::WorkerError;
 use super::{Daemon, sys};
-use crate::failure;
+use rekindle_ctx_worker::failure;
 
 /// Why a restore fails. Nothing of it is left with the daemon.
 #[derive(Debug, Error)]

@@ -1,0 +1,190 @@
+//! Functions: how their parameters are read, asked of the driver once for each.
+
+use std::ffi::{CStr, c_char};
+use std::ops::Range;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command::{Kind, Launch};
+
+use super::params::{Class, scan};
+use super::units::Unit;
+use super::{Access, Tracker, signature};
+use crate::serve::executor::Executor;
+use crate::session::objects::Object;
+
+/// A kernel has at most 32764 bytes of parameters.
+const MOST_PARAMETERS: usize = 32 << 10;
+
+/// What is known of a function.
+pub(crate) struct Function {
+    /// The driver's handle: another one under the client's same handle is another function.
+    real: u64,
+    pub(crate) name: String,
+    pub(crate) class: Class,
+    /// Where pointers to constants lie in the parameters.
+    constant: Vec<Range<usize>>,
+    /// The variables of its code, as of a version of the worker's list of them.
+    globals: (u64, Vec<Unit>),
+}
+
+impl Tracker {
+    /// Looks a function up, and what it may use besides what its parameters name.
+    pub(super) fn know(&mut self, worker: &Executor, handle: u64) -> Option<&Function> {
+        let object = worker.objects.get(handle)?;
+        if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
+            let function = ask(worker, object, &self.wrong);
+            self.functions.insert(handle, function);
+        }
+        let function = self.functions.get_mut(&handle)?;
+        let version = worker.globals.version();
+        if function.globals.0 != version {
+            function.globals = (version, globals(worker, handle));
+        }
+        Some(function)
+    }
+
+    /// Adds what a launch may use. Of a step of a graph it is not resolved yet: see [`super::graph`].
+    pub(super) fn launch(&mut self, worker: &Executor, launch: &Launch<'_>, access: &mut Access) {
+        access.functions.push(launch.function);
+        if self.know(worker, launch.function).is_none() {
+            // It fails.
+            return;
+        }
+        let Some(function) = self.functions.get(&launch.function) else { return };
+        if function.class == Class::Everything {
+            return access.everything();
+        }
+        let mut found = Access::nothing();
+        scan(launch.parameters, &function.constant, &self.maps, |value, written| {
+            if let Some(unit) = self.gathered.find(worker, value) {
+                found.add(unit, written);
+            }
+        });
+        if let super::Set::Units(units) = &found.reads {
+            access.named += units.len();
+            let super::Set::Units(writes) = &found.writes else { return };
+            units.iter().for_each(|unit| access.add(*unit, writes.binary_search(unit).is_ok()));
+        }
+        function.globals.1.iter().for_each(|unit| access.add(*unit, true));
+    }
+
+    /// The values that a launch's parameters name, and the function's variables, by address; `None` for everything.
+    pub(super) fn values(&mut self, worker: &Executor, launch: &Launch<'_>) -> Option<Vec<(u64, bool)>> {
+        self.know(worker, launch.function)?;
+        let function = self.functions.get(&launch.function).filter(|f| f.class != Class::Everything)?;
+        let mut values: Vec<_> = function.globals.1.iter().map(|unit| (unit.start, true)).collect();
+        scan(launch.parameters, &function.constant, &self.maps, |value, written| values.push((value, written)));
+        Some(values)
+    }
+}
+
+/// Asks the driver for a function's name and the layout of its parameters.
+fn ask(worker: &Executor, object: &Object, wrong: &std::collections::HashSet<String>) -> Function {
+    let driver = worker.driver();
+    let is_kernel = object.kind == Kind::Kernel;
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: the out parameter is a local, the handle the driver's own.
+    let told = unsafe {
+        if is_kernel {
+            (driver.cuKernelGetName)(&raw mut text, object.real)
+        } else {
+            (driver.cuFuncGetName)(&raw mut text, object.real)
+        }
+    };
+    let name = if told != CUDA_SUCCESS || text.is_null() {
+        String::from("of no known name")
+    } else {
+        // SAFETY: the driver gave a C string that lives as long as the code.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    let layout = layout(|i, offset, size| {
+        // SAFETY: out parameters are locals of the caller, the handle is the driver's own.
+        unsafe {
+            if is_kernel {
+                (driver.cuKernelGetParamInfo)(object.real, i, offset, size)
+            } else {
+                (driver.cuFuncGetParamInfo)(object.real, i, offset, size)
+            }
+        }
+    });
+    let (class, constant) = match layout {
+        Some(_) if wrong.contains(&name) => (Class::Everything, Vec::new()),
+        Some(layout) => classify(&name, &layout),
+        None => (Class::Everything, Vec::new()),
+    };
+    Function { real: object.real, name, class, constant, globals: (0, Vec::new()) }
+}
+
+/// Offsets and sizes of all parameters; `None` where the driver does not say.
+fn layout(info: impl Fn(usize, *mut usize, *mut usize) -> CUresult) -> Option<Vec<(usize, usize)>> {
+    let mut layout = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        match info(layout.len(), &raw mut offset, &raw mut size) {
+            CUDA_SUCCESS if offset.checked_add(size)? <= MOST_PARAMETERS && layout.len() < MOST_PARAMETERS => {
+                layout.push((offset, size));
+            }
+            CUDA_ERROR_INVALID_VALUE => return Some(layout),
+            _ => return None,
+        }
+    }
+}
+
+/// How parameters of this layout are read: by a signature, if the name has one that agrees with it.
+fn classify(name: &str, layout: &[(usize, usize)]) -> (Class, Vec<Range<usize>>) {
+    let constant = match signature::constant_pointers(name) {
+        Some(constant) if constant.len() == layout.len() => constant,
+        _ => return (Class::Values, Vec::new()),
+    };
+    let pointers = constant.iter().zip(layout).filter(|(constant, _)| **constant);
+    if pointers.clone().any(|(_, (_, size))| *size != 8) {
+        return (Class::Values, Vec::new());
+    }
+    (Class::Signature, pointers.map(|(_, (offset, size))| *offset..offset + size).collect())
+}
+
+/// The variables of the code that a function is of, in all contexts.
+fn globals(worker: &Executor, handle: u64) -> Vec<Unit> {
+    let mut units = Vec::new();
+    let mut at = handle;
+    // From a function to its kernel or module, to the library.
+    for _ in 0..4 {
+        let of_this = worker.globals.iter().filter(|((parent, _), _)| *parent == at);
+        units.extend(of_this.flat_map(|(_, placed)| placed.iter().map(|g| Unit::new(g.address, g.size))));
+        match worker.objects.get(at) {
+            Some(object) if object.parent != 0 && object.kind != Kind::Library => at = object.parent,
+            _ => break,
+        }
+    }
+    units.sort();
+    units.dedup();
+    units
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_counts_only_where_the_layout_agrees() {
+        let name = "_Z3addPKfS0_Pfi";
+        let layout = [(0, 8), (8, 8), (16, 8), (24, 4)];
+        assert_eq!(classify(name, &layout), (Class::Signature, vec![0..8, 8..16]));
+        assert_eq!(classify(name, &layout[..3]), (Class::Values, vec![]));
+        assert_eq!(classify(name, &[(0, 4), (8, 8), (16, 8), (24, 4)]), (Class::Values, vec![]));
+        assert_eq!(classify("add", &layout), (Class::Values, vec![]));
+    }
+
+    #[test]
+    fn a_layout_ends_where_the_driver_knows_no_more() {
+        let info = |i: usize, offset: *mut usize, size: *mut usize| {
+            // SAFETY: locals of `layout`.
+            unsafe { (*offset, *size) = (i * 8, 8) };
+            if i < 3 { CUDA_SUCCESS } else { CUDA_ERROR_INVALID_VALUE }
+        };
+        assert_eq!(layout(info), Some(vec![(0, 8), (8, 8), (16, 8)]));
+        assert_eq!(layout(|_, _, _| CUDA_ERROR_NOT_SUPPORTED), None);
+        // One that never ends.
+        assert_eq!(layout(|_, _, _| CUDA_SUCCESS), None);
+    }
+}

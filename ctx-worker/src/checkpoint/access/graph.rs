@@ -1,0 +1,70 @@
+//! What a launch of a graph may use: the values that its steps name, put together when it is launched first after it
+//! was made or changed, and looked up at each launch, since memory may have come and gone.
+
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::Launch;
+use rekindle_wire::graph::{Program, Task};
+
+use super::command::{ends, fill};
+use super::{Access, Tracker};
+use crate::serve::executor::Executor;
+
+/// What the steps of a graph name.
+#[derive(Default)]
+pub(crate) struct GraphNames {
+    /// Addresses or handles that lie in some unit or may come to, with how many bytes from there and whether they may
+    /// be written: sorted, each once.
+    ranges: Vec<(u64, u64, bool)>,
+    functions: Vec<u64>,
+    /// Whether there is a step that nobody understands, which may use anything.
+    unknown: bool,
+}
+
+impl Tracker {
+    /// Adds what a launch of a graph may use.
+    pub(super) fn graph(&mut self, worker: &Executor, handle: u64, access: &mut Access) {
+        let Some(program) = worker.graphs.get(&handle).map(|graph| graph.program()) else { return };
+        if !self.graphs.contains_key(&handle) {
+            let names = self.names(worker, program);
+            self.graphs.insert(handle, names);
+        }
+        let Some(names) = self.graphs.get(&handle) else { return };
+        access.functions.extend(&names.functions);
+        for &(address, bytes, written) in &names.ranges {
+            self.gathered.overlapping(worker, address, bytes, |unit| access.add(unit, written));
+        }
+        // One may have been caught since.
+        let everything = |function: &u64| self.function(*function).is_none_or(|(c, _)| c == super::Class::Everything);
+        if names.unknown || names.functions.iter().any(everything) {
+            access.everything();
+        }
+    }
+
+    fn names(&mut self, worker: &Executor, program: &Program) -> GraphNames {
+        let mut names = GraphNames::default();
+        for step in program.steps.iter().filter(|step| step.enabled) {
+            match &step.task {
+                Task::Nothing => {}
+                Task::Kernel(launch) => {
+                    let Ok(launch) = Launch::read(&mut Reader::new(launch)) else {
+                        names.unknown = true;
+                        continue;
+                    };
+                    names.functions.push(launch.function);
+                    let values = self.values(worker, &launch).unwrap_or_default();
+                    names.ranges.extend(values.into_iter().map(|(value, written)| (value, 1, written)));
+                }
+                Task::Copy { target, source, size } => {
+                    names.ranges.extend(ends(&[(*target, true), (*source, false)], *size));
+                }
+                Task::Fill { address, pitch, element, width, height, .. } => {
+                    let bytes = fill(*pitch, u64::from(*element), *width, *height);
+                    names.ranges.push((*address, bytes, true));
+                }
+            }
+        }
+        names.ranges.sort_unstable();
+        names.ranges.dedup();
+        names
+    }
+}

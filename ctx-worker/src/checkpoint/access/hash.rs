@@ -1,0 +1,300 @@
+//! Hashes of device memory by the kernels of `ctx-worker/kernels/hash.cu` (what they compute:
+//! `rekindle_images::content`).
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::content::{CHUNK, ContentHash, ContentKey, DIGEST, Schedule, THREADS};
+
+use super::Unit;
+use crate::gpu::driver::{CallFailed, Driver, expect};
+
+const PTX: &str = concat!(include_str!("../../../kernels/hash.ptx"), "\0");
+
+/// As many pieces are hashed at a time at most.
+pub(crate) const MOST_PIECES: usize = 1 << 16;
+/// As many bytes are hashed at a time at most, at a quiesce.
+pub(crate) const BATCH_BYTES: u64 = 4 << 30;
+const NON_BLOCKING: u32 = 1;
+/// Blocks for each multiprocessor. On an H200 twice as many hash as fast, but copy 1% slower.
+const BLOCKS: u32 = 4;
+
+/// Bytes of an entry of the kernels' table: source, target, length, first chunk.
+const ENTRY: usize = 32;
+const HASH: usize = 16;
+
+/// Memory with a hash of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) source: u64,
+    /// Where it is copied, if it is.
+    pub(crate) target: u64,
+    pub(crate) length: u64,
+}
+
+/// What is loaded in one device's primary context.
+struct Loaded {
+    context: CUcontext,
+    hash: CUfunction,
+    copy_hash: CUfunction,
+    finish: CUfunction,
+    stream: CUstream,
+    /// The device's area.
+    area: CUdeviceptr,
+}
+
+/// A table of pieces that is on the device.
+pub(crate) struct Table {
+    pieces: usize,
+    chunks: u64,
+}
+
+/// Hashes memory of all devices under one key.
+pub(crate) struct Hasher {
+    schedule: Schedule,
+    devices: Vec<Option<Loaded>>,
+    /// Memory of each device for schedule, table, hashes, digests; 0 before it is made. Made once for the most that can
+    /// come, since what the driver maps later moves where it places the client's code, and mapped, so that it outlives
+    /// a reset of the context.
+    areas: Vec<CUdeviceptr>,
+    most_bytes: u64,
+}
+
+impl Hasher {
+    /// For `devices` devices, and this much memory at a time.
+    pub(crate) fn new(key: &ContentKey, devices: usize, most_bytes: u64) -> Self {
+        let areas = vec![0; devices];
+        let devices = (0..devices).map(|_| None).collect();
+        Self { schedule: key.schedule(), devices, areas, most_bytes }
+    }
+
+    /// Hashes under another key from here on.
+    pub(crate) fn set_key(&mut self, driver: &Driver, key: &ContentKey) -> Result<(), CallFailed> {
+        self.schedule = key.schedule();
+        let bytes = self.schedule.bytes();
+        for loaded in self.devices.iter().flatten() {
+            // SAFETY: as in `prepare`; no kernel of ours runs.
+            unsafe {
+                expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
+                let copy =
+                    (driver.cuMemcpyHtoDAsync_v2)(loaded.area, bytes.as_ptr().cast(), bytes.len(), loaded.stream);
+                expect("cuMemcpyHtoDAsync", copy)?;
+                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn table_at(&self) -> usize {
+        Schedule::BYTES.next_multiple_of(64)
+    }
+
+    fn hashes_at(&self) -> usize {
+        self.table_at() + MOST_PIECES * ENTRY
+    }
+
+    fn digests_at(&self) -> usize {
+        self.hashes_at() + MOST_PIECES * HASH
+    }
+
+    /// Loads the kernels into a device's primary context, if that has not been done.
+    pub(crate) fn prepare(
+        &mut self,
+        driver: &Driver,
+        (ordinal, device): (usize, CUdevice),
+        primary: CUcontext,
+    ) -> Result<(), CallFailed> {
+        if self.devices.get(ordinal).is_none_or(|loaded| loaded.as_ref().is_some_and(|l| l.context == primary)) {
+            return Ok(());
+        }
+        let (mut module, mut hash, mut copy_hash, mut finish, mut stream) = (0, 0, 0, 0, 0);
+        let bytes = self.schedule.bytes();
+        // SAFETY: out parameters are locals; the image and the names end in a NUL.
+        unsafe {
+            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            expect("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut module, PTX.as_ptr().cast()))?;
+            let get = driver.cuModuleGetFunction;
+            expect("cuModuleGetFunction", get(&raw mut hash, module, c"rekindle_hash".as_ptr()))?;
+            expect("cuModuleGetFunction", get(&raw mut copy_hash, module, c"rekindle_copy_hash".as_ptr()))?;
+            expect("cuModuleGetFunction", get(&raw mut finish, module, c"rekindle_finish".as_ptr()))?;
+            expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+        }
+        if self.areas[ordinal] == 0 {
+            let chunks = self.most_bytes as usize / CHUNK + MOST_PIECES;
+            self.areas[ordinal] = map(driver, device, self.digests_at() + chunks * DIGEST)?;
+        }
+        let area = self.areas[ordinal];
+        // SAFETY: the area begins with room for the schedule, which the driver has taken when the stream is idle.
+        unsafe {
+            let copy = (driver.cuMemcpyHtoDAsync_v2)(area, bytes.as_ptr().cast(), bytes.len(), stream);
+            expect("cuMemcpyHtoDAsync", copy)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+        }
+        self.devices[ordinal] = Some(Loaded { context: primary, hash, copy_hash, finish, stream, area });
+        Ok(())
+    }
+
+    /// A primary context is about to be reset: what is in it goes with it.
+    pub(crate) fn release(&mut self, driver: &Driver, ordinal: usize) {
+        if let Some(loaded) = self.devices.get_mut(ordinal).and_then(Option::take) {
+            // SAFETY: the stream is ours, and no kernel of ours runs.
+            unsafe { (driver.cuStreamDestroy_v2)(loaded.stream) };
+        }
+    }
+
+    /// The stream in which a device's kernels run, once it is prepared.
+    pub(crate) fn stream(&self, ordinal: usize) -> Option<CUstream> {
+        self.devices.get(ordinal)?.as_ref().map(|loaded| loaded.stream)
+    }
+
+    /// Puts the pieces where the kernels find them. The device's primary context is current from here on. `None` where
+    /// they are too many or too large, or there are none.
+    pub(crate) fn table(
+        &mut self,
+        driver: &Driver,
+        ordinal: usize,
+        pieces: &[Piece],
+    ) -> Result<Option<Table>, CallFailed> {
+        let bytes = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length));
+        let Some(loaded) = self.devices.get(ordinal).and_then(Option::as_ref) else { return Ok(None) };
+        if pieces.is_empty() || pieces.len() > MOST_PIECES || bytes > self.most_bytes {
+            return Ok(None);
+        }
+        let (mut chunks, mut table) = (0, Vec::with_capacity(pieces.len() * ENTRY));
+        for piece in pieces {
+            let entry = [piece.source, piece.target, piece.length, chunks];
+            entry.iter().for_each(|word| table.extend(word.to_le_bytes()));
+            chunks += piece.length.div_ceil(CHUNK as u64);
+        }
+        // SAFETY: the area has room for MOST_PIECES entries there, and the table lives until the copy is done.
+        unsafe {
+            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
+            let at = loaded.area + self.table_at() as u64;
+            let copy = (driver.cuMemcpyHtoDAsync_v2)(at, table.as_ptr().cast(), table.len(), loaded.stream);
+            expect("cuMemcpyHtoDAsync", copy)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+        }
+        Ok(Some(Table { pieces: pieces.len(), chunks }))
+    }
+
+    /// Enqueues the kernels for a table: `copies` says whether pieces are copied too.
+    ///
+    /// # Safety
+    /// The sources of the table's pieces are mapped and readable until the kernels end, and the targets writable, if
+    /// they are copied.
+    pub(crate) unsafe fn enqueue(
+        &self,
+        driver: &Driver,
+        (ordinal, processors): (usize, u32),
+        table: &Table,
+        copies: bool,
+    ) -> Result<(), CallFailed> {
+        let Some(loaded) = self.devices.get(ordinal).and_then(Option::as_ref) else { return Ok(()) };
+        let at = |offset: usize| loaded.area + offset as u64;
+        let (schedule, entries) = (at(0), at(self.table_at()));
+        let (hashes, digests) = (at(self.hashes_at()), at(self.digests_at()));
+        let blocks = table.chunks.clamp(1, u64::from(processors.max(1) * BLOCKS)) as u32;
+        let mut params = self.schedule.column_bytes();
+        let words = [schedule, entries, table.pieces as u64, table.chunks, digests];
+        words.iter().for_each(|word| params.extend(word.to_le_bytes()));
+        let mut last: Vec<u8> = Vec::new();
+        [schedule, entries, digests, hashes].iter().for_each(|word| last.extend(word.to_le_bytes()));
+        let first = if copies { loaded.copy_hash } else { loaded.hash };
+        // SAFETY: the kernels are ours; besides the pieces they read and write the area, which holds digests for
+        // `most_bytes` and a chunk more for each piece.
+        unsafe {
+            if table.chunks > 0 {
+                launch(driver, first, blocks, loaded.stream, &mut params)?;
+            }
+            launch(driver, loaded.finish, table.pieces as u32, loaded.stream, &mut last)
+        }
+    }
+
+    /// Waits for the kernels, and fetches the hashes.
+    pub(crate) fn fetch(&self, driver: &Driver, ordinal: usize, table: &Table) -> Result<Vec<ContentHash>, CallFailed> {
+        let Some(loaded) = self.devices.get(ordinal).and_then(Option::as_ref) else { return Ok(Vec::new()) };
+        let mut hashes = vec![0; table.pieces * HASH];
+        // SAFETY: the area has that many hashes there, and the bytes live until the copy is done.
+        unsafe {
+            let at = loaded.area + self.hashes_at() as u64;
+            let copy = (driver.cuMemcpyDtoHAsync_v2)(hashes.as_mut_ptr().cast(), at, hashes.len(), loaded.stream);
+            expect("cuMemcpyDtoHAsync", copy)?;
+            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+        }
+        Ok(hashes.as_chunks::<HASH>().0.iter().map(|bytes| ContentHash::from_le_bytes(*bytes)).collect())
+    }
+
+    /// Hashes units of one device, which is idle. Leaves the device's primary context current.
+    ///
+    /// # Errors
+    /// A call of the driver failed, as all do in a context that is broken.
+    ///
+    /// # Safety
+    /// The units are mapped, and the device may read them.
+    pub(crate) unsafe fn hash(
+        &mut self,
+        driver: &Driver,
+        (ordinal, device, primary, processors): (usize, CUdevice, CUcontext, u32),
+        units: &[Unit],
+    ) -> Result<Vec<ContentHash>, CallFailed> {
+        self.prepare(driver, (ordinal, device), primary)?;
+        let piece = |unit: &Unit| Piece { source: unit.start, target: 0, length: unit.size() };
+        let pieces: Vec<_> = units.iter().map(piece).collect();
+        let Some(table) = self.table(driver, ordinal, &pieces)? else { return Ok(Vec::new()) };
+        // SAFETY: the caller's promise; nothing is copied.
+        unsafe { self.enqueue(driver, (ordinal, processors), &table, false)? };
+        self.fetch(driver, ordinal, &table)
+    }
+}
+
+/// Maps memory of a device's where the driver likes.
+fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<CUdeviceptr, CallFailed> {
+    let size = size.next_multiple_of(2 << 20);
+    let properties = CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+        location_id: device,
+        ..Default::default()
+    };
+    let access = CUmemAccessDesc {
+        location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+        location_id: device,
+        flags: CU_MEM_ACCESS_READWRITE,
+    };
+    let (mut piece, mut area) = (0_u64, 0);
+    // SAFETY: out parameters are locals, structures live through the calls.
+    unsafe {
+        expect("cuMemAddressReserve", (driver.cuMemAddressReserve)(&raw mut area, size, 0, 0, 0))?;
+        let made = (driver.cuMemCreate)((&raw mut piece).cast(), size, &raw const properties, 0);
+        expect("cuMemCreate", made)?;
+        expect("cuMemMap", (driver.cuMemMap)(area, size, 0, piece, 0))?;
+        expect("cuMemSetAccess", (driver.cuMemSetAccess)(area, size, &raw const access, 1))?;
+    }
+    Ok(area)
+}
+
+/// Launches one of the kernels.
+///
+/// # Safety
+/// What the parameters point to must be as the kernel takes it; the function's context is current.
+unsafe fn launch(
+    driver: &Driver,
+    function: CUfunction,
+    blocks: u32,
+    stream: CUstream,
+    params: &mut [u8],
+) -> Result<(), CallFailed> {
+    let mut size = params.len();
+    // CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+    let mut extra = [
+        std::ptr::without_provenance_mut(1),
+        params.as_mut_ptr().cast(),
+        std::ptr::without_provenance_mut(2),
+        (&raw mut size).cast::<c_void>(),
+        std::ptr::null_mut(),
+    ];
+    let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
+    // SAFETY: `extra` and what it points to live through the call; the rest is the caller's promise.
+    let launched = unsafe { (driver.cuLaunchKernel)(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, none, extra) };
+    expect("cuLaunchKernel", launched)
+}

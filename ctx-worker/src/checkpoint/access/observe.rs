@@ -1,0 +1,340 @@
+//! The reporting mode: is what commands are said to write all that they write?
+//!
+//! ```text
+//!   command ──> what may it do? ──> idle, hash all memory ──> driver ──> idle, hash all memory ──> what has changed
+//!                                   (as after the last one)                                        and was not named?
+//! ```
+//!
+//! Everything is synchronous, so this is for counting on small sizes. A command that does not come to an end by itself
+//! (it waits for a later one) is let go after [`PATIENCE`] and not watched, nor are those after it until the device is
+//! idle. Not looked at are memory that the client has mapped without access or shares with other processes, arrays, and
+//! variables in contexts other than a device's primary one.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::ImageError;
+use rekindle_images::content::{ContentHash, ContentKey};
+use rekindle_wire::access::AccessReport;
+use rekindle_wire::command;
+use rekindle_wire::ring::CommandHeader;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use super::hash::{Hasher, MOST_PIECES};
+use super::{Access, Class, Unit};
+use crate::gpu::driver::CallFailed;
+use crate::schedule::rest::Broken;
+use crate::serve::executor::Executor;
+
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// As many kernels of a graph are named at most.
+const NAMED: usize = 4;
+
+/// The counts. A worker has one client, whose end its connection's thread sees.
+static REPORT: Mutex<Option<AccessReport>> = Mutex::new(None);
+
+fn report() -> MutexGuard<'static, Option<AccessReport>> {
+    REPORT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What has been counted, where something is.
+pub(crate) fn counted() -> Option<AccessReport> {
+    report().clone()
+}
+
+/// The client is gone: its counts go into the log, as JSON.
+pub(crate) fn log_at_end() {
+    if let Some(report) = counted()
+        && let Ok(counts) = serde_json::to_string(&report)
+    {
+        info!("accesses: {counts}");
+    }
+}
+
+fn count(add: impl FnOnce(&mut AccessReport)) {
+    if let Some(report) = report().as_mut() {
+        add(report);
+    }
+}
+
+/// Looks at a client's commands.
+pub(crate) struct Observation {
+    hasher: Hasher,
+    /// The most bytes that are hashed.
+    limit: u64,
+    /// The hashes after the last command; none where something may have run since.
+    last: Option<HashMap<Unit, ContentHash>>,
+    /// The device did not come to rest when it was last waited for.
+    restless: bool,
+    stopped: bool,
+}
+
+/// A command that is about to be executed.
+pub(crate) struct Watch {
+    access: Access,
+    call: u16,
+    /// The memory before it; none where it cannot be watched.
+    before: Option<HashMap<Unit, ContentHash>>,
+}
+
+/// Why nothing is observed.
+#[derive(Debug, Error)]
+pub(crate) enum ObserveError {
+    #[error(transparent)]
+    Key(#[from] ImageError),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+}
+
+impl Executor {
+    /// Begins to observe, before there is a client. `limit` is the most memory that is hashed.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub(crate) fn start_observing(&mut self, limit: u64) -> Result<(), ObserveError> {
+        let key = ContentKey::random()?;
+        let mut hasher = Hasher::new(&key, self.devices.len(), limit);
+        for (ordinal, device) in self.devices.iter().enumerate() {
+            hasher.prepare(self.driver(), (ordinal, device.device), device.primary)?;
+        }
+        self.context_changed();
+        let last = Some(HashMap::new());
+        self.observed = Some(Box::new(Observation { hasher, limit, last, restless: false, stopped: false }));
+        *report() = Some(AccessReport::default());
+        Ok(())
+    }
+
+    /// A primary context is about to be reset.
+    pub(crate) fn release_hasher(&mut self, ordinal: usize) {
+        let driver = self.driver();
+        self.hasher.release(driver, ordinal);
+        if let Some(observation) = &mut self.observed {
+            observation.hasher.release(driver, ordinal);
+        }
+    }
+
+    /// A command is about to be executed. `None` where it concerns no memory.
+    pub(crate) fn watch(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Watch> {
+        let mut observation = self.observed.take()?;
+        let watch = observation.watch(self, header, parameters);
+        self.observed = Some(observation);
+        watch
+    }
+
+    /// It has been handed to the driver.
+    pub(crate) fn watched(&mut self, watch: Watch) {
+        if let Some(mut observation) = self.observed.take() {
+            observation.watched(self, watch);
+            self.observed = Some(observation);
+        }
+    }
+
+    /// All units of device memory that have bytes at addresses; `None` where nobody can tell.
+    fn all_units(&mut self) -> Option<Vec<Unit>> {
+        self.with_tracker(|tracker, worker| {
+            tracker.gathered.update(worker);
+            tracker.gathered.all(worker)
+        })
+    }
+
+    /// Multiprocessors of a device.
+    pub(crate) fn processors(&self, ordinal: usize) -> u32 {
+        const MULTIPROCESSOR_COUNT: usize = 16;
+        let described = self.attached.devices.get(ordinal);
+        described.and_then(|d| d.attributes.get(MULTIPROCESSOR_COUNT)).map_or(1, |a| a.1.unsigned_abs())
+    }
+
+    /// Waits until every stream is idle, for so long. An error breaks the context, and ends it.
+    fn comes_to_rest(&mut self, patience: Duration) -> Result<bool, Broken> {
+        let deadline = Instant::now() + patience;
+        let rest = loop {
+            let mut busy = false;
+            for key in self.waiting.busy(0) {
+                let Some(real) = self.waiting.real(key).filter(|_| self.enter_context(key.context).is_ok()) else {
+                    continue;
+                };
+                // SAFETY: the handle is the driver's own.
+                match unsafe { (self.driver().cuStreamQuery)(real) } {
+                    CUDA_SUCCESS => self.waiting.all_done(key),
+                    CUDA_ERROR_NOT_READY => busy = true,
+                    code => return Err(Broken(code)),
+                }
+            }
+            if !busy || Instant::now() >= deadline {
+                break !busy;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        };
+        let _ = self.enter_context(self.header.context);
+        Ok(rest)
+    }
+}
+
+impl Observation {
+    fn watch(&mut self, worker: &mut Executor, header: &CommandHeader, parameters: &[u8]) -> Option<Watch> {
+        worker.enter_context(header.context).ok()?;
+        let access = worker.access_of(header, parameters);
+        if access.is_nothing() {
+            let asks = [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT];
+            // Memory may come and go with it, and come back at the same addresses with another content.
+            if header.call >= command::FIRST && !asks.contains(&header.call) {
+                self.last = None;
+            }
+            return None;
+        }
+        count_command(worker, &access, header.call);
+        let patience = if self.restless { Duration::ZERO } else { PATIENCE };
+        let before = self.content(worker, patience, true);
+        Some(Watch { access, call: header.call, before })
+    }
+
+    fn watched(&mut self, worker: &mut Executor, watch: Watch) {
+        let patience = if self.restless { Duration::ZERO } else { PATIENCE };
+        self.last = None;
+        let after = self.content(worker, patience, false);
+        let (Some(before), Some(after)) = (&watch.before, after) else { return count(|report| report.unwatched += 1) };
+        count(|report| report.watched += 1);
+        let changed = after.iter().filter(|(unit, hash)| before.get(*unit).is_some_and(|former| former != *hash));
+        let outside: Vec<Unit> =
+            changed.map(|(unit, _)| *unit).filter(|unit| !watch.access.writes.contains(unit)).collect();
+        if !outside.is_empty() {
+            let by = blame(worker, &watch);
+            for unit in outside {
+                warn!("{by} has written {} bytes at {:#x}, which it had not named", unit.size(), unit.start);
+                count(|report| report.count_outside(&by, unit.start, unit.size()));
+            }
+        }
+        self.last = Some(after);
+    }
+
+    /// The hashes of all memory, now that nothing runs. `None` where that is not to be had.
+    fn content(
+        &mut self,
+        worker: &mut Executor,
+        patience: Duration,
+        before: bool,
+    ) -> Option<HashMap<Unit, ContentHash>> {
+        if self.stopped {
+            return None;
+        }
+        let content = match worker.comes_to_rest(patience) {
+            Ok(true) => {
+                self.restless = false;
+                self.hash(worker, before)
+            }
+            Ok(false) => {
+                (self.restless, self.last) = (true, None);
+                return None;
+            }
+            Err(error) => Err(error.into()),
+        };
+        worker.context_changed();
+        let _ = worker.enter_context(worker.header.context);
+        content
+            .inspect_err(|why| {
+                warn!("accesses are not watched any more: {why}");
+                self.stopped = true;
+                count(|report| report.stopped = Some(why.to_string()));
+            })
+            .ok()
+            .flatten()
+    }
+
+    /// Hashes what is not known from after the last command, which is all there is once that has been forgotten.
+    fn hash(
+        &mut self,
+        worker: &mut Executor,
+        before: bool,
+    ) -> Result<Option<HashMap<Unit, ContentHash>>, ObserveError> {
+        let Some(all) = worker.all_units() else {
+            self.last = None;
+            return Ok(None);
+        };
+        let units = readable(worker, &all);
+        if units.len() > MOST_PIECES || units.iter().map(|(_, unit)| unit.size()).sum::<u64>() > self.limit {
+            self.last = None;
+            return Ok(None);
+        }
+        let known = self.last.take().filter(|_| before).unwrap_or_default();
+        let mut content = HashMap::with_capacity(units.len());
+        for (ordinal, device) in worker.devices.iter().enumerate() {
+            let own = units.iter().filter(|(of, _)| *of == ordinal).map(|(_, unit)| *unit);
+            let (old, new): (Vec<Unit>, Vec<Unit>) = own.partition(|unit| known.contains_key(unit));
+            content.extend(old.into_iter().filter_map(|unit| Some((unit, *known.get(&unit)?))));
+            let place = (ordinal, device.device, device.primary, worker.processors(ordinal));
+            // SAFETY: the client has them mapped, and so that this device may read them.
+            let hashes = unsafe { self.hasher.hash(worker.driver(), place, &new) }?;
+            content.extend(new.into_iter().zip(hashes));
+        }
+        Ok(Some(content))
+    }
+}
+
+/// Counts a command.
+fn count_command(worker: &Executor, access: &Access, call: u16) {
+    let Some(tracker) = &worker.tracker else { return };
+    let classes: Vec<_> = access.functions.iter().filter_map(|f| Some(tracker.function(*f)?.0)).collect();
+    count(|report| {
+        for class in &classes {
+            match class {
+                Class::Values => report.launches.values += 1,
+                Class::Signature => report.launches.signature += 1,
+                Class::Everything => report.launches.everything += 1,
+            }
+        }
+        match call {
+            command::GRAPH_LAUNCH => report.graphs += 1,
+            command::LAUNCH if !classes.contains(&Class::Everything) => report.count_named(access.named),
+            command::LAUNCH | command::LAUNCH_ON_DEVICES => {}
+            _ => report.exact += 1,
+        }
+    });
+}
+
+/// Says what a command is, whose kernels name everything from now on.
+fn blame(worker: &mut Executor, watch: &Watch) -> String {
+    let mut names: Vec<String> = Vec::new();
+    let Some(tracker) = &mut worker.tracker else { return String::new() };
+    for function in &watch.access.functions {
+        if let Some((_, name)) = tracker.function(*function)
+            && !names.iter().any(|known| known == name)
+        {
+            names.push(name.to_owned());
+        }
+    }
+    names.iter().for_each(|name| tracker.was_wrong(name));
+    match names.as_slice() {
+        [] => command::name(&worker.table, watch.call).unwrap_or("a command").to_owned(),
+        [one] if watch.call != command::GRAPH_LAUNCH => one.clone(),
+        all if all.len() > NAMED => format!("a graph of {} kernels: {}, ...", all.len(), all[..NAMED].join(", ")),
+        all => format!("a graph of {}", all.join(", ")),
+    }
+}
+
+/// Units that the primary context of a device can read, with that device.
+fn readable(worker: &Executor, units: &[Unit]) -> Vec<(usize, Unit)> {
+    let mut globals = HashMap::new();
+    for ((_, context), placed) in worker.globals.iter() {
+        let device = worker.device_of_context(*context).ok();
+        let real = worker.objects.get(*context).map(|o| o.real);
+        let primary = device.filter(|ordinal| worker.devices.get(*ordinal).map(|d| d.primary) == real);
+        globals.extend(placed.iter().map(|global| (global.address, primary)));
+    }
+    let device = |unit: &Unit| {
+        if let Some(ordinal) = rekindle_wire::window::device_of(unit.start) {
+            let memory = &worker.devices.get(ordinal)?.memory;
+            return (!memory.is_given_away(unit.start, unit.size())).then_some(ordinal);
+        }
+        match globals.get(&unit.start) {
+            Some(primary) => *primary,
+            None => worker.vmm.readable(unit),
+        }
+    };
+    units.iter().filter_map(|unit| Some((device(unit)?, *unit))).collect()
+}

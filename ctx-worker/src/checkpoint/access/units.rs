@@ -1,0 +1,216 @@
+//! From an address to the allocation that it lies in.
+
+use std::ops::{Deref, DerefMut};
+
+use rekindle_wire::command::Kind;
+use rekindle_wire::window;
+
+use super::Access;
+use crate::serve::executor::Executor;
+
+/// What is tracked as one: an allocation, a run of the client's own mappings without a gap, a variable of its code, a
+/// pinned allocation; or an array, by its handle, which is no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Unit {
+    pub(crate) start: u64,
+    /// Behind its last byte.
+    pub(crate) end: u64,
+}
+
+impl Unit {
+    pub(crate) fn new(start: u64, size: u64) -> Self {
+        Self { start, end: start.saturating_add(size) }
+    }
+
+    /// An array, by the client's handle.
+    pub(crate) fn array(handle: u64) -> Self {
+        Self::new(handle, 1)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// A value with the number of times it may have changed: whoever has looked at it knows whether to look again.
+#[derive(Debug, Default)]
+pub(crate) struct Versioned<T> {
+    value: T,
+    version: u64,
+}
+
+impl<T> Versioned<T> {
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+impl<T> From<T> for Versioned<T> {
+    fn from(value: T) -> Self {
+        Self { value, version: 1 }
+    }
+}
+
+impl<T> Deref for Versioned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Versioned<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.version += 1;
+        &mut self.value
+    }
+}
+
+/// What must be gathered before it can be searched: runs of mappings, and variables. Sorted, without overlaps.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    runs: Vec<Unit>,
+    globals: Vec<Unit>,
+    /// Runs that have memory in common.
+    shared: Vec<(Unit, Unit)>,
+    versions: (u64, u64),
+}
+
+impl Gathered {
+    /// Gathers anew what has changed.
+    pub(crate) fn update(&mut self, worker: &Executor) {
+        let versions = (worker.vmm.version(), worker.globals.version());
+        if self.versions.0 != versions.0 {
+            self.runs = worker.vmm.runs();
+            self.shared = worker.vmm.shared_runs();
+        }
+        if self.versions.1 != versions.1 {
+            self.globals = worker.globals.values().flatten().map(|g| Unit::new(g.address, g.size)).collect();
+            self.globals.sort();
+            self.globals.dedup_by_key(|unit| unit.start);
+        }
+        self.versions = versions;
+    }
+
+    /// The unit in which an address lies, or that a handle names. [`Gathered::update`] was called since anything
+    /// changed.
+    ///
+    /// Costs one search in a sorted map of the allocations of one device; for what is no address of any window, one in
+    /// the list of variables.
+    pub(crate) fn find(&self, worker: &Executor, address: u64) -> Option<Unit> {
+        if let Some(device) = window::device_of(address) {
+            let (start, allocation) = worker.devices.get(device)?.memory.allocations().range(..=address).next_back()?;
+            let unit = Unit::new(*start, allocation.size);
+            return (address < unit.end).then_some(unit);
+        }
+        if window::pinned().contains(&address) {
+            let (start, allocation) = worker.pinned.allocations().range(..=address).next_back()?;
+            let unit = Unit::new(*start, allocation.size);
+            return (address < unit.end).then_some(unit);
+        }
+        if window::reserved().contains(&address) {
+            return find_in(&self.runs, address);
+        }
+        if Kind::Array.owns(address) {
+            return worker.arrays.extent(address).map(|_| Unit::array(address));
+        }
+        find_in(&self.globals, address)
+    }
+
+    /// Adds what is the same memory at other addresses.
+    pub(crate) fn add_shared(&self, access: &mut Access) {
+        for (one, other) in &self.shared {
+            let (read, written) = (access.reads.contains(one), access.writes.contains(one));
+            if read {
+                access.add(*other, written);
+            }
+        }
+    }
+
+    /// Calls `found` with each unit that has bytes of a range; a handle is a range of its own.
+    pub(crate) fn overlapping(&self, worker: &Executor, address: u64, bytes: u64, mut found: impl FnMut(Unit)) {
+        if bytes == 0 {
+            return;
+        }
+        let first = self.find(worker, address);
+        first.into_iter().for_each(&mut found);
+        let end = address.saturating_add(bytes);
+        // Few ranges go beyond their first unit.
+        if first.is_some_and(|unit| end <= unit.end) || bytes == 1 {
+            return;
+        }
+        if let Some(device) = window::device_of(address).and_then(|device| worker.devices.get(device)) {
+            let after = device.memory.allocations().range(address.saturating_add(1)..end);
+            after.for_each(|(start, allocation)| found(Unit::new(*start, allocation.size)));
+        }
+        for units in [&self.runs, &self.globals] {
+            let from = units.partition_point(|unit| unit.start <= address);
+            units[from..].iter().take_while(|unit| unit.start < end).for_each(|unit| found(*unit));
+        }
+    }
+
+    /// All units of device memory that have bytes at addresses.
+    pub(crate) fn all(&self, worker: &Executor) -> Vec<Unit> {
+        let allocations = worker.devices.iter().flat_map(|d| d.memory.allocations());
+        let allocations = allocations.map(|(start, allocation)| Unit::new(*start, allocation.size));
+        allocations.chain(self.runs.iter().copied()).chain(self.globals.iter().copied()).collect()
+    }
+}
+
+fn find_in(units: &[Unit], address: u64) -> Option<Unit> {
+    let behind = units.partition_point(|unit| unit.start <= address);
+    units[..behind].last().copied().filter(|unit| address < unit.end)
+}
+
+/// Joins ranges that follow each other without a gap. They are sorted.
+pub(crate) fn join(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<Unit> {
+    let mut runs: Vec<Unit> = Vec::new();
+    for (start, size) in ranges {
+        match runs.last_mut() {
+            Some(run) if run.end == start => run.end = start.saturating_add(size),
+            _ => runs.push(Unit::new(start, size)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_gap_is_one_run() {
+        let runs = join([(10, 5), (15, 5), (21, 4)].into_iter());
+        assert_eq!(runs, [Unit::new(10, 10), Unit::new(21, 4)]);
+        let found = |address| find_in(&runs, address).map(|unit| unit.start);
+        assert_eq!((found(9), found(10), found(19), found(20)), (None, Some(10), Some(10), None));
+        assert_eq!((found(24), found(25), found(u64::MAX)), (Some(21), None, None));
+    }
+
+    #[test]
+    fn a_change_is_a_new_version() {
+        let mut value = Versioned::from(vec![1]);
+        let first = value.version();
+        assert_eq!((value.len(), value.version()), (1, first));
+        value.push(2);
+        assert_ne!(value.version(), first);
+    }
+
+    /// How fast it is. Not a test: `cargo test --release -p rekindled lookup -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn lookup_speed() {
+        let units: Vec<_> = (0..10_000_u64).map(|i| Unit::new(0x2000_0000_0000 + i * 4096, 4000)).collect();
+        let map: std::collections::BTreeMap<_, _> = units.iter().map(|unit| (unit.start, unit.size())).collect();
+        let addresses: Vec<u64> =
+            (0..1_000_000_u64).map(|i| units[(i * 7919 % 10_000) as usize].start + i % 4000).collect();
+        let timed = |what: &str, find: &dyn Fn(u64) -> bool| {
+            let start = std::time::Instant::now();
+            let found = addresses.iter().filter(|address| find(**address)).count();
+            let each = start.elapsed().as_nanos() as f64 / addresses.len() as f64;
+            println!("{what}: {each:.0} ns an address, {found} found");
+        };
+        timed("sorted list", &|address| find_in(&units, address).is_some());
+        timed("sorted map", &|address| map.range(..=address).next_back().is_some_and(|(s, l)| address < s + l));
+    }
+}

@@ -1,0 +1,214 @@
+//! Device memory for clones: set aside before the quiesce, since making it takes a while, and given back when the copy
+//! is over.
+
+use std::collections::BTreeMap;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::window;
+use tracing::warn;
+
+use crate::gpu::driver::{CallFailed, Driver, expect};
+
+/// The largest physical piece, and the granularity of all.
+const PIECE: u64 = 64 << 20;
+const GRANULE: u64 = 2 << 20;
+/// Clones begin where copies are fast.
+const ALIGN: u64 = 512;
+/// This part of a device's memory stays free.
+const MARGIN: u64 = 32;
+
+/// Room for clones on each device.
+pub(crate) struct Clones {
+    devices: Vec<Room>,
+}
+
+#[derive(Default)]
+struct Room {
+    base: u64,
+    /// Pieces side by side from there on.
+    pieces: Vec<(u64, u64)>,
+    size: u64,
+    free: BTreeMap<u64, u64>,
+    free_bytes: u64,
+}
+
+impl Clones {
+    /// Sets memory aside on each device, as much of what is wanted as there is to spare. `devices` are the devices with
+    /// their primary contexts.
+    pub(crate) fn reserve(driver: &Driver, devices: &[(CUdevice, CUcontext)], wanted: &[u64]) -> Self {
+        let rooms = devices.iter().zip(wanted).enumerate().map(|(ordinal, (&(device, primary), &wanted))| {
+            let mut room = Room { base: window::clones(ordinal).start, ..Room::default() };
+            if let Err(failed) = room.fill(driver, device, primary, wanted.min(window::CLONE_SIZE)) {
+                warn!("there is room for clones of {} of {wanted} bytes: {failed}", room.size);
+            }
+            room
+        });
+        Self { devices: rooms.collect() }
+    }
+
+    /// Takes so many bytes of a device's, if there is room.
+    pub(crate) fn take(&mut self, device: usize, length: u64) -> Option<u64> {
+        let room = self.devices.get_mut(device)?;
+        let length = length.next_multiple_of(ALIGN);
+        let address = room.free.iter().find(|(_, hole)| **hole >= length).map(|(address, _)| *address)?;
+        let hole = room.free.remove(&address)?;
+        if hole > length {
+            room.free.insert(address + length, hole - length);
+        }
+        room.free_bytes -= length;
+        Some(address)
+    }
+
+    /// Gives back what was taken.
+    pub(crate) fn give(&mut self, device: usize, address: u64, length: u64) {
+        let Some(room) = self.devices.get_mut(device) else { return };
+        let length = length.next_multiple_of(ALIGN);
+        room.free_bytes += length;
+        let (mut start, mut end) = (address, address + length);
+        if let Some((&before, &hole)) = room.free.range(..start).next_back()
+            && before + hole == start
+        {
+            start = before;
+        }
+        if let Some(hole) = room.free.remove(&end) {
+            end += hole;
+        }
+        room.free.insert(start, end - start);
+    }
+
+    /// Whether less than half of it is left on some device.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.devices.iter().any(|room| room.free_bytes < room.size / 2)
+    }
+
+    /// Bytes of a device's memory that it takes.
+    pub(crate) fn bytes(&self, device: usize) -> u64 {
+        self.devices.get(device).map_or(0, |room| room.size)
+    }
+
+    /// Gives it back to the devices. Nothing uses it any more.
+    pub(crate) fn release(self, driver: &Driver) {
+        for room in self.devices {
+            let mut at = room.base;
+            for (piece, size) in room.pieces {
+                // SAFETY: mapped and made in `fill`, used by nothing any more.
+                let gone = unsafe {
+                    expect("cuMemUnmap", (driver.cuMemUnmap)(at, size as usize))
+                        .and(expect("cuMemRelease", (driver.cuMemRelease)(piece)))
+                };
+                if let Err(failed) = gone {
+                    warn!("memory for clones stays where it was: {failed}");
+                }
+                at += size;
+            }
+        }
+    }
+}
+
+impl Room {
+    fn fill(&mut self, driver: &Driver, device: CUdevice, primary: CUcontext, wanted: u64) -> Result<(), CallFailed> {
+        // SAFETY: the context is the device's primary one.
+        unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))? };
+        let length = wanted.next_multiple_of(GRANULE).min(spare(driver)?);
+        if length == 0 {
+            return Ok(());
+        }
+        self.keep_window(driver, length)?;
+        let properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: device,
+            ..Default::default()
+        };
+        let made = self.map(driver, &properties, length);
+        let access = CUmemAccessDesc {
+            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: device,
+            flags: CU_MEM_ACCESS_READWRITE,
+        };
+        if self.size > 0 {
+            // SAFETY: what was mapped just now; the descriptor lives through the call.
+            let set = unsafe { (driver.cuMemSetAccess)(self.base, self.size as usize, &raw const access, 1) };
+            expect("cuMemSetAccess", set)?;
+            self.free.insert(self.base, self.size);
+            self.free_bytes = self.size;
+        }
+        made
+    }
+
+    /// Has the driver keep the addresses free; it does so for good.
+    fn keep_window(&self, driver: &Driver, length: u64) -> Result<(), CallFailed> {
+        // Large enough that the driver looks at the place that is asked for, and in one, so that it is free later too.
+        let size = length.max(window::CLONE_SIZE);
+        let mut got = 0;
+        // SAFETY: the out parameter is a local.
+        let reserved = unsafe { (driver.cuMemAddressReserve)(&raw mut got, size as usize, 0, self.base, 0) };
+        if reserved == CUDA_SUCCESS && got != self.base {
+            // Kept since an earlier copy, most likely.
+            // SAFETY: what was just reserved, and is of no use.
+            unsafe { (driver.cuMemAddressFree)(got, size as usize) };
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, driver: &Driver, properties: &CUmemAllocationProp, length: u64) -> Result<(), CallFailed> {
+        while self.size < length {
+            let size = PIECE.min(length - self.size);
+            // Others on this device may be taking what there was.
+            if spare(driver)? < size {
+                warn!("there is room for clones of {} of {length} bytes", self.size);
+                break;
+            }
+            let mut piece = 0_u64;
+            // SAFETY: out parameters are locals, the properties live through the call; the addresses are our own.
+            unsafe {
+                let made = (driver.cuMemCreate)((&raw mut piece).cast(), size as usize, properties, 0);
+                expect("cuMemCreate", made)?;
+                let mapped = (driver.cuMemMap)(self.base + self.size, size as usize, 0, piece, 0);
+                if mapped != CUDA_SUCCESS {
+                    (driver.cuMemRelease)(piece);
+                }
+                expect("cuMemMap", mapped)?;
+            }
+            self.pieces.push((piece, size));
+            self.size += size;
+        }
+        Ok(())
+    }
+}
+
+/// What clones may take of the current context's device, in whole granules.
+fn spare(driver: &Driver) -> Result<u64, CallFailed> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: out parameters are locals.
+    expect("cuMemGetInfo", unsafe { (driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+    Ok((free as u64).saturating_sub(total as u64 / MARGIN) / GRANULE * GRANULE)
+}
+
+#[cfg(test)]
+impl Clones {
+    /// Room that no device has.
+    pub(crate) fn imagined(size: u64) -> Self {
+        let base = window::clones(0).start;
+        let free = BTreeMap::from([(base, size)]);
+        Self { devices: vec![Room { base, pieces: Vec::new(), size, free, free_bytes: size }] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_can_be_taken_in_one() {
+        let mut clones = Clones::imagined(4096);
+        let places: Vec<_> = (0..4).map(|_| clones.take(0, 1000).unwrap()).collect();
+        assert_eq!(clones.take(0, 1), None);
+        assert!(clones.is_crowded());
+        for at in [1, 3, 0, 2] {
+            clones.give(0, places[at], 1000);
+        }
+        assert_eq!(clones.take(0, 4096), Some(places[0]));
+        assert_eq!(clones.take(1, 1), None);
+    }
+}

@@ -1,0 +1,326 @@
+//! What stands between the client's commands and memory that is not copied yet.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command;
+use rekindle_wire::control::Waits;
+use rekindle_wire::ring::CommandHeader;
+use rekindle_wire::window;
+
+use super::{Copying, Place, State};
+use crate::checkpoint::access::{Access, Set, Tracker, Unit};
+use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::serve::executor::Executor;
+
+/// As many kernels are named at most.
+const NAMED: usize = 8;
+
+/// A copy that commands have to look at.
+pub(crate) struct Guard {
+    copying: Arc<Copying>,
+    waits: Waits,
+    /// Functions that were launched since the ring is open.
+    ran: HashSet<u64>,
+    /// Places with when commands first named them: 0, 1, ...
+    named: HashMap<Place, u32>,
+}
+
+impl Guard {
+    pub(crate) fn new(copying: Arc<Copying>) -> Self {
+        Self { copying, waits: Waits::default(), ran: HashSet::new(), named: HashMap::new() }
+    }
+}
+
+impl Guard {
+    /// A command is about to write these.
+    fn note(&mut self, places: &[Place]) {
+        for place in places {
+            let next = self.named.len() as u32;
+            self.named.entry(*place).or_insert(next);
+        }
+    }
+}
+
+/// Names of kernels for a message.
+pub(super) fn listed(names: &BTreeSet<String>) -> String {
+    let mut list = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > NAMED {
+        list += &format!(", {} more", names.len() - NAMED);
+    }
+    list
+}
+
+impl Copying {
+    /// Whether any memory must stay as it is.
+    fn protects(&self) -> bool {
+        self.unsafe_left.load(Ordering::Acquire) > 0
+    }
+
+    /// Makes places safe to be written: by clones where there is room, else by having them copied next and waiting.
+    /// Says how many bytes were cloned.
+    ///
+    /// `stream` gives a stream of a device's, whose context it makes current.
+    fn secure(&self, driver: &Driver, places: &[Place], mut stream: impl FnMut(usize) -> Option<CUstream>) -> u64 {
+        let mut clones: Vec<(usize, u64)> = Vec::new();
+        let mut inner = self.lock();
+        if inner.failed {
+            return 0;
+        }
+        for place in places {
+            let Some(jobs) = inner.places.get(place).copied().filter(|jobs| jobs.unsafe_left > 0) else { continue };
+            for index in jobs.first..jobs.end {
+                if inner.states[index] != State::Pending {
+                    continue;
+                }
+                let job = self.tasks[index].job;
+                match inner.room.as_mut().and_then(|room| room.take(job.device, job.length)) {
+                    Some(address) => {
+                        inner.states[index] = State::Cloning;
+                        clones.push((index, address));
+                    }
+                    None => inner.urgent.push_back(index),
+                }
+            }
+        }
+        let mut cloned = 0;
+        if !inner.urgent.is_empty() {
+            self.awaited.notify_all();
+        }
+        if !clones.is_empty() {
+            drop(inner);
+            let copied = self.clone_all(driver, &clones, &mut stream);
+            inner = self.lock();
+            for (index, address) in clones {
+                let job = self.tasks[index].job;
+                if copied.is_ok() {
+                    cloned += job.length;
+                    self.make_safe(&mut inner, index, State::Cloned(address));
+                    inner.clones.push_back(index);
+                } else {
+                    inner.states[index] = State::Pending;
+                    inner.urgent.push_back(index);
+                    if let Some(room) = &mut inner.room {
+                        room.give(job.device, address, job.length);
+                    }
+                }
+            }
+            self.changed.notify_all();
+        }
+        if !inner.urgent.is_empty() {
+            self.awaited.notify_all();
+        }
+        let is_unsafe =
+            |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
+        while !inner.failed && !inner.over && places.iter().any(|place| is_unsafe(place, &inner)) {
+            inner = self.wait(inner);
+        }
+        cloned
+    }
+
+    /// Copies jobs to their clones, and waits for that.
+    fn clone_all(
+        &self,
+        driver: &Driver,
+        clones: &[(usize, u64)],
+        stream: &mut impl FnMut(usize) -> Option<CUstream>,
+    ) -> Result<(), CallFailed> {
+        let mut devices: Vec<usize> = clones.iter().map(|(index, _)| self.tasks[*index].job.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        for device in devices {
+            let no_stream = CallFailed { call: "a stream for clones", code: CUDA_ERROR_INVALID_HANDLE };
+            let stream = stream(device).ok_or(no_stream)?;
+            let own = clones.iter().filter(|(index, _)| self.tasks[*index].job.device == device);
+            let enqueued =
+                own.map(|(index, address)| (self.tasks[*index].job, address)).try_for_each(|(job, address)| {
+                    // SAFETY: the job's memory is the client's and stays mapped while the job is not safe; the clone's
+                    // was taken for this.
+                    let copied = unsafe { (driver.cuMemcpyAsync)(*address, job.address, job.length as usize, stream) };
+                    expect("cuMemcpyAsync", copied)
+                });
+            // What was enqueued is over also where something could not be.
+            // SAFETY: the stream is ours.
+            let done = expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) });
+            enqueued.and(done)?;
+        }
+        Ok(())
+    }
+
+    /// Memory at these addresses is about to be unmapped: waits until nothing needs it.
+    pub(crate) fn let_go(&self, start: u64, end: u64) {
+        if !self.protects() {
+            return;
+        }
+        let mut inner = self.lock();
+        let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
+        let places: Vec<Place> = inner.allocations[from..]
+            .iter()
+            .take_while(|(address, _)| *address < end)
+            .map(|(address, _)| Place::Allocation(*address))
+            .collect();
+        for place in &places {
+            let Some(jobs) = inner.places.get(place).copied() else { continue };
+            for index in jobs.first..jobs.end {
+                if inner.states[index] != State::Pending {
+                    continue;
+                }
+                if self.leaves_out {
+                    self.make_safe(&mut inner, index, State::Gone);
+                    self.one_less(&mut inner);
+                } else {
+                    inner.urgent.push_back(index);
+                    self.awaited.notify_all();
+                }
+            }
+        }
+        let is_unsafe =
+            |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
+        // A lane that is at it must be through even where the copy has failed.
+        let is_read = |place: &Place, inner: &super::Inner| {
+            let jobs = inner.places.get(place).copied();
+            jobs.is_some_and(|jobs| inner.states[jobs.first..jobs.end].contains(&State::Reading))
+        };
+        while !inner.over
+            && places.iter().any(|place| if inner.failed { is_read(place, &inner) } else { is_unsafe(place, &inner) })
+        {
+            inner = self.wait(inner);
+        }
+    }
+
+    /// Places that have memory in a range of addresses.
+    fn places_in(&self, start: u64, end: u64, found: &mut Vec<Place>) {
+        let inner = self.lock();
+        let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
+        let within = inner.allocations[from..].iter().take_while(|(address, _)| *address < end);
+        found.extend(within.map(|(address, _)| Place::Allocation(*address)));
+    }
+
+    fn all_places(&self) -> Vec<Place> {
+        self.lock().places.keys().copied().collect()
+    }
+}
+
+impl Executor {
+    /// A command is about to go to the driver, while memory is not copied yet that it may write.
+    pub(crate) fn look_out(&mut self, header: &CommandHeader, parameters: &[u8]) {
+        let Some(mut guard) = self.guard.take() else { return };
+        if guard.copying.protects() && self.enter_context(header.context).is_ok() {
+            let access = self.access_of(header, parameters);
+            guard.ran.extend(&access.functions);
+            let places = match &access.writes {
+                Set::Everything => guard.copying.all_places(),
+                Set::Units(units) => {
+                    let places = self.places_of(&guard.copying, units);
+                    guard.note(&places);
+                    places
+                }
+            };
+            if !places.is_empty() {
+                self.hold_back(&mut guard, &places);
+                let _ = self.enter_context(header.context);
+            }
+        }
+        self.guard = Some(guard);
+    }
+
+    fn hold_back(&mut self, guard: &mut Guard, places: &[Place]) {
+        let (began, left) = (Instant::now(), guard.copying.unsafe_left.load(Ordering::Acquire));
+        let driver = self.driver();
+        let copying = Arc::clone(&guard.copying);
+        let cloned = copying.secure(driver, places, |device| {
+            let primary = self.devices.get(device)?.primary;
+            self.enter_real(primary).ok()?;
+            self.hasher.stream(device)
+        });
+        if guard.copying.unsafe_left.load(Ordering::Acquire) < left {
+            guard.waits.commands += 1;
+            guard.waits.cloned += cloned;
+            guard.waits.ns += began.elapsed().as_nanos() as u64;
+        }
+    }
+
+    /// What a copy protects of these units.
+    fn places_of(&self, copying: &Copying, units: &[Unit]) -> Vec<Place> {
+        let mut places = Vec::new();
+        for unit in units {
+            if window::device_of(unit.start).is_some() {
+                copying.places_in(unit.start, unit.end, &mut places);
+            } else if window::reserved().contains(&unit.start) {
+                places.extend(self.vmm.pieces_in(unit.start, unit.end).map(Place::Piece));
+            }
+        }
+        places
+    }
+
+    /// Nothing is looked at any more. Says what was waited for, and the names of kernels that ran meanwhile.
+    pub(crate) fn end_guard(&mut self) -> (Waits, BTreeSet<String>) {
+        let Some(guard) = self.guard.take() else { return Default::default() };
+        for device in &mut self.devices {
+            device.memory.set_kept(None);
+        }
+        self.written_soon = guard.named;
+        let name = |function: &u64| Some(self.tracker.as_ref()?.function(*function)?.1.to_owned());
+        (guard.waits, guard.ran.iter().filter_map(name).collect())
+    }
+
+    /// A copy has failed for one of these kernels: the next one relies less on what is thought of them.
+    pub(crate) fn guessed_wrong(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
+        self.surprised.extend(copying.wrong_places());
+        if let Some(tracker) = &mut self.tracker {
+            tracker.one_was_wrong(ran);
+        }
+    }
+
+    /// What a command may do; the context is current. Without a tracker, anything.
+    pub(crate) fn access_of(&mut self, header: &CommandHeader, parameters: &[u8]) -> Access {
+        let access = self.with_tracker(|tracker, worker| tracker.access(worker, header, parameters));
+        access.unwrap_or_else(Access::unknown)
+    }
+
+    /// Asks the tracker, which is away meanwhile; `None` where it is away already.
+    pub(crate) fn with_tracker<T>(&mut self, ask: impl FnOnce(&mut Tracker, &Self) -> T) -> Option<T> {
+        let mut tracker = self.tracker.take()?;
+        let answer = ask(&mut tracker, self);
+        self.tracker = Some(tracker);
+        Some(answer)
+    }
+
+    /// A command changes what is known of a graph.
+    pub(crate) fn graph_may_change(&mut self, header: &CommandHeader, parameters: &[u8]) {
+        if matches!(header.call, command::GRAPH_CREATE | command::GRAPH_SET | command::GRAPH_DESTROY)
+            && let Some(tracker) = &mut self.tracker
+            && let Some(handle) = crate::schedule::dependencies::word(parameters, 0)
+        {
+            tracker.graph_changed(handle);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::fixture;
+
+    #[test]
+    fn a_command_may_write_everything_while_the_tracker_is_away() {
+        let mut worker = fixture::executor();
+        let header = CommandHeader { call: command::STREAM_SYNC, ..Default::default() };
+        assert_eq!(worker.access_of(&header, &[0; 8]), Access::nothing());
+        worker.tracker = None;
+        assert_eq!(worker.access_of(&header, &[0; 8]), Access::unknown());
+        assert_eq!(Access::unknown().writes, Set::Everything);
+    }
+
+    #[test]
+    fn a_command_that_the_tracker_does_not_understand_may_write_everything() {
+        let mut worker = fixture::executor();
+        for call in [command::LAUNCH, command::MEM_OPS, command::COPY_BOX, command::LAUNCH_ON_DEVICES] {
+            let header = CommandHeader { call, ..Default::default() };
+            assert_eq!(worker.access_of(&header, &[7; 12]), Access::unknown(), "{call}");
+        }
+    }
+}

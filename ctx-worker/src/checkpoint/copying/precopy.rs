@@ -1,0 +1,95 @@
+//! What was copied while the client ran: taken over by the copy that is made at the quiesce, where it is still so.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rekindle_images::{DataWriter, Piece, PieceHash};
+
+use super::{Cancel, CopyError, Copying, Keeping, Place};
+use crate::schedule::times::Ages;
+use crate::serve::executor::Executor;
+
+/// The outcome of pre-copies into one data file.
+pub(crate) struct Precopied {
+    pub(crate) writer: Arc<DataWriter>,
+    pieces: HashMap<(Place, u64), Piece>,
+}
+
+impl Precopied {
+    /// Nothing yet, into this file.
+    pub(crate) fn new(writer: Arc<DataWriter>) -> Self {
+        Self { writer, pieces: HashMap::new() }
+    }
+
+    /// These were copied, and take the place of what was.
+    pub(crate) fn add(&mut self, pieces: Vec<(Place, u64, Piece)>) {
+        self.pieces.extend(pieces.into_iter().map(|(place, offset, piece)| ((place, offset), piece)));
+    }
+
+    /// The piece of a job, if it has this hash still.
+    pub(crate) fn still(&self, place: Place, offset: u64, length: u64, hash: PieceHash) -> Option<Piece> {
+        self.before(place, offset, length).filter(|piece| piece.hash == hash)
+    }
+
+    /// The piece of a job, whatever has become of it.
+    pub(crate) fn before(&self, place: Place, offset: u64, length: u64) -> Option<Piece> {
+        let piece = self.pieces.get(&(place, offset))?;
+        // Of variables and arrays it is not known which they were.
+        (place != Place::Other && piece.length == length).then_some(*piece)
+    }
+}
+
+impl Executor {
+    /// Begins to copy while the client runs; or again what has changed since, into the same file.
+    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), CopyError> {
+        self.discard_finished();
+        if self.background.is_some() {
+            return Err(CopyError::Already);
+        }
+        // Before anything is copied that no image could be made of; the ages of events are not known yet.
+        self.state_bytes(&Ages::new())?;
+        self.prepare_engine()?;
+        // Another image's is of no use.
+        let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
+        let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
+        let aliases = self.map_aliases()?;
+        let mut all = Vec::new();
+        self.describe_allocations(&aliases, &mut all);
+        let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
+        // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
+        // again.
+        let mut tasks: Vec<_> = tasks.filter(|task| task.keeping != Keeping::Closed).collect();
+        for task in &mut tasks {
+            (task.keeping, task.expected) = (Keeping::Unkept, None);
+            task.before = precopied.before(task.place, task.job.offset, task.job.length);
+        }
+        let writer = Arc::clone(&precopied.writer);
+        self.precopied = Some(precopied);
+        let copying = Copying::new(tasks, None, true);
+        self.copy_in_background(copying, writer, cancel, aliases, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_images::Storage;
+
+    #[test]
+    fn what_has_changed_is_not_taken_over() {
+        let writer =
+            DataWriter::new(tempfile::tempfile().unwrap(), 0, rekindle_images::content::ContentKey::random().unwrap());
+        let mut copied = Precopied::new(Arc::new(writer.unwrap()));
+        let hash = |byte| PieceHash::from_bytes([byte; 16]);
+        let piece = Piece { offset: 0, length: 10, hash: hash(1), storage: Storage::Zero };
+        let place = Place::Allocation(4096);
+        copied.add(vec![(place, 0, piece), (Place::Other, 0, piece)]);
+        assert_eq!(copied.still(place, 0, 10, hash(1)), Some(piece));
+        assert_eq!(copied.still(place, 0, 10, hash(2)), None);
+        assert_eq!(copied.still(place, 0, 9, hash(1)), None);
+        assert_eq!(copied.still(Place::Piece(4096), 0, 10, hash(1)), None);
+        assert_eq!(copied.still(Place::Other, 0, 10, hash(1)), None);
+        copied.add(vec![(place, 0, Piece { hash: hash(3), ..piece })]);
+        assert_eq!(copied.still(place, 0, 10, hash(1)), None);
+    }
+}

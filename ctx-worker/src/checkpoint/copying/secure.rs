@@ -1,0 +1,130 @@
+//! At the quiesce: every job's content is hashed on the device, and cloned where there is room.
+
+use std::time::Instant;
+
+use rekindle_images::content::ContentKey;
+use rekindle_images::{DataWriter, PieceHash};
+use rekindle_wire::control::{Copying as How, Secured};
+
+use super::{Clones, CopyError, Keeping, Place, Precopied, Task};
+use crate::checkpoint::access::hash::{BATCH_BYTES, MOST_PIECES, Piece};
+use crate::checkpoint::engine::Job;
+use crate::gpu::driver::CallFailed;
+use crate::serve::executor::Executor;
+
+impl Executor {
+    /// Decides how each job is kept, and does what that needs while nothing runs. Jobs that are closed by now stay so.
+    pub(crate) fn secure(
+        &mut self,
+        tasks: &mut [Task],
+        how: How,
+        key: &ContentKey,
+        mut room: Option<&mut Clones>,
+        precopied: Option<&Precopied>,
+        writer: &DataWriter,
+    ) -> Result<Secured, CopyError> {
+        let mut secured = Secured { bytes: bytes(tasks, |_| true), ..Secured::default() };
+        let open = |task: &Task| task.keeping != Keeping::Closed;
+        if how == How::Stop && precopied.is_none() {
+            tasks.iter_mut().for_each(|task| task.keeping = Keeping::Closed);
+            secured.closed = secured.bytes;
+            return Ok(secured);
+        }
+        if let How::Clone = how
+            && let Some(room) = room.as_mut()
+        {
+            // What may be written soon first, should there not be room for all.
+            let mut all: Vec<&mut Task> = tasks.iter_mut().filter(|task| open(task)).collect();
+            all.sort_by_key(|task| task.soon);
+            for task in all {
+                let (device, length) = (task.job.device, task.job.length);
+                task.keeping = room.take(device, length).map_or(Keeping::Protected, Keeping::Cloned);
+            }
+        }
+        self.hasher.set_key(self.driver(), key)?;
+        let began = Instant::now();
+        let is_cloned = |task: &Task| matches!(task.keeping, Keeping::Cloned(_));
+        self.hash_tasks(tasks, is_cloned)?;
+        secured.cloned = bytes(tasks, is_cloned);
+        secured.clone_ns = began.elapsed().as_nanos() as u64;
+        let began = Instant::now();
+        self.hash_tasks(tasks, |task| open(task) && !is_cloned(task))?;
+        secured.hashed = bytes(tasks, |task| open(task) && !is_cloned(task));
+        secured.hash_ns = began.elapsed().as_nanos() as u64;
+        self.context_changed();
+        for task in tasks.iter_mut().filter(|task| open(task)) {
+            let Job { offset, length, .. } = task.job;
+            let Some(hash) = task.expected else { continue };
+            if let Some(storage) = writer.known(hash, length) {
+                if let (Keeping::Cloned(address), Some(room)) = (task.keeping, room.as_mut()) {
+                    room.give(task.job.device, address, length);
+                }
+                task.keeping = Keeping::There(rekindle_images::Piece { offset, length, hash, storage });
+            }
+        }
+        if let Some(precopied) = precopied {
+            let open = |task: &Task| !matches!(task.keeping, Keeping::Closed | Keeping::There(_));
+            for task in tasks.iter_mut().filter(|task| open(task)) {
+                let still = |hash| precopied.still(task.place, task.job.offset, task.job.length, hash);
+                // What has changed is copied again while the ring is closed.
+                task.before = precopied.before(task.place, task.job.offset, task.job.length);
+                task.keeping = task.expected.and_then(still).map_or(Keeping::Closed, Keeping::There);
+            }
+        }
+        secured.unchanged = bytes(tasks, |task| matches!(task.keeping, Keeping::There(_)));
+        secured.closed = bytes(tasks, |task| task.keeping == Keeping::Closed);
+        Ok(secured)
+    }
+
+    /// Hashes those of the jobs, as many at a time as there is room for; clones are made in passing.
+    pub(crate) fn hash_tasks(&mut self, tasks: &mut [Task], which: impl Fn(&Task) -> bool) -> Result<(), CopyError> {
+        for ordinal in 0..self.devices.len() {
+            let own = |task: &Task| which(task) && task.job.device == ordinal && task.place != Place::Other;
+            let mut all: Vec<usize> = (0..tasks.len()).filter(|i| own(&tasks[*i])).collect();
+            while !all.is_empty() {
+                let mut sum = 0_u64;
+                let fits = |i: &&usize| {
+                    sum += tasks[**i].job.length;
+                    sum <= BATCH_BYTES
+                };
+                let count = all.iter().take(MOST_PIECES).take_while(fits).count();
+                let rest = all.split_off(count.max(1));
+                let hashes = self.hash_batch(ordinal, tasks, &all)?;
+                for (i, hash) in all.iter().zip(hashes) {
+                    tasks[*i].expected = Some(hash);
+                }
+                all = rest;
+            }
+        }
+        Ok(())
+    }
+
+    fn hash_batch(&mut self, ordinal: usize, tasks: &[Task], batch: &[usize]) -> Result<Vec<PieceHash>, CopyError> {
+        let processors = self.processors(ordinal);
+        let driver = self.driver();
+        let Some(device) = self.devices.get(ordinal) else { return Ok(Vec::new()) };
+        let (place, primary) = ((ordinal, device.device), device.primary);
+        let piece = |i: &usize| {
+            let Task { job, keeping, .. } = tasks[*i];
+            let target = if let Keeping::Cloned(address) = keeping { address } else { 0 };
+            Piece { source: job.address, target, length: job.length }
+        };
+        let pieces: Vec<_> = batch.iter().map(piece).collect();
+        let copies = pieces.iter().any(|piece| piece.target != 0);
+        let hashes = (|| -> Result<_, CallFailed> {
+            self.hasher.prepare(driver, place, primary)?;
+            let Some(table) = self.hasher.table(driver, ordinal, &pieces)? else { return Ok(None) };
+            // SAFETY: the jobs' memory is mapped, nothing runs that would write it, and clones were taken for them.
+            unsafe { self.hasher.enqueue(driver, (ordinal, processors), &table, copies)? };
+            self.hasher.fetch(driver, ordinal, &table).map(Some)
+        })();
+        match hashes? {
+            Some(hashes) => Ok(hashes.into_iter().map(PieceHash::from).collect()),
+            None => Err(CopyError::TooMuch),
+        }
+    }
+}
+
+fn bytes(tasks: &[Task], which: impl Fn(&Task) -> bool) -> u64 {
+    tasks.iter().filter(|task| which(task)).map(|task| task.job.length).sum()
+}

@@ -1,0 +1,416 @@
+//! The copy engine: moves pieces between the device and the image's data files, several at a time.
+//!
+//! ```text
+//!   save   device ──copy──> lane's pinned buffer ──┬──────────────────────> hash, as expected? write ──> data file
+//!                                                  └─ room there? ─> stage ─(later)─┘
+//!   load   data file ──read, compare hash──> lane's pinned buffer ──copy──> device
+//! ```
+//!
+//! Each lane is a thread with a pinned buffer of its own. There is a lane for each core; how they save is in [`out`]. All
+//! lanes copy in one stream of each device, so that the link goes from one piece to the next at once: between copies of
+//! different streams it stands still for 20 us, a quarter of the time that a piece takes. Buffers and streams are made
+//! before there is a client: the engine never allocates or uses the legacy stream while it copies.
+
+pub(crate) mod bench;
+mod buffers;
+mod out;
+mod pace;
+mod peek;
+pub(crate) mod sinks;
+mod stage;
+pub(crate) mod unit;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
+use rekindle_wire::control::{Failing, FailureKind};
+use thiserror::Error;
+use tracing::debug;
+
+pub(crate) use self::buffers::Buffers;
+use self::out::Out;
+pub(crate) use self::pace::{Pace, Transfer};
+pub(crate) use self::peek::MOST as MOST_PEEKED;
+pub(crate) use self::stage::{Stage, StageError};
+use crate::checkpoint::copying::Copying;
+use crate::checkpoint::failure;
+use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::resources::boxes::ArrayPart;
+use crate::serve::signal_stack::Thread;
+
+/// Why a copy was not finished.
+#[derive(Debug, Error)]
+pub(crate) enum EngineError {
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("it was cancelled")]
+    Cancelled,
+    /// A job's memory is not as it was at the quiesce.
+    #[error("a guess of what is written was wrong: {length} bytes at {address:#x} were written while they were copied")]
+    WrongGuess { address: u64, length: u64 },
+    #[error("a copying thread failed")]
+    Lost,
+    #[error("there is no thread to copy: the machine or the daemon's user has no more")]
+    NoThread,
+}
+
+impl Failing for EngineError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Image(error) => failure::of_image(error),
+            Self::Cancelled => FailureKind::GivenUp,
+            Self::WrongGuess { .. } => FailureKind::Mispredicted,
+            Self::Driver(_) | Self::Lost | Self::NoThread => FailureKind::Internal,
+        }
+    }
+}
+
+/// One piece of device memory to copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    /// Its first byte on the device.
+    pub(crate) address: u64,
+    /// Its place in its region.
+    pub(crate) offset: u64,
+    /// At most [`PIECE_LENGTH`] when saving.
+    pub(crate) length: u64,
+    /// The worker's number of the device.
+    pub(crate) device: usize,
+    /// The driver's context to copy in.
+    pub(crate) context: CUcontext,
+    /// Of an array: the part, which has no address.
+    pub(crate) array: Option<ArrayPart>,
+}
+
+impl Job {
+    /// Copies the piece to the host, in stream order.
+    ///
+    /// # Safety
+    /// The device has the piece, and `host` room for it until the copy is done.
+    unsafe fn read(&self, driver: &Driver, host: *mut u8, stream: CUstream) -> Result<(), CallFailed> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(array) = &self.array {
+                let copy = array.copy(host, true);
+                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
+            }
+            let copied = (driver.cuMemcpyDtoHAsync_v2)(host.cast(), self.address, self.length as usize, stream);
+            expect("cuMemcpyDtoHAsync", copied)
+        }
+    }
+
+    /// Copies content from the host to the piece's place, in stream order.
+    ///
+    /// # Safety
+    /// The device has room for the piece, and the content lives until the copy is done.
+    unsafe fn write(&self, driver: &Driver, content: &[u8], stream: CUstream) -> Result<(), CallFailed> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(array) = &self.array {
+                let copy = array.copy(content.as_ptr().cast_mut(), false);
+                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
+            }
+            let copied = (driver.cuMemcpyHtoDAsync_v2)(self.address, content.as_ptr().cast(), content.len(), stream);
+            expect("cuMemcpyHtoDAsync", copied)
+        }
+    }
+}
+
+/// Cuts a region into jobs.
+pub(crate) fn jobs(address: u64, size: u64, device: usize, context: CUcontext) -> impl Iterator<Item = Job> {
+    (0..size.div_ceil(PIECE_LENGTH)).map(move |i| {
+        let offset = i * PIECE_LENGTH;
+        Job { address: address + offset, offset, length: PIECE_LENGTH.min(size - offset), device, context, array: None }
+    })
+}
+
+const LANE_STACK: usize = 1 << 20;
+/// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// How a lane copies on a device.
+#[derive(Clone, Copy)]
+struct Way {
+    /// The device's primary context.
+    primary: CUcontext,
+    /// Of all lanes.
+    stream: CUstream,
+    /// Of this lane: recorded behind its copy.
+    done: CUevent,
+}
+
+struct Lane {
+    buffer: *mut u8,
+    /// One for each device.
+    ways: Vec<Option<Way>>,
+}
+
+// SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
+unsafe impl Send for Lane {}
+
+/// All lanes.
+pub(crate) struct Engine {
+    lanes: Vec<Lane>,
+    /// One in each device's primary context.
+    streams: Vec<Option<CUstream>>,
+    count: usize,
+    /// As many lanes are at work beside an application that runs.
+    few: usize,
+    /// What lanes copy into.
+    pub(crate) buffers: Buffers,
+    /// Host memory that pieces may wait in.
+    pub(crate) stage: Stage,
+    /// How fast copies out of devices may be.
+    pub(crate) pace: Pace,
+    /// Whether [`Engine::peek`] may go on to be used.
+    peeks: bool,
+}
+
+impl Engine {
+    /// An engine with as many lanes as copying is worth threads on this machine.
+    pub(crate) fn new() -> Self {
+        let cores = crate::cores();
+        let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
+        let (buffers, stage, pace) = (Buffers::default(), Stage::default(), Pace::default());
+        Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace, peeks: true }
+    }
+
+    /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
+    pub(crate) fn prepare(&mut self, driver: &Driver, primaries: &[CUcontext]) -> Result<(), CallFailed> {
+        const NON_BLOCKING: u32 = 1;
+        const DISABLE_TIMING: u32 = 2;
+        let Some(&first) = primaries.first() else { return Ok(()) };
+        while self.lanes.len() < self.count {
+            self.lanes.push(Lane { buffer: std::ptr::null_mut(), ways: vec![None; primaries.len()] });
+        }
+        self.streams.resize(primaries.len(), None);
+        for (slot, &primary) in self.streams.iter_mut().zip(primaries).filter(|(slot, _)| slot.is_none()) {
+            let mut stream = 0;
+            // SAFETY: out parameters are locals; the context is the driver's own.
+            unsafe {
+                expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+                expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+            }
+            *slot = Some(stream);
+        }
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            // SAFETY: the context is the driver's own.
+            unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))? };
+            lane.buffer = self.buffers.prepare(driver, number)?;
+            for ((slot, &stream), &primary) in lane.ways.iter_mut().zip(&self.streams).zip(primaries) {
+                if let (None, Some(stream)) = (&slot, stream) {
+                    let mut done = 0;
+                    // SAFETY: as above.
+                    unsafe {
+                        expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+                        expect("cuEventCreate", (driver.cuEventCreate)(&raw mut done, DISABLE_TIMING))?;
+                    }
+                    *slot = Some(Way { primary, stream, done });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`crate::serve::start`].
+    pub(crate) fn warm_up(&self) {
+        // And the thread's that starts them while a client runs on, and one that writes code beside them.
+        let count = self.lanes.len() + 1;
+        std::thread::scope(|scope| drop(scope.spawn(move || Self::warm_lanes(count)).join()));
+    }
+
+    fn warm_lanes(count: usize) {
+        // All are there at the same time.
+        let gate = Mutex::new(());
+        std::thread::scope(|scope| {
+            let _closed = gate.lock();
+            for _ in 0..count {
+                // One that cannot be had now may be later.
+                drop(lane_thread().spawn_scoped(scope, || drop(gate.lock())));
+            }
+        });
+    }
+
+    /// Gives back what lies in a device's primary context, which is about to be reset. [`Engine::prepare`] makes it
+    /// anew.
+    pub(crate) fn release(&mut self, driver: &Driver, device: usize) {
+        for lane in &mut self.lanes {
+            if let Some(way) = lane.ways.get_mut(device).and_then(Option::take) {
+                // SAFETY: the event is ours, and nobody waits for it.
+                unsafe { (driver.cuEventDestroy_v2)(way.done) };
+            }
+        }
+        if device == 0 {
+            self.buffers.unregister(driver);
+        }
+        if let Some(stream) = self.streams.get_mut(device).and_then(Option::take) {
+            // SAFETY: the stream is ours and idle.
+            unsafe { (driver.cuStreamDestroy_v2)(stream) };
+        }
+    }
+
+    /// A device's primary context has been reset while the engine was away: what it had there went with the context.
+    pub(crate) fn forget(&mut self, device: usize) {
+        for way in self.lanes.iter_mut().filter_map(|lane| lane.ways.get_mut(device)) {
+            *way = None;
+        }
+        if let Some(stream) = self.streams.get_mut(device) {
+            *stream = None;
+        }
+    }
+
+    /// Whether it has no stream and no event in a device's primary context.
+    #[cfg(test)]
+    pub(crate) fn has_nothing_of(&self, device: usize) -> bool {
+        self.streams[device].is_none() && self.lanes.iter().all(|lane| lane.ways[device].is_none())
+    }
+
+    /// Copies jobs' memory into the data file, until there is none left to take. Whoever waits for a job hears of a
+    /// failure too.
+    pub(crate) fn copy_out(
+        &mut self,
+        driver: &Driver,
+        copying: &Copying,
+        writer: &DataWriter,
+    ) -> Result<(), EngineError> {
+        let lanes = self.lanes.len().min(copying.tasks.len());
+        let (stage, pace) = (self.stage.clone(), self.pace.clone());
+        let out = Out::new(driver, copying, writer, &stage, &pace, self.few);
+        let _under_way = pace.begin();
+        let copied = self.run(lanes, &AtomicBool::new(false), |lane, number| out.copy(lane, number));
+        let (times, long) = pace.gave_way();
+        debug!(times, ms = long.as_millis() as u64, "lanes have given way to the application");
+        copied.and(out.end())
+    }
+
+    /// Fills device memory from data files.
+    pub(crate) fn load(
+        &mut self,
+        driver: &Driver,
+        jobs: &[(Job, Piece)],
+        reader: &DataReader,
+        cancel: &AtomicBool,
+    ) -> Result<(), EngineError> {
+        self.run(jobs.len(), cancel, |lane, i| {
+            let (job, piece) = &jobs[i];
+            let way = enter(driver, lane, job)?;
+            // A piece may be longer than a lane's buffer: other versions may cut larger ones.
+            let mut large = Vec::new();
+            let length = piece.length as usize;
+            let content = if length <= PIECE_LENGTH as usize {
+                // SAFETY: the buffer holds PIECE_LENGTH bytes, and is this lane's alone.
+                unsafe { std::slice::from_raw_parts_mut(lane.buffer, length) }
+            } else {
+                large.resize(length, 0);
+                &mut large[..]
+            };
+            reader.read(piece, content)?;
+            // SAFETY: the device range was allocated for this region; the content lives until the copy is done.
+            unsafe { job.write(driver, content, way.stream)? };
+            Ok(wait(driver, way)?)
+        })
+    }
+
+    /// Runs `count` jobs over the lanes, each lane in a thread; the first error ends all of them.
+    fn run(
+        &mut self,
+        count: usize,
+        cancel: &AtomicBool,
+        job: impl Fn(&mut Lane, usize) -> Result<(), EngineError> + Sync,
+    ) -> Result<(), EngineError> {
+        let next = AtomicUsize::new(0);
+        let failed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .lanes
+                .iter_mut()
+                .take(count.max(1))
+                .filter_map(|lane| {
+                    let (next, failed, job) = (&next, &failed, &job);
+                    let work = move || {
+                        look_often();
+                        loop {
+                            let i = next.fetch_add(1, Relaxed);
+                            if i >= count || failed.load(Relaxed) {
+                                return Ok(());
+                            }
+                            if cancel.load(Relaxed) {
+                                return Err(EngineError::Cancelled);
+                            }
+                            job(lane, i).inspect_err(|_| failed.store(true, Relaxed))?;
+                        }
+                    };
+                    lane_thread().spawn_scoped(scope, work).ok()
+                })
+                .collect();
+            let mut result = if threads.is_empty() && count > 0 { Err(EngineError::NoThread) } else { Ok(()) };
+            for thread in threads {
+                result = result.and(thread.join().unwrap_or(Err(EngineError::Lost)));
+            }
+            result
+        })
+    }
+}
+
+/// Makes a job's context current in this thread, and says how to copy in it.
+fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<Entered, CallFailed> {
+    // SAFETY: the context is the driver's own.
+    expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
+    Ok(match lane.ways.get(job.device) {
+        Some(Some(way)) if way.primary == job.context => Entered { stream: way.stream, done: Some(way.done) },
+        // A context of the client's own making: the thread's default stream in it.
+        _ => Entered { stream: CU_STREAM_PER_THREAD, done: None },
+    })
+}
+
+/// In which stream a lane copies now, and with which event it learns of its end.
+#[derive(Clone, Copy)]
+struct Entered {
+    stream: CUstream,
+    done: Option<CUevent>,
+}
+
+/// A thread with such a stack as lanes have: the deepest that they go is a compressor, or the driver.
+pub(crate) fn small_thread(name: &str) -> Thread {
+    Thread::named(name).stack_size(LANE_STACK)
+}
+
+fn lane_thread() -> Thread {
+    small_thread("lane")
+}
+
+/// Has the kernel wake this thread when it asks to be woken, rather than up to 50 us later.
+fn look_often() {
+    // SAFETY: no pointers; a failure changes nothing.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong, 0, 0, 0) };
+}
+
+/// Waits until all that was enqueued by this thread is done, also where that fails.
+fn wait(driver: &Driver, way: Entered) -> Result<(), CallFailed> {
+    // SAFETY: the handles are ours, and their context is current.
+    let recorded = way.done.filter(|done| unsafe { (driver.cuEventRecord)(*done, way.stream) } == CUDA_SUCCESS);
+    let Some(done) = recorded else {
+        // SAFETY: as above.
+        return expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(way.stream) });
+    };
+    loop {
+        // SAFETY: as above.
+        match unsafe { (driver.cuEventQuery)(done) } {
+            CUDA_ERROR_NOT_READY => std::thread::sleep(LOOK),
+            CUDA_SUCCESS => return Ok(()),
+            error => {
+                // SAFETY: as above. What still runs would read and write what is nobody's any more.
+                unsafe { (driver.cuStreamSynchronize)(way.stream) };
+                return expect("cuEventQuery", error);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

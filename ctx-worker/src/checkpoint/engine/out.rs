@@ -1,0 +1,188 @@
+//! How lanes save: what each does with one piece after the other.
+//!
+//! ```text
+//!   take a job ─> copy into the lane's buffer: its memory may be written ─> room on the stage? ─yes─> leave it there
+//!        ^                                                                        └──no──> hash, write
+//!        └── none left, or it may not go on yet: hash and write what is on the stage
+//! ```
+//!
+//! So a piece is off the device at the pace of the link as long as there is room on the stage, and at the pace of the files
+//! then. Before each piece a lane looks whether it may go on (see [`super::pace`]).
+//!
+//! While the application stands still, all lanes are at work, one for each core. Once it runs, half of them rest until a
+//! command waits for a job, and the others let whoever wants their core go first.
+
+use rekindle_images::{DataWriter, PIECE_LENGTH};
+
+use super::stage::{Queue, Slot};
+use super::{EngineError, Lane, Pace, Stage, enter, wait};
+use crate::checkpoint::copying::{Copying, Taken};
+use crate::gpu::driver::Driver;
+
+/// How nice lanes are beside an application that runs: a core that nobody else wants is theirs, and of one that somebody
+/// does a tenth.
+const NICE: libc::c_int = 10;
+
+/// A copy of jobs' memory into data files.
+pub(super) struct Out<'a> {
+    driver: &'a Driver,
+    copying: &'a Copying,
+    writer: &'a DataWriter,
+    stage: &'a Stage,
+    pace: &'a Pace,
+    /// As many lanes are at work beside an application that runs.
+    few: usize,
+    /// What is on the stage.
+    staged: Queue<(Taken, Slot)>,
+}
+
+impl<'a> Out<'a> {
+    pub(super) fn new(
+        driver: &'a Driver,
+        copying: &'a Copying,
+        writer: &'a DataWriter,
+        stage: &'a Stage,
+        pace: &'a Pace,
+        few: usize,
+    ) -> Self {
+        Self { driver, copying, writer, stage, pace, few, staged: Queue::default() }
+    }
+
+    /// What one lane does, until there is nothing left to take. Whoever waits for a job hears of a failure too.
+    pub(super) fn copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
+        // Others would wait for what it has taken.
+        let _unwound = FailsIfUnwound(self.copying);
+        self.try_copy(lane, number).inspect_err(|_| self.copying.fail())
+    }
+
+    fn try_copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
+        let copying = self.copying;
+        let mut aside = false;
+        loop {
+            if copying.is_beside_it() {
+                if number >= self.few {
+                    if !copying.wait_until_awaited() {
+                        return Ok(());
+                    }
+                } else if !aside {
+                    aside = true;
+                    step_aside();
+                }
+            }
+            // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
+            let device = copying.next_device();
+            let no_more = || copying.next_device().is_none() || !self.staged.is_empty();
+            let turn = device.filter(|device| self.pace.wait(*device, PIECE_LENGTH, no_more));
+            if turn.is_none() {
+                if let Some((taken, slot)) = self.staged.pop() {
+                    self.write(&taken, slot.bytes(taken.job.length))?;
+                    continue;
+                }
+                // It is not its turn, and another lane was quicker with what is on the stage.
+                if device.is_some() {
+                    continue;
+                }
+            }
+            let taken = copying.take();
+            let took = taken.map(|it| (it.job.device, it.job.length));
+            self.pace.correct(turn.map(|device| (device, PIECE_LENGTH)), took);
+            match taken {
+                Some(taken) => self.copy_one(lane, taken)?,
+                // Another lane may have left something since.
+                None if self.staged.is_empty() => return Ok(()),
+                None => {}
+            }
+        }
+    }
+
+    fn copy_one(&self, lane: &mut Lane, taken: Taken) -> Result<(), EngineError> {
+        // While a command waits nobody looks whether transfers are done.
+        if !taken.urgent {
+            self.pace.give_way(taken.job.device, || self.copying.has_failed());
+        }
+        let content = self.read(lane, &taken)?;
+        match self.stage.take() {
+            Some(mut slot) => {
+                slot.fill(content);
+                self.staged.push((taken, slot));
+                Ok(())
+            }
+            None => self.write(&taken, content),
+        }
+    }
+
+    /// Copies a job's memory into the lane's buffer. It may be written from then on.
+    fn read<'lane>(&self, lane: &'lane mut Lane, taken: &Taken) -> Result<&'lane [u8], EngineError> {
+        let (driver, job) = (self.driver, taken.job);
+        let read = enter(driver, lane, &job).and_then(|way| {
+            // SAFETY: the buffer holds a piece, and jobs are no longer than one; the device range is the client's, or a
+            // clone.
+            unsafe { job.read(driver, lane.buffer, way.stream)? };
+            wait(driver, way)
+        });
+        if let Err(failed) = read {
+            // Nothing is being read any more, nor will be: who waits for that goes on.
+            self.copying.fail();
+            self.copying.is_not_read(taken);
+            return Err(failed.into());
+        }
+        self.copying.is_read(taken);
+        // SAFETY: the piece lies there now; the lane is borrowed as long as the content is.
+        Ok(unsafe { std::slice::from_raw_parts(lane.buffer, job.length as usize) })
+    }
+
+    /// Puts a job's content into a data file, if it is what it was at the quiesce, and the copy was not given up: then
+    /// nobody keeps the memory as it was.
+    fn write(&self, taken: &Taken, content: &[u8]) -> Result<(), EngineError> {
+        let (copying, writer) = (self.copying, self.writer);
+        if copying.has_failed() {
+            return Ok(());
+        }
+        let hash = writer.hash(content);
+        let task = &copying.tasks[taken.index];
+        if task.expected.is_some_and(|expected| expected != hash) {
+            copying.is_wrong(taken);
+            return Ok(());
+        }
+        if copying.is_in_vain() {
+            copying.is_passed(taken);
+            return Ok(());
+        }
+        let piece = match &task.before {
+            Some(before) if before.hash == hash => *before,
+            Some(before) => writer.replace_hashed(before, content, hash)?,
+            None => writer.append_hashed(taken.job.offset, content, hash)?,
+        };
+        copying.is_written(taken, piece);
+        Ok(())
+    }
+
+    /// No lane is at work any more: writes what they have left on the stage, and says what came of it all.
+    pub(super) fn end(self) -> Result<(), EngineError> {
+        let mut rest = std::iter::from_fn(|| self.staged.pop());
+        rest.try_for_each(|(taken, slot)| self.write(&taken, slot.bytes(taken.job.length)))
+            .inspect_err(|_| self.copying.fail())?;
+        match self.copying.wrong() {
+            Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
+            None if self.copying.has_failed() => Err(EngineError::Cancelled),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A lane that panics fails the copy.
+struct FailsIfUnwound<'a>(&'a Copying);
+
+impl Drop for FailsIfUnwound<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
+        }
+    }
+}
+
+/// Lets others have the core first, from now on: the thread cannot take that back.
+fn step_aside() {
+    // SAFETY: no pointers. On Linux it is the calling thread that becomes nicer; where it may not, nothing changes.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+}

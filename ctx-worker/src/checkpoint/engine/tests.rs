@@ -1,0 +1,268 @@
+//! Copies of ordinary memory, by a driver that has four functions.
+
+use std::ffi::c_void;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use rekindle_images::content::ContentKey;
+use rekindle_images::{ImageError, Storage};
+
+use super::stage::tests::{alone, unit};
+use super::*;
+use crate::checkpoint::copying::{Keeping, Place, Task};
+
+const KEY: [u8; 16] = [3; 16];
+
+unsafe extern "C" fn nothing() -> CUresult {
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn host_alloc(place: *mut *mut c_void, bytes: usize, _flags: u32) -> CUresult {
+    // SAFETY: the place is the engine's; the memory is never given back.
+    unsafe { *place = Box::leak(vec![0_u8; bytes].into_boxed_slice()).as_mut_ptr().cast() };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn copy_to_host(host: *mut c_void, device: CUdeviceptr, bytes: usize, _: CUstream) -> CUresult {
+    // SAFETY: addresses of the device are those of memory of the test's.
+    unsafe { std::ptr::copy_nonoverlapping(device as *const u8, host.cast(), bytes) };
+    CUDA_SUCCESS
+}
+
+fn driver() -> Driver {
+    let find = |symbol: &'static str| {
+        Ok(match symbol.trim_end_matches('\0') {
+            "cuMemHostAlloc" => host_alloc as *const c_void,
+            "cuMemcpyDtoHAsync_v2" => copy_to_host as *const c_void,
+            _ => nothing as *const c_void,
+        })
+    };
+    // SAFETY: what is called here has its signature, or takes what it is given and looks at none of it.
+    unsafe { Driver::load(find) }.unwrap()
+}
+
+struct Memory(Vec<u8>);
+
+impl Memory {
+    /// Of so many pieces, which are all different, and the last of which is short.
+    fn new(pieces: u64) -> Self {
+        let mut bytes = vec![0; (pieces * PIECE_LENGTH - 100) as usize];
+        bytes.chunks_mut(PIECE_LENGTH as usize).zip(1..).for_each(|(piece, byte)| piece.fill(byte));
+        Self(bytes)
+    }
+
+    fn copying(&self, keeping: Keeping) -> Arc<Copying> {
+        let address = self.0.as_ptr() as u64;
+        let task =
+            |job| Task { job, place: Place::Allocation(address), keeping, expected: None, before: None, soon: 0 };
+        Copying::new(jobs(address, self.0.len() as u64, 0, 1).map(task).collect(), None, false)
+    }
+}
+
+fn engine(driver: &Driver) -> Engine {
+    let mut engine = Engine::new();
+    (engine.count, engine.few) = (3, 2);
+    engine.prepare(driver, &[1]).unwrap();
+    engine.warm_up();
+    engine
+}
+
+fn writer(file: &std::fs::File) -> DataWriter {
+    DataWriter::new(file.try_clone().unwrap(), 0, ContentKey::from_bytes(KEY)).unwrap()
+}
+
+#[test]
+fn what_comes_into_the_file_is_what_was_there_with_a_stage_and_without() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let mut engine = engine(&driver);
+    for units in [0, 1, 4] {
+        let numbers: Vec<u64> = (1..=units).map(|it| 10 * units + it).collect();
+        engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+        let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Closed));
+        engine.copy_out(&driver, &copying, &writer(&file)).unwrap();
+        assert!(copying.may_open() && copying.copied() == memory.0.len() as u64);
+        let pieces = copying.pieces().unwrap();
+        assert_eq!(pieces.len(), 6);
+        for (piece, content) in pieces.iter().zip(memory.0.chunks(PIECE_LENGTH as usize)) {
+            let Storage::Stored(extent) = piece.storage else { panic!("{piece:?}") };
+            let mut found = vec![0; content.len()];
+            file.read_exact_at(&mut found, extent.offset).unwrap();
+            assert!(found == content && piece.hash == writer(&file).hash(content), "{units} {}", piece.offset);
+        }
+        assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len() as u64, 2 * units);
+    }
+    engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_on_the_stage() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let mut engine = engine(&driver);
+    let numbers: Vec<u64> = (1..=8).collect();
+    engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let copying = memory.copying(Keeping::Protected);
+    let result = engine.copy_out(&driver, &copying, &writer(&full));
+    assert!(matches!(result, Err(EngineError::Image(ImageError::NoSpace { .. }))), "{result:?}");
+    assert!(copying.has_failed() && copying.take().is_none());
+    assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len(), 16);
+    engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+/// The copy that is to be given up with the third piece.
+static GIVEN_UP: std::sync::Mutex<Option<Arc<Copying>>> = std::sync::Mutex::new(None);
+static PIECES: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn give_up_with_the_third(
+    host: *mut c_void,
+    device: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    if PIECES.fetch_add(1, Relaxed) == 2
+        && let Some(copying) = &*GIVEN_UP.lock().unwrap()
+    {
+        copying.fail();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copy_to_host(host, device, bytes, stream) }
+}
+
+#[test]
+fn a_copy_that_is_given_up_leaves_nothing_on_the_stage() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let driver = Driver { cuMemcpyDtoHAsync_v2: give_up_with_the_third, ..driver };
+    let mut engine = engine(&driver);
+    let numbers: Vec<u64> = (1..=8).collect();
+    engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Protected));
+    PIECES.store(0, Relaxed);
+    *GIVEN_UP.lock().unwrap() = Some(Arc::clone(&copying));
+    let result = engine.copy_out(&driver, &copying, &writer(&file));
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(PIECES.load(Relaxed) < 6 && copying.pieces().is_err());
+    assert_eq!(std::iter::from_fn(|| engine.stage.take()).collect::<Vec<_>>().len(), 16);
+    engine.stage.set(0, &[], vec![]).unwrap();
+}
+
+#[test]
+fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_wrong_guess() {
+    let (driver, memory) = (driver(), Memory::new(6));
+    let driver = Driver { cuMemcpyDtoHAsync_v2: give_up_with_the_third, ..driver };
+    for wrong_before in [false, true] {
+        let _alone = alone();
+        let mut engine = engine(&driver);
+        engine.lanes.truncate(1);
+        let file = tempfile::tempfile().unwrap();
+        let pieces: Vec<_> = memory.0.chunks(PIECE_LENGTH as usize).collect();
+        let hash = |piece: usize| writer(&file).hash(pieces[piece]);
+        let usual = memory.copying(Keeping::Protected);
+        let tasks = usual.tasks.iter().enumerate().map(|(i, task)| {
+            // All are other pieces' from the third on, or from the second.
+            let expected = hash(if i < 2 - usize::from(wrong_before) { i } else { 0 });
+            Task { expected: Some(expected), ..*task }
+        });
+        let copying = Copying::new(tasks.collect(), None, false);
+        PIECES.store(0, Relaxed);
+        *GIVEN_UP.lock().unwrap() = Some(Arc::clone(&copying));
+        let result = engine.copy_out(&driver, &copying, &writer(&file));
+        match wrong_before {
+            false => assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}"),
+            true => assert!(matches!(result, Err(EngineError::WrongGuess { .. })), "{result:?}"),
+        }
+        assert_eq!(PIECES.load(Relaxed), 3);
+    }
+}
+
+#[test]
+fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_be_given_up() {
+    let _alone = alone();
+    let (driver, memory) = (driver(), Memory::new(6));
+    let mut engine = engine(&driver);
+    // Two pieces a tenth of a second; the first is there at once. What is on the stage keeps nobody from waiting.
+    engine.pace.limit(&[20 * PIECE_LENGTH]);
+    for units in [0, 4] {
+        let numbers: Vec<u64> = (1..=units).collect();
+        engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
+        let began = Instant::now();
+        let copying = memory.copying(Keeping::Closed);
+        engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap())).unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(235), "{:?}", began.elapsed());
+    }
+    engine.stage.set(0, &[], vec![]).unwrap();
+    // An hour for a piece.
+    engine.pace.limit(&[PIECE_LENGTH / 3600]);
+    let copying = memory.copying(Keeping::Protected);
+    let result = std::thread::scope(|scope| {
+        let copying = Arc::clone(&copying);
+        let gives_up = Arc::clone(&copying);
+        scope.spawn(move || {
+            while gives_up.copied() < PIECE_LENGTH {
+                std::thread::yield_now();
+            }
+            // Lanes that wait for their turn have no job: who wants to write it need not wait for them.
+            gives_up.wait_until_quiet();
+            assert!(gives_up.next_device().is_some());
+            gives_up.fail();
+        });
+        engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap()))
+    });
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    // Nobody is at the memory any more.
+    copying.wait_until_quiet();
+}
+
+/// What is read at once of some memory, given by offset and length.
+fn peek(engine: &mut Engine, driver: &Driver, memory: &[u8], parts: &[(u64, u64)]) -> Option<Vec<Vec<u8>>> {
+    let regions: Vec<_> = parts.iter().map(|(at, length)| (memory.as_ptr() as u64 + at, *length)).collect();
+    // SAFETY: the parts lie in the memory.
+    unsafe { engine.peek(driver, 0, &regions, Duration::ZERO) }
+}
+
+#[test]
+fn a_little_memory_is_read_at_once_up_to_the_size_of_a_buffer() {
+    let (driver, memory) = (driver(), Memory::new(2));
+    let mut engine = engine(&driver);
+    let parts = [(8, 16), (PIECE_LENGTH - 4, 8), (0, 0)];
+    let read = peek(&mut engine, &driver, &memory.0, &parts).unwrap();
+    let expected = parts.map(|(at, length)| memory.0[at as usize..][..length as usize].to_vec());
+    assert_eq!(read, expected);
+    let most = peek(&mut engine, &driver, &memory.0, &[(0, peek::MOST)]);
+    assert_eq!(most.map(|read| read[0].len() as u64), Some(peek::MOST));
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, peek::MOST), (0, 1)]), None);
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, u64::MAX), (0, 1)]), None);
+}
+
+#[test]
+fn a_read_that_does_not_end_in_time_gives_its_buffer_up_and_is_the_last() {
+    unsafe extern "C" fn never(_: CUevent) -> CUresult {
+        CUDA_ERROR_NOT_READY
+    }
+    let (driver, memory) = (driver(), Memory::new(1));
+    let mut engine = engine(&driver);
+    let abandoned = engine.lanes[0].buffer;
+    let stuck = Driver { cuEventQuery: never, ..self::driver() };
+    assert_eq!(peek(&mut engine, &stuck, &memory.0, &[(0, 8)]), None);
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), None);
+    // It copies as ever, by a buffer of its own.
+    engine.prepare(&driver, &[1]).unwrap();
+    assert_eq!(engine.lanes.len(), engine.count);
+    assert!(engine.lanes.iter().all(|lane| !lane.buffer.is_null() && lane.buffer != abandoned));
+}
+
+#[test]
+fn a_read_that_the_driver_refuses_is_none_and_the_next_may_do() {
+    unsafe extern "C" fn refuse(_: *mut c_void, _: CUdeviceptr, _: usize, _: CUstream) -> CUresult {
+        CUDA_ERROR_INVALID_VALUE
+    }
+    let (driver, memory) = (driver(), Memory::new(1));
+    let mut engine = engine(&driver);
+    let refusing = Driver { cuMemcpyDtoHAsync_v2: refuse, ..self::driver() };
+    assert_eq!(peek(&mut engine, &refusing, &memory.0, &[(0, 8)]), None);
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), Some(vec![vec![1; 8]]));
+}

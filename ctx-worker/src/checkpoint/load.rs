@@ -1,0 +1,314 @@
+//! Becoming a saved client: device memory at its addresses, code and objects made again in their order, content loaded.
+//! Its shared memory comes later, with the restored process.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::AtomicBool;
+
+use rekindle_images::{Blob, Client, CodeHash, DataReader, Object, Piece};
+use rekindle_wire::Dialect;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, Kind};
+use rekindle_wire::ring::CommandHeader;
+
+use crate::checkpoint::engine::Job;
+use crate::checkpoint::not_loaded::{NotLoaded, Why};
+use crate::checkpoint::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, MAPPED, PIECE, POOLED, PRINTED};
+use crate::checkpoint::state::{self, Mapped, State};
+use crate::resources::arrays::ARRAY_CONTENT;
+use crate::resources::memory;
+use crate::resources::pinned;
+use crate::resources::textures::{needs_memory, recorded_value};
+use crate::resources::vmm::Alias;
+use crate::serve::executor::{Executor, Outcome, Refused};
+
+impl Executor {
+    /// Restores everything but what the client shares. After an error the worker is of no use any more.
+    pub(crate) fn load_client(
+        &mut self,
+        client: &Client,
+        reader: &DataReader,
+        code: Vec<(String, File)>,
+    ) -> Result<(), NotLoaded> {
+        state::check(client.worker_version)?;
+        let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
+        dialect.is_served()?;
+        for (hash, file) in code {
+            self.load_code(&hash, file)?;
+        }
+        let kinds: HashMap<u32, u16> = client
+            .object_kinds
+            .iter()
+            .map(|k| {
+                let number = command::number(&self.table, &k.name);
+                number.map(|n| (k.kind, n)).ok_or_else(|| NotLoaded::UnknownCall(k.name.clone()))
+            })
+            .collect::<Result<_, _>>()?;
+        let state = state::parse(&client.worker_state).map_err(NotLoaded::worker_state)?;
+        let mapped = read_mapped(client, &state, reader)?;
+        self.restore_state(client, &state, &mapped)?;
+        // Textures may be of memory, which must be there then.
+        let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
+        let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
+        for object in first {
+            self.replay(object, &kinds)?;
+        }
+        self.restore_allocations(client)?;
+        self.restore_vmm()?;
+        later.sort_by_key(|object| recorded_value(&object.args));
+        for object in later {
+            if !self.is_of_freed_memory(call(object), &object.args) {
+                self.replay(object, &kinds)?;
+            }
+        }
+        self.destroy_fillers();
+        self.compare_globals(client)?;
+        let aliases = self.map_aliases()?;
+        self.check_pieces(client, &aliases)?;
+        self.restore_content(client, reader)?;
+        self.unmap_aliases(&aliases);
+        self.all_shared_is_mapped(&state)?;
+        self.record_events()
+    }
+
+    fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), NotLoaded> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|source| NotLoaded::ReadCode { hash: hash.to_owned(), source })?;
+        if CodeHash::of(&bytes).to_string() != hash {
+            return Err(NotLoaded::CodeContent(hash.to_owned()));
+        }
+        let capability = self.capability();
+        let kept = self.code.keep(bytes, capability);
+        kept.map(drop).map_err(|why| NotLoaded::BrokenCode { hash: hash.to_owned(), why })
+    }
+
+    /// Executes a record of the object log.
+    fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), NotLoaded> {
+        let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
+        let name = command::name(&self.table, call).unwrap_or("?").to_owned();
+        let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
+        self.header = CommandHeader { call, context: object.context, ..Default::default() };
+        self.enter_context(object.context).map_err(|e| failed(e.into()))?;
+        let mut args = Reader::new(&object.args);
+        let mut reply = Writer::new();
+        let outcome = match call {
+            command::MODULE_LOAD | command::LIBRARY_LOAD => {
+                let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
+                let image = self.code.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
+                let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
+                self.load_again(call, (kind, object.handle), &image, &mut args).map(|()| Outcome::Done(0))
+            }
+            command::LINK_ADD => {
+                let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
+                let image = self.code.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
+                self.link_add(&mut args, &image, &mut reply).map(Outcome::Done)
+            }
+            // Done by the loading itself or asked for here, in the recorded order either way.
+            command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
+            call if call == self.function_load => self.load_function(object.handle).map(|()| Outcome::Done(0)),
+            call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
+            call => self.command(call, &mut args, &mut reply),
+        };
+        match outcome {
+            Ok(Outcome::Done(0)) => Ok(()),
+            Ok(Outcome::Done(code)) => Err(failed(Refused::Code(code).into())),
+            Ok(Outcome::Later) => Err(failed(Why::NoRecord)),
+            Err(refused) => Err(failed(refused.into())),
+        }
+    }
+
+    fn restore_state(&mut self, client: &Client, state: &State, mapped: &Mapped) -> Result<(), NotLoaded> {
+        let malformed = NotLoaded::worker_state;
+        for (when, event) in (0..).zip(&state.recorded) {
+            self.recorded.insert(event.handle, when);
+            if event.timed && event.age.is_finite() {
+                self.ages.insert(event.handle, event.age);
+            }
+        }
+        let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
+        for (i, saved) in state.devices.iter().enumerate() {
+            let device = self.devices.get_mut(i).ok_or(NotLoaded::NoDevice)?;
+            device.memory.client_reserves(saved.reserved_to);
+            device.memory.read_names(saved).map_err(malformed)?;
+            if saved.reset {
+                self.reset_primary(i).map_err(|why| NotLoaded::Reset { device: i, why })?;
+            }
+        }
+        self.pools.read(state, self.devices.len()).map_err(malformed)?;
+        self.vmm.read(mapped, self.devices.len()).map_err(malformed)?;
+        self.expected_pins = client
+            .pinned
+            .iter()
+            .map(|p| {
+                let context =
+                    contexts.get(&p.address).copied().ok_or(NotLoaded::Image("pinned memory without a context"))?;
+                Ok((p.address, pinned::Allocation { size: p.size, flags: p.flags as u32, context }))
+            })
+            .collect::<Result<_, NotLoaded>>()?;
+        Ok(())
+    }
+
+    fn restore_allocations(&mut self, client: &Client) -> Result<(), NotLoaded> {
+        let driver = self.driver();
+        self.restore_pools()?;
+        self.map_made()?;
+        for allocation in &client.allocations {
+            if allocation.flags & PIECE != 0 {
+                continue;
+            }
+            let pooled = allocation.flags & POOLED != 0;
+            let (context, pool) = if pooled { (0, allocation.handle) } else { (allocation.handle, 0) };
+            let memory = memory::Allocation { size: allocation.size, context, pool };
+            if pooled {
+                self.restore_pooled(allocation.device as usize, allocation.address, memory)?;
+                continue;
+            }
+            let device = self.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
+            // The driver maps in the current context's process; any context of the device will do.
+            device.memory.allocate_at(driver, allocation.address, memory).map_err(|source| NotLoaded::Memory {
+                what: "device",
+                address: allocation.address,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The content of pieces goes to where they are mapped for it: each to its own.
+    fn check_pieces(&self, client: &Client, aliases: &[Alias]) -> Result<(), NotLoaded> {
+        let saved = client.allocations.iter().filter(|a| a.flags & PIECE != 0);
+        let saved = saved.map(|a| (a.address, a.handle, a.size, a.device as usize));
+        let here = aliases.iter().map(|a| (a.address, a.handle, a.piece.size, a.piece.device));
+        if saved.eq(here) { Ok(()) } else { Err(NotLoaded::Image("the image's memory is not what its state says")) }
+    }
+
+    /// Addresses of variables and functions may be stored anywhere in the client's memory: each must be what it was, as
+    /// far as that can be told.
+    fn compare_globals(&self, client: &Client) -> Result<(), NotLoaded> {
+        for global in &client.globals {
+            let (key, placed) = self
+                .globals
+                .iter()
+                .filter(|((module, context), _)| {
+                    *module == global.module
+                        && self.device_of_context(*context).is_ok_and(|d| d == global.device as usize)
+                })
+                .flat_map(|(key, placed)| placed.iter().map(move |p| (key, p)))
+                .find(|(_, p)| p.address == global.address && p.size == global.size && *p.name == *c_name(&global.name))
+                .ok_or_else(|| NotLoaded::Moved { name: global.name.clone(), address: global.address })?;
+            self.compare_initial(*key, placed, global)?;
+        }
+        Ok(())
+    }
+
+    fn restore_content(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
+        let mut list: Vec<(Job, Piece)> = Vec::new();
+        let mut add = |address: u64, device: usize, context, pieces: &[Piece]| {
+            list.extend(pieces.iter().map(|p| {
+                let job = Job {
+                    address: address + p.offset,
+                    offset: p.offset,
+                    length: p.length,
+                    device,
+                    context,
+                    array: None,
+                };
+                (job, *p)
+            }));
+        };
+        for a in &client.allocations {
+            let device = a.device as usize;
+            add(a.address, device, self.devices[device].primary, &a.pieces);
+        }
+        for g in &client.globals {
+            let context =
+                self.context_of_global(g.module, g.address).ok_or(NotLoaded::Image("a variable's context is gone"))?;
+            add(g.address, g.device as usize, context, &g.pieces);
+        }
+        for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
+            list.extend(self.saved_array_jobs(blob)?);
+        }
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let driver = self.driver();
+        let engine = self.engine.as_mut().ok_or(NotLoaded::Busy)?;
+        engine.prepare(driver, &primaries)?;
+        let loaded = engine.load(driver, &list, reader, &AtomicBool::new(false));
+        self.context_changed();
+        loaded?;
+        self.restore_blobs(client, reader)
+    }
+
+    fn context_of_global(&self, module: u64, address: u64) -> Option<u64> {
+        let holds = |placed: &Vec<crate::resources::code::Placed>| placed.iter().any(|p| p.address == address);
+        let key = self.globals.iter().find(|((m, _), placed)| *m == module && holds(placed))?.0;
+        Some(self.objects.get(key.1)?.real)
+    }
+
+    fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
+        // Content of arrays is loaded with that of memory, and what the client maps itself is there.
+        for blob in client.blobs.iter().filter(|b| !matches!(b.kind, ARRAY_CONTENT | MAPPED)) {
+            let bytes = read_blob(blob, reader)?;
+            match blob.kind {
+                ARRIVING_CODE => self.code.resume_arriving(blob.handle, bytes),
+                PRINTED => self.prints.resume(blob.handle, bytes)?,
+                CODE_LOG => {
+                    let logs = self.code_logs.entry((blob.handle >> 1) as u32).or_default();
+                    logs[(blob.handle & 1) as usize] = bytes;
+                }
+                HELD_COMMANDS => {
+                    self.restore_held(&bytes).map_err(|why| NotLoaded::Part { part: "held commands", why })?
+                }
+                GRAPHS => self.restore_graphs(&bytes).map_err(|why| NotLoaded::Part { part: "graphs", why })?,
+                kind => return Err(NotLoaded::UnknownPart(kind)),
+            }
+        }
+        Ok(())
+    }
+
+    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
+    /// which they were recorded, so that no time between two comes out negative.
+    pub(crate) fn record_events(&mut self) -> Result<(), NotLoaded> {
+        use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
+        let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
+        events.sort_unstable();
+        // Later records come after these.
+        self.commands = self.commands.max(events.len() as u64);
+        for (_, event) in events {
+            let Some(object) = self.objects.get(event).copied() else { continue };
+            self.enter_context(object.context)?;
+            // SAFETY: the handles are the driver's own.
+            let result = unsafe { (self.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
+            crate::gpu::driver::expect("cuEventRecord", result)?;
+        }
+        self.mark_restore();
+        Ok(())
+    }
+}
+
+/// The content of a blob.
+fn read_blob(blob: &Blob, reader: &DataReader) -> Result<Vec<u8>, NotLoaded> {
+    let mut bytes = vec![0; blob.size as usize];
+    for piece in &blob.pieces {
+        let start = piece.offset as usize;
+        let place = bytes
+            .get_mut(start..start + piece.length as usize)
+            .ok_or(NotLoaded::Image("a blob's piece lies outside it"))?;
+        reader.read(piece, place)?;
+    }
+    Ok(bytes)
+}
+
+/// What the client maps itself.
+pub(crate) fn read_mapped(client: &Client, state: &State, reader: &DataReader) -> Result<Mapped, NotLoaded> {
+    let mut blobs = client.blobs.iter().filter(|blob| blob.kind == MAPPED);
+    let blob = blobs.next().map(|blob| read_blob(blob, reader)).transpose()?;
+    if blobs.next().is_some() {
+        return Err(NotLoaded::Image("the image has two lists of what the client maps itself"));
+    }
+    state::mapped(state, blob.as_deref()).map_err(|why| NotLoaded::Part { part: "mappings", why })
+}
+
+fn c_name(name: &str) -> std::ffi::CString {
+    std::ffi::CString::new(name).unwrap_or_default()
+}

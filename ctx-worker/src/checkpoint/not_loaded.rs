@@ -1,0 +1,142 @@
+//! Why a worker does not become the client of an image.
+
+use std::io;
+
+use rekindle_cuda_abi::types::{CUresult, result_name};
+use rekindle_images::ImageError;
+use rekindle_wire::NotServed;
+use rekindle_wire::codec::Malformed;
+use rekindle_wire::control::{Failing, FailureKind};
+use thiserror::Error;
+
+use crate::checkpoint::engine::EngineError;
+use crate::checkpoint::failure;
+use crate::checkpoint::state::StateError;
+use crate::gpu::driver::CallFailed;
+use crate::resources::arrays::ArrayError;
+use crate::resources::code_store::BrokenImage;
+use crate::resources::memory::MemoryError;
+use crate::resources::vmm::AliasError;
+use crate::serve::executor::Refused;
+
+/// Why a worker does not become the client of an image.
+#[derive(Debug, Error)]
+pub(crate) enum NotLoaded {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    NotServed(#[from] NotServed),
+    #[error(transparent)]
+    File(#[from] ImageError),
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    #[error(transparent)]
+    Alias(#[from] AliasError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// What is wrong with the image, in whole words.
+    #[error("{0}")]
+    Image(&'static str),
+    #[error("the image's {part}: {why}")]
+    Part { part: &'static str, why: Malformed },
+    #[error("the image has a part of the unknown kind {0}")]
+    UnknownPart(u32),
+    #[error("the image uses {0}, which is unknown here")]
+    UnknownCall(String),
+    #[error("the image uses a device that is not here")]
+    NoDevice,
+    #[error("code image {hash}: {source}")]
+    ReadCode { hash: String, source: io::Error },
+    #[error("code image {hash}: {why}")]
+    BrokenCode { hash: String, why: BrokenImage },
+    #[error("code image {0} does not have the content that its name says")]
+    CodeContent(String),
+    #[error("{call} of object {handle:#x} failed: {why}")]
+    Replay { call: String, handle: u64, why: Why },
+    #[error("device {device} cannot be reset: {why}")]
+    Reset { device: usize, why: Refused },
+    #[error("{what} memory at {address:#x}: {source}")]
+    Memory { what: &'static str, address: u64, source: MemoryError },
+    #[error("device memory at {0:#x} does not lie in its pool")]
+    OutsidePool(u64),
+    #[error("{what} {at:#x} is not to be had: {}", result_name(*.code))]
+    NotToBeHad { what: &'static str, at: u64, code: CUresult },
+    #[error(
+        "the variable `{name}` does not lie at {address:#x} any more: the driver has placed the code otherwise; restore on the same driver and kind of GPU"
+    )]
+    Moved { name: String, address: u64 },
+    #[error(
+        "the variable `{variable}` held other addresses when its code was loaded; it points to {}: the driver has placed these otherwise; restore on the same driver and kind of GPU",
+        .names.join(", ")
+    )]
+    CodeMoved { variable: String, names: Vec<String> },
+    #[error(
+        "the variable `{0}` holds addresses that the driver has chosen, and they cannot be read here, to compare them; restore again"
+    )]
+    NotCompared(String),
+    #[error("shared memory cannot be {what}: {}", result_name(*.code))]
+    Shared { what: &'static str, code: CUresult },
+    #[error("shared events cannot be made")]
+    NoEvents,
+    #[error("shared events cannot be mapped: {}", result_name(*.0))]
+    Events(CUresult),
+    #[error("no descriptor of shared memory: {0}")]
+    NoDescriptor(io::Error),
+    #[error("a copy is under way")]
+    Busy,
+}
+
+/// Why a record of the object log cannot be executed again.
+#[derive(Debug, Error)]
+pub(crate) enum Why {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("no code image")]
+    NoCode,
+    #[error("its code image is missing")]
+    CodeMissing,
+    #[error("it is no record")]
+    NoRecord,
+}
+
+impl NotLoaded {
+    pub(crate) fn worker_state(why: Malformed) -> Self {
+        Self::Part { part: "worker state", why }
+    }
+}
+
+impl Failing for NotLoaded {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::State(error) => error.kind(),
+            Self::NotServed(_) | Self::UnknownCall(_) => FailureKind::Version,
+            Self::File(error) => failure::of_image(error),
+            Self::Engine(error) => error.kind(),
+            Self::Image(_)
+            | Self::Part { .. }
+            | Self::UnknownPart(_)
+            | Self::BrokenCode { .. }
+            | Self::CodeContent(_)
+            | Self::OutsidePool(_)
+            | Self::Array(_) => FailureKind::BadImage,
+            Self::NoDevice | Self::Moved { .. } | Self::CodeMoved { .. } => FailureKind::Refused,
+            Self::ReadCode { source, .. } | Self::NoDescriptor(source) => Failing::kind(source),
+            Self::Alias(_)
+            | Self::Driver(_)
+            | Self::Refused(_)
+            | Self::Replay { .. }
+            | Self::Reset { .. }
+            | Self::Memory { .. }
+            | Self::NotToBeHad { .. }
+            | Self::Shared { .. }
+            | Self::NoEvents
+            | Self::Events(_)
+            | Self::NotCompared(_)
+            | Self::Busy => FailureKind::Internal,
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! The driver: its library loaded, its calls checked.
+
+pub(crate) mod driver;
+pub(crate) mod peers;

@@ -1,0 +1,83 @@
+//! The worker: one process for one application, which owns the real CUDA contexts.
+//!
+//! ```text
+//!   daemon ──channel──> [channel thread] ──requests──> executor <──commands── ring <── application
+//!   application ──connection──> [connection thread] ──memfds──> executor
+//! ```
+//!
+//! The files lie in layers. A file is to import from its own layer and from those above it in this table; what still
+//! imports otherwise is listed in `scripts/cycles`.
+//!
+//! | layer | holds |
+//! |---|---|
+//! | `gpu/` | the driver and its calls |
+//! | `session/` | the client's objects and their log, its limits |
+//! | `resources/` | memory of every kind, and code |
+//! | `schedule/` | dependencies of commands, deferred commands, waiting, rest |
+//! | `checkpoint/` | accesses of commands, copies of memory, saved state: save and load |
+//! | `serve/` | the start, the sandbox, the loop, commands of the client and requests of the daemon |
+//!
+//! The life of a command: `serve/request_loop.rs` takes it from the ring, `schedule/deferred.rs` keeps it while it may not go
+//! to the driver yet, `serve/executor.rs` hands it to the driver (through generated dispatch, `serve/commands.rs`,
+//! `serve/launch.rs` or `resources/code.rs`), `schedule/waiting.rs` answers it later if it waits. The life of a checkpoint:
+//! `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore: `checkpoint/load.rs`,
+//! then `Connect` in `serve/request_loop.rs`.
+
+pub mod bench;
+mod checkpoint;
+mod gpu;
+mod resources;
+mod schedule;
+mod serve;
+mod session;
+
+pub use checkpoint::engine::unit::written_memfd;
+pub use checkpoint::failure;
+pub use resources::prints::log_writer;
+pub use serve::{confinement, rejoin};
+pub use session::share;
+
+/// What an image keeps of a worker, as far as a daemon looks at it.
+pub mod state {
+    pub use crate::checkpoint::state::{StateError, check};
+}
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+
+use rekindle_wire::control::WorkerReply;
+use tracing::error;
+
+use crate::serve::confinement::Confinement;
+use crate::serve::{request_loop, start};
+
+/// How many cores this process may use. Asked for once, before the sandbox: cgroups have a part in it.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
+
+/// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load;
+/// `confined` what is given up before there is a client; `report_access` how much memory is compared around commands, in
+/// the reporting mode.
+pub fn main(
+    channel: UnixStream,
+    cuda_driver: PathBuf,
+    confined: Option<Confinement>,
+    report_access: Option<u64>,
+) -> ExitCode {
+    // Stderr may come to be the application's.
+    std::panic::set_hook(Box::new(|panic| error!("{panic}")));
+    let executor = match start::start(&cuda_driver, confined.as_ref(), report_access) {
+        Ok(executor) => executor,
+        Err(why) => {
+            error!("no worker can start: {why}");
+            let failed = WorkerReply::Failed(why.into());
+            let _ = rekindle_wire::frame::send(&channel, &failed, &[], &[]);
+            return ExitCode::from(1);
+        }
+    };
+    request_loop::serve(executor, channel)
+}

@@ -1,0 +1,88 @@
+//! Where the driver has placed functions, as far as that can be read.
+//!
+//! The driver says where a variable lies, and not where a function does. But it fills variables whose initial value names
+//! functions (tables of pointers, tables of virtual functions) with the addresses that it has chosen. So their content is
+//! read when they are placed, before a kernel can write them, and again at the same place of a restore's replay: where it
+//! differs, functions lie elsewhere, and pointers to them may be anywhere in the client's memory.
+//!
+//! What is read and what is not is the same in both: variables in primary contexts that have not been reset, since the
+//! engine has what it needs for them from the worker's start. Anything else would have to be made now, and would move code.
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::time::Duration;
+
+use rekindle_images::{self as images, InitialHash};
+
+use crate::checkpoint::engine;
+use crate::checkpoint::not_loaded::NotLoaded;
+use crate::resources::code::Placed;
+use crate::resources::code_store::Global;
+use crate::serve::executor::Executor;
+
+/// How long a read may take. What runs on the device holds it up only where it is in the same hardware queue.
+const LIMIT: Duration = Duration::from_secs(1);
+/// As many copies are enqueued at once: they find room in a hardware queue that has all that the client may have there
+/// (`waiting.rs`), so that enqueuing them does not block.
+const AT_ONCE: usize = 32;
+
+impl Executor {
+    /// Reads what variables hold that have just been placed in this context, which is the current one.
+    pub(crate) fn read_initial(&mut self, context: u64, globals: &[Global], placed: &mut [Placed]) {
+        let with_addresses = globals.iter().filter(|global| !global.points_to.is_empty());
+        let names: HashSet<&CStr> = with_addresses.map(|global| global.name.as_c_str()).collect();
+        if names.is_empty() {
+            return;
+        }
+        let Some(device) = self.readable(context) else { return };
+        let mut room = engine::MOST_PEEKED;
+        let mut wanted: Vec<&mut Placed> = placed.iter_mut().filter(|p| names.contains(p.name.as_c_str())).collect();
+        wanted.retain(|p| match room.checked_sub(p.size) {
+            Some(left) if p.size > 0 => {
+                room = left;
+                true
+            }
+            _ => false,
+        });
+        let driver = self.driver();
+        // A copy in the background has it: then nothing is read, and nothing of these will be compared.
+        let Some(engine) = self.engine.as_mut() else { return };
+        for some in wanted.chunks_mut(AT_ONCE) {
+            let regions: Vec<_> = some.iter().map(|p| (p.address, p.size)).collect();
+            // SAFETY: the driver has just said that the variables lie there.
+            let Some(contents) = (unsafe { engine.peek(driver, device, &regions, LIMIT) }) else { return };
+            for (placed, content) in some.iter_mut().zip(contents) {
+                placed.initial = Some(InitialHash::of(&content));
+            }
+        }
+    }
+
+    /// The device of a context whose variables are read.
+    fn readable(&self, context: u64) -> Option<usize> {
+        let real = self.objects.get(context)?.real;
+        let ordinal = self.device_of_context(context).ok()?;
+        // The engine's buffers are of the first one.
+        let reset = [0, ordinal].iter().any(|number| self.devices.get(*number).is_none_or(|device| device.reset));
+        (!reset && self.devices.get(ordinal)?.primary == real).then_some(ordinal)
+    }
+
+    /// Compares what a variable held here when its code was loaded with what it held then.
+    pub(crate) fn compare_initial(
+        &self,
+        (parent, context): (u64, u64),
+        placed: &Placed,
+        saved: &images::Global,
+    ) -> Result<(), NotLoaded> {
+        let Some(before) = saved.initial.filter(|_| self.readable(context).is_some()) else { return Ok(()) };
+        match placed.initial {
+            Some(here) if here == before => Ok(()),
+            Some(_) => {
+                let image = self.loaded.get(&parent);
+                let global = image.and_then(|i| i.globals.as_ref().ok()?.iter().find(|g| g.name == placed.name));
+                let names = global.map(|global| global.points_to.clone()).unwrap_or_default();
+                Err(NotLoaded::CodeMoved { variable: saved.name.clone(), names })
+            }
+            None => Err(NotLoaded::NotCompared(saved.name.clone())),
+        }
+    }
+}

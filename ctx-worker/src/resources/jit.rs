@@ -1,0 +1,184 @@
+//! Options of the driver's compiler and linker, and their logs.
+
+use std::collections::hash_map::Entry;
+use std::ffi::{CStr, c_void};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::layout::REPLY_BYTES;
+
+use crate::serve::executor::{Executor, Outcome, Refused};
+
+/// `CU_JIT_*`.
+const THREADS_PER_BLOCK: u32 = 1;
+const WALL_TIME: u32 = 2;
+const INFO_BUFFER: u32 = 3;
+const INFO_SIZE: u32 = 4;
+const ERROR_BUFFER: u32 = 5;
+const ERROR_SIZE: u32 = 6;
+/// The first number that is no option of driver 580's.
+const OPTIONS: u32 = 34;
+/// Options that point to names or addresses.
+const POINTERS: [u32; 4] = [17, 18, 25, 27];
+
+/// The most bytes of a log.
+const LOG_LIMIT: usize = 1 << 20;
+
+/// A compilation's options as the driver takes them. Logs are written into buffers of ours, which stay where they are.
+#[derive(Default)]
+pub(crate) struct JitOptions {
+    numbers: Vec<u32>,
+    values: Vec<*mut c_void>,
+    logs: [Vec<u8>; 2],
+}
+
+impl JitOptions {
+    /// Reads the options of a command.
+    pub(crate) fn read(blob: &[u8]) -> Result<Self, Refused> {
+        let mut options = Self::default();
+        let mut words = Reader::new(blob);
+        let mut list = Vec::new();
+        while words.end().is_err() {
+            let word = words.word()?;
+            list.push((word as u32, (word >> 32) as u32));
+        }
+        let size = |option: u32| list.iter().find(|(o, _)| *o == option).map_or(0, |(_, value)| *value as usize);
+        options.logs = [INFO_SIZE, ERROR_SIZE].map(|option| vec![0; size(option).min(LOG_LIMIT)]);
+        for &(option, value) in &list {
+            let value = match option {
+                INFO_BUFFER | ERROR_BUFFER if value == 0 => std::ptr::null_mut(),
+                INFO_BUFFER => options.logs[0].as_mut_ptr().cast(),
+                ERROR_BUFFER => options.logs[1].as_mut_ptr().cast(),
+                INFO_SIZE => std::ptr::without_provenance_mut(options.logs[0].len()),
+                ERROR_SIZE => std::ptr::without_provenance_mut(options.logs[1].len()),
+                _ => std::ptr::without_provenance_mut(value as usize),
+            };
+            if POINTERS.contains(&option) {
+                return Err(Malformed("a compiler's option that does not travel").into());
+            }
+            if option >= OPTIONS {
+                return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+            }
+            options.numbers.push(option);
+            options.values.push(value);
+        }
+        Ok(options)
+    }
+
+    /// How many there are, their numbers and their values.
+    pub(crate) fn arrays(&mut self) -> (u32, *mut u32, *mut *mut c_void) {
+        (self.numbers.len() as u32, self.numbers.as_mut_ptr(), self.values.as_mut_ptr())
+    }
+
+    fn log(&self, which: usize) -> Vec<u8> {
+        CStr::from_bytes_until_nul(&self.logs[which]).map_or_else(|_| Vec::new(), |text| text.to_bytes().to_vec())
+    }
+
+    /// Writes the lengths of the logs, and what has become of each option's value.
+    fn answer(&self, reply: &mut Writer) {
+        reply.word(self.log(0).len() as u64);
+        reply.word(self.log(1).len() as u64);
+        for (number, value) in self.numbers.iter().zip(&self.values) {
+            let out = matches!(*number, THREADS_PER_BLOCK | WALL_TIME);
+            reply.word(if out { value.addr() as u64 & 0xffff_ffff } else { 0 });
+        }
+    }
+}
+
+impl Executor {
+    /// Answers with what a compilation has said; its logs can be fetched from now on, once.
+    pub(crate) fn answer_jit(&mut self, options: &JitOptions, reply: &mut Writer) {
+        if options.numbers.is_empty() {
+            return;
+        }
+        options.answer(reply);
+        let logs = [options.log(0), options.log(1)];
+        if logs.iter().all(Vec::is_empty) {
+            self.code_logs.remove(&self.header.thread);
+        } else {
+            self.code_logs.insert(self.header.thread, logs);
+        }
+    }
+
+    pub(crate) fn code_log(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (which, offset) = (args.word()? as usize, args.word()? as usize);
+        args.end()?;
+        let Entry::Occupied(mut logs) = self.code_logs.entry(self.header.thread) else {
+            reply.blob(&[]);
+            return Ok(Outcome::Done(CUDA_SUCCESS));
+        };
+        let log = logs.get_mut().get_mut(which);
+        let rest = log.as_ref().and_then(|log| log.get(offset..)).unwrap_or_default();
+        let part = &rest[..rest.len().min(REPLY_BYTES - 16)];
+        reply.blob(part);
+        // The client has all of it then. A client has any number of threads in its life.
+        if part.len() == rest.len() {
+            log.into_iter().for_each(Vec::clear);
+        }
+        if logs.get().iter().all(Vec::is_empty) {
+            logs.remove();
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::fixture;
+
+    fn blob(options: &[(u32, u32)]) -> Vec<u8> {
+        options.iter().flat_map(|(o, v)| (u64::from(*o) | u64::from(*v) << 32).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn logs_are_as_large_as_the_client_says_and_no_larger_than_may_be() {
+        let options = [(INFO_BUFFER, 1), (INFO_SIZE, 100), (ERROR_BUFFER, 0), (ERROR_SIZE, u32::MAX), (7, 3)];
+        let mut read = JitOptions::read(&blob(&options)).unwrap();
+        assert_eq!(read.arrays().0, 5);
+        assert_eq!((read.logs[0].len(), read.logs[1].len()), (100, LOG_LIMIT));
+        assert!(!read.values[0].is_null() && read.values[2].is_null());
+        assert_eq!(read.values[4].addr(), 3);
+        read.logs[0][..4].copy_from_slice(b"said");
+        assert_eq!(read.log(0), b"said");
+    }
+
+    #[test]
+    fn a_log_goes_when_its_thread_has_read_it_to_its_end() {
+        let mut worker = fixture::executor();
+        let long = vec![b'x'; REPLY_BYTES];
+        let read = |worker: &mut Executor, thread, which: u64, offset: usize| {
+            worker.header.thread = thread;
+            let (mut args, mut reply) = (Writer::new(), Writer::new());
+            args.word(which);
+            args.word(offset as u64);
+            worker.code_log(&mut Reader::new(args.bytes()), &mut reply).unwrap();
+            Reader::new(reply.bytes()).blob().unwrap().to_vec()
+        };
+        for thread in 1..=1000 {
+            worker.code_logs.insert(thread, [b"said".to_vec(), long.clone()]);
+            assert_eq!(read(&mut worker, thread, 0, 0), b"said");
+            let part = read(&mut worker, thread, 1, 0);
+            assert!(!part.is_empty() && part.len() < long.len() && worker.code_logs.len() == 1);
+            assert_eq!(part.len() + read(&mut worker, thread, 1, part.len()).len(), long.len());
+            assert!(worker.code_logs.is_empty());
+            assert_eq!(read(&mut worker, thread, 1, 0), b"");
+        }
+    }
+
+    #[test]
+    fn a_compilation_that_says_nothing_leaves_no_log() {
+        let mut worker = fixture::executor();
+        let options = JitOptions::read(&blob(&[(7, 3)])).unwrap();
+        worker.code_logs.insert(0, [b"before".to_vec(), Vec::new()]);
+        worker.answer_jit(&options, &mut Writer::new());
+        assert!(worker.code_logs.is_empty());
+    }
+
+    #[test]
+    fn options_that_are_pointers_or_unknown_are_refused() {
+        assert!(matches!(JitOptions::read(&blob(&[(17, 1)])), Err(Refused::Malformed(_))));
+        assert!(matches!(JitOptions::read(&blob(&[(99, 1)])), Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))));
+        assert!(JitOptions::read(&[1, 2, 3]).is_err());
+    }
+}

@@ -1,0 +1,659 @@
+//! Device memory of one device: addresses in its window, and the physical pieces behind them.
+//!
+//! ```text
+//!   window  ├─ slab 2 MiB ─┼──── large allocation ────┼─ free ...
+//!             small ones      pieces of 64 MiB at most
+//! ```
+//!
+//! Small allocations share slabs of one piece, at the driver's alignment. A large one is a range of its own, made of
+//! pieces that are mapped side by side and given access once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::Malformed;
+use rekindle_wire::ipc::{PieceId, Token};
+use rekindle_wire::window;
+use thiserror::Error;
+
+use crate::checkpoint::copying::Copying;
+use crate::checkpoint::state;
+use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::resources::ipc::POSIX_FILE;
+use crate::session::share::{Share, What};
+
+/// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
+const GRANULE: u64 = 2 << 20;
+/// The largest physical piece.
+const PIECE: u64 = 64 << 20;
+/// Allocations up to this size share slabs.
+const SMALL: u64 = 1 << 20;
+/// The alignment of small allocations, as the driver gives it.
+const ALIGN: u64 = 512;
+
+/// Why memory was not given.
+#[derive(Debug, Error)]
+pub(crate) enum MemoryError {
+    /// The client must reserve its side of the window up to this address first.
+    #[error("the client's window must reach {0:#x}")]
+    Window(u64),
+    /// The address is not free (a restore asks for certain ones).
+    #[error("device addresses from {0:#x} on are not free")]
+    Taken(u64),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+}
+
+impl MemoryError {
+    /// What a client is told.
+    pub(crate) fn code(&self) -> CUresult {
+        match self {
+            MemoryError::Driver(failed) => failed.code,
+            MemoryError::Window(_) | MemoryError::Taken(_) => CUDA_ERROR_OUT_OF_MEMORY,
+        }
+    }
+}
+
+/// An allocation of the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) size: u64,
+    /// 0 for memory from a pool, which belongs to no context.
+    pub(crate) context: u64,
+    /// The pool it came from, or 0; its place is then that pool's affair (see [`crate::resources::pools`]).
+    pub(crate) pool: u64,
+}
+
+/// One of the pieces behind an allocation that has a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exported {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) real: u64,
+}
+
+/// What stands behind a range of addresses.
+enum Backing {
+    Large(Vec<u64>),
+    Slab { piece: u64, used: BTreeMap<u64, u64> },
+}
+
+/// One device's memory.
+pub(crate) struct DeviceMemory {
+    device: CUdevice,
+    window: Range<u64>,
+    free: BTreeMap<u64, u64>,
+    /// How far the driver has reserved the window for us, and the client for itself.
+    reserved: u64,
+    client_reserved: u64,
+    backings: BTreeMap<u64, (u64, Backing)>,
+    /// Backings that other devices may use too, by address and device.
+    shared: BTreeSet<(u64, CUdevice)>,
+    /// Devices that may use all of it.
+    peers: BTreeSet<CUdevice>,
+    allocations: BTreeMap<u64, Allocation>,
+    /// The most that the client may have, and what it has that is not mapped here: its arrays.
+    limit: u64,
+    beside: u64,
+    /// And what it maps itself.
+    pieces: u64,
+    /// Names that other processes may know allocations by, and pieces, each by its address.
+    exported: BTreeMap<Token, u64>,
+    ids: BTreeMap<u64, PieceId>,
+    /// Pieces to be mapped at an address instead of new ones, by the driver's handles.
+    made: BTreeMap<u64, u64>,
+    /// A copy that is under way: what it needs stays mapped.
+    kept: Option<Arc<Copying>>,
+    /// What others of its container have counts too; as which device.
+    share: Option<(Arc<Share>, What)>,
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(device: CUdevice, ordinal: usize) -> Self {
+        let window = window::device(ordinal);
+        Self {
+            device,
+            free: BTreeMap::from([(window.start, window.end - window.start)]),
+            reserved: window.start,
+            client_reserved: window.start,
+            window,
+            backings: BTreeMap::new(),
+            shared: BTreeSet::new(),
+            peers: BTreeSet::new(),
+            allocations: BTreeMap::new(),
+            limit: u64::MAX,
+            beside: 0,
+            pieces: 0,
+            exported: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            made: BTreeMap::new(),
+            kept: None,
+            share: None,
+        }
+    }
+
+    /// What this copy needs stays mapped; or nothing does any more.
+    pub(crate) fn set_kept(&mut self, by: Option<Arc<Copying>>) {
+        self.kept = by;
+    }
+
+    /// No more than this is mapped from here on.
+    pub(crate) fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
+    /// What counts towards the limit and is not mapped here.
+    pub(crate) fn set_beside(&mut self, bytes: u64) {
+        self.beside = bytes;
+        self.publish();
+    }
+
+    /// What the client has made to map itself.
+    pub(crate) fn set_pieces(&mut self, bytes: u64) {
+        self.pieces = bytes;
+        self.publish();
+    }
+
+    /// What is used here counts with what others of the container use.
+    pub(crate) fn belong(&mut self, share: Arc<Share>, ordinal: usize) {
+        self.share = Some((share, What::Device(ordinal)));
+        self.publish();
+    }
+
+    /// The most that there may be.
+    pub(crate) fn most(&self) -> u64 {
+        let of_all = self.share.as_ref().and_then(|(share, _)| share.limits.device_memory);
+        self.limit.min(of_all.unwrap_or(u64::MAX))
+    }
+
+    /// What counts towards limits.
+    fn own(&self) -> u64 {
+        let mapped: u64 = self.backings.values().map(|(length, _)| length).sum();
+        mapped.saturating_add(self.beside).saturating_add(self.pieces)
+    }
+
+    pub(crate) fn publish(&self) {
+        if let Some((share, what)) = &self.share {
+            share.set(*what, self.own());
+        }
+    }
+
+    /// Whether so much more may be mapped; then it counts.
+    pub(crate) fn take_share(&self, length: u64) -> bool {
+        let own = self.own();
+        let more = own.saturating_add(length);
+        more <= self.limit && self.share.as_ref().is_none_or(|(share, what)| share.take(*what, own, more))
+    }
+
+    /// How much more the client may have.
+    pub(crate) fn room(&self) -> u64 {
+        let own = self.own();
+        let of_all = self.share.as_ref().map_or(u64::MAX, |(share, what)| share.room(*what, own));
+        self.limit.saturating_sub(own).min(of_all)
+    }
+
+    /// All allocations by address.
+    pub(crate) fn allocations(&self) -> &BTreeMap<u64, Allocation> {
+        &self.allocations
+    }
+
+    /// Bytes allocated.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.allocations.values().map(|a| a.size).sum()
+    }
+
+    /// How far the client has reserved the window, for the image.
+    pub(crate) fn client_reserved(&self) -> u64 {
+        self.client_reserved
+    }
+
+    /// The client has reserved its window up to `end`.
+    pub(crate) fn client_reserves(&mut self, end: u64) {
+        if self.window.contains(&end) || end == self.window.end {
+            self.client_reserved = self.client_reserved.max(end);
+        }
+    }
+
+    /// Allocates `size` bytes, at least 1.
+    pub(crate) fn allocate(&mut self, driver: &Driver, size: u64, context: u64) -> Result<u64, MemoryError> {
+        let address = if size <= SMALL { self.small(driver, size)? } else { self.large(driver, size)? };
+        self.allocations.insert(address, Allocation { size, context, pool: 0 });
+        Ok(address)
+    }
+
+    /// Allocates at an address that was recorded.
+    pub(crate) fn allocate_at(
+        &mut self,
+        driver: &Driver,
+        address: u64,
+        allocation: Allocation,
+    ) -> Result<(), MemoryError> {
+        if allocation.size <= SMALL {
+            let base = address & !(GRANULE - 1);
+            if !self.backings.contains_key(&base) {
+                self.take_at(base, GRANULE)?;
+                self.map_slab(driver, base)?;
+            }
+            let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) else {
+                return Err(MemoryError::Taken(base));
+            };
+            used.insert(address, allocation.size.next_multiple_of(ALIGN));
+        } else {
+            let length = allocation.size.next_multiple_of(GRANULE);
+            self.take_at(address, length)?;
+            self.map_large(driver, address, length)?;
+        }
+        self.allocations.insert(address, allocation);
+        Ok(())
+    }
+
+    /// Maps memory for a pool to give out in parts.
+    pub(crate) fn map_segment(&mut self, driver: &Driver, length: u64) -> Result<u64, MemoryError> {
+        self.large(driver, length)
+    }
+
+    /// Maps a pool's memory at an address that was recorded.
+    pub(crate) fn map_segment_at(&mut self, driver: &Driver, address: u64, length: u64) -> Result<(), MemoryError> {
+        self.take_at(address, length)?;
+        self.map_large(driver, address, length)
+    }
+
+    /// Gives a pool's memory back.
+    pub(crate) fn unmap_segment(&mut self, driver: &Driver, address: u64) -> Result<(), CallFailed> {
+        self.unmap(driver, address)
+    }
+
+    /// Adds an allocation whose place a pool has found.
+    pub(crate) fn add(&mut self, address: u64, allocation: Allocation) {
+        self.allocations.insert(address, allocation);
+    }
+
+    /// Takes an allocation out whose place a pool keeps.
+    pub(crate) fn take_out(&mut self, address: u64) {
+        self.allocations.remove(&address);
+    }
+
+    /// Lets another device use the memory at an address, for copies between the two.
+    pub(crate) fn allow(&mut self, driver: &Driver, address: u64, device: CUdevice) -> Result<(), CallFailed> {
+        let Some((&base, (length, _))) = self.backings.range(..=address).next_back() else { return Ok(()) };
+        if device == self.device || !self.shared.insert((base, device)) {
+            return Ok(());
+        }
+        let result = set_access(driver, base, *length, device, CU_MEM_ACCESS_READWRITE);
+        if result.is_err() {
+            self.shared.remove(&(base, device));
+        }
+        result
+    }
+
+    /// Lets another device use all memory, now and from now on.
+    pub(crate) fn open_to(&mut self, driver: &Driver, device: CUdevice) -> Result<(), CallFailed> {
+        self.peers.insert(device);
+        let all: Vec<u64> = self.backings.keys().copied().collect();
+        all.into_iter().try_for_each(|base| self.allow(driver, base, device))
+    }
+
+    /// Ends what [`DeviceMemory::open_to`] began.
+    pub(crate) fn close_to(&mut self, driver: &Driver, device: CUdevice) -> Result<(), CallFailed> {
+        self.peers.remove(&device);
+        let all: Vec<u64> = self.backings.keys().copied().collect();
+        all.into_iter().try_for_each(|base| self.deny(driver, base, device))
+    }
+
+    /// Lets those in to a new backing that may use all memory.
+    fn admit(&mut self, driver: &Driver, base: u64) {
+        for device in self.peers.clone() {
+            // They were let in to memory before, so there is no reason why this fails.
+            let _ = self.allow(driver, base, device);
+        }
+    }
+
+    /// Ends what [`DeviceMemory::allow`] began.
+    pub(crate) fn deny(&mut self, driver: &Driver, address: u64, device: CUdevice) -> Result<(), CallFailed> {
+        let Some((&base, (length, _))) = self.backings.range(..=address).next_back() else { return Ok(()) };
+        if !self.shared.remove(&(base, device)) {
+            return Ok(());
+        }
+        set_access(driver, base, *length, device, 0)
+    }
+
+    /// Frees an allocation; `None` if there is none at this address. The device must no longer use it.
+    pub(crate) fn free(&mut self, driver: &Driver, address: u64) -> Option<Result<(), CallFailed>> {
+        let allocation = self.allocations.remove(&address)?;
+        self.exported.retain(|_, named| *named != address);
+        if allocation.pool != 0 {
+            return Some(Ok(()));
+        }
+        if allocation.size <= SMALL {
+            let base = address & !(GRANULE - 1);
+            if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
+                used.remove(&address);
+                if !used.is_empty() {
+                    return Some(Ok(()));
+                }
+            }
+            return Some(self.unmap(driver, base));
+        }
+        Some(self.unmap(driver, address))
+    }
+
+    /// The name by which other processes may get the allocation that holds an address; `new` becomes it where there is none
+    /// yet. None where there is no allocation, or only a pool's.
+    pub(crate) fn export(&mut self, address: u64, new: impl FnOnce() -> Option<Token>) -> Option<Token> {
+        let (&base, allocation) = self.allocations.range(..=address).next_back()?;
+        if address - base >= allocation.size || allocation.pool != 0 {
+            return None;
+        }
+        if let Some((token, _)) = self.exported.iter().find(|(_, named)| **named == base) {
+            return Some(*token);
+        }
+        let token = new()?;
+        self.exported.insert(token, base);
+        Some(token)
+    }
+
+    /// What a name stands for: its place in the pieces behind it and its size, and these.
+    pub(crate) fn exported(&self, token: &Token) -> Option<(u64, u64, Vec<Exported>)> {
+        let address = *self.exported.get(token)?;
+        let size = self.allocations.get(&address)?.size;
+        let (&base, (length, backing)) = self.backings.range(..=address).next_back()?;
+        let pieces: &[u64] = match backing {
+            Backing::Large(pieces) => pieces,
+            Backing::Slab { piece, .. } => std::slice::from_ref(piece),
+        };
+        let piece = |((offset, size), &real)| Exported { address: base + offset, size, real };
+        Some((address - base, size, cut(*length).zip(pieces).map(piece).collect()))
+    }
+
+    /// The name of the piece at an address; `new` becomes it where there is none yet.
+    pub(crate) fn id(&mut self, address: u64, new: impl FnOnce() -> Option<PieceId>) -> Option<PieceId> {
+        if let Some(id) = self.ids.get(&address) {
+            return Some(*id);
+        }
+        let id = new()?;
+        self.ids.insert(address, id);
+        Some(id)
+    }
+
+    /// Whether other processes may have some of the memory from an address on.
+    pub(crate) fn is_given_away(&self, address: u64, size: u64) -> bool {
+        self.ids.range(address & !(GRANULE - 1)..address.saturating_add(size)).next().is_some()
+    }
+
+    /// The names of all pieces that have one, with their addresses and sizes.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = (PieceId, u64, u64)> {
+        self.ids.iter().filter_map(|(&address, &id)| {
+            let (&base, (length, _)) = self.backings.range(..=address).next_back()?;
+            Some((id, address, PIECE.min(length.checked_sub(address - base)?)))
+        })
+    }
+
+    /// Names, for the image.
+    pub(crate) fn write_names(&self, out: &mut state::Device) {
+        let mut exported: Vec<_> = self.exported.iter().map(|(token, address)| (*address, *token)).collect();
+        exported.sort_unstable();
+        out.exported = exported.iter().map(|(address, token)| state::named(token, *address)).collect();
+        out.pieces = self.ids.iter().map(|(address, id)| state::named(id, *address)).collect();
+    }
+
+    /// What [`DeviceMemory::write_names`] wrote.
+    pub(crate) fn read_names(&mut self, saved: &state::Device) -> Result<(), Malformed> {
+        for it in &saved.exported {
+            self.exported.insert(state::name(&it.name)?, it.of);
+        }
+        for it in &saved.pieces {
+            self.ids.insert(it.of, state::name(&it.name)?);
+        }
+        Ok(())
+    }
+
+    /// Has the pieces that have names be these.
+    pub(crate) fn use_made<E>(&mut self, mut take: impl FnMut(&PieceId) -> Result<u64, E>) -> Result<(), E> {
+        for (&address, id) in &self.ids {
+            self.made.insert(address, take(id)?);
+        }
+        Ok(())
+    }
+
+    /// After that all pieces are new ones again.
+    pub(crate) fn all_made_are_used(&mut self) {
+        self.made.clear();
+    }
+
+    fn small(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
+        let size = size.next_multiple_of(ALIGN);
+        for (&base, (_, backing)) in &mut self.backings {
+            if let Backing::Slab { used, .. } = backing
+                && let Some(address) = first_fit(base..base + GRANULE, used, size)
+            {
+                used.insert(address, size);
+                return Ok(address);
+            }
+        }
+        let base = self.take(GRANULE)?;
+        self.map_slab(driver, base).inspect_err(|_| self.give(base, GRANULE))?;
+        if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
+            used.insert(base, size);
+        }
+        Ok(base)
+    }
+
+    fn large(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
+        let length = size.checked_next_multiple_of(GRANULE).ok_or(MemoryError::Window(u64::MAX))?;
+        let address = self.take(length)?;
+        self.map_large(driver, address, length).inspect_err(|_| self.give(address, length))?;
+        Ok(address)
+    }
+
+    fn map_slab(&mut self, driver: &Driver, base: u64) -> Result<(), MemoryError> {
+        let pieces = self.map(driver, base, GRANULE)?;
+        let piece = pieces.first().copied().unwrap_or(0);
+        self.backings.insert(base, (GRANULE, Backing::Slab { piece, used: BTreeMap::new() }));
+        self.admit(driver, base);
+        Ok(())
+    }
+
+    fn map_large(&mut self, driver: &Driver, address: u64, length: u64) -> Result<(), MemoryError> {
+        let pieces = self.map(driver, address, length)?;
+        self.backings.insert(address, (length, Backing::Large(pieces)));
+        self.admit(driver, address);
+        Ok(())
+    }
+
+    /// Makes physical pieces and maps them; what was made before a failure is undone.
+    fn map(&mut self, driver: &Driver, address: u64, length: u64) -> Result<Vec<u64>, MemoryError> {
+        if !self.take_share(length) {
+            expect("the client's limit of GPU memory", CUDA_ERROR_OUT_OF_MEMORY)?;
+        }
+        self.reserve(driver, address + length).inspect_err(|_| self.publish())?;
+        let mut pieces = Vec::new();
+        let result = self.map_pieces(driver, address, length, &mut pieces);
+        if let Err(error) = result {
+            let _ = self.unmap_pieces(driver, address, length, &pieces);
+            self.publish();
+            return Err(error.into());
+        }
+        Ok(pieces)
+    }
+
+    fn map_pieces(&self, driver: &Driver, address: u64, length: u64, pieces: &mut Vec<u64>) -> Result<(), CallFailed> {
+        let properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location_type: CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: self.device,
+            // Any of it may be asked for by another process.
+            handle_types: POSIX_FILE,
+            ..Default::default()
+        };
+        for (offset, size) in cut(length) {
+            let mut piece = self.made.get(&(address + offset)).copied().unwrap_or(0);
+            // SAFETY: out parameters are locals, the properties live through the call.
+            unsafe {
+                if piece == 0 {
+                    let handle = (&raw mut piece).cast();
+                    expect("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
+                }
+                let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
+                if mapped != CUDA_SUCCESS {
+                    (driver.cuMemRelease)(piece);
+                }
+                expect("cuMemMap", mapped)?;
+            }
+            pieces.push(piece);
+        }
+        set_access(driver, address, length, self.device, CU_MEM_ACCESS_READWRITE)
+    }
+
+    fn unmap(&mut self, driver: &Driver, base: u64) -> Result<(), CallFailed> {
+        let Some((length, backing)) = self.backings.remove(&base) else { return Ok(()) };
+        if let Some(copying) = &self.kept {
+            copying.let_go(base, base + length);
+        }
+        self.publish();
+        self.shared.retain(|(b, _)| *b != base);
+        let pieces = match backing {
+            Backing::Large(pieces) => pieces,
+            Backing::Slab { piece, .. } => vec![piece],
+        };
+        let result = self.unmap_pieces(driver, base, length, &pieces);
+        // Addresses whose unmapping failed are not given out again.
+        if result.is_ok() {
+            self.give(base, length);
+        }
+        result
+    }
+
+    fn unmap_pieces(&mut self, driver: &Driver, address: u64, length: u64, pieces: &[u64]) -> Result<(), CallFailed> {
+        let mut result = Ok(());
+        for ((offset, size), &piece) in cut(length).zip(pieces) {
+            self.ids.remove(&(address + offset));
+            // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
+            unsafe {
+                result = result.and(expect("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
+                result = result.and(expect("cuMemRelease", (driver.cuMemRelease)(piece)));
+            }
+        }
+        result
+    }
+
+    /// Reserves the window with the driver up to at least `end`.
+    fn reserve(&mut self, driver: &Driver, end: u64) -> Result<(), MemoryError> {
+        while self.reserved < end {
+            let mut got = 0;
+            // SAFETY: the out parameter is a local.
+            expect("cuMemAddressReserve", unsafe {
+                (driver.cuMemAddressReserve)(&raw mut got, window::STEP as usize, 0, self.reserved, 0)
+            })?;
+            if got != self.reserved {
+                return Err(MemoryError::Taken(self.reserved));
+            }
+            self.reserved += window::STEP;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, length: u64) -> Result<u64, MemoryError> {
+        let hole = self.free.iter().find(|(_, l)| **l >= length).map(|(a, _)| *a);
+        let address = hole.ok_or(MemoryError::Window(u64::MAX))?;
+        if address + length > self.client_reserved {
+            return Err(MemoryError::Window(address + length));
+        }
+        self.take_at(address, length)?;
+        Ok(address)
+    }
+
+    fn take_at(&mut self, address: u64, length: u64) -> Result<(), MemoryError> {
+        let taken = MemoryError::Taken(address);
+        let Some((&start, &hole)) = self.free.range(..=address).next_back() else { return Err(taken) };
+        let end = address.checked_add(length).ok_or(MemoryError::Taken(address))?;
+        if end > start + hole || !address.is_multiple_of(GRANULE) {
+            return Err(taken);
+        }
+        self.free.remove(&start);
+        if address > start {
+            self.free.insert(start, address - start);
+        }
+        if start + hole > end {
+            self.free.insert(end, start + hole - end);
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, address: u64, length: u64) {
+        let (mut start, mut end) = (address, address + length);
+        if let Some((&before, &l)) = self.free.range(..start).next_back()
+            && before + l == start
+        {
+            start = before;
+        }
+        if let Some(l) = self.free.remove(&end) {
+            end += l;
+        }
+        self.free.insert(start, end - start);
+    }
+}
+
+/// Gives a device access to a mapped range, or takes it away.
+fn set_access(driver: &Driver, address: u64, length: u64, device: CUdevice, flags: u32) -> Result<(), CallFailed> {
+    let access = CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id: device, flags };
+    // SAFETY: the descriptor lives through the call.
+    let result = unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) };
+    expect("cuMemSetAccess", result)
+}
+
+/// The first place in a slab for `size` bytes.
+fn first_fit(slab: Range<u64>, used: &BTreeMap<u64, u64>, size: u64) -> Option<u64> {
+    let mut at = slab.start;
+    for (&start, &length) in used {
+        if start - at >= size {
+            return Some(at);
+        }
+        at = start + length;
+    }
+    (slab.end - at >= size).then_some(at)
+}
+
+/// Offsets and sizes of the pieces of a range.
+fn cut(length: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..length.div_ceil(PIECE)).map(move |i| (i * PIECE, PIECE.min(length - i * PIECE)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_allocations_fill_the_holes_of_a_slab() {
+        let mut used = BTreeMap::from([(512, 512), (2048, 512)]);
+        assert_eq!(first_fit(0..4096, &used, 512), Some(0));
+        used.insert(0, 512);
+        assert_eq!(first_fit(0..4096, &used, 1024), Some(1024));
+        assert_eq!(first_fit(0..4096, &used, 2048), None);
+    }
+
+    #[test]
+    fn ranges_are_taken_given_back_and_grow_together() {
+        let mut memory = DeviceMemory::new(0, 0);
+        let base = window::device(0).start;
+        assert!(matches!(memory.take(GRANULE), Err(MemoryError::Window(end)) if end == base + GRANULE));
+        memory.client_reserves(base + window::STEP);
+        let a = memory.take(GRANULE).unwrap();
+        let b = memory.take(3 * GRANULE).unwrap();
+        assert_eq!((a, b), (base, base + GRANULE));
+        memory.take_at(base + 8 * GRANULE, GRANULE).unwrap();
+        assert!(memory.take_at(b, GRANULE).is_err());
+        memory.give(a, GRANULE);
+        memory.give(b, 3 * GRANULE);
+        memory.give(base + 8 * GRANULE, GRANULE);
+        assert_eq!(memory.free.len(), 1);
+    }
+
+    #[test]
+    fn pieces_cover_a_range() {
+        let pieces: Vec<_> = cut(130 << 20).collect();
+        assert_eq!(pieces, [(0, PIECE), (PIECE, PIECE), (2 * PIECE, 2 << 20)]);
+    }
+}

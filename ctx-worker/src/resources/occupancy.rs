@@ -1,0 +1,61 @@
+//! Commands about how much of a function fits on a device.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::Launch;
+
+use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::launch::attributes;
+
+impl Executor {
+    pub(crate) fn occupancy_block_size(
+        &mut self,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        let function = self.handle_function(args.word()?)?;
+        let (shared, limit, flags) = (args.word()? as usize, args.word()? as i32, args.word32()?);
+        args.end()?;
+        let (mut grid, mut block) = (0, 0);
+        // SAFETY: out parameters are locals, the handle the driver's own; no function gives the shared memory.
+        let result = unsafe {
+            (self.driver().cuOccupancyMaxPotentialBlockSizeWithFlags)(
+                &raw mut grid,
+                &raw mut block,
+                function,
+                std::ptr::null_mut(),
+                shared,
+                limit,
+                flags,
+            )
+        };
+        reply.word(grid as u64);
+        reply.word(block as u64);
+        Ok(Outcome::Done(result))
+    }
+
+    pub(crate) fn occupancy_clusters(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let sizes = args.word()? != 0;
+        let launch = Launch::read(args)?;
+        let function = self.handle_function(launch.function)?;
+        let attributes = attributes(self, &launch)?;
+        let config = CUlaunchConfig {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            stream: match launch.stream {
+                0 => 0,
+                stream => self.handle_stream(stream)?,
+            },
+            attrs: attributes.as_ptr(),
+            num_attrs: attributes.len() as u32,
+        };
+        let driver = self.driver();
+        let ask = if sizes { driver.cuOccupancyMaxPotentialClusterSize } else { driver.cuOccupancyMaxActiveClusters };
+        let mut number = 0;
+        // SAFETY: the out parameter is a local, the handle the driver's own, the configuration lives through the call.
+        let result = unsafe { ask(&raw mut number, function, &raw const config) };
+        reply.word(number as u64);
+        Ok(Outcome::Done(result))
+    }
+}

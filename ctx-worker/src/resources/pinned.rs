@@ -1,0 +1,183 @@
+//! Pinned host memory on the worker's side: memfds that came over the connection, mapped where the client has them and
+//! registered with the driver.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::attach::Pinned;
+use rekindle_wire::{layout, window};
+use tracing::warn;
+
+use crate::gpu::driver::Driver;
+use crate::session::share::{Share, What};
+
+/// Memfds that have arrived but are not mapped yet. Filled by the thread that reads the connection.
+#[derive(Default)]
+pub(crate) struct Arrived {
+    files: Mutex<Vec<(Pinned, OwnedFd)>>,
+    more: Condvar,
+}
+
+/// The most memfds that may lie waiting.
+const MAX_ARRIVED: usize = 1024;
+
+impl Arrived {
+    /// A memfd has come. `false` where a client sends more than it maps.
+    pub(crate) fn put(&self, pinned: Pinned, file: OwnedFd) -> bool {
+        let Ok(mut files) = self.files.lock() else { return false };
+        files.push((pinned, file));
+        self.more.notify_all();
+        files.len() <= MAX_ARRIVED
+    }
+
+    /// The memfd for an address (and serial number, if one is asked for), waiting a moment for it: it was sent before
+    /// the command, but on another way. Others for the same address are of earlier allocations, and dropped.
+    pub(crate) fn take(&self, address: u64, serial: Option<u64>) -> Option<(u64, OwnedFd)> {
+        let mut files = self.files.lock().ok()?;
+        for _ in 0..50 {
+            let wanted = |p: &Pinned| p.address == address && serial.is_none_or(|s| s == p.serial);
+            if let Some(i) = files.iter().position(|(p, _)| wanted(p)) {
+                let (pinned, file) = files.remove(i);
+                files.retain(|(p, _)| p.address != address || p.serial > pinned.serial);
+                return Some((pinned.size, file));
+            }
+            files = self.more.wait_timeout(files, Duration::from_millis(100)).ok()?.0;
+        }
+        None
+    }
+}
+
+/// A pinned allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) size: u64,
+    pub(crate) flags: u32,
+    pub(crate) context: u64,
+}
+
+/// All pinned allocations of the client.
+#[derive(Default)]
+pub(crate) struct PinnedMemory {
+    pub(crate) arrived: Arc<Arrived>,
+    allocations: BTreeMap<u64, Allocation>,
+    /// What others of its container have counts too.
+    share: Option<Arc<Share>>,
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`: every context and device may use it.
+const REGISTER: u32 = 3;
+
+impl PinnedMemory {
+    pub(crate) fn allocations(&self) -> &BTreeMap<u64, Allocation> {
+        &self.allocations
+    }
+
+    /// Bytes of all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.allocations.values().map(|it| it.size).sum()
+    }
+
+    /// What is pinned here counts with what others of the container have pinned.
+    pub(crate) fn belong(&mut self, share: Arc<Share>) {
+        self.share = Some(share);
+        self.publish();
+    }
+
+    /// Whether so much more may be pinned; then it counts, until the mapping succeeds or fails.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let own = self.bytes();
+        self.share.as_ref().is_none_or(|share| share.take(What::Pinned, own, own.saturating_add(bytes)))
+    }
+
+    fn publish(&self) {
+        if let Some(share) = &self.share {
+            share.set(What::Pinned, self.bytes());
+        }
+    }
+
+    /// Maps and registers the memfd that came for this address.
+    pub(crate) fn map(
+        &mut self,
+        driver: &Driver,
+        address: u64,
+        serial: Option<u64>,
+        allocation: Allocation,
+    ) -> CUresult {
+        let result = self.try_map(driver, address, serial, allocation);
+        self.publish();
+        result
+    }
+
+    fn try_map(&mut self, driver: &Driver, address: u64, serial: Option<u64>, allocation: Allocation) -> CUresult {
+        let Some((size, file)) = self.arrived.take(address, serial) else { return CUDA_ERROR_INVALID_VALUE };
+        let end = address.checked_add(allocation.size);
+        let inside = end.is_some_and(|end| address >= window::PINNED_BASE && end <= window::pinned().end);
+        let aligned = address.is_multiple_of(4096) && allocation.size.is_multiple_of(4096);
+        if size != allocation.size || !inside || !aligned || !is_sealed(&file, size) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if !map_fixed(&file, address, size) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        // SAFETY: the range was mapped just now and stays until `unmap`.
+        let result = unsafe { (driver.cuMemHostRegister_v2)(address as *mut _, size as usize, REGISTER) };
+        if result != CUDA_SUCCESS {
+            // SAFETY: mapped above, and the driver does not use it.
+            unsafe { libc::munmap(address as *mut _, size as usize) };
+            return result;
+        }
+        self.allocations.insert(address, allocation);
+        CUDA_SUCCESS
+    }
+
+    /// Unregisters and unmaps an allocation that the device no longer uses.
+    pub(crate) fn unmap(&mut self, driver: &Driver, address: u64) -> CUresult {
+        let Some(allocation) = self.allocations.remove(&address) else { return CUDA_ERROR_INVALID_VALUE };
+        self.publish();
+        // SAFETY: registered and mapped by `map`, once.
+        unsafe {
+            let result = (driver.cuMemHostUnregister)(address as *mut _);
+            if result == CUDA_SUCCESS {
+                libc::munmap(address as *mut _, allocation.size as usize);
+            } else {
+                // The device may still write the pages: they stay mapped here, out of the client's sight.
+                warn!(address, result, "pinned memory could not be unregistered");
+            }
+            result
+        }
+    }
+}
+
+/// Whether a file is a memfd of this size whose size cannot change.
+pub(crate) fn is_sealed(file: &OwnedFd, size: u64) -> bool {
+    // SAFETY: plain system calls on an open descriptor; stat is plain data.
+    unsafe {
+        let seals = libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS);
+        let mut stat: libc::stat = std::mem::zeroed();
+        seals >= 0
+            && seals & layout::SEALS == layout::SEALS
+            && libc::fstat(file.as_raw_fd(), &raw mut stat) == 0
+            && stat.st_size as u64 == size
+    }
+}
+
+fn map_fixed(file: &OwnedFd, address: u64, size: u64) -> bool {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_POPULATE);
+    // SAFETY: MAP_FIXED_NOREPLACE replaces nothing.
+    let got = unsafe { libc::mmap(address as *mut _, size as usize, protection, flags, file.as_raw_fd(), 0) };
+    if got != libc::MAP_FAILED && got as u64 != address {
+        // SAFETY: an old kernel took the address as a hint; this mapping is nobody's.
+        unsafe { libc::munmap(got, size as usize) };
+        return false;
+    }
+    got != libc::MAP_FAILED
+}
+
+/// Maps a file shared at an address that nothing else uses.
+pub(crate) fn map_at(file: &OwnedFd, address: u64, size: u64) -> Option<*mut u8> {
+    map_fixed(file, address, size).then_some(address as *mut u8)
+}

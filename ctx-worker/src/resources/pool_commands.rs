@@ -1,0 +1,437 @@
+//! Stream-ordered allocation on the worker's side: the commands, and what takes part in it elsewhere.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::{self, Kind, WINDOW_FULL, default_pool};
+
+use crate::checkpoint::not_loaded::NotLoaded;
+use crate::resources::memory::{Allocation, MemoryError};
+use crate::resources::pools::{Pool, SEGMENT, rounded};
+use crate::schedule::deferred::{Entry, Progress};
+use crate::schedule::dependencies::{Uses, word};
+use crate::schedule::waiting::{StreamKey, Then};
+use crate::serve::executor::{Executor, Outcome, Refused};
+
+/// An allocation that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pool: u64,
+    size: u64,
+    key: StreamKey,
+}
+
+/// The least that a pool grows by where there is too little memory for a segment.
+const GRANULE: u64 = 2 << 20;
+
+impl Executor {
+    /// Executes a command of pools.
+    pub(crate) fn pool_command(
+        &mut self,
+        call: u16,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        match call {
+            command::POOL_ALLOC => return self.pool_alloc(args, reply),
+            command::POOL_FREE => return self.pool_free(args),
+            command::POOL_CREATE => self.pool_create(args)?,
+            command::POOL_DESTROY => self.pool_destroy(args)?,
+            command::POOL_TRIM => self.pool_trim(args)?,
+            command::POOL_GET => {
+                let (pool, attribute) = (args.word()?, args.word32()?);
+                reply.word(self.pools.get(pool).and_then(|p| p.attribute(attribute)).map_err(Refused::Code)?);
+            }
+            command::POOL_SET => {
+                let (pool, attribute, value) = (args.word()?, args.word32()?, args.word()?);
+                let set = self.pools.get(pool).and_then(|p| p.set_attribute(attribute, value));
+                set.map_err(Refused::Code)?;
+            }
+            command::POOL_SET_ACCESS => self.pool_set_access(args)?,
+            command::POOL_GET_ACCESS => {
+                let (pool, device) = (args.word()?, args.word()?);
+                self.device(device)?;
+                let pool = self.pools.get(pool).map_err(Refused::Code)?;
+                let open = pool.device as u64 == device || pool.access.contains(&(device as usize));
+                reply.word(if open { u64::from(CU_MEM_ACCESS_READWRITE) } else { 0 });
+            }
+            command::POOL_CURRENT => {
+                let device = args.word()?;
+                self.device(device)?;
+                reply.word(self.pools.current(device as usize));
+            }
+            command::POOL_SET_CURRENT => {
+                let (device, pool) = (args.word()?, args.word()?);
+                self.device(device)?;
+                self.pools.set_current(device as usize, pool).map_err(Refused::Code)?;
+            }
+            _ => return Err(Refused::UnknownCall(call)),
+        }
+        args.end()?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn pool_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let (handle, device, maximum) = (args.word()?, args.word()?, args.word()?);
+        self.device(device)?;
+        if !Kind::MemPool.owns(handle) || self.pools.by_handle.contains_key(&handle) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        self.pools.by_handle.insert(handle, Pool::new(device as usize, maximum));
+        Ok(())
+    }
+
+    fn pool_destroy(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let handle = args.word()?;
+        let pool = self.pools.get(handle).map_err(Refused::Code)?;
+        let device = pool.device;
+        if handle == default_pool(device) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        pool.dying = true;
+        if self.pools.current(device) == handle {
+            self.pools.set_current(device, default_pool(device)).map_err(Refused::Code)?;
+        }
+        self.pools.settle(self.driver());
+        let surplus = self.pools.surplus();
+        self.unmap_segments(surplus);
+        Ok(())
+    }
+
+    fn pool_trim(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let (handle, keep) = (args.word()?, args.word()?);
+        self.pools.get(handle).map_err(Refused::Code)?;
+        self.pools.settle(self.driver());
+        let pool = self.pools.get(handle).map_err(Refused::Code)?;
+        let gone = pool.shrink(keep).into_iter().map(|address| (pool.device, address)).collect();
+        self.unmap_segments(gone);
+        Ok(())
+    }
+
+    fn pool_set_access(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
+        let (handle, ordinal, access) = (args.word()?, args.word()?, args.word32()?);
+        let device = self.device(ordinal)?;
+        let owner = self.pools.get(handle).map_err(Refused::Code)?.device;
+        let open = access == CU_MEM_ACCESS_READWRITE;
+        // A device keeps its own memory, and there is no reading without writing here.
+        if !open && access != 0 {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        if owner as u64 == ordinal {
+            return if open { Ok(()) } else { Err(Refused::Code(CUDA_ERROR_INVALID_DEVICE)) };
+        }
+        let mut can = 0;
+        // SAFETY: the out parameter is a local.
+        unsafe { (self.driver().cuDeviceCanAccessPeer)(&raw mut can, device, self.devices[owner].device) };
+        if open && can == 0 {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_DEVICE));
+        }
+        let driver = self.driver();
+        let pool = self.pools.get(handle).map_err(Refused::Code)?;
+        if open {
+            pool.access.insert(ordinal as usize);
+        } else {
+            pool.access.remove(&(ordinal as usize));
+        }
+        let segments: Vec<u64> = pool.segment_addresses().collect();
+        let memory = &mut self.devices[owner].memory;
+        for address in segments {
+            let changed =
+                if open { memory.allow(driver, address, device) } else { memory.deny(driver, address, device) };
+            changed.map_err(|failed| Refused::Code(failed.code))?;
+        }
+        Ok(())
+    }
+
+    fn pool_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (pool, size, stream) = (args.word()?, args.word()?, args.word()?);
+        args.end()?;
+        let parameters = args.all();
+        let key = self.stream_key(stream)?;
+        let pool = if pool == 0 { self.pools.current(self.device_of_context(key.context)?) } else { pool };
+        if size == 0 {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let wanted = Wanted { pool, size, key };
+        self.pools.get(pool).map_err(Refused::Code)?;
+        self.pools.settle_for(self.driver(), pool);
+        let result = self.allocate_from_pool(&wanted, Some(stream), reply)?;
+        if result != CUDA_ERROR_OUT_OF_MEMORY {
+            return Ok(Outcome::Done(result));
+        }
+        // Frees that are held or under way may give what is missing.
+        let device = self.pools.get(pool).map_err(Refused::Code)?.device;
+        if self.held_frees().any(|(_, _, allocation)| self.pools.device(allocation.pool) == Some(device)) {
+            // It is tried again whenever something held has gone.
+            let uses = Uses { context: self.header.context, ..Default::default() };
+            self.held.add(self.header, parameters.to_vec(), uses, Progress::Queued);
+            return Ok(Outcome::Later);
+        }
+        let of_device = self.pools.by_handle.values().filter(|p| p.device == device);
+        let mut streams: Vec<StreamKey> = of_device.flat_map(Pool::pending_streams).collect();
+        streams.sort_unstable_by_key(|k| (k.context, k.handle, k.thread));
+        streams.dedup();
+        streams.retain(|key| self.waiting.real(*key).is_some());
+        if streams.is_empty() {
+            return Ok(Outcome::Done(result));
+        }
+        self.when_done(streams, Then::PoolAlloc { wanted, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    /// The frees that an allocation has waited for have happened.
+    pub(crate) fn retry_pool_alloc(&mut self, wanted: &Wanted, reply: u16) {
+        self.pools.settle(self.driver());
+        let mut payload = Writer::new();
+        let mut allocate = |executor: &mut Self| match executor.allocate_from_pool(wanted, None, &mut payload) {
+            Ok(result) => result,
+            Err(Refused::Code(code)) => code,
+            Err(_) => CUDA_ERROR_UNKNOWN,
+        };
+        let mut result = allocate(self);
+        let mut first = true;
+        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room(first) {
+            first = false;
+            result = allocate(self);
+        }
+        self.answer(reply, result, payload.bytes());
+    }
+
+    /// `stream` is the stream as the command under way names it, if that command is the allocation: then it may be made
+    /// to wait.
+    fn allocate_from_pool(
+        &mut self,
+        wanted: &Wanted,
+        stream: Option<CUstream>,
+        reply: &mut Writer,
+    ) -> Result<CUresult, Refused> {
+        let Some(length) = rounded(wanted.size) else { return Ok(CUDA_ERROR_OUT_OF_MEMORY) };
+        let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
+        let device = pool.device;
+        let mut size = wanted.size;
+        let mut take_over = |this: &mut Self, most| {
+            let (address, allocation) = this.take_over_held(wanted, length, most)?;
+            size = size.max(allocation.size);
+            Some(address)
+        };
+        let taken = pool.take(length, wanted.key).or_else(|| take_over(self, length.saturating_mul(2)));
+        let address = match taken {
+            Some(address) => address,
+            None => match self.grow_pool(wanted.pool, length) {
+                Ok(()) => {
+                    let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
+                    pool.take(length, wanted.key).ok_or(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY))?
+                }
+                Err(MemoryError::Window(end)) if end != u64::MAX => {
+                    reply.word(end);
+                    reply.word(device as u64);
+                    return Ok(WINDOW_FULL);
+                }
+                Err(error) => match self.take_behind_fence(wanted, stream, length)? {
+                    Some(address) => address,
+                    None => match take_over(self, u64::MAX) {
+                        Some(address) => address,
+                        None => return Ok(error.code()),
+                    },
+                },
+            },
+        };
+        let allocation = Allocation { size, context: 0, pool: wanted.pool };
+        self.devices[device].memory.add(address, allocation);
+        reply.word(address);
+        reply.word(device as u64);
+        reply.word(wanted.pool);
+        Ok(CUDA_SUCCESS)
+    }
+
+    /// Maps more memory for a pool; where there is too little, after taking what other pools of the device do not use.
+    fn grow_pool(&mut self, handle: u64, length: u64) -> Result<(), MemoryError> {
+        let driver = self.driver();
+        let Some(pool) = self.pools.by_handle.get(&handle) else { return Err(MemoryError::Window(u64::MAX)) };
+        let (device, access) = (pool.device, pool.access.clone());
+        let mut result = Err(MemoryError::Window(u64::MAX));
+        for (attempt, step) in [SEGMENT, GRANULE, GRANULE].into_iter().enumerate() {
+            let size = length.next_multiple_of(step);
+            if !self.pools.by_handle.get(&handle).is_some_and(|p| p.may_grow(size)) {
+                continue;
+            }
+            if attempt == 2 && !self.shrink_pools(device) {
+                break;
+            }
+            result = self.devices[device].memory.map_segment(driver, size).map(|address| {
+                if let Some(pool) = self.pools.by_handle.get_mut(&handle) {
+                    pool.grow(address, size);
+                }
+                for other in access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect::<Vec<_>>() {
+                    // It was opened to this device before, so there is no reason why this fails.
+                    let _ = self.devices[device].memory.allow(driver, address, other);
+                }
+            });
+            match result {
+                Err(MemoryError::Driver(failed)) if failed.code == CUDA_ERROR_OUT_OF_MEMORY => {}
+                _ => break,
+            }
+        }
+        result
+    }
+
+    /// Frees of memory from pools that are held, by their numbers.
+    fn held_frees(&self) -> impl Iterator<Item = (&Entry, u64, Allocation)> {
+        let frees = self.held.list.iter().filter(|e| e.header.call == command::POOL_FREE);
+        frees.filter_map(|entry| {
+            let address = word(&entry.parameters, 0)?;
+            let (_, allocation) = self.find_allocation(address)?;
+            (allocation.pool != 0).then_some((entry, address, allocation))
+        })
+    }
+
+    /// Takes an allocation over whose free in the same stream is held: what the stream does from here on comes after it.
+    /// It is the smallest of those of `length` to `most` bytes, and stays whole, since what is held before its free may
+    /// use all of it; the free is taken out, since its memory is in use again.
+    fn take_over_held(&mut self, wanted: &Wanted, length: u64, most: u64) -> Option<(u64, Allocation)> {
+        let fits = |(entry, address, allocation): (&Entry, u64, Allocation)| {
+            let found = rounded(allocation.size).filter(|found| (length..=most).contains(found))?;
+            let in_stream = entry.uses.lane.is_some_and(|lane| lane.key == wanted.key);
+            (in_stream && allocation.pool == wanted.pool).then_some((found, entry.id, address, allocation))
+        };
+        let (_, id, address, allocation) = self.held_frees().filter_map(fits).min_by_key(|found| found.0)?;
+        self.held.take_out(id);
+        Some((address, allocation))
+    }
+
+    /// Memory that another stream has freed and not come to, behind whose free the stream then waits.
+    fn take_behind_fence(
+        &mut self,
+        wanted: &Wanted,
+        stream: Option<CUstream>,
+        length: u64,
+    ) -> Result<Option<u64>, Refused> {
+        let Some(stream) = stream else { return Ok(None) };
+        let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
+        if !pool.allows_internal_dependencies() {
+            return Ok(None);
+        }
+        let Some((address, fence)) = pool.take_behind_fence(length) else { return Ok(None) };
+        let real = self.handle_stream(stream)?;
+        // SAFETY: both handles are the driver's own.
+        match unsafe { (self.driver().cuStreamWaitEvent)(real, fence.event, 0) } {
+            CUDA_SUCCESS => Ok(Some(address)),
+            error => Err(Refused::Code(error)),
+        }
+    }
+
+    fn pool_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (address, stream) = (args.word()?, args.word()?);
+        args.end()?;
+        let (ordinal, allocation) = self.find_allocation(address).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let key = self.stream_key(stream)?;
+        let real = self.handle_stream(stream)?;
+        if allocation.pool == 0 {
+            self.when_done(vec![key], Then::Free { address, reply: 0 })?;
+            return Ok(Outcome::Done(CUDA_SUCCESS));
+        }
+        let driver = self.driver();
+        self.enter_context(key.context)?;
+        let fence = self.pools.fence(driver, key.context).map_err(Refused::Code)?;
+        // SAFETY: both handles are the driver's own.
+        let recorded = unsafe { (driver.cuEventRecord)(fence.event, real) };
+        self.devices[ordinal].memory.take_out(address);
+        let length = rounded(allocation.size).unwrap_or(allocation.size);
+        if let Some(pool) = self.pools.by_handle.get_mut(&allocation.pool) {
+            pool.give_behind(address, length, key, fence);
+        }
+        Ok(Outcome::Done(recorded))
+    }
+
+    /// `cuMemFree` of memory from a pool: the driver takes it that nothing uses it any more. `false` for other memory.
+    pub(crate) fn free_to_pool(&mut self, address: u64) -> bool {
+        let Some((ordinal, allocation)) = self.find_allocation(address).filter(|(_, a)| a.pool != 0) else {
+            return false;
+        };
+        self.devices[ordinal].memory.take_out(address);
+        let length = rounded(allocation.size).unwrap_or(allocation.size);
+        if let Some(pool) = self.pools.by_handle.get_mut(&allocation.pool) {
+            pool.give(address, length);
+        }
+        true
+    }
+
+    fn find_allocation(&self, address: u64) -> Option<(usize, Allocation)> {
+        let found = self.devices.iter().enumerate();
+        let mut found = found.filter_map(|(i, d)| Some((i, *d.memory.allocations().get(&address)?)));
+        found.next()
+    }
+
+    /// The client has waited for something: what pools hold beyond their thresholds is given back.
+    pub(crate) fn release_pools(&mut self) {
+        if self.pools.hold_memory() {
+            self.pools.settle(self.driver());
+            let surplus = self.pools.surplus();
+            self.unmap_segments(surplus);
+        }
+    }
+
+    /// Gives back all that the pools of a device do not use, whatever their thresholds say. `false` if that is nothing.
+    pub(crate) fn shrink_pools(&mut self, device: usize) -> bool {
+        self.pools.settle(self.driver());
+        let of_device = self.pools.by_handle.values_mut().filter(|p| p.device == device);
+        let gone: Vec<(usize, u64)> = of_device.flat_map(|p| p.shrink(0)).map(|address| (device, address)).collect();
+        let some = !gone.is_empty();
+        self.unmap_segments(gone);
+        some
+    }
+
+    /// Ends the pools of a device whose context is reset, and all that was allocated from them.
+    pub(crate) fn reset_pools(&mut self, device: usize) -> Result<(), Refused> {
+        // Other contexts may be using them.
+        self.finish_streams(0)?;
+        let gone = self.pools.reset(device).into_iter().map(|address| (device, address)).collect();
+        let memory = &mut self.devices[device].memory;
+        let allocated: Vec<u64> =
+            memory.allocations().iter().filter(|(_, a)| a.pool != 0).map(|(address, _)| *address).collect();
+        allocated.into_iter().for_each(|address| memory.take_out(address));
+        self.unmap_segments(gone);
+        Ok(())
+    }
+
+    fn unmap_segments(&mut self, segments: Vec<(usize, u64)>) {
+        let driver = self.driver();
+        for (device, address) in segments {
+            if let Err(failed) = self.devices[device].memory.unmap_segment(driver, address) {
+                tracing::warn!("memory of a pool at {address:#x} was not given back: {failed}");
+            }
+        }
+    }
+
+    /// Maps what an image's pools had.
+    pub(crate) fn restore_pools(&mut self) -> Result<(), NotLoaded> {
+        let driver = self.driver();
+        for (device, address, length, access) in self.pools.segments() {
+            let others: Vec<_> = access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect();
+            let memory =
+                &mut self.devices.get_mut(device).ok_or(NotLoaded::Image("a pool's device is not here"))?.memory;
+            let failed = |source| NotLoaded::Memory { what: "a pool's", address, source };
+            memory.map_segment_at(driver, address, length).map_err(failed)?;
+            for other in others {
+                memory.allow(driver, address, other).map_err(|e| failed(e.into()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An allocation of an image's that came from a pool.
+    pub(crate) fn restore_pooled(
+        &mut self,
+        device: usize,
+        address: u64,
+        allocation: Allocation,
+    ) -> Result<(), NotLoaded> {
+        let wrong = || NotLoaded::OutsidePool(address);
+        let length = rounded(allocation.size).ok_or_else(wrong)?;
+        let pool = self.pools.by_handle.get_mut(&allocation.pool).filter(|p| p.device == device);
+        if !pool.ok_or_else(wrong)?.take_at(address, length) {
+            return Err(wrong());
+        }
+        self.devices[device].memory.add(address, allocation);
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+//! What kernels print, and what failed assertions say. The driver writes both to this process's stdout and stderr when
+//! something synchronises; they belong on the application's. So from the first code on that prints, both are memfds
+//! here, which are read after the driver was made to write, and the text waits until the interposer fetches it.
+//!
+//! ```text
+//!   kernel ──driver's buffer──> synchronisation ──> memfd ──> pending ──PRINTS──> the application's stdout
+//! ```
+//!
+//! A quiesce has the driver write before it is done, and what is pending then is saved with the client.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::Kind;
+use rekindle_wire::layout::REPLY_BYTES;
+use tracing::{error, warn};
+
+use crate::checkpoint::not_loaded::NotLoaded;
+use crate::schedule::waiting::{PRINT_STREAM, StreamKey};
+use crate::serve::executor::{Executor, Outcome, Refused, is_sticky};
+
+/// This process's stderr from before it was a memfd: where its own log goes.
+static LOG: OnceLock<File> = OnceLock::new();
+
+/// Where the log of this process is written.
+pub fn log_writer() -> Box<dyn Write> {
+    match LOG.get() {
+        Some(file) => Box::new(file),
+        None => Box::new(io::stderr()),
+    }
+}
+
+/// Stdout and stderr.
+const OUTPUTS: usize = 2;
+
+/// What stdout or stderr leads to.
+///
+/// The driver may write at any moment, from threads of its own too. So the file is never cut, which could take with it what
+/// has come since it was read: what has been read becomes a hole, which takes no memory.
+struct Output {
+    file: File,
+    /// How much of it has been read.
+    read: u64,
+}
+
+impl Output {
+    fn new(file: File) -> Self {
+        Self { file, read: 0 }
+    }
+
+    /// Appends what has come since the last time.
+    fn take(&mut self, to: &mut Vec<u8>) -> io::Result<()> {
+        let written = self.file.metadata()?.len();
+        let Some(fresh) = written.checked_sub(self.read).filter(|fresh| *fresh > 0) else { return Ok(()) };
+        let had = to.len();
+        to.resize(had + fresh as usize, 0);
+        if let Err(error) = self.file.read_exact_at(&mut to[had..], self.read) {
+            to.truncate(had);
+            return Err(error);
+        }
+        self.read = written;
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a plain system call on a descriptor of ours. Where it fails the text takes memory, and nothing else.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), flags, 0, written as libc::off_t) };
+        Ok(())
+    }
+}
+
+/// Text on its way from the driver to the application.
+#[derive(Default)]
+pub(crate) struct Prints {
+    /// What stdout and stderr lead to, once there is code that prints.
+    files: Option<[Output; OUTPUTS]>,
+    /// What the application has not fetched.
+    pending: [Vec<u8>; OUTPUTS],
+}
+
+impl Prints {
+    /// There is code that prints: from here on what the driver writes is kept.
+    pub(crate) fn capture(&mut self) {
+        if self.files.is_some() {
+            return;
+        }
+        match capture() {
+            Ok(files) => self.files = Some(files.map(Output::new)),
+            Err(error) => warn!("what kernels print will be lost: {error}"),
+        }
+    }
+
+    /// Takes what the driver has written.
+    fn read(&mut self) {
+        let Some(files) = &mut self.files else { return };
+        // SAFETY: writes out C's own streams, in whose buffers the driver may have left something.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+        for (output, pending) in files.iter_mut().zip(&mut self.pending) {
+            if let Err(error) = output.take(pending) {
+                error!("what kernels have printed cannot be read now, and stays where it is: {error}");
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pending.iter().all(Vec::is_empty)
+    }
+
+    /// What is pending for stdout and stderr, to be saved.
+    pub(crate) fn pending(&self) -> &[Vec<u8>; OUTPUTS] {
+        &self.pending
+    }
+
+    /// What was pending when the client was saved. `output` is 0 for stdout, 1 for stderr.
+    pub(crate) fn resume(&mut self, output: u64, text: Vec<u8>) -> Result<(), NotLoaded> {
+        let pending = usize::try_from(output).ok().and_then(|o| self.pending.get_mut(o));
+        *pending.ok_or(NotLoaded::Image("the image has text for an output that there is not"))? = text;
+        Ok(())
+    }
+}
+
+fn capture() -> io::Result<[File; OUTPUTS]> {
+    let result = |code: libc::c_int| if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code) };
+    // SAFETY: duplicates a descriptor; the new one is nobody else's.
+    let log = unsafe { File::from_raw_fd(result(libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, 3))?) };
+    LOG.get_or_init(|| log);
+    let replace = |output: libc::c_int| -> io::Result<File> {
+        // SAFETY: makes a descriptor that is nobody else's. O_APPEND, so that all that is written comes behind what is there.
+        let file =
+            unsafe { File::from_raw_fd(result(libc::memfd_create(c"rekindle-print".as_ptr(), libc::MFD_CLOEXEC))?) };
+        // SAFETY: sets a flag of our descriptor, and makes stdout or stderr lead to it.
+        unsafe {
+            result(libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND))?;
+            result(libc::dup2(file.as_raw_fd(), output))?;
+        }
+        Ok(file)
+    };
+    Ok([replace(libc::STDOUT_FILENO)?, replace(libc::STDERR_FILENO)?])
+}
+
+impl Executor {
+    /// Something has synchronised: the driver writes what kernels have printed so far, and the client learns that
+    /// there is text.
+    pub(crate) fn collect_prints(&mut self) {
+        if self.prints.files.is_none() {
+            return;
+        }
+        for context in self.objects.of_kind(Kind::Context) {
+            if self.enter_context(context).is_ok() {
+                self.flush_driver(context);
+            }
+        }
+        let _ = self.enter_context(self.header.context);
+        self.prints.read();
+        self.announce_prints();
+    }
+
+    /// A kernel is launched, at which the driver may have written what others have printed.
+    pub(crate) fn notice_prints(&mut self) {
+        if self.prints.files.is_some() {
+            self.prints.read();
+            self.announce_prints();
+        }
+    }
+
+    /// Has the driver write what a context's kernels have printed: it does so whenever a stream is waited for, and this
+    /// one never has anything to wait for.
+    fn flush_driver(&mut self, context: u64) {
+        let driver = self.driver();
+        let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
+        const NON_BLOCKING: u32 = 1;
+        let stream = self.waiting.stream(key, || {
+            let mut stream = 0;
+            // SAFETY: the out parameter is a local; the context is current.
+            match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
+                CUDA_SUCCESS => Ok(stream),
+                error => Err(error),
+            }
+        });
+        let stream = match stream {
+            Ok(stream) => stream,
+            // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
+            Err(error) if is_sticky(error) => CU_STREAM_LEGACY,
+            Err(_) => return,
+        };
+        // SAFETY: the stream is the driver's own. Its result is that of what the client has enqueued elsewhere.
+        unsafe { (driver.cuStreamSynchronize)(stream) };
+    }
+
+    /// Tells the client whether there is text to fetch.
+    fn announce_prints(&self) {
+        if let Some(shared) = self.shared {
+            shared.header().printed.store(u32::from(!self.prints.is_empty()), Ordering::Release);
+        }
+    }
+
+    /// Gives the client a part of what is pending.
+    pub(crate) fn fetch_prints(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        args.end()?;
+        let output = self.prints.pending.iter().position(|p| !p.is_empty());
+        let part = match output {
+            Some(output) => {
+                let pending = &mut self.prints.pending[output];
+                let room = pending.len().min(REPLY_BYTES - 32);
+                pending.drain(..room).collect()
+            }
+            None => Vec::new(),
+        };
+        self.announce_prints();
+        reply.word(output.unwrap_or(0) as u64);
+        reply.word(u64::from(!self.prints.is_empty()));
+        reply.blob(&part);
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    /// A memfd, and another description of it that appends, as the driver's writes do.
+    fn appended() -> (Output, File) {
+        // SAFETY: the name is a C string, the descriptor new.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let writer = File::options().append(true).open(path).unwrap();
+        (Output::new(file), writer)
+    }
+
+    #[test]
+    fn text_that_comes_while_other_text_is_taken_is_not_lost() {
+        const LINES: usize = 200_000;
+        let (mut output, mut writer) = appended();
+        let writing = std::thread::spawn(move || {
+            for line in 0..LINES {
+                writeln!(writer, "{line}").unwrap();
+            }
+        });
+        let mut text = Vec::new();
+        while !writing.is_finished() {
+            output.take(&mut text).unwrap();
+        }
+        writing.join().unwrap();
+        output.take(&mut text).unwrap();
+        let lines = String::from_utf8(text).unwrap();
+        let wrong = lines.lines().enumerate().find(|(number, line)| *line != number.to_string());
+        assert_eq!(wrong, None);
+        assert_eq!(lines.lines().count(), LINES);
+    }
+
+    #[test]
+    fn text_that_was_taken_takes_no_memory() {
+        let (mut output, mut writer) = appended();
+        let mut text = Vec::new();
+        for _ in 0..100 {
+            writer.write_all(&[b'x'; 64 << 10]).unwrap();
+            text.clear();
+            output.take(&mut text).unwrap();
+            assert!(text.len() == 64 << 10 && text.iter().all(|byte| *byte == b'x'));
+        }
+        assert!(output.file.metadata().unwrap().blocks() * 512 <= 4096);
+    }
+
+    #[test]
+    fn text_that_cannot_be_read_now_stays_to_be_read_later() {
+        let (mut output, mut writer) = appended();
+        writer.write_all(b"text").unwrap();
+        // One that can only be written.
+        let readable = std::mem::replace(&mut output.file, writer);
+        let mut text = b"before".to_vec();
+        assert!(output.take(&mut text).is_err());
+        assert_eq!(text, b"before");
+        output.file = readable;
+        output.take(&mut text).unwrap();
+        assert_eq!(text, b"beforetext");
+    }
+
+    #[test]
+    fn saved_text_comes_back_where_it_was() {
+        let mut prints = Prints::default();
+        assert!(prints.is_empty());
+        prints.resume(1, b"said".to_vec()).unwrap();
+        assert!(prints.resume(2, Vec::new()).is_err());
+        assert_eq!(prints.pending(), &[Vec::new(), b"said".to_vec()]);
+        assert!(!prints.is_empty());
+    }
+}

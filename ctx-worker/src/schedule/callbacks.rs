@@ -1,0 +1,82 @@
+//! Host callbacks, and other commands about the application's threads.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+
+use crate::schedule::deferred::Progress;
+use crate::schedule::dependencies::word;
+use crate::schedule::waiting::Then;
+use crate::serve::executor::{Executor, Outcome, Refused};
+
+impl Executor {
+    /// The application's callback thread has run one, and asks for the next.
+    pub(crate) fn callback_next(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let done = args.word()?;
+        args.end()?;
+        if (done != 0 && !self.held.callback_returned(done)) || self.held.callback_thread != 0 {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let slot = self.header.reply;
+        self.look_at_held();
+        match self.next_callback() {
+            Some(callback) => {
+                reply.raw(callback.bytes());
+                Ok(Outcome::Done(CUDA_SUCCESS))
+            }
+            None => {
+                self.held.callback_thread = slot;
+                Ok(Outcome::Later)
+            }
+        }
+    }
+
+    /// Has the waiting callback thread run what is ready.
+    pub(crate) fn run_callback(&mut self) {
+        if self.held.callback_thread == 0 {
+            return;
+        }
+        if let Some(callback) = self.next_callback() {
+            let slot = std::mem::take(&mut self.held.callback_thread);
+            self.answer(slot, CUDA_SUCCESS, callback.bytes());
+        }
+    }
+
+    fn next_callback(&mut self) -> Option<Writer> {
+        while let Some(id) = self.held.ready.pop_front() {
+            let Some(entry) = self.held.entry(id) else { continue };
+            let Progress::Callback(status) = entry.progress else { continue };
+            let mut callback = Writer::new();
+            callback.word(id);
+            let parameter = |at| word(&entry.parameters, at).unwrap_or(0);
+            for word in [parameter(3), parameter(1), parameter(2), parameter(4), status as u64] {
+                callback.word(word);
+            }
+            self.held.running.insert(id);
+            return Some(callback);
+        }
+        None
+    }
+
+    /// A thread of the application's asks to go on when little of what it sent is held.
+    pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        args.end()?;
+        self.held.waiting_for_room.push((self.header.thread, self.header.reply));
+        self.show_pressure();
+        Ok(Outcome::Later)
+    }
+
+    /// A thread of the application's has ended: its default streams are destroyed once they are idle.
+    pub(crate) fn thread_end(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        args.end()?;
+        for key in self.waiting.streams_of_thread(self.header.thread) {
+            self.enter_context(key.context)?;
+            let Some(real) = self.waiting.real(key) else { continue };
+            match self.waiting.retire(key) {
+                Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
+                // SAFETY: the stream is the driver's own, idle, and its thread is gone.
+                None => drop(unsafe { (self.driver().cuStreamDestroy_v2)(real) }),
+            }
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+}

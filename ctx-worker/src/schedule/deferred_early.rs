@@ -1,0 +1,233 @@
+//! What is done at once for a command that is held: what its caller would have from the driver at once.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::boxes::{self, BoxCopy};
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
+use rekindle_wire::reply;
+use rekindle_wire::ring::CommandHeader;
+
+use crate::schedule::deferred::Progress;
+use crate::schedule::dependencies::{EventUse, Uses, word};
+use crate::schedule::event_fields;
+use crate::serve::commands::check;
+use crate::serve::executor::{Executor, Refused};
+use crate::serve::launch::attributes;
+use crate::session::objects::Object;
+
+/// Bytes that a command carries to the device at most.
+const INLINE: usize = 32 << 10;
+const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
+
+impl Executor {
+    /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
+    /// recorded anew.
+    pub(crate) fn set_event_aside(&mut self, event: u64) -> Result<(), Refused> {
+        let object = *self.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let created = self.objects.log().iter().find(|r| r.owner == event).cloned();
+        let created = created.ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let flags = word(&created.args, 1).unwrap_or(0);
+        self.enter_context(object.context)?;
+        let mut real = 0;
+        // SAFETY: the out parameter is a local.
+        match unsafe { (self.driver().cuEventCreate)(&raw mut real, flags as u32) } {
+            CUDA_SUCCESS => {}
+            error => return Err(Refused::Code(error)),
+        }
+        // Numbers of clients count up from 1.
+        self.held.next += 1;
+        let aside = Kind::Event.handle(1 << 47 | self.held.next);
+        let mut args = Writer::new();
+        args.word(aside);
+        args.word(flags);
+        self.objects.insert(aside, object);
+        self.objects.record(created.call, aside, object.context, args.bytes(), None);
+        self.objects.replace(event, Object { real, ..object });
+        if let Some(when) = self.recorded.remove(&event) {
+            self.recorded.insert(aside, when);
+        }
+        if let Some(age) = self.ages.remove(&event) {
+            self.ages.insert(aside, age);
+        }
+        let is = |e: &(u64, EventUse)| e.0 == event;
+        for entry in self.held.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
+            for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {
+                use_.0 = aside;
+            }
+            event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
+        }
+        // It goes when nothing held names it any more.
+        let destroy = command::number(&self.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
+        let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
+        let parameters = aside.to_le_bytes().to_vec();
+        let uses = self.uses(&header, &parameters);
+        self.held.add(header, parameters, uses, Progress::Queued);
+        self.held.changed = true;
+        Ok(())
+    }
+
+    /// Takes the bytes of a staging chunk over: there are few chunks, and the client needs them for other streams.
+    pub(crate) fn hold_chunk(&mut self, header: CommandHeader, parameters: &[u8], uses: &Uses) -> Result<(), Refused> {
+        let mut args = Reader::new(parameters);
+        let (target, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
+        let stream = args.word()?;
+        if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.staging.is_null() {
+            return self.perform(header, parameters);
+        }
+        for offset in (0..bytes).step_by(INLINE) {
+            let copied = self.staged_bytes(chunk, offset, INLINE.min(bytes - offset));
+            let mut args = Writer::new();
+            args.word(target.wrapping_add(offset as u64));
+            args.word(stream);
+            args.blob(&copied);
+            let header = CommandHeader { call: command::COPY_BYTES, ..header };
+            self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+        }
+        self.chunk_is_free(chunk);
+        Ok(())
+    }
+
+    /// The same for the rows of a box. It is cut as the box was that did not fit a chunk.
+    pub(crate) fn hold_box_chunk(
+        &mut self,
+        header: CommandHeader,
+        parameters: &[u8],
+        uses: &Uses,
+    ) -> Result<(), Refused> {
+        let copy = BoxCopy::read(&mut Reader::new(parameters), false)?;
+        let bytes = copy.size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
+        let chunk = usize::try_from(copy.chunk).ok().filter(|chunk| *chunk < CHUNKS);
+        let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, bytes) else {
+            return self.perform(header, parameters);
+        };
+        if self.staging.is_null() {
+            return self.perform(header, parameters);
+        }
+        let mut offset = 0;
+        for part in boxes::cut(copy.size, INLINE as u64) {
+            let Some(end) = copy.end.part(part.at) else {
+                return self.perform(header, parameters);
+            };
+            let copied = self.staged_bytes(chunk, offset, part.bytes() as usize);
+            offset += copied.len();
+            let mut args = Writer::new();
+            BoxCopy { chunk: 0, end, source: None, size: part.size, stream: copy.stream }.write(&mut args);
+            args.blob(&copied);
+            let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
+            self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+        }
+        self.chunk_is_free(chunk);
+        Ok(())
+    }
+
+    /// Bytes of a chunk, all of which are inside.
+    fn staged_bytes(&self, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
+        let mut copied = vec![0; length];
+        // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
+        // meanwhile harms its own copy.
+        unsafe {
+            let from = self.staging.add(chunk * CHUNK_SIZE + offset);
+            std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
+        }
+        copied
+    }
+
+    fn chunk_is_free(&self, chunk: usize) {
+        if let Some(shared) = self.shared {
+            reply::finish(shared.chunk(chunk));
+        }
+    }
+
+    /// What the driver would say at once of a launch.
+    pub(crate) fn check_launch(&mut self, parameters: &[u8]) -> Result<(), Refused> {
+        const MAX_THREADS: u32 = 0;
+        const MAX_DYNAMIC_SHARED: u32 = 8;
+        let launch = Launch::read(&mut Reader::new(parameters))?;
+        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let mut function = self.handle_function(launch.function)?;
+        if object.kind == Kind::Kernel {
+            self.instantiate(object.parent)?;
+            // A kernel can be launched as it is, but only its function in this context has attributes.
+            let kernel = function;
+            // SAFETY: the out parameter is a local, the handle the driver's own.
+            match unsafe { (self.driver().cuKernelGetFunction)(&raw mut function, kernel) } {
+                CUDA_SUCCESS => {}
+                error => return Err(Refused::Code(error)),
+            }
+        }
+        let device = self.device_of_context(self.header.context)?;
+        let limits = self.attached.devices.get(device);
+        let limit = |n: usize| limits.and_then(|d| d.attributes.get(n)).map_or(0, |a| a.1 as u32);
+        let within = |sizes: [u32; 3], first: usize| (0..3).all(|i| (1..=limit(first + i)).contains(&sizes[i]));
+        let threads = launch.block.iter().map(|n| u64::from(*n)).product::<u64>();
+        let attribute = |which: u32| {
+            let mut value = 0;
+            // SAFETY: the out parameter is a local, the handle the driver's own.
+            match unsafe { (self.driver().cuFuncGetAttribute)(&raw mut value, which, function) } {
+                CUDA_SUCCESS => Ok(value.max(0) as u64),
+                error => Err(Refused::Code(error)),
+            }
+        };
+        const BLOCK: usize = 2;
+        const GRID: usize = 5;
+        if !within(launch.block, BLOCK) || !within(launch.grid, GRID) || threads > u64::from(limit(1)) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        if threads > attribute(MAX_THREADS)? {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        if u64::from(launch.shared_bytes) > attribute(MAX_DYNAMIC_SHARED)? {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        self.check_together(&launch, function, threads)
+    }
+
+    /// That the blocks that must be on the device together have room there: all of a cooperative launch, those of a cluster.
+    fn check_together(&mut self, launch: &Launch<'_>, function: u64, threads: u64) -> Result<(), Refused> {
+        const COOPERATIVE: u32 = 2;
+        const CLUSTER: u32 = 4;
+        /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+        const MULTIPROCESSORS: u32 = 16;
+        let attributes = attributes(self, launch)?;
+        let driver = self.driver();
+        if attributes.iter().any(|it| it.id == COOPERATIVE && it.value[0] as u32 != 0) {
+            let (mut fitting, mut processors) = (0, 0);
+            let device = self.devices[self.device_of_context(self.header.context)?].device;
+            // SAFETY: out parameters are locals, the handle the driver's own.
+            let results = unsafe {
+                [
+                    (driver.cuDeviceGetAttribute)(&raw mut processors, MULTIPROCESSORS, device),
+                    (driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                        &raw mut fitting,
+                        function,
+                        threads as i32,
+                        launch.shared_bytes as usize,
+                    ),
+                ]
+            };
+            results.into_iter().try_for_each(check)?;
+            let blocks: u64 = launch.grid.iter().map(|n| u64::from(*n)).product();
+            if blocks > fitting.max(0) as u64 * processors.max(0) as u64 {
+                return Err(Refused::Code(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE));
+            }
+        }
+        if attributes.iter().any(|it| it.id == CLUSTER) {
+            let config = CUlaunchConfig {
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                stream: 0,
+                attrs: attributes.as_ptr(),
+                num_attrs: attributes.len() as u32,
+            };
+            let mut clusters = 0;
+            // SAFETY: the out parameter is a local, the handle the driver's own, the configuration lives through the call.
+            check(unsafe { (driver.cuOccupancyMaxActiveClusters)(&raw mut clusters, function, &raw const config) })?;
+            if clusters <= 0 {
+                return Err(Refused::Code(CUDA_ERROR_INVALID_CLUSTER_SIZE));
+            }
+        }
+        Ok(())
+    }
+}

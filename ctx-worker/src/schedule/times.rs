@@ -1,0 +1,293 @@
+//! The times of events across a checkpoint.
+//!
+//! ```text
+//!   events of before   a ──── b ─ c ────────── save ┆ restore ─── d ──── e   events of after
+//!   age                |<───────────────────────>|       ^
+//!                               |<──────────────>|       └ the moment of the restore: an event of the worker's
+//! ```
+//!
+//! A save notes how long before it each event came. A restore records the events again, since they must say that they are
+//! done, and one of its own in each context: the moment of the restore, which stands for all of them. The time between two
+//! events of before is what it was, and from one of before to one of after it is as if the program had gone on at once.
+//!
+//! The driver gives times as `f32`, whose error grows with the time: an hour ago is known to a quarter of a millisecond.
+//! So ages are summed up from event to event, whose distances the driver gives as exactly as it would give them to the
+//! program.
+
+use std::collections::HashMap;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+
+use crate::schedule::dependencies::word;
+use crate::serve::executor::Executor;
+
+/// Events that were recorded before a restore and not since: how many milliseconds before the save.
+pub(crate) type Ages = HashMap<u64, f64>;
+
+/// How many milliseconds before `now` each event came; `None` for one that keeps no time. `elapsed` is the time from one
+/// to the other, `None` where there is none.
+fn ages_before(
+    now: CUevent,
+    events: &[CUevent],
+    mut elapsed: impl FnMut(CUevent, CUevent) -> Option<f32>,
+) -> Vec<Option<f64>> {
+    let rough = events.iter().enumerate().filter_map(|(place, event)| Some((elapsed(*event, now)?, place, *event)));
+    let mut latest_first: Vec<(f32, usize, CUevent)> = rough.collect();
+    latest_first.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut ages = vec![None; events.len()];
+    let (mut age, mut next) = (0.0, now);
+    for (rough, place, event) in latest_first {
+        age = elapsed(event, next).map_or(f64::from(rough), |before_next| age + f64::from(before_next));
+        next = event;
+        if let Some(of_this) = ages.get_mut(place) {
+            *of_this = Some(age);
+        }
+    }
+    ages
+}
+
+impl Executor {
+    /// A command has recorded an event.
+    pub(crate) fn event_recorded(&mut self, event: u64) {
+        self.recorded.insert(event, self.commands);
+        self.ages.remove(&event);
+    }
+
+    /// An object is gone, which may have been an event.
+    pub(crate) fn forget_event(&mut self, handle: u64) {
+        self.recorded.remove(&handle);
+        self.ages.remove(&handle);
+    }
+
+    /// A context is about to go.
+    pub(crate) fn forget_times(&mut self, context: u64) {
+        if let Some(moment) = self.restored_at.remove(&context) {
+            // SAFETY: made by `mark_restore`, and not used again.
+            unsafe { (self.driver().cuEventDestroy_v2)(moment) };
+        }
+    }
+
+    /// How many milliseconds ago each recorded event came, of those whose times are kept. The device is at rest.
+    pub(crate) fn event_ages(&mut self) -> Ages {
+        let mut by_context: HashMap<u64, Vec<(u64, CUevent)>> = HashMap::new();
+        for event in self.recorded.keys() {
+            if let Some(object) = self.objects.get(*event) {
+                by_context.entry(object.context).or_default().push((*event, object.real));
+            }
+        }
+        let mut ages = Ages::new();
+        for (context, events) in by_context {
+            if self.enter_context(context).is_ok()
+                && let Some(now) = self.record_now()
+            {
+                self.add_ages(&mut ages, context, &events, now);
+                // SAFETY: made above.
+                unsafe { (self.driver().cuEventDestroy_v2)(now) };
+            }
+        }
+        ages
+    }
+
+    /// Adds the ages of a context's events, which is current.
+    fn add_ages(&self, ages: &mut Ages, context: u64, events: &[(u64, CUevent)], now: CUevent) {
+        // An event of before the restore stands where the restore stands.
+        let moment = self.restored_at.get(&context).copied();
+        let stands_for = |event: u64, real| self.ages.get(&event).and(moment).unwrap_or(real);
+        let reals: Vec<CUevent> = events.iter().map(|(event, real)| stands_for(*event, *real)).collect();
+        for ((event, _), since) in events.iter().zip(ages_before(now, &reals, |a, b| self.elapsed(a, b))) {
+            let before = self.ages.get(event).copied().unwrap_or(0.0);
+            ages.extend(since.map(|since| (*event, since + before)));
+        }
+    }
+
+    /// From now on the moment of the restore stands for the events of before it.
+    pub(crate) fn mark_restore(&mut self) {
+        let mut contexts: Vec<u64> =
+            self.ages.keys().filter_map(|event| self.objects.get(*event)).map(|event| event.context).collect();
+        contexts.sort_unstable();
+        contexts.dedup();
+        for context in contexts {
+            if self.enter_context(context).is_ok()
+                && let Some(moment) = self.record_now()
+            {
+                self.restored_at.insert(context, moment);
+            }
+        }
+    }
+
+    /// The time between two events of the driver's, as it gives it.
+    fn elapsed(&self, start: CUevent, end: CUevent) -> Option<f32> {
+        let mut elapsed = 0.0;
+        // SAFETY: the out parameter is a local, the handles are the driver's own. An event without times is an error.
+        let result = unsafe { (self.driver().cuEventElapsedTime)(&raw mut elapsed, start, end) };
+        (result == CUDA_SUCCESS).then_some(elapsed)
+    }
+
+    fn record_now(&self) -> Option<CUevent> {
+        let (driver, mut event) = (self.driver(), 0);
+        // SAFETY: the out parameter is a local, the context current; nothing runs that the wait could be long for.
+        unsafe {
+            if (driver.cuEventCreate)(&raw mut event, 0) != CUDA_SUCCESS {
+                return None;
+            }
+            (driver.cuEventRecord)(event, CU_STREAM_LEGACY);
+            (driver.cuStreamSynchronize)(CU_STREAM_LEGACY);
+        }
+        Some(event)
+    }
+
+    /// Corrects the answer of `cuEventElapsedTime`, which has succeeded, where one of the events comes from before a
+    /// restore.
+    pub(crate) fn correct_elapsed(&self, parameters: &[u8], payload: &mut Writer) {
+        let event = |at| word(parameters, at).and_then(|event| Some((event, self.objects.get(event)?)));
+        let Some(((start, of_start), (end, of_end))) = event(0).zip(event(1)) else { return };
+        let Ok(measured) = Reader::new(payload.bytes()).word() else { return };
+        let measured = f32::from_bits(measured as u32);
+        let moment = self.restored_at.get(&of_start.context).copied();
+        let from_moment = || moment.and_then(|moment| self.elapsed(moment, of_end.real)).unwrap_or(measured);
+        let to_moment = || moment.and_then(|moment| self.elapsed(of_start.real, moment)).unwrap_or(measured);
+        let milliseconds = match (self.ages.get(&start), self.ages.get(&end)) {
+            (None, None) => return,
+            (Some(start), Some(end)) => start - end,
+            (Some(start), None) => f64::from(from_moment()) + start,
+            (None, Some(end)) => f64::from(to_moment()) - end,
+        };
+        let mut corrected = Writer::new();
+        corrected.word(u64::from((milliseconds as f32).to_bits()));
+        *payload = corrected;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::fixture::{self, clock};
+    use proptest::prelude::*;
+    use rekindle_wire::command::Kind;
+
+    const HOUR: u64 = 3_600_000_000_000;
+
+    /// The time between two moments in nanoseconds, as a driver would give it.
+    fn given(start: u64, end: u64) -> f32 {
+        ((end as f64 - start as f64) / 1e6) as f32
+    }
+
+    /// What the client is answered.
+    fn answered(worker: &Executor, start: u64, end: u64) -> f32 {
+        let real = |event: u64| worker.objects.get(event).unwrap().real;
+        let (mut parameters, mut payload) = (Writer::new(), Writer::new());
+        parameters.word(start);
+        parameters.word(end);
+        payload.word(u64::from(worker.elapsed(real(start), real(end)).unwrap().to_bits()));
+        worker.correct_elapsed(parameters.bytes(), &mut payload);
+        f32::from_bits(Reader::new(payload.bytes()).word().unwrap() as u32)
+    }
+
+    /// A worker that has these events, recorded in that order: by their numbers, and when.
+    fn recorded(events: &[(u64, u64)]) -> (Executor, u64) {
+        let mut worker = fixture::executor();
+        let context = fixture::context(&mut worker);
+        for (number, when) in events {
+            let event = Kind::Event.handle(*number);
+            clock::set(*when);
+            fixture::event(&mut worker, context, event);
+            clock::record(worker.objects.get(event).unwrap().real);
+            worker.commands += 1;
+            worker.event_recorded(event);
+        }
+        (worker, context)
+    }
+
+    /// A worker that was restored from what another would save now. The restore takes its time over each event.
+    fn restored(saved: &mut Executor, events: &[(u64, u64)]) -> Executor {
+        let (ages, now) = (saved.event_ages(), clock::now());
+        let (mut worker, _) = recorded(events);
+        worker.ages = ages;
+        clock::set(now + HOUR);
+        clock::advance_at_each_record(5_000);
+        worker.record_events().unwrap();
+        clock::advance_at_each_record(0);
+        worker
+    }
+
+    #[test]
+    fn times_between_events_of_before_a_restore_are_exact_however_old_they_are() {
+        let [a, b, c] = [1, 2, 3].map(|number| Kind::Event.handle(number));
+        let events = [(1, 0), (2, 1_234_567), (3, 1_234_568 + HOUR)];
+        let (mut saved, _) = recorded(&events);
+        clock::set(30 * HOUR);
+        let mut worker = restored(&mut saved, &events);
+        for generation in 0..3 {
+            assert_eq!(answered(&worker, a, b), given(0, 1_234_567), "{generation}");
+            assert_eq!(answered(&worker, b, a), given(1_234_567, 0), "{generation}");
+            assert_eq!(answered(&worker, b, c), given(1_234_567, 1_234_568 + HOUR), "{generation}");
+            clock::advance(20 * HOUR);
+            worker = restored(&mut worker, &events);
+        }
+    }
+
+    #[test]
+    fn a_time_across_a_restore_does_not_depend_on_how_long_the_restore_took_for_each_event() {
+        let events: Vec<(u64, u64)> = (0..200).map(|i| (i + 1, i)).collect();
+        let (mut saved, context) = recorded(&events);
+        // A second later it is saved, and a second after its restore an event is recorded.
+        clock::set(1_000_000_000);
+        let mut worker = restored(&mut saved, &events);
+        clock::advance(1_000_000_000);
+        let new = Kind::Event.handle(1000);
+        fixture::event(&mut worker, context, new);
+        clock::record(worker.objects.get(new).unwrap().real);
+        worker.event_recorded(new);
+        for (number, _) in &events {
+            let old = Kind::Event.handle(*number);
+            for between in [answered(&worker, old, new), -answered(&worker, new, old)] {
+                assert!((between - 2000.0).abs() < 0.001, "{number}: {between}");
+            }
+        }
+        // So it is after another.
+        let ages = worker.event_ages();
+        let between = ages.get(&Kind::Event.handle(1)).unwrap() - ages.get(&new).unwrap();
+        assert!((between - 2000.0).abs() < 0.001, "{between}");
+    }
+
+    #[test]
+    fn an_event_that_is_recorded_anew_or_gone_has_no_age() {
+        let events = [(1, 0), (2, 1_000_000)];
+        let (mut saved, context) = recorded(&events);
+        clock::set(HOUR);
+        let mut worker = restored(&mut saved, &events);
+        let [a, b] = [1, 2].map(|number| Kind::Event.handle(number));
+        clock::advance(2_000_000);
+        clock::record(worker.objects.get(b).unwrap().real);
+        worker.event_recorded(b);
+        assert!(worker.ages.contains_key(&a) && !worker.ages.contains_key(&b));
+        worker.forget_event(a);
+        assert!(worker.ages.is_empty() && worker.recorded.len() == 1);
+        assert_eq!(worker.restored_at.len(), 1);
+        worker.forget_times(context);
+        assert!(worker.restored_at.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn an_age_differs_from_anothers_by_what_the_driver_says_of_the_two(
+            times in proptest::collection::vec(0..100 * HOUR, 2..40),
+            close in 1..10_000_000_u64,
+        ) {
+            // Each has a neighbour.
+            let times: Vec<u64> = times.iter().flat_map(|time| [*time, time + close]).collect();
+            let now = 200 * HOUR;
+            let ages = ages_before(now, &times, |start, end| Some(given(start, end)));
+            for (i, start) in times.iter().enumerate() {
+                for (j, end) in times.iter().enumerate() {
+                    let exact = (*end as f64 - *start as f64) / 1e6;
+                    let between = ages[i].unwrap() - ages[j].unwrap();
+                    // As an f32, and what the order of those that are as good as equal adds.
+                    let allowed = exact.abs() * f64::from(f32::EPSILON) + 1e-3;
+                    prop_assert!((between - exact).abs() <= allowed, "{} {}", between, exact);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Waiting without blocking: what has to happen once the device has come to a certain place.
+//!
+//! The executor never waits for the device. Where a command must wait, a private event is recorded at its place in the
+//! order, and the executor looks at it between commands.
+//!
+//! Nor must it block in a launch. A context has few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default), and a
+//! launch into one that holds about a thousand commands, of whichever streams, blocks until one is done. A stream that gets
+//! work takes a queue that has none, or else the one that was taken longest ago, and keeps it as long as it has work
+//! (measured on an H100, driver 580: 1,021 commands). So a stream may have [`CREDITS`] commands in flight where no more
+//! streams are busy than there are queues, and those that come to a queue later share what is left of it, each half of
+//! what the one before it may have: one more or less is in none of them too much.
+
+use std::collections::{HashMap, VecDeque};
+
+use rekindle_cuda_abi::types::*;
+
+use crate::checkpoint::engine::Transfer;
+use crate::gpu::driver::Driver;
+use crate::resources::pool_commands::Wanted;
+
+/// How much may be in flight on a stream that is the first in its hardware queue.
+pub(crate) const CREDITS: u64 = 768;
+/// And on the one that comes to it next.
+const SHARED_CREDITS: u64 = 64;
+/// How often a private event is recorded in a stream, to learn how far it is.
+const TICK: u64 = 64;
+/// At least so often while a stream takes what it may have in flight. These events take room, too.
+const TICKS_IN_FLIGHT: u64 = 4;
+
+/// How often streams are asked whether they are busy, of the times when more are thought to be than there are queues.
+const ASK_EVERY: u32 = 64;
+
+/// How much may be in flight on a stream in whose hardware queue so many others are already.
+const fn credits(others: usize) -> u64 {
+    match others {
+        0 => CREDITS,
+        1..=7 => SHARED_CREDITS >> (others - 1),
+        _ => 1,
+    }
+}
+
+/// The hardware queues of a context, as the driver takes them from the environment: 1 to 32, or 8.
+fn connections() -> usize {
+    let given = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    given.and_then(|text| text.trim().parse::<usize>().ok()).unwrap_or(8).clamp(1, 32)
+}
+
+/// A stream as the executor tracks it: what it enqueued there, and how much of that is known to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Track {
+    pub(crate) real: CUstream,
+    enqueued: u64,
+    done: u64,
+    /// How much may be in flight, from when it last became busy.
+    credits: u64,
+    /// Private events at places of the stream, the oldest first.
+    ticks: VecDeque<(u64, CUevent)>,
+    last_tick: u64,
+    /// What was launched and is not known to be done: place and function.
+    launches: VecDeque<(u64, u64)>,
+}
+
+impl Track {
+    fn is_idle(&self) -> bool {
+        self.done == self.enqueued
+    }
+
+    /// How much is enqueued between private events.
+    fn tick(&self) -> u64 {
+        (self.credits / TICKS_IN_FLIGHT).clamp(1, TICK)
+    }
+
+    /// Everything up to a place is done; returns the events that are no longer needed.
+    fn reached(&mut self, place: u64, spare: &mut Vec<CUevent>) {
+        self.done = self.done.max(place);
+        while self.ticks.front().is_some_and(|t| t.0 <= self.done) {
+            spare.extend(self.ticks.pop_front().map(|t| t.1));
+        }
+        while self.launches.front().is_some_and(|l| l.0 <= self.done) {
+            self.launches.pop_front();
+        }
+    }
+}
+
+/// Names a stream: the client's handle, or a default stream of a context and thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StreamKey {
+    pub(crate) context: u64,
+    pub(crate) handle: CUstream,
+    /// 0 unless it is the thread's default stream.
+    pub(crate) thread: u32,
+}
+
+/// A private event, recorded in a stream at a certain place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    /// The client's context, whose event this is.
+    pub(crate) context: u64,
+    event: CUevent,
+    stream: StreamKey,
+    place: u64,
+}
+
+/// The name of the streams in which the worker waits for events of the client's. They are numbered by `thread`: one
+/// event must not wait for another.
+const EVENT_STREAM: CUstream = u64::MAX;
+/// The name of streams that the client has destroyed, numbered by `thread`, while something runs in them.
+const DYING_STREAM: CUstream = u64::MAX - 1;
+
+/// A stream of the worker's, one in each context, in which there never is anything (see [`crate::resources::prints`]).
+pub(crate) const PRINT_STREAM: CUstream = u64::MAX - 1;
+
+/// What happens then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// The call in this reply slot returns.
+    Reply(u16),
+    /// The staging chunk may be used by the client.
+    Chunk(usize),
+    /// A transfer of the application's is done, for which copies have given way.
+    Transferred(Transfer),
+    /// Device memory is freed, and the call returns.
+    Free { address: u64, reply: u16 },
+    /// What the client has mapped is unmapped, and the call returns.
+    Unmap { address: u64, size: u64, reply: u16 },
+    /// Pinned memory is unregistered, and the call returns.
+    Unpin { address: u64, reply: u16 },
+    /// An array is destroyed, and the call returns.
+    DestroyArray { array: u64, reply: u16 },
+    /// Frees that an allocation lacks have happened: it is tried again, and the call returns.
+    PoolAlloc { wanted: Wanted, reply: u16 },
+    /// A stream that the client has destroyed is destroyed.
+    Destroy(StreamKey),
+    /// A graph of the driver's that the client has destroyed is destroyed.
+    DestroyGraph { exec: CUgraphExec, graph: CUgraph },
+    /// A held command goes on: what it waited for on the device is done.
+    Held(u64),
+}
+
+/// Everything that waits.
+pub(crate) struct Waiting {
+    tracks: HashMap<StreamKey, Track>,
+    /// Hardware queues of a context.
+    queues: usize,
+    /// How often a stream got work while there was no queue without.
+    crowded: u32,
+    spare: HashMap<u64, Vec<CUevent>>,
+    list: Vec<(Vec<Mark>, Then)>,
+    next_dying: u32,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self::with_queues(connections())
+    }
+}
+
+impl Waiting {
+    fn with_queues(queues: usize) -> Self {
+        Self { tracks: HashMap::new(), queues, crowded: 0, spare: HashMap::new(), list: Vec::new(), next_dying: 0 }
+    }
+
+    /// The stream's track, made if new with `real`.
+    fn track(
+        &mut self,
+        key: StreamKey,
+        real: impl FnOnce() -> Result<CUstream, CUresult>,
+    ) -> Result<&mut Track, CUresult> {
+        Ok(match self.tracks.entry(key) {
+            std::collections::hash_map::Entry::Occupied(o) => o.into_mut(),
+            std::collections::hash_map::Entry::Vacant(v) => {
+                v.insert(Track { real: real()?, credits: CREDITS, ..Default::default() })
+            }
+        })
+    }
+
+    /// The driver's handle of a stream in which nothing is enqueued, made if new with `real`.
+    pub(crate) fn stream(
+        &mut self,
+        key: StreamKey,
+        real: impl FnOnce() -> Result<CUstream, CUresult>,
+    ) -> Result<CUstream, CUresult> {
+        Ok(self.track(key, real)?.real)
+    }
+
+    /// A command is about to be enqueued in a stream, whose track is made if new with `real`. Returns the driver's handle.
+    /// `is_busy` asks the driver.
+    pub(crate) fn enqueue(
+        &mut self,
+        key: StreamKey,
+        is_busy: impl Fn(CUstream) -> bool,
+        real: impl FnOnce() -> Result<CUstream, CUresult>,
+    ) -> Result<CUstream, CUresult> {
+        let track = self.track(key, real)?;
+        let (real, was_idle) = (track.real, track.is_idle());
+        track.enqueued += 1;
+        if was_idle {
+            self.takes_queue(key, is_busy);
+        }
+        Ok(real)
+    }
+
+    /// A stream that was idle has work: how much it may have from here on depends on who else has. Of streams in which
+    /// little was enqueued it is not known when they are idle again, so now and then the driver is asked.
+    fn takes_queue(&mut self, key: StreamKey, is_busy: impl Fn(CUstream) -> bool) {
+        let is_other = |k: &StreamKey, t: &Track| k.context == key.context && *k != key && !t.is_idle();
+        let mut others = self.tracks.iter().filter(|(k, t)| is_other(k, t)).count();
+        if others >= self.queues {
+            if self.crowded.is_multiple_of(ASK_EVERY) {
+                let spare = self.spare.entry(key.context).or_default();
+                // The default stream's name means the current context's, which need not be this one.
+                let asked = |k: &StreamKey, t: &Track| is_other(k, t) && k.handle != CU_STREAM_LEGACY;
+                for (_, track) in self.tracks.iter_mut().filter(|(k, t)| asked(k, t)) {
+                    if !is_busy(track.real) {
+                        track.reached(track.enqueued, spare);
+                    }
+                }
+                others = self.tracks.iter().filter(|(k, t)| is_other(k, t)).count();
+            }
+            self.crowded = self.crowded.wrapping_add(1);
+        }
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.credits = credits(others / self.queues);
+        }
+    }
+
+    /// Streams of a context (of all, for 0) in which something may still run.
+    pub(crate) fn busy(&self, context: u64) -> Vec<StreamKey> {
+        self.tracks
+            .iter()
+            .filter(|(k, t)| (context == 0 || k.context == context) && !t.is_idle())
+            .map(|(k, _)| *k)
+            .collect()
+    }
+
+    /// The driver's handle of a tracked stream.
+    pub(crate) fn real(&self, key: StreamKey) -> Option<CUstream> {
+        self.tracks.get(&key).map(|t| t.real)
+    }
+
+    /// Everything enqueued in the stream so far is known to be done.
+    pub(crate) fn all_done(&mut self, key: StreamKey) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.reached(track.enqueued, self.spare.entry(key.context).or_default());
+        }
+    }
+
+    /// Whether a stream takes another command without blocking.
+    pub(crate) fn has_room(&mut self, driver: &Driver, key: StreamKey) -> bool {
+        let Some(track) = self.tracks.get_mut(&key) else { return true };
+        if track.enqueued - track.done < track.credits {
+            return true;
+        }
+        Self::look(driver, track, self.spare.entry(key.context).or_default());
+        track.enqueued - track.done < track.credits
+    }
+
+    /// Whether everything in a stream is known to be done.
+    pub(crate) fn is_idle(&self, key: StreamKey) -> bool {
+        self.tracks.get(&key).is_none_or(Track::is_idle)
+    }
+
+    /// Whether a wait for a stream has nothing to wait for: for the legacy stream also nothing in the streams of its context,
+    /// most of which it waits for.
+    pub(crate) fn is_at_rest(&self, key: StreamKey) -> bool {
+        match key.handle {
+            CU_STREAM_LEGACY => self.tracks.iter().all(|(k, t)| k.context != key.context || t.is_idle()),
+            _ => self.is_idle(key),
+        }
+    }
+
+    /// Takes note of how far a stream is.
+    fn look(driver: &Driver, track: &mut Track, spare: &mut Vec<CUevent>) {
+        while let Some(&(place, event)) = track.ticks.front() {
+            // SAFETY: the event is ours; a query has no other effect. An error ends all that runs, so it counts as done.
+            if unsafe { (driver.cuEventQuery)(event) } == CUDA_ERROR_NOT_READY {
+                break;
+            }
+            track.reached(place, spare);
+        }
+    }
+
+    /// Whether the stream has taken so much since its last private event that it is time for another.
+    pub(crate) fn wants_tick(&self, key: StreamKey) -> bool {
+        self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= t.tick())
+    }
+
+    /// Records a private event in a stream. Its context is current.
+    pub(crate) fn tick(&mut self, driver: &Driver, key: StreamKey) {
+        let Ok(event) = self.event(driver, key.context) else { return };
+        let spare = self.spare.entry(key.context).or_default();
+        let Some(track) = self.tracks.get_mut(&key) else { return spare.push(event) };
+        Self::look(driver, track, spare);
+        track.last_tick = track.enqueued;
+        // SAFETY: both handles are the driver's own.
+        match unsafe { (driver.cuEventRecord)(event, track.real) } {
+            CUDA_SUCCESS => track.ticks.push_back((track.enqueued, event)),
+            _ => spare.push(event),
+        }
+    }
+
+    /// More than one command was enqueued in a stream, by so many.
+    pub(crate) fn add_to(&mut self, key: StreamKey, more: u64) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.enqueued += more;
+        }
+    }
+
+    /// A kernel was launched in a stream.
+    pub(crate) fn launched(&mut self, key: StreamKey, function: u64) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.launches.push_back((track.enqueued, function));
+        }
+    }
+
+    /// What was launched in a stream and is not known to be done.
+    pub(crate) fn launches(&self, key: StreamKey) -> impl Iterator<Item = u64> {
+        self.tracks.get(&key).into_iter().flat_map(|t| t.launches.iter().map(|l| l.1))
+    }
+
+    /// A stream of the worker's in which nothing waits.
+    pub(crate) fn event_stream(&self, context: u64) -> StreamKey {
+        let key = |thread| StreamKey { context, handle: EVENT_STREAM, thread };
+        let idle = |key: &StreamKey| self.tracks.get(key).is_none_or(Track::is_idle);
+        (1..).map(key).find(idle).unwrap_or(key(0))
+    }
+
+    /// The default streams of a client's thread.
+    pub(crate) fn streams_of_thread(&self, thread: u32) -> Vec<StreamKey> {
+        let of_thread = |k: &&StreamKey| k.handle == CU_STREAM_PER_THREAD && k.thread == thread;
+        self.tracks.keys().filter(of_thread).copied().collect()
+    }
+
+    /// Records a private event in a stream. Its context is current.
+    pub(crate) fn mark(&mut self, driver: &Driver, key: StreamKey) -> Result<Mark, CUresult> {
+        let (real, place) = self.tracks.get(&key).map(|t| (t.real, t.enqueued)).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let event = self.event(driver, key.context)?;
+        // SAFETY: both handles are the driver's own.
+        match unsafe { (driver.cuEventRecord)(event, real) } {
+            CUDA_SUCCESS => Ok(Mark { context: key.context, event, stream: key, place }),
+            error => {
+                self.spare.entry(key.context).or_default().push(event);
+                Err(error)
+            }
+        }
+    }
+
+    /// A private event of a context, which is current.
+    fn event(&mut self, driver: &Driver, context: u64) -> Result<CUevent, CUresult> {
+        if let Some(event) = self.spare.get_mut(&context).and_then(Vec::pop) {
+            return Ok(event);
+        }
+        let mut event = 0;
+        const DISABLE_TIMING: u32 = 2;
+        // SAFETY: the out parameter is a local.
+        match unsafe { (driver.cuEventCreate)(&raw mut event, DISABLE_TIMING) } {
+            CUDA_SUCCESS => Ok(event),
+            error => Err(error),
+        }
+    }
+
+    /// Adds something that waits.
+    pub(crate) fn add(&mut self, marks: Vec<Mark>, then: Then) {
+        self.list.push((marks, then));
+    }
+
+    /// Whether anything waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Takes out what is done, in the order it was added, with success or the device's error.
+    pub(crate) fn finished(&mut self, driver: &Driver, finished: &mut Vec<(Then, CUresult)>) {
+        let mut i = 0;
+        while i < self.list.len() {
+            let marks = &mut self.list[i].0;
+            let result = loop {
+                let Some(mark) = marks.last().copied() else { break CUDA_SUCCESS };
+                // SAFETY: the event is ours; a query has no other effect.
+                let result = unsafe { (driver.cuEventQuery)(mark.event) };
+                if result != CUDA_SUCCESS {
+                    break result;
+                }
+                marks.pop();
+                let spare = self.spare.entry(mark.context).or_default();
+                spare.push(mark.event);
+                if let Some(track) = self.tracks.get_mut(&mark.stream) {
+                    track.reached(mark.place, spare);
+                }
+            };
+            if result == CUDA_ERROR_NOT_READY {
+                i += 1;
+            } else {
+                finished.push((self.list.remove(i).1, result));
+            }
+        }
+    }
+
+    /// The client has destroyed a stream. What is enqueued in it still runs: unless it is known to be idle, it is kept
+    /// under a name that nobody else has, which is returned, until it is.
+    pub(crate) fn retire(&mut self, key: StreamKey) -> Option<StreamKey> {
+        let mut track = self.tracks.remove(&key)?;
+        if track.is_idle() {
+            track.reached(track.enqueued, self.spare.entry(key.context).or_default());
+            return None;
+        }
+        self.next_dying += 1;
+        let dying = StreamKey { thread: self.next_dying, handle: DYING_STREAM, ..key };
+        self.tracks.insert(dying, track);
+        Some(dying)
+    }
+
+    /// Takes a stream out, and returns the driver's handle.
+    pub(crate) fn remove(&mut self, key: StreamKey) -> Option<CUstream> {
+        let track = self.tracks.remove(&key)?;
+        self.spare.entry(key.context).or_default().extend(track.ticks.iter().map(|t| t.1));
+        Some(track.real)
+    }
+
+    /// Forgets a context that is about to be reset or destroyed, in which nothing runs any more: what still waits for
+    /// it need not.
+    pub(crate) fn forget_context(&mut self, context: u64) {
+        self.tracks.retain(|k, _| k.context != context);
+        self.spare.remove(&context);
+        for (marks, _) in &mut self.list {
+            marks.retain(|m| m.context != context);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an H100 takes of commands in a hardware queue before it blocks.
+    const ROOM: u64 = 1017;
+
+    fn key(handle: u64) -> StreamKey {
+        StreamKey { context: 1, handle, thread: 0 }
+    }
+
+    fn enqueue(waiting: &mut Waiting, handle: u64, is_busy: bool) -> u64 {
+        let real = waiting.enqueue(key(handle), |_| is_busy, || Ok(handle));
+        assert_eq!(real, Ok(handle));
+        waiting.tracks.get(&key(handle)).map_or(0, |track| track.credits)
+    }
+
+    #[test]
+    fn streams_that_share_a_hardware_queue_do_not_fill_it() {
+        let room = |others| {
+            let track = Track { credits: credits(others), ..Default::default() };
+            track.credits + track.credits.div_ceil(track.tick())
+        };
+        assert!((0..40).map(room).sum::<u64>() < ROOM);
+        assert!((0..1000).all(|others| credits(others) > 0));
+    }
+
+    #[test]
+    fn a_stream_may_have_less_in_flight_the_more_are_busy_when_it_gets_work() {
+        let mut waiting = Waiting::with_queues(2);
+        let credits: Vec<u64> = (1..=6).map(|handle| enqueue(&mut waiting, handle, true)).collect();
+        assert_eq!(credits, [CREDITS, CREDITS, SHARED_CREDITS, SHARED_CREDITS, SHARED_CREDITS / 2, SHARED_CREDITS / 2]);
+        assert_eq!(enqueue(&mut waiting, 3, true), SHARED_CREDITS, "it has its queue");
+        for handle in 1..=5 {
+            waiting.all_done(key(handle));
+        }
+        assert_eq!(enqueue(&mut waiting, 3, true), CREDITS);
+    }
+
+    #[test]
+    fn streams_that_are_idle_without_being_known_to_be_are_found_out() {
+        let mut waiting = Waiting::with_queues(2);
+        for handle in 1..=9 {
+            enqueue(&mut waiting, handle, true);
+        }
+        waiting.crowded = 0;
+        assert_eq!(enqueue(&mut waiting, 10, false), CREDITS);
+    }
+}

@@ -1,0 +1,273 @@
+//! The worker's two sockets: the channel to the daemon, and the connection to the client. Each has a thread that reads
+//! it, and the channel one that writes, so that the executor never waits for either: a daemon may be stopped.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use rekindle_wire::attach::{Attach, Attached, CHOSEN_PROTOCOL, Pinned};
+use rekindle_wire::control::{Failure, FailureKind, WorkerReply, WorkerRequest};
+use rekindle_wire::frame::{self, Message};
+use rekindle_wire::layout::Shared;
+use rekindle_wire::ring;
+use tracing::{info, warn};
+
+use crate::checkpoint::copying::Cancel;
+use crate::resources::pinned::Arrived;
+use crate::serve::signal_stack::Thread;
+use crate::serve::silence::{self, Silence};
+use crate::session::memory_pressure::OthersRoom;
+
+/// What comes from the daemon, or about it.
+pub(crate) enum Event {
+    /// A request, to be answered.
+    Request(Box<Message<WorkerRequest>>, Asker),
+    /// The daemon is gone.
+    DaemonGone,
+}
+
+/// The daemon that has asked: an answer is for it alone, also when another has taken over meanwhile.
+pub(crate) type Asker = Arc<UnixStream>;
+
+/// A reply, and the daemon that it is for.
+struct Answer {
+    socket: Asker,
+    reply: WorkerReply,
+    blob: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+/// What the threads share with the executor.
+pub(crate) struct Channel {
+    /// Where replies go; replaced when another daemon takes over.
+    socket: Mutex<Asker>,
+    /// Their way to the thread that writes them.
+    answers: Sender<Answer>,
+    /// How long the daemon has said nothing.
+    pub(crate) silence: Silence,
+    /// Set when a save is to be cut short.
+    pub(crate) cancel: Arc<Cancel>,
+    /// Memory that others' clones take.
+    others_room: OthersRoom,
+    /// Something has come for the executor to look at.
+    pub(crate) news: AtomicBool,
+    /// The ring whose doorbell wakes the executor, while it may sleep there.
+    sleeping_on: Mutex<Option<Shared>>,
+    /// The client's connection, to be shown to another daemon.
+    client: Mutex<Option<(Attach, Attached, OwnedFd)>>,
+    /// The connection's way to the thread that reads it.
+    connections: Sender<(UnixStream, Arc<Arrived>)>,
+}
+
+/// Starts the threads that read the channel and, once there is one, the client's connection.
+pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiver<Event>)> {
+    let (events, receiver) = channel();
+    let (connections, coming) = channel();
+    let (answers, replies) = channel();
+    let reading = socket.try_clone()?;
+    let channel = Arc::new(Channel {
+        socket: Mutex::new(Arc::new(socket)),
+        answers,
+        silence: Silence::new(),
+        cancel: Arc::default(),
+        others_room: OthersRoom::default(),
+        news: AtomicBool::new(false),
+        sleeping_on: Mutex::new(None),
+        client: Mutex::new(None),
+        connections,
+    });
+    // Started now for the sake of its stack, see `start`.
+    Thread::named("connection").spawn(move || {
+        if let Ok((connection, arrived)) = coming.recv() {
+            read_connection(&connection, &arrived);
+        }
+    })?;
+    Thread::named("answers").spawn(move || write_answers(&replies))?;
+    let shared = channel.clone();
+    Thread::named("channel").spawn(move || shared.read(reading, &events))?;
+    Ok((channel, receiver))
+}
+
+impl Channel {
+    fn read(&self, mut socket: UnixStream, events: &Sender<Event>) {
+        let Some(mut asker) = self.asker() else { return };
+        loop {
+            if !self.silence.wait_readable(&socket) {
+                // The executor sees it too, once it is through with what it was saving.
+                self.cancel.fire();
+                std::thread::sleep(silence::LOOK);
+                continue;
+            }
+            let received = frame::receive_known::<WorkerRequest>(&socket, frame::MAX_BLOB);
+            self.silence.heard();
+            let received = match received {
+                // The daemon is of a later release. What it asks for is not done, and the client goes on.
+                Ok(Message { body: Err(error), .. }) => {
+                    let reason = format!(
+                        "a worker of Rekindle {} does not know this: {error}; start the program anew to have a newer one",
+                        env!("CARGO_PKG_VERSION")
+                    );
+                    self.answer(&asker, WorkerReply::Failed(Failure::new(FailureKind::Version, reason)), Vec::new());
+                    continue;
+                }
+                Ok(Message { body: Ok(body), blob, fds }) => Ok(Message { body, blob, fds }),
+                Err(error) => Err(error),
+            };
+            match received {
+                Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
+                Ok(Message { body: WorkerRequest::Alive, .. }) => {}
+                Ok(Message { body: WorkerRequest::Room { coming }, .. }) => self.others_room.said(coming),
+                Ok(message) => {
+                    // Here and not when the executor comes to it: a `Cancel` may follow at once.
+                    if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
+                        self.cancel.expect_another();
+                    }
+                    if events.send(Event::Request(Box::new(message), Arc::clone(&asker))).is_err() {
+                        return;
+                    }
+                    self.wake();
+                }
+                Err(error) => {
+                    info!("the daemon is gone ({error})");
+                    self.cancel.fire();
+                    self.others_room.said(false);
+                    if events.send(Event::DaemonGone).is_err() {
+                        return;
+                    }
+                    self.wake();
+                    let Some(next) = self.rejoin() else {
+                        // A worker without a client, or whose client is going too, has nothing left to do.
+                        // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
+                        unsafe { libc::_exit(0) }
+                    };
+                    let Ok(reading) = next.try_clone() else { return };
+                    asker = Arc::new(next);
+                    if let Ok(mut current) = self.socket.lock() {
+                        *current = Arc::clone(&asker);
+                    }
+                    socket = reading;
+                }
+            }
+        }
+    }
+
+    fn rejoin(&self) -> Option<UnixStream> {
+        let (attach, attached, connection) = {
+            let client = self.client.lock().ok()?;
+            let (attach, attached, connection) = client.as_ref()?;
+            (attach.clone(), attached.clone(), connection.try_clone().ok()?)
+        };
+        // The connection's own thread ends the process when the client goes.
+        crate::serve::rejoin::rejoin(&attach, &attached, connection.as_fd(), || false)
+    }
+
+    /// Makes the executor look, wherever it is.
+    fn wake(&self) {
+        self.news.store(true, Ordering::Release);
+        if let Ok(ring) = self.sleeping_on.lock()
+            && let Some(shared) = *ring
+        {
+            ring::ring_doorbell(&shared);
+        }
+    }
+
+    /// From now on the executor may sleep on this ring (`None`: no longer). While it does not, nothing here writes to
+    /// the client's memory.
+    pub(crate) fn sleeps_on(&self, ring: Option<Shared>) {
+        if let Ok(mut sleeping_on) = self.sleeping_on.lock() {
+            *sleeping_on = ring;
+        }
+    }
+
+    /// The daemon that there is now.
+    pub(crate) fn asker(&self) -> Option<Asker> {
+        self.socket.lock().ok().map(|it| Arc::clone(&it))
+    }
+
+    /// The client finds no device memory: whether to try again, after a moment. `first`: it has not been tried again yet.
+    pub(crate) fn is_room_coming(&self, first: bool) -> bool {
+        self.others_room.wait(first, || {
+            if let Some(daemon) = self.asker() {
+                self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
+            }
+        })
+    }
+
+    /// Answers a request.
+    pub(crate) fn answer(&self, asker: &Asker, reply: WorkerReply, blob: Vec<u8>) {
+        self.answer_with(asker, reply, blob, Vec::new());
+    }
+
+    /// Answers a request with descriptors.
+    pub(crate) fn answer_with(&self, asker: &Asker, reply: WorkerReply, blob: Vec<u8>, files: Vec<OwnedFd>) {
+        if self.answers.send(Answer { socket: Arc::clone(asker), reply, blob, files }).is_err() {
+            warn!("an answer to the daemon is lost");
+        }
+    }
+
+    /// What the next daemon is to know of the client.
+    pub(crate) fn remember(&self, protocol: Option<String>) {
+        if let Ok(mut client) = self.client.lock()
+            && let Some((attach, ..)) = client.as_mut()
+        {
+            attach.settings.retain(|(name, _)| name != CHOSEN_PROTOCOL);
+            attach.settings.extend(protocol.map(|it| (CHOSEN_PROTOCOL.to_owned(), it)));
+        }
+    }
+
+    /// Remembers the client's connection, and has its thread read it.
+    pub(crate) fn serve_client(
+        &self,
+        connection: UnixStream,
+        attach: Attach,
+        attached: Attached,
+        arrived: Arc<Arrived>,
+    ) -> std::io::Result<()> {
+        let copy = connection.try_clone()?;
+        if let Ok(mut client) = self.client.lock() {
+            *client = Some((attach, attached, copy.into()));
+        }
+        self.connections.send((connection, arrived)).map_err(std::io::Error::other)
+    }
+}
+
+/// Writes answers, each to the daemon that has asked.
+fn write_answers(answers: &Receiver<Answer>) {
+    for Answer { socket, reply, blob, files } in answers {
+        let fds: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        if let Err(error) = frame::send(&socket, &reply, &blob, &fds) {
+            warn!("the daemon did not take an answer: {error}");
+        }
+    }
+}
+
+/// Takes the memfds that the client sends; when the connection closes, the client is gone, and so is the worker.
+fn read_connection(connection: &UnixStream, arrived: &Arrived) {
+    loop {
+        match frame::receive::<Pinned>(connection) {
+            Ok(Message { body, mut fds, .. }) => {
+                let accepted = fds.pop().is_some_and(|file| arrived.put(body, file));
+                if accepted {
+                    continue;
+                }
+                warn!("the client announced pinned memory without a file, or too much of it");
+            }
+            Err(frame::FrameError::Closed) => {
+                info!("the client is gone");
+                crate::checkpoint::access::observe::log_at_end();
+            }
+            Err(error) => warn!("the client's connection failed: {error}"),
+        }
+        // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The
+        // kernel frees everything.
+        unsafe { libc::_exit(0) }
+    }
+}
+
+/// A file from a message's descriptor.
+pub(crate) fn file(fd: OwnedFd) -> File {
+    File::from(fd)
+}

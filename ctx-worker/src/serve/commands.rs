@@ -1,0 +1,531 @@
+//! The commands that are not lines of the driver table: what each does on the worker's side.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::{self, Kind};
+use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
+use rekindle_wire::window;
+
+use crate::resources::memory::MemoryError;
+use crate::resources::pinned;
+use crate::schedule::waiting::{StreamKey, Then};
+use crate::serve::executor::{Executor, Outcome, Refused, stream_is_busy};
+use crate::session::objects::{Object, Objects};
+
+/// Success, or the code as the command's end.
+pub(crate) fn check(code: CUresult) -> Result<(), Refused> {
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(Refused::Code(code)) }
+}
+
+impl Executor {
+    /// Executes a command of `wire::command`.
+    pub(crate) fn command(&mut self, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        match call {
+            command::LAUNCH => self.launch(args),
+            command::COPY => self.copy(args),
+            command::COPY_BYTES => self.copy_bytes(args),
+            command::COPY_FROM_CHUNK => self.copy_chunk(args, true),
+            command::COPY_TO_CHUNK => self.copy_chunk(args, false),
+            command::STREAM_SYNC => self.stream_sync(args),
+            command::EVENT_SYNC => self.event_sync(args),
+            command::CONTEXT_SYNC => self.context_sync(args),
+            command::STREAM_DESTROY => self.stream_destroy(args),
+            command::MEM_ALLOC => self.mem_alloc(args, reply),
+            command::MEM_FREE => self.mem_free(args),
+            command::MEM_INFO => self.mem_info(args, reply),
+            command::WINDOW_RESERVED => self.window_reserved(args),
+            command::PINNED_MAP => self.pinned_map(args),
+            command::PINNED_UNMAP => self.pinned_unmap(args),
+            command::CONTEXT_RETAIN => self.context_retain(args, reply),
+            command::CONTEXT_RESET => self.context_reset(args),
+            command::CONTEXT_RELEASE => self.context_release(args),
+            command::CONTEXT_CREATE => self.context_create(args, reply),
+            command::CONTEXT_DESTROY => self.context_destroy(args),
+            call if command::SHAPES.contains(&call) => self.shape_command(call, args, reply),
+            command::CALLBACK_NEXT => self.callback_next(args, reply),
+            command::HELD_ROOM => self.held_room(args),
+            command::THREAD_END => self.thread_end(args),
+            command::GRAPH_CREATE..=command::GRAPH_DESTROY => self.graph_command(call, args),
+            command::MEM_OPS => self.mem_ops(args),
+            command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
+            command::PRINTS => self.fetch_prints(args, reply),
+            command::OCCUPANCY_BLOCK_SIZE => self.occupancy_block_size(args, reply),
+            command::OCCUPANCY_CLUSTERS => self.occupancy_clusters(args, reply),
+            command::PEER_ENABLE => self.peer_enable(args),
+            command::PEER_DISABLE => self.peer_disable(args),
+            command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
+            command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => self.vmm_command(call, args, reply),
+            command::MEMORY_EXPORT..=command::PIECE_IMPORT => self.ipc_command(call, args, reply),
+            command::EVENT_SHARE..=command::EVENT_FENCE => self.ipc_event_command(call, args, reply),
+            command::TENSOR_MAP => self.tensor_map(args, reply),
+            _ => self.code_command(call, args, reply),
+        }
+    }
+
+    fn copy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (target, source, bytes, stream) = (args.word()?, args.word()?, args.word()?, args.word()?);
+        args.end()?;
+        let key = self.stream_key(stream)?;
+        let stream = self.handle_stream(stream)?;
+        self.reachable(target, bytes)?;
+        self.reachable(source, bytes)?;
+        if let Some(result) = self.copy_staged(target, source, bytes, stream)? {
+            return Ok(Outcome::Done(result));
+        }
+        self.allow_peer(target)?;
+        self.allow_peer(source)?;
+        // SAFETY: both ranges are device or pinned memory of this client, checked above.
+        check(unsafe { (self.driver().cuMemcpyAsync)(target, source, bytes as usize, stream) })?;
+        if window::pinned().contains(&target) {
+            self.note_transfer(window::device_of(source), key);
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
+    /// making needs nothing of the kind; mapped pieces do.
+    pub(crate) fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
+        let Some(owner) = window::device_of(address) else { return Ok(()) };
+        let here = self.device_of_context(self.header.context)?;
+        // Where it cannot be let in, the driver takes copies through the host, or says that it does not.
+        if owner == here || !self.may_access(here, owner) {
+            return Ok(());
+        }
+        let (driver, device) = (self.driver(), self.devices[here].device);
+        let Some(memory) = self.devices.get_mut(owner).map(|d| &mut d.memory) else { return Ok(()) };
+        memory.allow(driver, address, device).map_err(|failed| Refused::Code(failed.code))
+    }
+
+    /// Refuses an address of a copy that is neither in a window of ours nor left to the driver to judge. The worker's
+    /// own memory must not be read or written for a client; device addresses outside the windows are globals, which
+    /// the driver knows, and which never are host memory of the worker's.
+    pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
+        let end = address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let in_device = self.devices.iter().any(|d| {
+            let allocations = d.memory.allocations();
+            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
+        });
+        let in_pinned = || {
+            let allocations = self.pinned.allocations();
+            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
+        };
+        if in_device || in_pinned() || self.vmm.covers(address, bytes) || self.is_global(address, bytes) {
+            return Ok(());
+        }
+        Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))
+    }
+
+    fn copy_bytes(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let target = args.word()?;
+        let stream = self.handle_stream(args.word()?)?;
+        let bytes = args.blob()?;
+        args.end()?;
+        self.reachable(target, bytes.len() as u64)?;
+        self.allow_peer(target)?;
+        // SAFETY: the bytes are this process's ordinary memory, which the driver has taken when it returns.
+        Ok(Outcome::Done(unsafe {
+            (self.driver().cuMemcpyHtoDAsync_v2)(target, bytes.as_ptr().cast(), bytes.len(), stream)
+        }))
+    }
+
+    fn copy_chunk(&mut self, args: &mut Reader<'_>, to_device: bool) -> Result<Outcome, Refused> {
+        let (device, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
+        let stream = args.word()?;
+        args.end()?;
+        if chunk >= CHUNKS || bytes > CHUNK_SIZE {
+            return Err(Malformed("a staging chunk that does not exist").into());
+        }
+        self.reachable(device, bytes as u64)?;
+        self.allow_peer(device)?;
+        let key = self.stream_key(stream)?;
+        let real = self.handle_stream(stream)?;
+        // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
+        let host = unsafe { self.staging.add(chunk * CHUNK_SIZE) };
+        // SAFETY: `bytes` at most a chunk; the device range was checked.
+        check(unsafe {
+            if to_device {
+                (self.driver().cuMemcpyHtoDAsync_v2)(device, host.cast(), bytes, real)
+            } else {
+                (self.driver().cuMemcpyDtoHAsync_v2)(host.cast(), device, bytes, real)
+            }
+        })?;
+        if !to_device {
+            self.note_transfer(self.device_of_context(key.context).ok(), key);
+        }
+        self.when_done(vec![key], Then::Chunk(chunk))?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn stream_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        let object = *self.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        if object.kind != Kind::Stream {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
+        }
+        self.objects.remove(handle);
+        self.held.stream_destroyed(handle);
+        match self.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
+            Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
+            // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it any more.
+            None => check(unsafe { (self.driver().cuStreamDestroy_v2)(object.real) })?,
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn stream_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let stream = args.word()?;
+        args.end()?;
+        let key = self.stream_key(stream)?;
+        if self.waiting.is_at_rest(key) {
+            // What ended in an error counts as done, too: the driver says which it was.
+            let answer = match self.waiting.real(key) {
+                Some(real) => {
+                    self.enter_context(key.context)?;
+                    // SAFETY: the stream is the driver's own; a query has no other effect.
+                    unsafe { (self.driver().cuStreamQuery)(real) }
+                }
+                None => CUDA_SUCCESS,
+            };
+            if answer != CUDA_ERROR_NOT_READY {
+                self.note_sticky(answer);
+                self.release_pools();
+                return Ok(Outcome::Done(answer));
+            }
+        }
+        self.handle_stream(stream)?;
+        self.when_done(vec![key], Then::Reply(self.header.reply))?;
+        Ok(Outcome::Later)
+    }
+
+    fn event_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let event = args.word()?;
+        args.end()?;
+        let real = self.handle_event(event)?;
+        // The event's record as it is now, whatever is recorded later: a stream of our own waits for it, one in which
+        // nothing else waits.
+        let context = self.objects.get(event).map_or(0, |o| o.context);
+        self.enter_context(context)?;
+        let driver = self.driver();
+        let key = self.waiting.event_stream(context);
+        const NON_BLOCKING: u32 = 1;
+        let is_busy = |stream| stream_is_busy(driver, stream);
+        let own = self.waiting.enqueue(key, is_busy, || {
+            let mut stream = 0;
+            // SAFETY: the out parameter is a local; the context is current.
+            match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
+                CUDA_SUCCESS => Ok(stream),
+                error => Err(error),
+            }
+        });
+        let own = own.map_err(Refused::Code)?;
+        // SAFETY: both handles are the driver's own.
+        check(unsafe { (driver.cuStreamWaitEvent)(own, real, 0) })?;
+        check(self.wait_for_shared(event, own))?;
+        self.when_done(vec![key], Then::Reply(self.header.reply))?;
+        Ok(Outcome::Later)
+    }
+
+    fn context_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let context = args.word()?;
+        args.end()?;
+        let busy = self.waiting.busy(context);
+        self.when_done(busy, Then::Reply(self.header.reply))?;
+        Ok(Outcome::Later)
+    }
+
+    fn mem_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let size = args.word()?;
+        args.end()?;
+        let (driver, context) = (self.driver(), self.header.context);
+        let ordinal = self.device_of_context(context)?;
+        if size == 0 {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let mut given = self.devices[ordinal].memory.allocate(driver, size, context);
+        if matches!(given, Err(MemoryError::Driver(_))) && self.shrink_pools(ordinal) {
+            given = self.devices[ordinal].memory.allocate(driver, size, context);
+        }
+        match given {
+            Ok(address) => {
+                reply.word(address);
+                reply.word(size);
+                Ok(Outcome::Done(CUDA_SUCCESS))
+            }
+            Err(MemoryError::Window(end)) if end != u64::MAX => {
+                reply.word(end);
+                Ok(Outcome::Done(command::WINDOW_FULL))
+            }
+            Err(error) => Err(Refused::Code(error.code())),
+        }
+    }
+
+    /// The worker's number of the device that a context is on.
+    pub(crate) fn device_of_context(&self, context: u64) -> Result<usize, Refused> {
+        match self.objects.get(context) {
+            // A context's parent is its device.
+            Some(o) if o.kind == Kind::Context => Ok(o.parent as usize),
+            _ => Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT)),
+        }
+    }
+
+    fn mem_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let address = args.word()?;
+        args.end()?;
+        let found = self.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
+        found.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        if self.free_to_pool(address) {
+            return Ok(Outcome::Done(CUDA_SUCCESS));
+        }
+        // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
+        let busy = self.waiting.busy(0);
+        self.when_done(busy, Then::Free { address, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    fn window_reserved(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (ordinal, end) = (args.word()?, args.word()?);
+        args.end()?;
+        let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get_mut(o));
+        device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.memory.client_reserves(end);
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn pinned_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (address, size, flags, serial) = (args.word()?, args.word()?, args.word32()?, args.word()?);
+        args.end()?;
+        let allocation = pinned::Allocation { size, flags, context: self.header.context };
+        if let Err(refused) = self.pinned_fits(size) {
+            // It is not waited for any longer.
+            self.pinned.arrived.take(address, Some(serial));
+            return Err(refused);
+        }
+        Ok(Outcome::Done(self.pinned.map(self.driver(), address, Some(serial), allocation)))
+    }
+
+    fn pinned_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let address = args.word()?;
+        args.end()?;
+        if !self.pinned.allocations().contains_key(&address) {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let busy = self.waiting.busy(0);
+        self.when_done(busy, Then::Unpin { address, reply: self.header.reply })?;
+        Ok(Outcome::Later)
+    }
+
+    fn context_retain(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
+        args.end()?;
+        let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
+        if device.used {
+            self.reset_primary(ordinal)?;
+        }
+        let (real, device) = (self.devices[ordinal].primary, self.devices[ordinal].device);
+        if flags != 0 {
+            // SAFETY: no pointers. Of no effect on a context that is active already except for its scheduling flags,
+            // which concern a waiting thread, and no thread waits in the driver here.
+            unsafe { (self.driver().cuDevicePrimaryCtxSetFlags_v2)(device, flags) };
+        }
+        if self.objects.get(handle).is_none() {
+            self.new_context(handle, real, ordinal, command::CONTEXT_RETAIN, args)?;
+        }
+        self.api_version(real, reply)
+    }
+
+    fn new_context(
+        &mut self,
+        handle: u64,
+        real: u64,
+        ordinal: usize,
+        call: u16,
+        args: &Reader<'_>,
+    ) -> Result<(), Refused> {
+        let object = Object { kind: Kind::Context, real, context: handle, parent: ordinal as u64, allocates: false };
+        if !self.objects.insert(handle, object) {
+            return Err(Malformed("a new handle that is taken, or of another kind").into());
+        }
+        self.objects.record(call, handle, 0, args.all(), None);
+        Ok(())
+    }
+
+    fn api_version(&self, real: CUcontext, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let mut version = 0;
+        // SAFETY: the out parameter is a local.
+        let result = unsafe { (self.driver().cuCtxGetApiVersion)(real, &raw mut version) };
+        reply.word(u64::from(version));
+        Ok(Outcome::Done(result))
+    }
+
+    fn context_create(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
+        args.end()?;
+        let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.device;
+        let mut real = 0;
+        // SAFETY: the out parameter is a local.
+        check(unsafe { (self.driver().cuCtxCreate_v2)(&raw mut real, flags, device) })?;
+        self.context_changed();
+        self.new_context(handle, real, ordinal, command::CONTEXT_CREATE, args)?;
+        self.api_version(real, reply)
+    }
+
+    /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
+    pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
+        for key in self.waiting.busy(context) {
+            if let Some(real) = self.waiting.real(key) {
+                self.enter_context(key.context)?;
+                // SAFETY: the handle is the driver's own.
+                unsafe { (self.driver().cuStreamSynchronize)(real) };
+            }
+            self.waiting.all_done(key);
+        }
+        self.poll();
+        self.collect_prints();
+        self.enter_context(self.header.context)
+    }
+
+    /// Brings everything in a context to rest, and takes down what the worker keeps for it: all of its objects, as
+    /// `take` does.
+    fn clear_context(
+        &mut self,
+        handle: u64,
+        take: impl FnOnce(&mut Objects) -> Vec<(u64, Object)>,
+    ) -> Result<(), Refused> {
+        // The commands before it have been executed, but the device may still be at work.
+        self.finish_streams(handle)?;
+        self.enter_context(handle)?;
+        let driver = self.driver();
+        for device in &mut self.devices {
+            let mine = |a: &crate::resources::memory::Allocation| a.context == handle;
+            let gone: Vec<u64> =
+                device.memory.allocations().iter().filter(|(_, a)| mine(a)).map(|(address, _)| *address).collect();
+            for address in gone {
+                device.memory.free(driver, address);
+            }
+        }
+        let pins: Vec<u64> =
+            self.pinned.allocations().iter().filter(|(_, a)| a.context == handle).map(|(a, _)| *a).collect();
+        for address in pins {
+            self.pinned.unmap(driver, address);
+        }
+        self.clear_arrays(handle);
+        self.clear_graphs(handle);
+        for (gone, _) in take(&mut self.objects) {
+            self.forget_event(gone);
+            self.held.stream_destroyed(gone);
+            self.drop_link(gone);
+            self.loaded.remove(&gone);
+        }
+        self.forget_times(handle);
+        self.forget_code();
+        self.waiting.forget_context(handle);
+        self.objects.unrecord_naming(command::PEER_ENABLE, handle);
+        self.pools.forget_context(handle);
+        self.forget_globals(handle);
+        Ok(())
+    }
+
+    fn context_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        let ordinal = self.device_of_context(handle)?;
+        let real = self.objects.get(handle).map_or(0, |o| o.real);
+        if real == self.devices[ordinal].primary {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT));
+        }
+        self.clear_context(handle, |objects| objects.destroy_context(handle, command::CONTEXT_DESTROY, args.all()))?;
+        // SAFETY: the context is the driver's own, made by CONTEXT_CREATE, and not used again.
+        let result = unsafe { (self.driver().cuCtxDestroy_v2)(real) };
+        self.context_changed();
+        Ok(Outcome::Done(result))
+    }
+
+    fn context_release(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        self.release_primary(args)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn context_reset(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let ordinal = self.release_primary(args)?;
+        self.reset_pools(ordinal)?;
+        self.reset_primary(ordinal)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// Takes down everything of the client's in a primary context, and says whose it is.
+    fn release_primary(&mut self, args: &mut Reader<'_>) -> Result<usize, Refused> {
+        let handle = args.word()?;
+        args.end()?;
+        let ordinal = self.device_of_context(handle)?;
+        self.clear_context(handle, |objects| objects.remove_context(handle))?;
+        self.objects.remove(handle);
+        // The command came in a context that is no more.
+        self.header.context = 0;
+        self.devices[ordinal].used = true;
+        Ok(ordinal)
+    }
+
+    /// Makes a primary context as new. What the worker itself has in it is taken out before and put back after.
+    pub(crate) fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
+        // Copies of other devices go through the same staging.
+        self.finish_streams(0)?;
+        self.wait_for_background();
+        let driver = self.driver();
+        match &mut self.engine {
+            Some(engine) => engine.release(driver, ordinal),
+            // A disk hangs, and no lane will use the device any more.
+            None => {
+                if ordinal == 0 {
+                    self.buffers.unregister(driver);
+                }
+                self.reset_meanwhile.push(ordinal);
+            }
+        }
+        self.release_hasher(ordinal);
+        self.unregister_staging(ordinal);
+        self.unregister_events(ordinal);
+        let device = self.devices[ordinal].device;
+        let mut real = 0;
+        // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
+        let result = unsafe {
+            let reset = (self.driver().cuDevicePrimaryCtxReset_v2)(device);
+            if reset == CUDA_SUCCESS { (self.driver().cuDevicePrimaryCtxRetain)(&raw mut real, device) } else { reset }
+        };
+        self.context_changed();
+        check(result)?;
+        self.devices[ordinal].primary = real;
+        self.devices[ordinal].used = false;
+        self.devices[ordinal].reset = true;
+        // As a worker's start does, for the sake of the addresses that later code gets.
+        let hasher = self.hasher.prepare(self.driver(), (ordinal, device), real);
+        self.context_changed();
+        hasher.map_err(|failed| Refused::Code(failed.code))?;
+        self.register_staging(ordinal)?;
+        self.register_events(ordinal)
+    }
+
+    /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered
+    /// memory is portable).
+    pub(crate) fn register_staging(&mut self, ordinal: usize) -> Result<(), Refused> {
+        if ordinal != 0 || self.staging.is_null() {
+            return Ok(());
+        }
+        self.enter_real(self.devices[0].primary)?;
+        const PORTABLE_AND_MAPPED: u32 = 3;
+        // SAFETY: the staging is mapped as long as there is a client.
+        check(unsafe {
+            (self.driver().cuMemHostRegister_v2)(
+                self.staging.cast(),
+                rekindle_wire::layout::STAGING_SIZE,
+                PORTABLE_AND_MAPPED,
+            )
+        })
+    }
+
+    fn unregister_staging(&mut self, ordinal: usize) {
+        if ordinal == 0 && !self.staging.is_null() {
+            // SAFETY: registered by `register_staging`; nothing copies through it now.
+            unsafe { (self.driver().cuMemHostUnregister)(self.staging.cast()) };
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Kernel launches.
+
+use std::ffi::c_void;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader};
+use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::window;
+
+use crate::serve::executor::{Executor, Outcome, Refused};
+
+/// `CU_LAUNCH_ATTRIBUTE_*`.
+const COOPERATIVE: u32 = 2;
+
+impl Executor {
+    pub(crate) fn launch(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let launch = Launch::read(args)?;
+        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let function = self.handle_function(launch.function)?;
+        if object.kind == Kind::Kernel {
+            self.instantiate(object.parent)?;
+        }
+        let stream = self.handle_stream(launch.stream)?;
+        // The driver takes gathered parameters through `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+        let mut size = launch.parameters.len();
+        let mut extra = [
+            std::ptr::without_provenance_mut(1),
+            launch.parameters.as_ptr().cast_mut().cast(),
+            std::ptr::without_provenance_mut(2),
+            (&raw mut size).cast(),
+            std::ptr::null_mut(),
+        ];
+        let [gx, gy, gz] = launch.grid;
+        let [bx, by, bz] = launch.block;
+        let driver = self.driver();
+        let result = if launch.flags == 0 && launch.attributes.is_empty() {
+            // SAFETY: handles are the driver's own; `extra` and what it points to live through the call.
+            unsafe {
+                (driver.cuLaunchKernel)(
+                    function,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    launch.shared_bytes,
+                    stream,
+                    std::ptr::null_mut(),
+                    extra.as_mut_ptr(),
+                )
+            }
+        } else {
+            let attributes = attributes(self, &launch)?;
+            let config = CUlaunchConfig {
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                stream,
+                attrs: attributes.as_ptr(),
+                num_attrs: attributes.len() as u32,
+            };
+            // SAFETY: as above, and the configuration lives through the call.
+            unsafe { (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr()) }
+        };
+        self.notice_prints();
+        if result == CUDA_SUCCESS {
+            self.waiting.launched(self.stream_key(launch.stream)?, launch.function);
+            self.launched(object.allocates);
+            // The launch was one of the events' records too.
+            for event in launch.events() {
+                if self.objects.get(event).is_some() {
+                    self.event_recorded(event);
+                }
+            }
+        }
+        Ok(Outcome::Done(result))
+    }
+
+    /// A kernel was launched; whether its code calls `malloc` on the device.
+    pub(crate) fn launched(&mut self, allocates: bool) {
+        if allocates && self.unsavable.is_none() {
+            self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
+        }
+    }
+
+    /// Cooperative launches on several devices: one command, since they wait for each other.
+    pub(crate) fn launch_on_devices(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let (flags, count) = (args.word32()?, args.word()?);
+        if count > window::MAX_DEVICES as u64 {
+            return Err(Malformed("more launches than there are devices").into());
+        }
+        // Each launch's parameters, and where each parameter of them lies.
+        let mut parameters: Vec<(Vec<u64>, Vec<*mut c_void>)> = Vec::new();
+        let (mut list, mut keys) = (Vec::new(), Vec::new());
+        let mut allocates = false;
+        for _ in 0..count {
+            let launch = Launch::read(&mut Reader::new(args.blob()?))?;
+            let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+            let context = self.stream_key(launch.stream)?.context;
+            self.enter_context(context)?;
+            let before = std::mem::replace(&mut self.header.context, context);
+            let function = self.handle_function(launch.function);
+            let instantiated = if object.kind == Kind::Kernel { self.instantiate(object.parent) } else { Ok(()) };
+            self.header.context = before;
+            let function = instantiated.and(function)?;
+            allocates |= object.allocates;
+            let mut bytes = vec![0_u64; launch.parameters.len().div_ceil(8)];
+            for (word, chunk) in bytes.iter_mut().zip(launch.parameters.chunks(8)) {
+                let mut eight = [0; 8];
+                eight[..chunk.len()].copy_from_slice(chunk);
+                *word = u64::from_ne_bytes(eight);
+            }
+            let places = self.parameter_places(function, &mut bytes)?;
+            let key = self.stream_key(launch.stream)?;
+            list.push(CudaLaunchParams {
+                function,
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                stream: self.handle_stream(launch.stream)?,
+                params: std::ptr::null_mut(),
+            });
+            parameters.push((bytes, places));
+            keys.push((key, launch.function));
+        }
+        args.end()?;
+        self.enter_context(self.header.context)?;
+        for (launch, (_, places)) in list.iter_mut().zip(&mut parameters) {
+            launch.params = places.as_mut_ptr();
+        }
+        // SAFETY: handles are the driver's own; the parameters and the pointers to them live through the call.
+        let result = unsafe {
+            (self.driver().cuLaunchCooperativeKernelMultiDevice)(list.as_mut_ptr().cast(), list.len() as u32, flags)
+        };
+        if result == CUDA_SUCCESS {
+            self.launched(allocates);
+            keys.into_iter().for_each(|(key, function)| self.waiting.launched(key, function));
+        }
+        Ok(Outcome::Done(result))
+    }
+
+    /// Pointers to a function's parameters in a buffer that holds them all.
+    fn parameter_places(&self, function: u64, bytes: &mut [u64]) -> Result<Vec<*mut c_void>, Refused> {
+        let mut places = Vec::new();
+        loop {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: out parameters are locals.
+            match unsafe { (self.driver().cuFuncGetParamInfo)(function, places.len(), &raw mut offset, &raw mut size) }
+            {
+                CUDA_SUCCESS if offset.checked_add(size).is_some_and(|end| end <= bytes.len() * 8) => {
+                    places.push(bytes.as_mut_ptr().cast::<u8>().wrapping_add(offset).cast());
+                }
+                CUDA_SUCCESS => return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE)),
+                CUDA_ERROR_INVALID_VALUE => return Ok(places),
+                error => return Err(Refused::Code(error)),
+            }
+        }
+    }
+}
+
+/// The attributes of a launch as the driver takes them: events by its own handles.
+pub(crate) fn attributes(worker: &Executor, launch: &Launch<'_>) -> Result<Vec<CUlaunchAttribute>, Refused> {
+    if !launch.attributes.len().is_multiple_of(command::ATTRIBUTE_BYTES) {
+        return Err(Malformed("launch attributes of a broken length").into());
+    }
+    let mut reader = Reader::new(launch.attributes);
+    let mut attributes = Vec::new();
+    while reader.end().is_err() {
+        let mut attribute = CUlaunchAttribute { id: reader.word32()?, pad: [0; 4], value: [0; 8] };
+        for value in &mut attribute.value {
+            *value = reader.word()?;
+        }
+        if command::EVENT_ATTRIBUTES.contains(&attribute.id) {
+            attribute.value[0] = worker.handle_event(attribute.value[0])?;
+        } else if !command::PLAIN_ATTRIBUTES.contains(&attribute.id) {
+            return Err(Malformed("a launch attribute that does not travel").into());
+        }
+        attributes.push(attribute);
+    }
+    if launch.flags & command::COOPERATIVE != 0 {
+        attributes.push(CUlaunchAttribute { id: COOPERATIVE, pad: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] });
+    }
+    Ok(attributes)
+}

@@ -1,0 +1,18 @@
+//! The life of the worker: its start, its loop, what it does for commands and for requests of the daemon.
+
+pub(crate) mod channel;
+pub(crate) mod commands;
+pub mod confinement;
+pub(crate) mod crash;
+#[allow(non_snake_case, reason = "generated code names handles by their C types")]
+pub(crate) mod executor;
+#[cfg(test)]
+pub(crate) mod fixture;
+pub(crate) mod launch;
+pub(crate) mod refusal;
+pub mod rejoin;
+pub(crate) mod request_loop;
+pub(crate) mod sandbox;
+pub(crate) mod signal_stack;
+pub(crate) mod silence;
+pub(crate) mod start;

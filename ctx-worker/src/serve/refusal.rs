@@ -1,0 +1,95 @@
+//! Why a request of the daemon's is not done.
+
+use std::io;
+
+use rekindle_images::{ImageError, NoCompression};
+use rekindle_wire::NotServed;
+use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
+use thiserror::Error;
+
+use crate::checkpoint::copying::CopyError;
+use crate::checkpoint::failure;
+use crate::checkpoint::not_loaded::NotLoaded;
+use crate::checkpoint::save::SaveError;
+use crate::gpu::driver::CallFailed;
+use crate::resources::ipc::ShareError;
+use crate::schedule::rest::Broken;
+use crate::serve::executor::Refused;
+use crate::serve::request_loop::State;
+use crate::session::limits::NoRow;
+
+/// Why a request of the daemon's is not done.
+#[derive(Debug, Error)]
+pub(crate) enum Refusal {
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error(transparent)]
+    Row(#[from] NoRow),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Compression(#[from] NoCompression),
+    #[error("{0}")]
+    Io(io::Error),
+    #[error("no thread for the client's connection: {0}")]
+    NoThread(io::Error),
+    /// What a request or what came before it did not bring, in whole words.
+    #[error("{0}")]
+    Lacks(&'static str),
+    #[error("no {0} came with the client")]
+    Without(&'static str),
+    #[error("the client's {what} is not a sealed memfd of {size} bytes")]
+    NotSealed { what: &'static str, size: usize },
+    #[error("the client's {0} cannot be mapped")]
+    NotMapped(&'static str),
+    #[error("the client's ring is not of version {0}, which it speaks")]
+    OtherRing(u32),
+    #[error(transparent)]
+    Dialect(#[from] NotServed),
+    #[error("the staging cannot be registered: {0}")]
+    Staging(Refused),
+    #[error("pinned memory at {address:#x}: {error}")]
+    Pinned { address: u64, error: Refused },
+    #[error("{source} at {address:#x}")]
+    PinnedMap { address: u64, source: CallFailed },
+    #[error("{came} descriptors came for {files} data files")]
+    Files { came: usize, files: usize },
+    #[error("{0} is no hash")]
+    NoHash(String),
+    #[error("there is no code image {0}")]
+    NoCode(String),
+    #[error("it has gone on by itself, since the daemon was silent: dump it again")]
+    WentOn,
+    #[error("accesses are not reported: see `access.report` of the daemon")]
+    Unreported,
+    #[error("a worker that is {state:?} cannot do this: {request:?}")]
+    Unfit { state: State, request: Box<WorkerRequest> },
+    #[error(transparent)]
+    NotLoaded(#[from] NotLoaded),
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error("{0}")]
+    Memory(Refused),
+}
+
+impl Failing for Refusal {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Copy(error) => error.kind(),
+            Self::Broken(error) => error.kind(),
+            Self::Image(error) => failure::of_image(error),
+            Self::Io(error) | Self::NoThread(error) => Failing::kind(error),
+            Self::NotLoaded(error) => error.kind(),
+            Self::Save(error) => error.kind(),
+            Self::Share(error) => error.kind(),
+            Self::Unreported => FailureKind::Refused,
+            Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
+            Self::WentOn => FailureKind::Timeout,
+            _ => FailureKind::Internal,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A worker parses code images and commands that an application has made, and holds the GPU: it gives up what it does
+//! not need before there is a client.
+//!
+//! ```text
+//!   driver's library loaded ─► [enter: identity, files] ─► contexts made ─► [close: calls] ─► Ready ─► a client
+//! ```
+//!
+//! A part that cannot be done ends the worker: its daemon has asked for what this machine can do, and no more.
+
+mod calls;
+mod files;
+mod identity;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use crate::serve::confinement::Confinement;
+
+/// Before the driver is initialised, while there is one thread: attributes of threads are not those of a process.
+/// `driver` is where its library was found.
+pub(super) fn enter(confinement: &Confinement, driver: &Path) -> Result<(), SandboxError> {
+    identity::assume(confinement.identity.as_ref())?;
+    match confinement.landlock {
+        true => files::restrict(driver, &confinement.read),
+        false => Ok(()),
+    }
+}
+
+/// When contexts are made: the driver's start needs more than what follows.
+pub(super) fn close(confinement: &Confinement) -> Result<(), SandboxError> {
+    if !confinement.seccomp {
+        return Ok(());
+    }
+    calls::deny()
+}
+
+/// A step that the kernel refused.
+#[derive(Debug, thiserror::Error)]
+#[error("the sandbox cannot be entered: {step}: {source}; see [sandbox] in the configuration")]
+pub(crate) struct SandboxError {
+    step: &'static str,
+    source: std::io::Error,
+}
+
+/// The result of a system call.
+fn check(step: &'static str, result: libc::c_int) -> Result<(), SandboxError> {
+    if result < 0 { Err(SandboxError { step, source: std::io::Error::last_os_error() }) } else { Ok(()) }
+}

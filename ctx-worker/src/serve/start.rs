@@ -1,0 +1,173 @@
+//! A worker's start: the driver loaded, contexts made on all devices, staging registered, before there is a client.
+//!
+//! The driver takes addresses for code and variables where the kernel would place a mapping. They must come out the same
+//! in a restore, so the worker does nothing between start and restore that takes such addresses in another order: it
+//! runs without address randomisation, allocates from the heap alone, starts its threads first, and maps what comes with
+//! a client at addresses of its own.
+
+use std::ffi::CStr;
+use std::path::Path;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_images::content::ContentKey;
+use rekindle_wire::attach::{self, Attached};
+use rekindle_wire::control::{Failing, FailureKind};
+use rekindle_wire::window::MAX_DEVICES;
+use thiserror::Error;
+use tracing::warn;
+
+use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
+use crate::checkpoint::access::observe::ObserveError;
+use crate::checkpoint::engine::Engine;
+use crate::gpu::driver::{self, CallFailed, Driver, LoadError, expect};
+use crate::resources::memory::DeviceMemory;
+use crate::serve::confinement::Confinement;
+use crate::serve::crash;
+use crate::serve::executor::{Device, Executor};
+use crate::serve::sandbox::{self, SandboxError};
+
+/// Attributes are asked for up to here; later ones are unknown to this version.
+const ATTRIBUTES: u32 = 160;
+const CAPABILITY_MAJOR: usize = 75;
+const CAPABILITY_MINOR: usize = 76;
+
+/// Why there is no worker.
+#[derive(Debug, Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    #[error(transparent)]
+    Driver(#[from] CallFailed),
+    #[error(transparent)]
+    Observe(#[from] ObserveError),
+}
+
+impl Failing for StartError {
+    fn kind(&self) -> FailureKind {
+        FailureKind::Internal
+    }
+}
+
+/// Makes everything ready for a client, or says why not.
+pub(crate) fn start(
+    cuda_driver: &Path,
+    confined: Option<&Confinement>,
+    report_access: Option<u64>,
+) -> Result<Executor, StartError> {
+    // SAFETY: only sets parameters of the allocator, before there are threads.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+    let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver)?));
+    crate::cores();
+    // Before it may lie where this process cannot look.
+    let build = driver::build(&driver::place(driver));
+    // The library may lie where only root finds it, and its initialisers are the administrator's.
+    if let Some(confinement) = confined {
+        sandbox::enter(confinement, &driver::place(driver))?;
+    }
+    let mut executor = try_start(driver, build)?;
+    if let Some(limit) = report_access {
+        executor.start_observing(limit)?;
+    }
+    // Now that all libraries are loaded, and before there is a client.
+    crash::say().unwrap_or_else(|error| warn!("a crash would not be said: {error}"));
+    if let Some(confinement) = confined {
+        sandbox::close(confinement)?;
+    }
+    Ok(executor)
+}
+
+fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, CallFailed> {
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: out parameters are locals.
+    unsafe {
+        expect("cuInit", (driver.cuInit)(0))?;
+        expect("cuDriverGetVersion", (driver.cuDriverGetVersion)(&raw mut version))?;
+        expect("cuDeviceGetCount", (driver.cuDeviceGetCount)(&raw mut count))?;
+    }
+    let mut devices = Vec::new();
+    let mut described = Vec::new();
+    let mut api_version = 0;
+    for ordinal in 0..(count as usize).min(MAX_DEVICES) {
+        let mut device = 0;
+        let mut primary = 0;
+        // SAFETY: out parameters are locals.
+        unsafe {
+            expect("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal as i32))?;
+            let retained = (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device);
+            expect("cuDevicePrimaryCtxRetain", retained)?;
+            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            expect("cuCtxGetApiVersion", (driver.cuCtxGetApiVersion)(primary, &raw mut api_version))?;
+        }
+        let description = describe(driver, device)?;
+        let attribute = |n: usize| description.attributes.get(n).map_or(0, |a| a.1 as u32);
+        let capability = (attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR));
+        devices.push(Device {
+            device,
+            primary,
+            used: false,
+            reset: false,
+            capability,
+            memory: DeviceMemory::new(device, ordinal),
+        });
+        described.push(description);
+    }
+    if devices.windows(2).any(|d| d[0].capability != d[1].capability) {
+        warn!("the devices are of different compute capabilities: code is looked at for the first one's");
+    }
+    let mut engine = Engine::new();
+    let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
+    engine.prepare(driver, &primaries)?;
+    engine.warm_up();
+    // Now, for the sake of the addresses that later code gets.
+    let key = ContentKey::from_bytes([0; 16]);
+    let mut hasher = Hasher::new(&key, devices.len(), BATCH_BYTES);
+    for (ordinal, device) in devices.iter().enumerate() {
+        hasher.prepare(driver, (ordinal, device.device), device.primary)?;
+    }
+    let attached = Attached { driver_version: version, driver_build, api_version, devices: described };
+    let mut executor = Executor::new(driver, devices, engine, hasher, attached);
+    executor.context_changed();
+    Ok(executor)
+}
+
+fn describe(driver: &Driver, device: CUdevice) -> Result<attach::Device, CallFailed> {
+    let mut name = [0; 256];
+    let mut pci = [0; 32];
+    let mut uuid = [0; 16];
+    let mut memory = 0;
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: out parameters are locals of the sizes that are given; the device's context is current.
+    unsafe {
+        expect("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32, device))?;
+        expect("cuDeviceGetPCIBusId", (driver.cuDeviceGetPCIBusId)(pci.as_mut_ptr(), pci.len() as i32, device))?;
+        expect("cuDeviceGetUuid", (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device))?;
+        expect("cuDeviceTotalMem", (driver.cuDeviceTotalMem_v2)(&raw mut memory, device))?;
+        let range = (driver.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest);
+        expect("cuCtxGetStreamPriorityRange", range)?;
+    }
+    let attributes = (0..ATTRIBUTES)
+        .map(|attribute| {
+            let mut value = 0;
+            // SAFETY: the out parameter is a local; an unknown attribute is an error code.
+            let result = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+            (result, value)
+        })
+        .collect();
+    let text = |bytes: &[std::ffi::c_char]| {
+        let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).collect();
+        CStr::from_bytes_until_nul(&bytes).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    Ok(attach::Device {
+        name: text(&name),
+        uuid,
+        memory: memory as u64,
+        pci_bus_id: text(&pci),
+        attributes,
+        stream_priorities: (least, greatest),
+    })
+}

@@ -1,0 +1,402 @@
+//! What the client's handles stand for, and the log from which a restore makes them again.
+//!
+//! A record is the command that created or changed something, as it came through the ring. A restore executes the
+//! records in their order. What is destroyed takes its records, and those of what depended on it, out of the log, but for
+//! code and contexts: see [`crate::session::lives`].
+
+use std::collections::{HashMap, HashSet};
+
+use rekindle_images::CodeHash;
+use rekindle_wire::command::Kind;
+
+use crate::session::lives::{Lives, places_code};
+
+/// What a handle stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Object {
+    pub(crate) kind: Kind,
+    /// The driver's handle.
+    pub(crate) real: u64,
+    /// The context it belongs to; 0 for libraries and kernels, which belong to none.
+    pub(crate) context: u64,
+    /// The module, library or kernel it came from, or 0.
+    pub(crate) parent: u64,
+    /// Of a function or kernel: whether its code reaches the device's `malloc`.
+    pub(crate) allocates: bool,
+}
+
+/// One record of the log.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) sequence: u64,
+    pub(crate) call: u16,
+    /// The object that it created or changed.
+    pub(crate) owner: u64,
+    /// The context that was current.
+    pub(crate) context: u64,
+    pub(crate) args: Vec<u8>,
+    pub(crate) code: Option<CodeHash>,
+}
+
+/// All objects of a client.
+#[derive(Default)]
+pub(crate) struct Objects {
+    by_handle: HashMap<u64, Object>,
+    log: Vec<Record>,
+    next_sequence: u64,
+    /// Of code and contexts that are gone.
+    lives: Lives,
+    /// Functions whose code is loaded, and kernels with the contexts that theirs is loaded in.
+    used: HashSet<(u64, u64)>,
+}
+
+impl Objects {
+    pub(crate) fn get(&self, handle: u64) -> Option<&Object> {
+        self.by_handle.get(&handle)
+    }
+
+    /// The handles of one kind.
+    pub(crate) fn of_kind(&self, kind: Kind) -> Vec<u64> {
+        self.by_handle.iter().filter(|(_, o)| o.kind == kind).map(|(handle, _)| *handle).collect()
+    }
+
+    pub(crate) fn log(&self) -> &[Record] {
+        &self.log
+    }
+
+    /// Adds an object; `false` where the handle is taken or of another kind: the client's mistake.
+    pub(crate) fn insert(&mut self, handle: u64, object: Object) -> bool {
+        if !object.kind.owns(handle) || self.by_handle.contains_key(&handle) {
+            return false;
+        }
+        self.by_handle.insert(handle, object);
+        true
+    }
+
+    /// Changes what a handle stands for.
+    pub(crate) fn replace(&mut self, handle: u64, object: Object) {
+        self.by_handle.insert(handle, object);
+    }
+
+    /// Whether a function has been used, a kernel in this context.
+    pub(crate) fn is_used(&self, handle: u64, context: u64) -> bool {
+        self.used.contains(&self.use_of(handle, context))
+    }
+
+    /// Notes a use of a function, or of a kernel in this context; whether it is the first.
+    pub(crate) fn first_use(&mut self, handle: u64, context: u64) -> bool {
+        self.used.insert(self.use_of(handle, context))
+    }
+
+    /// A function belongs to one context, whatever the current one is.
+    fn use_of(&self, handle: u64, context: u64) -> (u64, u64) {
+        (handle, if Kind::Kernel.owns(handle) { context } else { 0 })
+    }
+
+    /// Adds a record.
+    pub(crate) fn record(&mut self, call: u16, owner: u64, context: u64, args: &[u8], code: Option<CodeHash>) {
+        self.next_sequence += 1;
+        let sequence = self.next_sequence;
+        self.log.push(Record { sequence, call, owner, context, args: args.to_vec(), code });
+    }
+
+    /// Adds a record of a change. One that said the same before, but for the word that is the new value, is taken out,
+    /// so that a program which changes values for ever does not make the log grow.
+    pub(crate) fn record_change(&mut self, call: u16, owner: u64, context: u64, args: &[u8], value: Option<usize>) {
+        let is_value = |at: usize| value.is_some_and(|word| at / 8 == word);
+        let same = |other: &[u8]| {
+            let pairs = other.iter().zip(args).enumerate();
+            other.len() == args.len() && pairs.into_iter().all(|(at, (a, b))| a == b || is_value(at))
+        };
+        self.log.retain(|r| !(r.owner == owner && r.call == call && r.context == context && same(&r.args)));
+        self.record(call, owner, context, args, None);
+    }
+
+    /// Takes a record of a change out that no longer holds.
+    pub(crate) fn unrecord(&mut self, call: u16, owner: u64, args: &[u8]) {
+        self.log.retain(|r| !(r.owner == owner && r.call == call && r.args == args));
+    }
+
+    /// Takes records of a call out whose first word is an object that goes.
+    pub(crate) fn unrecord_naming(&mut self, call: u16, handle: u64) {
+        self.log.retain(|r| !(r.call == call && r.args.starts_with(&handle.to_le_bytes())));
+    }
+
+    /// Takes a module or library out that was unloaded. Its records stay as long as they count ([`crate::session::lives`]), and one
+    /// of the unloading is added.
+    pub(crate) fn unload(&mut self, handle: u64, call: u16, context: u64, args: &[u8]) {
+        let gone = self.take(handle);
+        self.record(call, handle, context, args, None);
+        self.lives.end(handle, self.next_sequence, gone.iter().map(|(child, _)| *child));
+        self.lives.forget(&mut self.log);
+    }
+
+    /// Takes all records out that do not count any more; that is not done each time.
+    pub(crate) fn settle(&mut self) {
+        self.lives.forget_now(&mut self.log);
+    }
+
+    /// Whether the log lacks unloaded code that decided where code is that is loaded now: there was too much of it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.lives.is_cut(&self.log)
+    }
+
+    /// Drops half of the unloaded code, since it takes too much memory. See [`Self::is_cut`].
+    pub(crate) fn cut(&mut self) {
+        self.lives.cut(&mut self.log);
+    }
+
+    /// The code images of code that is loaded, and of all code in the log.
+    pub(crate) fn code(&self) -> (HashSet<CodeHash>, HashSet<CodeHash>) {
+        let loaded = self.log.iter().filter(|r| self.by_handle.contains_key(&r.owner));
+        (loaded.filter_map(|r| r.code).collect(), self.log.iter().filter_map(|r| r.code).collect())
+    }
+
+    /// Takes an object out, with everything made from it, and their records. Returns what was taken out, the object
+    /// itself last.
+    pub(crate) fn remove(&mut self, handle: u64) -> Vec<(u64, Object)> {
+        let gone = self.take(handle);
+        let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).chain([handle]).collect();
+        self.log.retain(|r| !owners.contains(&r.owner));
+        gone
+    }
+
+    /// Takes an object out, with everything made from it, and leaves their records.
+    fn take(&mut self, handle: u64) -> Vec<(u64, Object)> {
+        let mut gone = vec![handle];
+        let mut at = 0;
+        while at < gone.len() {
+            let parent = gone[at];
+            let children = self.by_handle.iter().filter(|(h, o)| o.parent == parent && !gone.contains(h));
+            let children: Vec<u64> = children.map(|(h, _)| *h).collect();
+            gone.extend(children);
+            at += 1;
+        }
+        if gone.iter().any(|h| Kind::Function.owns(*h) || Kind::Kernel.owns(*h)) {
+            self.used.retain(|(h, _)| !gone.contains(h));
+        }
+        gone.iter().rev().filter_map(|h| Some((*h, self.by_handle.remove(h)?))).collect()
+    }
+
+    /// Takes out everything that belongs to a context (not the context itself), and every record made in it. Libraries
+    /// and kernels belong to none: their loading stays, and needs no context.
+    pub(crate) fn remove_context(&mut self, context: u64) -> Vec<(u64, Object)> {
+        let gone = self.take_context(context);
+        let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).collect();
+        self.log.retain(|r| !owners.contains(&r.owner));
+        self.lives.drop_context(&mut self.log, context);
+        self.lives.forget(&mut self.log);
+        gone
+    }
+
+    /// Takes a context out that was destroyed, with everything that belongs to it, itself last. What loaded code there
+    /// keeps its records as long as they count, and one of the destruction is added.
+    pub(crate) fn destroy_context(&mut self, context: u64, call: u16, args: &[u8]) -> Vec<(u64, Object)> {
+        let mut gone = self.take_context(context);
+        gone.extend(self.by_handle.remove(&context).map(|object| (context, object)));
+        let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).filter(|h| !places_code(*h)).collect();
+        self.log.retain(|r| r.owner == context || !owners.contains(&r.owner));
+        self.record(call, context, 0, args, None);
+        let code = gone.iter().map(|(handle, _)| *handle).filter(|h| places_code(*h) && *h != context);
+        self.lives.end_context(&self.log, context, self.next_sequence, code);
+        self.lives.forget(&mut self.log);
+        gone
+    }
+
+    /// Takes the objects of a context out, and leaves their records.
+    fn take_context(&mut self, context: u64) -> Vec<(u64, Object)> {
+        let of_context = self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context);
+        let roots: Vec<u64> = of_context.map(|(h, _)| *h).collect();
+        let gone = roots.into_iter().flat_map(|h| self.take(h)).collect();
+        self.used.retain(|(_, used_in)| *used_in != context);
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_wire::command;
+
+    fn object(kind: Kind, parent: u64) -> Object {
+        Object { kind, real: 1, context: Kind::Context.handle(1), parent, allocates: false }
+    }
+
+    #[test]
+    fn what_came_from_an_object_goes_with_it() {
+        let mut objects = Objects::default();
+        let (library, kernel, function) = (Kind::Library.handle(1), Kind::Kernel.handle(2), Kind::Function.handle(3));
+        assert!(objects.insert(library, object(Kind::Library, 0)));
+        assert!(objects.insert(kernel, object(Kind::Kernel, library)));
+        assert!(objects.insert(function, object(Kind::Function, kernel)));
+        for (call, owner) in [(1, library), (2, kernel), (3, function)] {
+            objects.record(call, owner, 0, &[], None);
+        }
+        assert!(!objects.insert(kernel, object(Kind::Kernel, library)));
+        assert!(!objects.insert(Kind::Event.handle(9), object(Kind::Stream, 0)));
+        assert_eq!(objects.remove(library).len(), 3);
+        assert!(objects.log().is_empty());
+    }
+
+    #[test]
+    fn an_unloading_is_recorded_where_other_code_came_after() {
+        let mut objects = Objects::default();
+        let code = Some(CodeHash::of(b"code"));
+        let (first, second) = (Kind::Module.handle(1), Kind::Module.handle(2));
+        for handle in [first, second] {
+            assert!(objects.insert(handle, object(Kind::Module, 0)));
+            objects.record(1, handle, 0, &[], code);
+        }
+        objects.unload(first, 9, 0, &[]);
+        assert!(objects.get(first).is_none());
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner)).collect();
+        assert_eq!(log, [(1, first), (1, second), (9, first)]);
+        objects.unload(second, 9, 0, &[]);
+        assert!(objects.log().is_empty());
+    }
+
+    #[test]
+    fn loading_and_unloading_for_ever_does_not_grow_the_log() {
+        let mut objects = Objects::default();
+        let code = Some(CodeHash::of(b"code"));
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], code);
+        };
+        load(&mut objects, 1);
+        for pair in 1..200 {
+            load(&mut objects, 2 * pair);
+            load(&mut objects, 2 * pair + 1);
+            objects.unload(Kind::Module.handle(2 * pair), 9, 0, &[]);
+            objects.unload(Kind::Module.handle(2 * pair + 1), 9, 0, &[]);
+            assert_eq!(objects.log().len(), 1);
+        }
+    }
+
+    #[test]
+    fn code_that_overlaps_what_is_loaded_stays_in_the_log_however_much_it_is() {
+        let mut objects = Objects::default();
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], Some(CodeHash::of(b"code")));
+        };
+        load(&mut objects, 1);
+        for number in 1..300 {
+            load(&mut objects, number + 1);
+            objects.unload(Kind::Module.handle(number), 9, 0, &[]);
+            assert_eq!(objects.log().len(), 2 * number as usize + 1);
+        }
+        // The last of the chain goes: nothing of it counts for what comes later.
+        objects.unload(Kind::Module.handle(300), 9, 0, &[]);
+        objects.settle();
+        assert!(objects.log().is_empty() && !objects.is_cut());
+    }
+
+    #[test]
+    fn a_use_of_older_code_during_the_life_of_a_module_keeps_that_modules_records() {
+        let mut objects = Objects::default();
+        let (older, newer) = (Kind::Module.handle(1), Kind::Module.handle(2));
+        let function = Kind::Function.handle(3);
+        for handle in [older, newer] {
+            assert!(objects.insert(handle, object(Kind::Module, 0)));
+            objects.record(1, handle, 0, &[], Some(CodeHash::of(b"code")));
+        }
+        assert!(objects.insert(function, object(Kind::Function, older)));
+        assert!(objects.first_use(function, 0) && !objects.first_use(function, 0));
+        objects.record(5, function, 0, &[], None);
+        objects.unload(newer, 9, 0, &[]);
+        assert_eq!(objects.log().iter().map(|r| r.call).collect::<Vec<_>>(), [1, 1, 5, 9]);
+        objects.unload(older, 9, 0, &[]);
+        assert!(objects.log().is_empty() && objects.first_use(function, 0));
+    }
+
+    #[test]
+    fn destroying_one_context_leaves_the_unloaded_code_of_others_in_the_log() {
+        let mut objects = Objects::default();
+        let code = Some(CodeHash::of(b"code"));
+        let (here, there) = (Kind::Context.handle(1), Kind::Context.handle(2));
+        for context in [here, there] {
+            assert!(objects.insert(context, Object { context, ..object(Kind::Context, 0) }));
+            objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
+        }
+        for (number, context) in [(3, here), (4, here), (5, there)] {
+            let module = Kind::Module.handle(number);
+            assert!(objects.insert(module, Object { context, ..object(Kind::Module, 0) }));
+            objects.record(1, module, context, &[], code);
+        }
+        objects.unload(Kind::Module.handle(3), 9, here, &[]);
+        assert_eq!(objects.destroy_context(there, 10, &[]).len(), 2);
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner & 0xff)).collect();
+        // The other context was there when the code that is loaded was.
+        assert_eq!(
+            log,
+            [(command::CONTEXT_CREATE, 1), (command::CONTEXT_CREATE, 2), (1, 3), (1, 4), (1, 5), (9, 3), (10, 2)]
+        );
+        objects.unload(Kind::Module.handle(4), 9, here, &[]);
+        assert_eq!(objects.log().iter().map(|r| r.call).collect::<Vec<_>>(), [command::CONTEXT_CREATE]);
+    }
+
+    #[test]
+    fn contexts_that_come_and_go_with_code_leave_nothing_in_the_log() {
+        let mut objects = Objects::default();
+        for number in 1..100 {
+            let (context, module) = (Kind::Context.handle(number), Kind::Module.handle(number));
+            let stream = Kind::Stream.handle(number);
+            assert!(objects.insert(context, Object { context, ..object(Kind::Context, 0) }));
+            objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
+            for (handle, kind, code) in
+                [(module, Kind::Module, Some(CodeHash::of(b"code"))), (stream, Kind::Stream, None)]
+            {
+                assert!(objects.insert(handle, Object { context, ..object(kind, 0) }));
+                objects.record(1, handle, context, &[], code);
+            }
+            assert_eq!(objects.destroy_context(context, 10, &[]).len(), 3);
+            assert!(objects.log().is_empty(), "{:?}", objects.log());
+        }
+    }
+
+    #[test]
+    fn code_that_was_dropped_for_its_mass_is_missed_until_all_that_it_could_have_moved_is_gone() {
+        let mut objects = Objects::default();
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], Some(CodeHash::of(b"code")));
+        };
+        load(&mut objects, 1);
+        for number in 1..20 {
+            load(&mut objects, number + 1);
+            objects.unload(Kind::Module.handle(number), 9, 0, &[]);
+        }
+        objects.cut();
+        assert!(objects.is_cut() && objects.log().len() < 25);
+        objects.unload(Kind::Module.handle(20), 9, 0, &[]);
+        objects.settle();
+        load(&mut objects, 21);
+        assert!(!objects.is_cut());
+    }
+
+    #[test]
+    fn a_library_outlives_the_context_it_was_loaded_in() {
+        let mut objects = Objects::default();
+        let (context, library) = (Kind::Context.handle(1), Kind::Library.handle(2));
+        assert!(objects.insert(library, Object { context: 0, ..object(Kind::Library, 0) }));
+        objects.record(1, library, context, &[], Some(CodeHash::of(b"code")));
+        objects.record(2, library, context, &[], None);
+        objects.remove_context(context);
+        let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.context)).collect();
+        assert_eq!(log, [(1, 0)]);
+    }
+
+    #[test]
+    fn repeated_changes_do_not_grow_the_log() {
+        let mut objects = Objects::default();
+        let words = |what: u64, value: u64| [what.to_le_bytes(), value.to_le_bytes()].concat();
+        for i in 0..100 {
+            objects.record_change(7, 1, 0, &words(i % 2, i), Some(1));
+        }
+        let log: Vec<_> = objects.log().iter().map(|r| r.args.clone()).collect();
+        assert_eq!(log, [words(0, 98), words(1, 99)]);
+        objects.record_change(7, 1, 0, &words(0, 98), None);
+        assert_eq!(objects.log().len(), 2);
+    }
+}
