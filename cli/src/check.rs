@@ -13,11 +13,11 @@ use crate::{daemon, output};
 /// Which process tree.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The root of the tree: what `criu dump -t` would be given
+    /// The root of the process tree, as for `criu dump -t`
     pid: i32,
     #[command(flatten)]
     daemon: daemon::At,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

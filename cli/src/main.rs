@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Checkpoints GPU processes while they run.
+/// Checkpoint and restore GPU processes while they run.
 #[derive(Debug, Parser)]
 #[command(name = "rekindle", version)]
 struct Options {
@@ -47,37 +47,37 @@ enum Verb {
     Run(run::Options),
     /// List the processes that run under Rekindle
     Ps(ps::Options),
-    /// Say whether a process and its children can be checkpointed now
+    /// Check whether a process and its descendants can be checkpointed now
     Check(check::Options),
-    /// Checkpoint a process and all below it, or a container, while it runs
+    /// Checkpoint a process and its descendants, or a container, while it runs
     Checkpoint(checkpoint::Options),
-    /// Restore what was checkpointed
+    /// Restore processes from a checkpoint image
     Restore(restore::Options),
-    /// Say which protocol a process is to be checkpointed by, or choose one
+    /// Show or choose the protocol by which a process is checkpointed
     Protocol(protocol::Options),
-    /// Say whether everything that Rekindle needs is there, and what to do where it is not
+    /// Check that this machine has what Rekindle needs, and say what to do if not
     Doctor(doctor::Options),
-    /// Show what is in a checkpoint image
+    /// Show the contents of a checkpoint image
     Inspect {
-        /// The image's directory: the one that `criu dump` was given
+        /// The image directory, as given to `criu dump`
         dir: PathBuf,
-        /// For programs
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Read a whole image and compare every checksum
+    /// Read a whole image and compare every hash
     Verify {
-        /// The image's directory
+        /// The image directory
         dir: PathBuf,
-        /// For programs
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Make an image that builds on others one that needs no other
+    /// Make an image that builds on other images independent of them
     Flatten {
-        /// The image's directory
+        /// The image directory
         dir: PathBuf,
-        /// A directory for a copy of it, with CRIU's files; otherwise the image itself is changed
+        /// Write a copy, with CRIU's files, to this directory [default: change the image itself]
         out: Option<PathBuf>,
     },
 }

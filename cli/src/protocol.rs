@@ -11,16 +11,16 @@ use crate::{daemon, output};
 /// Of which process, and which.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The process, as `rekindle ps` lists it
+    /// The process, as listed by `rekindle ps`
     pid: i32,
-    /// auto, stop, clone, cow or recopy: counts as long as the process has its worker [default: only say which it is]
+    /// auto, stop, clone, cow or recopy, until the process ends [default: only show the protocol]
     name: Option<Protocol>,
-    /// What was chosen so counts no more, and what the program, its container or the configuration says does
+    /// Remove an earlier choice, so that the setting of the program, its container or the configuration applies
     #[arg(long, conflicts_with = "name")]
     forget: bool,
     #[command(flatten)]
     daemon: daemon::At,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

@@ -11,13 +11,14 @@ use crate::{access, calls, daemon, output};
 pub(crate) struct Options {
     #[command(flatten)]
     daemon: daemon::At,
-    /// What this process has asked of the driver and was refused
+    /// List the driver calls of this process, refused ones first
     #[arg(long, value_name = "PID")]
     calls: Option<i32>,
-    /// What this process's commands were expected to write, and what they wrote; see `access.report` of the daemon
+    /// Show what this process's commands were predicted to write, and what they wrote (needs `access.report` in the
+    /// daemon's configuration)
     #[arg(long, value_name = "PID", conflicts_with = "calls")]
     access: Option<i32>,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

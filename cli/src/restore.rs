@@ -19,27 +19,27 @@ const LOG: &str = "restore.log";
 /// Of which image.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The image's directory
+    /// The image directory
     dir: PathBuf,
-    /// Return when the processes run, and do not wait for their end
+    /// Return when the processes run, without waiting for their end
     #[arg(short = 'd', long)]
     restore_detached: bool,
-    /// Read the whole image and compare every checksum before anything is started
+    /// Read the whole image and compare every hash before starting anything
     #[arg(long)]
     verify: bool,
-    /// Restore with another version of the GPU's driver than at the dump: functions' addresses that the program has stored
-    /// in GPU memory may be wrong then, and nothing tells
+    /// Allow another version of the GPU driver than at the dump. Addresses of functions that the program has stored in GPU
+    /// memory may then be wrong without a warning
     #[arg(long)]
     allow_other_driver: bool,
-    /// Restore on GPUs of another model, number of multiprocessors or memory than at the dump
+    /// Allow GPUs of another model, number of multiprocessors or memory size than at the dump
     #[arg(long)]
     allow_other_gpu: bool,
-    /// CRIU [default: the one in PATH]
+    /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     criu: Option<PathBuf>,
     #[command(flatten)]
     daemon: daemon::At,
-    /// More options of `criu restore`
+    /// More options for `criu restore`
     #[arg(last = true)]
     more: Vec<OsString>,
 }

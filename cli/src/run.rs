@@ -23,10 +23,10 @@ const INSTALLED: &str = "../lib/rekindle";
 pub(crate) struct Options {
     #[command(flatten)]
     daemon: daemon::At,
-    /// Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle beside this program]
+    /// Rekindle's libcuda.so.1, or its directory [default: ../lib/rekindle, relative to this program]
     #[arg(long, value_name = "PATH")]
     lib: Option<PathBuf>,
-    /// The protocol that it is to be checkpointed by: auto, stop, clone, cow or recopy [default: as the daemon is configured]
+    /// The protocol for its checkpoints: auto, stop, clone, cow or recopy [default: the daemon's setting]
     #[arg(long, value_name = "NAME")]
     protocol: Option<Protocol>,
     /// The program and its arguments

@@ -97,19 +97,19 @@ const DEFAULT_UIDS: UidRange = UidRange { first: 1_900_000_000, last: 1_900_065_
 /// The command line.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ServeOptions {
-    /// Where to listen [default: /run/rekindle/rekindled.sock]
+    /// The socket to listen on [default: /run/rekindle/rekindled.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The driver library that workers load [default: libcuda.so.1, by the loader's search]
+    /// The driver library that workers load [default: libcuda.so.1, found by the loader]
     #[arg(long, value_name = "PATH")]
     cuda_driver: Option<PathBuf>,
-    /// Configuration file [default: /etc/rekindle/rekindled.toml, if it is there]
+    /// The configuration file [default: /etc/rekindle/rekindled.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// How many workers to keep ready [default: 1]
     #[arg(long, value_name = "N")]
     spare: Option<usize>,
-    /// A program to start in place of the worker; for tests
+    /// The program to start instead of the worker; for tests
     #[arg(long, hide = true, value_name = "PATH")]
     worker_program: Option<PathBuf>,
 }

@@ -26,7 +26,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ServeOptions};
 
-/// Owns the GPU contexts of applications that run under Rekindle, so that they can be checkpointed.
+/// The Rekindle daemon: owns the GPU contexts of applications, so that they can be checkpointed.
 #[derive(Debug, Parser)]
 #[command(name = "rekindled", version, args_conflicts_with_subcommands = true)]
 struct Options {
@@ -43,26 +43,26 @@ enum Command {
     /// Serve one client; started by the daemon only
     #[command(hide = true)]
     Worker {
-        /// The inherited descriptor that leads to the daemon
+        /// The inherited descriptor of the channel to the daemon
         #[arg(long)]
         channel_fd: RawFd,
         /// The driver library to load
         #[arg(long)]
         cuda_driver: PathBuf,
-        /// What it gives up, as JSON; nothing unless said
+        /// The privileges to give up, as JSON [default: none]
         #[arg(long)]
         confined: Option<Confinement>,
-        /// Compare what commands write with what they are expected to, with so many bytes of GPU memory at most
+        /// Compare what commands write with the prediction, up to this many bytes of GPU memory
         #[arg(long)]
         report_access: Option<u64>,
     },
     /// Ask the machine's NVML; started by the daemon only
     #[command(hide = true)]
     Nvml {
-        /// The inherited descriptor that leads to the daemon
+        /// The inherited descriptor of the channel to the daemon
         #[arg(long)]
         channel_fd: RawFd,
-        /// The library to load
+        /// The NVML library to load
         #[arg(long)]
         library: PathBuf,
     },

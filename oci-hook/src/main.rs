@@ -35,8 +35,9 @@ use thiserror::Error;
 
 use self::image::Image;
 
-/// podman's `precreate` hook: reads a container's config.json, writes the one it is to have.
-/// `install` has podman, CRIU and engines that know CDI find what they need.
+/// OCI hook of Rekindle: give a container the interposer and its GPUs.
+///
+/// Without a command this is podman's `precreate` hook. `install` sets up podman, CRIU and engines that support CDI.
 #[derive(Debug, Parser)]
 #[command(name = "rekindle-oci-hook", version, about)]
 struct Cli {
@@ -48,7 +49,7 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct HostArgs {
-    /// Where the interposer is [default: ../lib/rekindle beside this program]
+    /// The directory of the interposer [default: ../lib/rekindle, relative to this program]
     #[arg(long, global = true, value_name = "DIR")]
     lib_dir: Option<PathBuf>,
     /// The daemon's socket
@@ -58,39 +59,39 @@ struct HostArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Read config.json from stdin and write the changed one to stdout; what is done without a command too
+    /// Read a container's config.json from stdin and write the changed one to stdout (the default)
     Precreate,
-    /// OCI runtimes' stage createRuntime: read a container's state from stdin, check its image, let it use GPUs
+    /// OCI stage createRuntime: read a container's state from stdin, check its image, give it GPUs
     CreateRuntime {
-        /// A GPU that it may use, by number or UUID, or all; may be repeated [default: what its annotations ask for]
+        /// A GPU to give, by number or UUID, or all; may be repeated [default: as its annotations ask]
         #[arg(long, value_name = "GPU")]
         gpu: Vec<String>,
     },
-    /// OCI runtimes' stage poststop: read the state of a container that is gone from stdin, and tell the daemon
+    /// OCI stage poststop: read the state of a stopped container from stdin, and tell the daemon
     Poststop,
-    /// The specification for engines that know CDI
+    /// The specification for engines that support CDI
     #[command(subcommand)]
     Cdi(Cdi),
-    /// Print the file for /etc/containers/oci/hooks.d that has podman run this program
+    /// Print the file for /etc/containers/oci/hooks.d that makes podman run this program
     HooksJson {
-        /// Where this program will be [default: where it is]
+        /// The path at which this program will be installed [default: its present path]
         #[arg(long, value_name = "PATH")]
         path: Option<PathBuf>,
     },
-    /// Have podman find this hook, and CRIU the plugin
+    /// Let podman find this hook, and CRIU the plugin
     Install(PlaceArgs),
-    /// Take away what install has made
+    /// Remove what install has created
     Uninstall(PlaceArgs),
 }
 
 #[derive(Debug, Subcommand)]
 enum Cdi {
-    /// Write it for the GPUs that the daemon has: podman run --device rekindle.dev/gpu=0
+    /// Write the specification for the daemon's GPUs, for podman run --device rekindle.dev/gpu=0
     Generate {
-        /// The file [default: stdout]
+        /// The file to write [default: stdout]
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// Where this program will be [default: where it is]
+        /// The path at which this program will be installed [default: its present path]
         #[arg(long, value_name = "PATH")]
         path: Option<PathBuf>,
     },
@@ -98,19 +99,19 @@ enum Cdi {
 
 #[derive(Debug, Args)]
 struct PlaceArgs {
-    /// Where engines look for CDI specifications
+    /// The directory where engines look for CDI specifications
     #[arg(long, value_name = "DIR", default_value = "/etc/cdi")]
     cdi_dir: PathBuf,
-    /// podman's folder of hooks
+    /// podman's hooks directory
     #[arg(long, value_name = "DIR", default_value = "/etc/containers/oci/hooks.d")]
     hooks_dir: PathBuf,
-    /// CRIU's configuration, which runc's and crun's CRIU reads too
+    /// CRIU's configuration file, which CRIU also reads under runc and crun
     #[arg(long, value_name = "FILE", default_value = "/etc/criu/default.conf")]
     criu_conf: PathBuf,
-    /// Where CRIU's own plugins are
+    /// The directory of CRIU's own plugins
     #[arg(long, value_name = "DIR", default_value = "/usr/lib/criu")]
     criu_plugins: PathBuf,
-    /// Where our CRIU plugin is [default: criu in the folder of --lib-dir]
+    /// The directory of Rekindle's CRIU plugin [default: criu in --lib-dir]
     #[arg(long, value_name = "DIR")]
     plugin_dir: Option<PathBuf>,
 }

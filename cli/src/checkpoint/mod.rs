@@ -36,51 +36,51 @@ const LOOKS: u32 = 40;
 /// Of what, and where to.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The process; all below it are checkpointed with it
+    /// The process; its descendants are checkpointed with it
     #[arg(required_unless_present = "container")]
     pid: Option<i32>,
-    /// The directory for the image, which is made where there is none
+    /// The directory for the image; created if necessary
     #[arg(required_unless_present = "container")]
     dir: Option<PathBuf>,
-    /// The directory of an earlier image: only what has changed since is written, and this image needs that one
+    /// Build on the image in this directory: write only what has changed since; the new image needs that one
     #[arg(long, value_name = "DIR", conflicts_with = "container")]
     on: Option<PathBuf>,
-    /// A container of podman's in place of a process
+    /// Checkpoint this container of podman instead of a process
     #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "leave_stopped", "criu"])]
     container: Option<String>,
-    /// The file for the container's image, as of `podman container checkpoint --export`
+    /// Write the container's checkpoint to this file, as `podman container checkpoint --export` does
     #[arg(long, value_name = "FILE", requires = "container", conflicts_with = "pid")]
     export: Option<PathBuf>,
-    /// The processes go on; so they do unless it is said otherwise
+    /// Keep the processes running (the default)
     #[arg(long, conflicts_with_all = ["kill", "leave_stopped"])]
     leave_running: bool,
-    /// The processes stay stopped
+    /// Leave the processes stopped
     #[arg(long, conflicts_with = "kill")]
     leave_stopped: bool,
-    /// The processes are killed when the image is complete
+    /// Kill the processes when the image is complete
     #[arg(long)]
     kill: bool,
-    /// By this protocol: auto, stop, clone, cow or recopy [default: as `rekindle protocol PID` says]
+    /// The protocol: auto, stop, clone, cow or recopy [default: the one that `rekindle protocol PID` shows]
     #[arg(long, value_name = "NAME")]
     protocol: Option<Protocol>,
-    /// Begin when the application says that it is where it wants to be checkpointed (`rekindle_checkpoint`)
+    /// Begin when the application calls `rekindle_checkpoint`
     #[arg(long)]
     at_moment: bool,
-    /// For how long the application's moment is waited for, in seconds
+    /// With --at-moment: how many seconds to wait for that call
     #[arg(long, value_name = "S", default_value_t = 60, requires = "at_moment")]
     timeout: u64,
-    /// CRIU [default: the one in PATH]
+    /// The criu program [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     criu: Option<PathBuf>,
-    /// podman [default: the one in PATH]
+    /// The podman program [default: the one in PATH]
     #[arg(long, value_name = "PATH", requires = "container", conflicts_with = "pid")]
     podman: Option<PathBuf>,
     #[command(flatten)]
     daemon: daemon::At,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// More options of `criu dump`, or of `podman container checkpoint`
+    /// More options for `criu dump` or `podman container checkpoint`
     #[arg(last = true)]
     more: Vec<OsString>,
 }

@@ -24,15 +24,15 @@ use crate::output;
 /// What to look at.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// List every driver function: whether it is carried out, refused, or unknown here
+    /// List every driver function: declared (supported), refused, or absent (unknown to Rekindle)
     #[arg(long)]
     api: bool,
-    /// With --api: the driver's library to compare with [default: the daemon's]
+    /// With --api: the driver library to compare with [default: the daemon's]
     #[arg(long, value_name = "PATH", requires = "api")]
     driver: Option<PathBuf>,
     #[command(flatten)]
     daemon: crate::daemon::At,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
