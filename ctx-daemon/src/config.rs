@@ -6,9 +6,10 @@
 //! socket_group = "gpu"        # not changed unless given
 //! cuda_driver = "libcuda.so.1"
 //! state_dir = "/run/rekindle-state"   # what containers were given, and whose workers are; no container may see it
-//! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time
+//! quiesce_timeout_ms = 9000   # a dump fails when the GPUs do not come to rest in this time, or a worker does not answer
 //! silence_timeout_ms = 30000  # a worker that is quiesced goes on when its daemon says nothing for this time
-//! stall_timeout_ms = 600000   # a dump fails when its image does not come further for this time
+//! stall_timeout_ms = 600000   # a dump fails when its image does not come further for this time, a restore when a worker
+//!                             # that loads does nothing
 //!
 //! [pool]
 //! spare = 1                   # workers kept ready, contexts made
@@ -62,6 +63,8 @@ use rekindle_images::{CompressionChoice, NoCompression, Protocol, UnknownProtoco
 use rekindle_wire::control::{Allowances, ContainerLimits, Limits};
 use serde::Deserialize;
 use thiserror::Error;
+
+use crate::limit::Limit;
 
 /// Where the configuration is looked for.
 const DEFAULT_FILE: &str = "/etc/rekindle/rekindled.toml";
@@ -138,9 +141,9 @@ pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
     pub(crate) slow_start: Duration,
     pub(crate) start_timeout: Duration,
-    pub(crate) quiesce_timeout: Duration,
+    pub(crate) quiesce_timeout: Limit,
     pub(crate) silence_timeout: Duration,
-    pub(crate) stall_timeout: Duration,
+    pub(crate) stall_timeout: Limit,
     pub(crate) worker_program: PathBuf,
     pub(crate) checkpoint: CheckpointConfig,
     /// Of images.
@@ -489,9 +492,9 @@ impl Config {
             state_dir: state_dir(file.state_dir, &socket)?,
             slow_start: file.pool.slow_start_ms.map_or(DEFAULT_SLOW_START, Duration::from_millis),
             start_timeout: file.pool.start_timeout_ms.map_or(DEFAULT_START, Duration::from_millis),
-            quiesce_timeout: file.quiesce_timeout_ms.map_or(DEFAULT_QUIESCE, Duration::from_millis),
+            quiesce_timeout: configured(file.quiesce_timeout_ms, DEFAULT_QUIESCE, "quiesce_timeout_ms"),
             silence_timeout: file.silence_timeout_ms.map_or(DEFAULT_SILENCE, Duration::from_millis),
-            stall_timeout: file.stall_timeout_ms.map_or(DEFAULT_STALL, Duration::from_millis),
+            stall_timeout: configured(file.stall_timeout_ms, DEFAULT_STALL, "stall_timeout_ms"),
             socket,
             worker_program: match options.worker_program {
                 Some(program) => program,
@@ -517,6 +520,11 @@ fn state_dir(given: Option<PathBuf>, socket: &Path) -> Result<PathBuf, ConfigErr
     let dir = PathBuf::from(name);
     // Daemons that share a folder share none of this.
     Ok(if of_default { dir } else { dir.join(socket.file_name().unwrap_or_default()) })
+}
+
+/// The limit that a setting says, or its default.
+fn configured(ms: Option<u64>, default: Duration, setting: &'static str) -> Limit {
+    Limit::configured(ms.map_or(default, Duration::from_millis), setting)
 }
 
 /// Octal, as chmod takes it; TOML would read a bare 0660 as an error or, as 660, as something else.

@@ -10,6 +10,7 @@
 
 mod config;
 mod daemon;
+mod limit;
 mod nvml;
 
 use std::io::IsTerminal;

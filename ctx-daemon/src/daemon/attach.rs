@@ -27,9 +27,10 @@ use super::pool::PoolError;
 use super::process::{self, Process};
 use super::worker::WorkerError;
 use super::{Daemon, protocol, sys};
+use crate::limit::Limit;
 
 /// How long a worker may take to map the client's memory and answer it.
-const ADOPT_TIMEOUT: Duration = Duration::from_secs(60);
+const ADOPT_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(60));
 /// How often one that waits for the end of a dump looks whether its process still lives.
 const HELD_LOOK: Duration = Duration::from_millis(500);
 /// No setting that the driver reads is longer.
@@ -133,7 +134,7 @@ fn hand_over(
     }
     daemon.records.keep(worker.process(), process, stream.as_fd());
     let fds = [stream.as_raw_fd(), ring.as_raw_fd(), staging.as_raw_fd()];
-    match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, Some(ADOPT_TIMEOUT)) {
+    match worker.ask(&WorkerRequest::Adopt { attach, limits: daemon.config.limits }, &fds, ADOPT_TIMEOUT) {
         Ok(()) => Ok(client),
         Err(error) => {
             worker.kill();

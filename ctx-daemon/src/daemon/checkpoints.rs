@@ -25,7 +25,9 @@ use super::dump::Progress;
 use super::party::Party;
 use super::pidns::{PidError, PidView};
 use super::sys::Credentials;
-use super::{Daemon, lock, process, sys};
+use super::worker::WorkerError;
+use super::{Daemon, at_once, lock, process, sys};
+use crate::limit::Limit;
 
 /// Orders of one user or container at a time.
 const MOST_ORDERS: usize = 16;
@@ -35,8 +37,6 @@ const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 const GLANCE: Duration = Duration::from_millis(1);
 /// How long who says that it has is kept until it is at rest.
 const REST: Duration = Duration::from_secs(1);
-/// How long a worker may take to hear of it.
-const TELL: Duration = Duration::from_secs(2);
 
 /// All of them.
 #[derive(Default)]
@@ -80,6 +80,8 @@ pub(crate) enum MomentError {
     Never(u64),
     #[error("whoever waited for the application's moment is gone")]
     Gone,
+    #[error("{client} cannot be told that its moment is waited for: {source}")]
+    Untold { client: String, source: WorkerError },
 }
 
 impl Failing for MomentError {
@@ -87,6 +89,7 @@ impl Failing for MomentError {
         match self {
             Self::Never(_) => FailureKind::Timeout,
             Self::Gone => FailureKind::GivenUp,
+            Self::Untold { source, .. } => source.kind(),
         }
     }
 }
@@ -227,12 +230,14 @@ pub(crate) struct Asked {
 pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
     let Some(Moment { patience, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
     daemon.checkpoints.wait_again(dump);
-    let mut told = Told(Vec::new());
+    let mut told = Told { clients: Vec::new(), limit: daemon.config.quiesce_timeout };
     let began = Instant::now();
     let waited = loop {
         let tree = process::tree(dump.root).unwrap_or_default();
-        told.tell(daemon.registry.clients_among(&tree));
-        let pids: Vec<_> = told.0.iter().map(|it| it.process.pid).collect();
+        if let Err(error) = told.tell(daemon.registry.clients_among(&tree)) {
+            break Err(error);
+        }
+        let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
         dump.progress.waits(true, &pids);
         match daemon.checkpoints.moment(dump) {
             None => break Err(MomentError::Gone),
@@ -242,35 +247,46 @@ pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpG
             Some(_) => std::thread::sleep(GLANCE),
         }
     };
-    let pids: Vec<_> = told.0.iter().map(|it| it.process.pid).collect();
+    let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
     dump.progress.waits(false, &pids);
     waited
 }
 
 /// Clients that have been told that somebody waits. When this is dropped, nobody does.
-struct Told(Vec<Arc<Client>>);
+struct Told {
+    clients: Vec<Arc<Client>>,
+    /// How long a worker may take to hear of it.
+    limit: Limit,
+}
 
 impl Told {
-    fn tell(&mut self, clients: Vec<Arc<Client>>) {
+    /// Tells those that do not know yet. One that ends meanwhile need not know.
+    fn tell(&mut self, clients: Vec<Arc<Client>>) -> Result<(), MomentError> {
         for client in clients {
-            if !self.0.iter().any(|it| Arc::ptr_eq(it, &client)) {
-                ask(&client, true);
-                self.0.push(client);
+            if self.clients.iter().any(|it| Arc::ptr_eq(it, &client)) {
+                continue;
+            }
+            let asked = client.worker.ask(&WorkerRequest::Moment { awaited: true }, &[], self.limit);
+            match asked.map_err(|error| client.explain(error)) {
+                Ok(()) => self.clients.push(client),
+                Err(WorkerError::Ended) => {}
+                Err(source) => return Err(MomentError::Untold { client: client.to_string(), source }),
             }
         }
+        Ok(())
     }
 }
 
 impl Drop for Told {
+    /// One that cannot be told asks the daemon, in vain, until the next dump that waits for its moment is over.
     fn drop(&mut self) {
-        self.0.iter().for_each(|client| ask(client, false));
-    }
-}
-
-/// One that cannot be told says nothing, or says it to nobody.
-fn ask(client: &Client, awaited: bool) {
-    if let Err(error) = client.worker.ask(&WorkerRequest::Moment { awaited }, &[], Some(TELL)) {
-        debug!(%client, %error, "cannot be told whether its moment is waited for");
+        let nobody_waits = WorkerRequest::Moment { awaited: false };
+        let deadline = self.limit.begins();
+        at_once(&self.clients, |client| {
+            if let Err(error) = client.worker.ask(&nobody_waits, &[], deadline) {
+                debug!(%client, %error, "cannot be told that its moment is not waited for any more");
+            }
+        });
     }
 }
 

@@ -20,6 +20,7 @@ use super::grants::Allowed;
 use super::process::{self, Process};
 use super::worker::{Worker, WorkerError};
 use super::{lock, wait_timeout};
+use crate::limit::Deadline;
 
 /// How long a process may take to end after it has closed its connection, and how often it is looked whether it has.
 const ENDING: Duration = Duration::from_millis(200);
@@ -44,11 +45,13 @@ pub(crate) enum ClientState {
     Running,
     Quiesced,
     Saving,
+    /// It runs, and its worker gives back what it has prepared for a dump that has failed.
+    Releasing,
     Restoring,
 }
 
 impl ClientState {
-    const ALL: [Self; 4] = [Self::Running, Self::Quiesced, Self::Saving, Self::Restoring];
+    const ALL: [Self; 5] = [Self::Running, Self::Quiesced, Self::Saving, Self::Releasing, Self::Restoring];
 
     /// For listings.
     pub(crate) fn as_str(self) -> &'static str {
@@ -56,6 +59,7 @@ impl ClientState {
             Self::Running => "running",
             Self::Quiesced => "quiesced",
             Self::Saving => "saving",
+            Self::Releasing => "releasing",
             Self::Restoring => "restoring",
         }
     }
@@ -229,8 +233,7 @@ impl Registry {
     /// From now on no process of this tree becomes a client, and nobody else holds a tree that has a process in common with
     /// it, until the result is dropped. One that was just dumped is let go when CRIU's end is noticed: so long it is waited
     /// for. An error is the root of the tree that is held.
-    pub(crate) fn hold(self: &Arc<Self>, root: i32, patience: Duration) -> Result<HoldGuard, i32> {
-        let deadline = Instant::now() + patience;
+    pub(crate) fn hold(self: &Arc<Self>, root: i32, deadline: Deadline) -> Result<HoldGuard, i32> {
         let above = process::ancestry(root);
         let mut inner = lock(&self.inner);
         loop {
@@ -240,8 +243,10 @@ impl Registry {
                 inner.holds.insert(number, root);
                 return Ok(HoldGuard { registry: Arc::clone(self), number });
             };
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return Err(other) };
-            inner = wait_timeout(&self.changed, inner, left);
+            if deadline.is_over() {
+                return Err(other);
+            }
+            inner = wait_timeout(&self.changed, inner, deadline.left());
         }
     }
 

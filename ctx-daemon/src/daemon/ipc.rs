@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_wire::control::{Failing, FailureKind, Reply};
 use rekindle_wire::ipc::{PieceId, Token};
@@ -20,7 +20,8 @@ use super::clients::Client;
 use super::grants::Allowed;
 use super::process::{self, Process};
 use super::worker::WorkerError;
-use super::{Daemon, lock, sys, wait_timeout};
+use super::{Daemon, at_once, lock, sys, wait_timeout};
+use crate::limit::{Deadline, Limit};
 
 /// How often it is looked whether a dump is over.
 const LOOK: Duration = Duration::from_millis(200);
@@ -127,17 +128,15 @@ impl UnderWay {
         Import { all: self, number }
     }
 
-    /// Waits for those that have begun and that concern somebody; an error names one that takes longer than `most`.
-    fn wait_for(&self, concerns: impl Fn(&Allowed) -> bool, most: Duration) -> Result<(), SharingError> {
-        let end = Instant::now() + most;
+    /// Waits for those that have begun and that concern somebody; an error names one that takes longer.
+    fn wait_for(&self, concerns: impl Fn(&Allowed) -> bool, deadline: Deadline) -> Result<(), SharingError> {
         let mut imports = lock(&self.imports);
         let before: Vec<u64> = imports.iter().filter(|(_, (of, _))| concerns(of)).map(|(number, _)| *number).collect();
         while let Some((_, pid)) = before.iter().find_map(|number| imports.get(number)) {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(SharingError::Takes { pid: *pid, ms: most.as_millis() });
+            if deadline.is_over() {
+                return Err(SharingError::Takes { pid: *pid, limit: deadline.limit });
             }
-            imports = wait_timeout(&self.over, imports, left);
+            imports = wait_timeout(&self.over, imports, deadline.left());
         }
         Ok(())
     }
@@ -194,9 +193,9 @@ pub(crate) enum SharingError {
     #[error("{0} does not say what it shares: {1}")]
     Unknown(String, WorkerError),
     #[error(
-        "process {pid} takes memory from another process, and has not done so after {ms} ms, so that it is not known what the tree shares: dump again when it has"
+        "process {pid} takes memory from another process, and has not done so after {limit}, so that it is not known what the tree shares: dump again when it has"
     )]
-    Takes { pid: i32, ms: u128 },
+    Takes { pid: i32, limit: Limit },
 }
 
 impl Failing for SharingError {
@@ -212,11 +211,12 @@ impl Failing for SharingError {
 /// What these clients, which are held, share with each other, and that they share nothing with others.
 pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
     let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
-    daemon.imports.wait_for(concerns, daemon.config.quiesce_timeout)?;
-    let unknown = |client: &Client, error| SharingError::Unknown(client.to_string(), error);
-    let all = tree.iter().map(|it| it.worker.shares().map_err(|error| unknown(it, error)));
-    let all = all.collect::<Result<Vec<_>, _>>()?;
-    if let Some(found) = outside(daemon, tree, &all).map_err(|(who, error)| SharingError::Unknown(who, error))?.pop() {
+    let deadline = daemon.config.quiesce_timeout.begins();
+    daemon.imports.wait_for(concerns, deadline)?;
+    let unknown = |client: &Client, error| SharingError::Unknown(client.to_string(), client.explain(error));
+    let all = at_once(tree, |it| it.worker.shares(deadline).map_err(|error| unknown(it, error)));
+    let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
+    if let Some(found) = outside(daemon, tree, &all, deadline)?.pop() {
         return Err(found.into());
     }
     // Whose it is saves it; where that one is gone, or has freed it, the first that has it.
@@ -237,28 +237,35 @@ pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, S
 
 /// One line for each client of a tree that shares with a process outside.
 pub(crate) fn shared_outside(daemon: &Daemon, tree: &[Arc<Client>]) -> Vec<SharedOutside> {
-    let all: Vec<_> = tree.iter().map(|it| it.worker.shares().unwrap_or_default()).collect();
-    outside(daemon, tree, &all).unwrap_or_default()
+    let deadline = daemon.config.quiesce_timeout.begins();
+    let all = at_once(tree, |it| it.worker.shares(deadline).unwrap_or_default());
+    outside(daemon, tree, &all, deadline).unwrap_or_default()
 }
 
 type Shares = (Vec<PieceId>, Vec<PieceId>);
 
-fn outside(daemon: &Daemon, tree: &[Arc<Client>], all: &[Shares]) -> Result<Vec<SharedOutside>, (String, WorkerError)> {
+fn outside(
+    daemon: &Daemon,
+    tree: &[Arc<Client>],
+    all: &[Shares],
+    deadline: Deadline,
+) -> Result<Vec<SharedOutside>, SharingError> {
     let mut found = Vec::new();
     if all.iter().all(|(own, others)| own.is_empty() && others.is_empty()) {
         return Ok(found);
     }
-    for other in daemon.registry.clients() {
-        // Who is of another container can share nothing with the tree, and need not be asked.
-        let can = tree.iter().any(|it| are_together(&it.allowed, &other.allowed));
-        if !can || tree.iter().any(|it| Arc::ptr_eq(it, &other)) {
-            continue;
-        }
-        let (own, others) = match other.worker.shares() {
+    // Who is of another container can share nothing with the tree, and need not be asked.
+    let can = |other: &Arc<Client>| tree.iter().any(|it| are_together(&it.allowed, &other.allowed));
+    let in_tree = |other: &Arc<Client>| tree.iter().any(|it| Arc::ptr_eq(it, other));
+    let mut asked = daemon.registry.clients();
+    asked.retain(|it| can(it) && !in_tree(it));
+    let answers = at_once(&asked, |it| it.worker.shares(deadline));
+    for (other, shares) in asked.iter().zip(answers) {
+        let (own, others) = match shares {
             Ok(shares) => shares,
             // With it went what it had.
             Err(WorkerError::Dead(_)) => continue,
-            Err(error) => return Err((other.to_string(), error)),
+            Err(error) => return Err(SharingError::Unknown(other.to_string(), error)),
         };
         let its: BTreeSet<PieceId> = own.into_iter().chain(others).collect();
         for (client, (own, others)) in tree.iter().zip(all) {
@@ -283,9 +290,10 @@ mod tests {
     fn a_dump_waits_for_what_concerns_it_and_not_for_ever() {
         let all = UnderWay::default();
         let import = all.begin(1, Allowed::default(), 77);
-        let long = Duration::from_secs(60);
+        let long = Limit::fixed(Duration::from_secs(60)).begins();
         all.wait_for(|_| false, long).unwrap();
-        let error = all.wait_for(|_| true, Duration::from_millis(20)).unwrap_err().to_string();
+        let short = Limit::fixed(Duration::from_millis(20)).begins();
+        let error = all.wait_for(|_| true, short).unwrap_err().to_string();
         assert!(error.contains("process 77") && error.contains("20 ms"), "{error}");
         // What begins later is not waited for, and what ends is not waited for any longer.
         std::thread::scope(|scope| {

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rekindle_wire::control::WorkerRequest;
 use tracing::debug;
@@ -12,6 +11,7 @@ use super::clients::Client;
 use super::lock;
 use super::worker::WorkerError;
 use crate::config::CheckpointConfig;
+use crate::limit::Limit;
 
 type Uuid = [u8; 16];
 
@@ -41,9 +41,8 @@ impl Links {
         Arc::new(Self { bandwidth, application_first, copied: Mutex::default() })
     }
 
-    /// One more client is copied.
-    pub(crate) fn join(self: &Arc<Self>, client: &Client) -> Arc<Copied> {
-        let memory = client.worker.describe().device_memory;
+    /// One more client is copied, which has so much memory on each device.
+    pub(crate) fn join(self: &Arc<Self>, client: &Client, memory: &[u64]) -> Arc<Copied> {
         let devices = client.worker.attached().devices.iter().enumerate();
         let uses = |at: usize| memory.get(at).is_some_and(|bytes| *bytes > 0);
         self.join_gpus(devices.map(|(at, device)| (device.uuid, uses(at))).collect())
@@ -72,7 +71,7 @@ impl Copied {
     }
 
     /// Tells the worker, if it does not know yet, and waits so long for it.
-    pub(crate) fn tell(&self, client: &Client, limit: Duration) -> Result<(), WorkerError> {
+    pub(crate) fn tell(&self, client: &Client, limit: Limit) -> Result<(), WorkerError> {
         let mut told = lock(&self.told);
         let bandwidth = self.share();
         if told.as_ref() == Some(&bandwidth) {
@@ -81,7 +80,7 @@ impl Copied {
         debug!(%client, ?bandwidth, "may be copied so fast");
         let application_first = self.links.application_first;
         let request = WorkerRequest::Pace { bandwidth: bandwidth.clone(), application_first };
-        client.worker.ask(&request, &[], Some(limit))?;
+        client.worker.ask(&request, &[], limit)?;
         *told = Some(bandwidth);
         Ok(())
     }

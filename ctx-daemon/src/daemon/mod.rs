@@ -175,7 +175,7 @@ impl Daemon {
             Some(_) => self.pool.devices().map_err(|error| io::Error::other(error.to_string()))?,
             None => return Ok(()),
         };
-        self.grants.share(&client.allowed, &client.worker, &devices)
+        self.grants.share(&client.allowed, &client.worker, &devices, self.config.quiesce_timeout)
     }
 
     fn is_stopping(&self) -> bool {
@@ -186,6 +186,19 @@ impl Daemon {
 /// A thread with a name. There may be a thousand, so their stacks are small.
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(body)
+}
+
+/// Does something with all of these at once, each in a thread of its own, and waits for all of it. The results are in their
+/// order.
+fn at_once<T: Sync, R: Send>(all: &[T], action: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    match all {
+        [one] => vec![action(one)],
+        all => std::thread::scope(|scope| {
+            let action = &action;
+            let begun: Vec<_> = all.iter().map(|it| scope.spawn(move || action(it))).collect();
+            begun.into_iter().map(|it| it.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        }),
+    }
 }
 
 /// Locks. A thread that panicked left data that is whole: nothing is changed half-way under a lock.

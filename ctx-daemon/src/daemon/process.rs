@@ -26,6 +26,11 @@ impl Process {
         stat(self.pid).is_ok_and(|it| it.start == self.start && !it.dead)
     }
 
+    /// How long its threads have run together, in clock ticks. None if it is gone.
+    pub(crate) fn cpu_time(&self) -> Option<u64> {
+        stat(self.pid).ok().filter(|it| it.start == self.start).map(|it| it.cpu)
+    }
+
     /// Whether none of its threads runs: all are stopped, or it is gone.
     pub(crate) fn is_stopped(&self) -> bool {
         match stat(self.pid) {
@@ -48,6 +53,8 @@ impl Process {
 struct Stat {
     parent: i32,
     start: u64,
+    /// What its threads have used, in clock ticks.
+    cpu: u64,
     dead: bool,
     /// By a signal, or by who traces it.
     stopped: bool,
@@ -62,11 +69,13 @@ fn stat(pid: i32) -> io::Result<Stat> {
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     let text = String::from_utf8_lossy(text);
     let fields: Vec<_> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(Stat {
         dead: matches!(*fields.first()?, "Z" | "X"),
         stopped: matches!(*fields.first()?, "T" | "t"),
         parent: fields.get(1)?.parse().ok()?,
-        start: fields.get(19)?.parse().ok()?,
+        start: number(19)?,
+        cpu: number(11)?.saturating_add(number(12)?),
     })
 }
 

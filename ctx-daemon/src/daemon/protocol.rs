@@ -13,9 +13,10 @@ use tracing::{info, warn};
 use super::clients::Client;
 use super::sys::Credentials;
 use super::{Daemon, list};
+use crate::limit::Limit;
 
 /// How long a worker may take to note it.
-const REMEMBER: Duration = Duration::from_secs(2);
+const REMEMBER: Limit = Limit::fixed(Duration::from_secs(2));
 
 impl Daemon {
     /// The protocol, and who said so. What a program's environment says counts if it means something.
@@ -65,7 +66,7 @@ fn try_serve(daemon: &Daemon, peer: Credentials, pid: i32, change: ProtocolChang
     if chosen != client.chosen_protocol() {
         client.choose_protocol(chosen);
         let protocol = chosen.map(|it| it.as_str().to_owned());
-        if let Err(error) = client.worker.ask(&WorkerRequest::Remember { protocol }, &[], Some(REMEMBER)) {
+        if let Err(error) = client.worker.ask(&WorkerRequest::Remember { protocol }, &[], REMEMBER) {
             warn!(%client, "what is chosen for it will be forgotten with this daemon: {error}");
         }
         info!(%client, protocol = chosen.map_or("none", Protocol::as_str), "a protocol is chosen for it");

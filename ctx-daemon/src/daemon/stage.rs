@@ -19,15 +19,15 @@ use rekindle_images::limits::PIECE_LENGTH;
 use rekindle_wire::control::WorkerRequest;
 use tracing::{debug, info, warn};
 
-use super::worker::Worker;
+use super::worker::{Worker, WorkerError};
 use super::{lock, sys, wait};
+use crate::limit::Limit;
 
 /// How many units it is cut into: as many clients can have some at a time.
 const UNITS: u64 = 16;
 
-/// How long a worker may take to map what it is given, and to unmap it.
-const MAP_TIMEOUT: Duration = Duration::from_secs(60);
-const BACK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a worker may take to unmap what it was given before it is asked again.
+const BACK_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(10));
 /// When one that has not given it back is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
@@ -172,24 +172,30 @@ impl Stage {
     /// Has a worker unmap what it has. One that copies, or does not answer, is asked again.
     fn ask_back(&self, worker: &Worker) {
         let request = WorkerRequest::Stage { unit: self.unit, units: Vec::new(), new: Vec::new() };
-        match worker.ask(&request, &[], Some(BACK_TIMEOUT)) {
+        match worker.ask(&request, &[], BACK_TIMEOUT) {
             Ok(()) => self.take_back(worker.pid()),
             Err(error) => debug!(worker = worker.pid(), %error, "keeps its part of the stage for now"),
         }
     }
 
-    /// Gives a worker its part, in a dump of so many clients. Nothing where there is none, or where the worker does not take
-    /// it: it then copies without.
-    pub(crate) fn lend(self: &Arc<Self>, worker: &Arc<Worker>, clients: usize) -> Option<InUse> {
-        let (request, files) = self.choose(worker, clients)?;
+    /// Gives a worker its part, in a dump of so many clients. Nothing where there is none, or where the worker cannot take
+    /// it: it then copies without. One that does not answer within the limit is an error.
+    pub(crate) fn lend(
+        self: &Arc<Self>,
+        worker: &Arc<Worker>,
+        clients: usize,
+        limit: Limit,
+    ) -> Result<Option<InUse>, WorkerError> {
+        let Some((request, files)) = self.choose(worker, clients) else { return Ok(None) };
         // Whatever becomes of the question: what the worker may have is asked back.
         let in_use = InUse { stage: Arc::clone(self), worker: worker.pid() };
-        match worker.ask(&request, &sys::raw(&files), Some(MAP_TIMEOUT)) {
-            Ok(()) => Some(in_use),
-            Err(error) => {
-                debug!(worker = worker.pid(), %error, "copies without the stage");
-                None
+        match worker.ask(&request, &sys::raw(&files), limit) {
+            Ok(()) => Ok(Some(in_use)),
+            Err(WorkerError::Failed(failure)) => {
+                debug!(worker = worker.pid(), %failure, "copies without the stage");
+                Ok(None)
             }
+            Err(error) => Err(error),
         }
     }
 

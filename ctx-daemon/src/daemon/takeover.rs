@@ -25,8 +25,10 @@ use super::sys::{self, Credentials};
 use super::worker::{Worker, WorkerError};
 use super::worker_records::RecordError;
 use super::{Daemon, attach, connection};
+use crate::limit::Limit;
 
-const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a worker may take to open its ring.
+const OPEN_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(30));
 
 #[derive(Debug, Error)]
 enum TakeoverError {
@@ -127,7 +129,7 @@ fn take_over(
     daemon.registry.add(Arc::clone(&client));
     attach::forget_when_dead(daemon, &client);
     // It has opened its ring when its daemon went; if it has not, its client would hang.
-    worker.ask(&WorkerRequest::Open, &[], Some(OPEN_TIMEOUT))?;
+    worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;
     Ok(process.pid)
 }
 

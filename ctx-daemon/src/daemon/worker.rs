@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::attach::Attached;
@@ -32,6 +32,7 @@ pub(crate) use self::describe::{Description, describe_all};
 use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
+use crate::limit::{Deadline, Limit};
 
 mod describe;
 
@@ -41,15 +42,51 @@ const MOST_MADE: usize = 16 * MAX_PIECES;
 /// The largest part of a manifest that a worker may send.
 const MAX_BLOB: usize = rekindle_images::limits::MAX_MANIFEST as usize;
 /// How long a worker may take to say how it fares, or how much memory its devices have.
-const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+const DESCRIBE_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(1));
 /// How long one may take to say what somebody asks for.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+const ASK_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(10));
 /// How long a worker may leave its channel full.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for the status of a worker whose channel closed, before those who wait for it are told.
 const STATUS_GRACE: Duration = Duration::from_millis(200);
 /// How long such a worker may then take to end.
 const END_GRACE: Duration = Duration::from_secs(5);
+/// How often it is looked whether a worker that takes long works.
+const WORK_LOOK: Duration = Duration::from_millis(500);
+
+/// How long an answer is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// As long as the worker lives: only where nobody waits for what comes after it.
+    Endless,
+    /// Until a moment.
+    Until(Deadline),
+    /// As long as the worker works, however long that takes: it may not go for longer than this without running at all.
+    WhileItWorks(Limit),
+}
+
+impl From<Limit> for Patience {
+    fn from(limit: Limit) -> Self {
+        Self::Until(limit.begins())
+    }
+}
+
+impl From<Deadline> for Patience {
+    fn from(deadline: Deadline) -> Self {
+        Self::Until(deadline)
+    }
+}
+
+impl Patience {
+    /// For the turn of a request, which comes when the one before is answered.
+    fn of_turn(self) -> Option<Deadline> {
+        match self {
+            Self::Endless => None,
+            Self::Until(deadline) => Some(deadline),
+            Self::WhileItWorks(limit) => Some(limit.begins()),
+        }
+    }
+}
 
 /// Why a worker did not do what it was asked.
 #[derive(Clone, Debug, Error)]
@@ -58,8 +95,11 @@ pub(crate) enum WorkerError {
     #[error("{0}")]
     Failed(Failure),
     /// It may still do it.
-    #[error("its worker did not answer {request} within {} ms: {at}", .after.as_millis())]
-    Timeout { request: &'static str, after: Duration, at: At },
+    #[error("its worker did not answer {request} within {limit}: {at}")]
+    Timeout { request: &'static str, limit: Limit, at: At },
+    /// It may still do it.
+    #[error("its worker has not gone on with {request} for {limit}: {at}")]
+    Idle { request: &'static str, limit: Limit, at: At },
     #[error("its worker has died ({0})")]
     Dead(String),
     /// The process that it served has, and so it has too.
@@ -73,7 +113,7 @@ impl Failing for WorkerError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::Failed(failure) => failure.kind,
-            Self::Timeout { .. } => FailureKind::Timeout,
+            Self::Timeout { .. } | Self::Idle { .. } => FailureKind::Timeout,
             Self::Dead(_) | Self::Ended => FailureKind::LostPeer,
             Self::Protocol(_) => FailureKind::Version,
         }
@@ -82,14 +122,23 @@ impl Failing for WorkerError {
 
 /// What a worker is at that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("it {}", self.what())]
 pub(crate) enum At {
-    #[error("it is stopped (SIGSTOP, or a debugger); let it go on")]
     Stopped,
-    #[error(
-        "it is in a call of the driver that takes long, as compiling, linking and pinning much memory may, or hangs; wait \
-        for that, or allow more time (quiesce_timeout_ms)"
-    )]
     Busy,
+}
+
+impl At {
+    /// The same without its subject.
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            Self::Stopped => "is stopped (SIGSTOP, or a debugger); let it go on",
+            Self::Busy => {
+                "is in a call of the driver that takes long, as compiling, linking and pinning much memory may, or hangs; \
+                wait for that, or allow more time"
+            }
+        }
+    }
 }
 
 /// An answer with its blob.
@@ -199,29 +248,38 @@ impl Worker {
         }
     }
 
-    /// Asks, and waits for the answer: until it is idle and has answered, for `timeout` at most. `Failed` is an error.
+    /// Asks, and waits for the answer: until it is idle and has answered, or patience ends. `Failed` is an error.
     pub(crate) fn call(
         &self,
         request: &WorkerRequest,
         blob: &[u8],
         fds: &[RawFd],
-        timeout: Option<Duration>,
+        patience: impl Into<Patience>,
     ) -> Result<Answered, WorkerError> {
-        let timed_out =
-            || WorkerError::Timeout { request: name(request), after: timeout.unwrap_or_default(), at: self.is_at() };
-        let deadline = timeout.map(|it| Instant::now() + it);
-        let reply = self.begin(deadline).ok_or_else(timed_out)??;
+        let patience = patience.into();
+        let reply = self.begin(patience.of_turn()).unwrap_or_else(|| Err(self.timed_out(request, patience)))?;
         if let Err(error) = self.send(request, blob, fds) {
             return Err(self.fail_channel(&error));
         }
-        self.receive(&reply, deadline).ok_or_else(timed_out)?
+        self.receive(&reply, patience).unwrap_or_else(|| Err(self.timed_out(request, patience)))
     }
 
-    /// Waits for the answer to what was sent. None when time is up: an answer that comes later is dropped.
-    fn receive(&self, reply: &Receiver<Answered>, deadline: Option<Instant>) -> Option<Result<Answered, WorkerError>> {
-        let answered = match deadline {
-            None => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => reply.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+    /// What is said where patience has ended.
+    fn timed_out(&self, request: &WorkerRequest, patience: Patience) -> WorkerError {
+        let (request, at) = (name(request), self.is_at());
+        match patience {
+            Patience::Until(Deadline { limit, .. }) => WorkerError::Timeout { request, limit, at },
+            Patience::WhileItWorks(limit) => WorkerError::Idle { request, limit, at },
+            Patience::Endless => self.death(),
+        }
+    }
+
+    /// Waits for the answer to what was sent. None when patience ends: an answer that comes later is dropped.
+    fn receive(&self, reply: &Receiver<Answered>, patience: Patience) -> Option<Result<Answered, WorkerError>> {
+        let answered = match patience {
+            Patience::Endless => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Patience::Until(deadline) => reply.recv_timeout(deadline.left()),
+            Patience::WhileItWorks(limit) => self.receive_while_it_works(reply, limit),
         };
         match answered {
             Ok(answered) => Some(match answered.reply {
@@ -240,8 +298,26 @@ impl Worker {
         }
     }
 
+    /// Waits as long as the worker uses a CPU now and then. What it does in between, as reading files and waiting for the
+    /// GPU, cannot be seen from here.
+    fn receive_while_it_works(&self, reply: &Receiver<Answered>, limit: Limit) -> Result<Answered, RecvTimeoutError> {
+        let (mut used, mut idle) = (self.process.cpu_time(), limit.begins());
+        loop {
+            match reply.recv_timeout(WORK_LOOK.min(idle.left())) {
+                Err(RecvTimeoutError::Timeout) => {}
+                answered => return answered,
+            }
+            let now = self.process.cpu_time();
+            if now != used {
+                (used, idle) = (now, limit.begins());
+            } else if idle.is_over() {
+                return Err(RecvTimeoutError::Timeout);
+            }
+        }
+    }
+
     /// What keeps it from answering.
-    fn is_at(&self) -> At {
+    pub(crate) fn is_at(&self) -> At {
         let stopped = Process::with_pid(self.pid()).is_ok_and(|it| it.is_stopped());
         if stopped { At::Stopped } else { At::Busy }
     }
@@ -251,9 +327,9 @@ impl Worker {
         &self,
         request: &WorkerRequest,
         fds: &[RawFd],
-        timeout: Option<Duration>,
+        patience: impl Into<Patience>,
     ) -> Result<(), WorkerError> {
-        self.ask_with(request, &[], fds, timeout)
+        self.ask_with(request, &[], fds, patience)
     }
 
     /// The same with a blob.
@@ -262,9 +338,9 @@ impl Worker {
         request: &WorkerRequest,
         blob: &[u8],
         fds: &[RawFd],
-        timeout: Option<Duration>,
+        patience: impl Into<Patience>,
     ) -> Result<(), WorkerError> {
-        match self.call(request, blob, fds, timeout)?.reply {
+        match self.call(request, blob, fds, patience)?.reply {
             WorkerReply::Done => Ok(()),
             _ => Err(WorkerError::Protocol(name(request))),
         }
@@ -290,7 +366,7 @@ impl Worker {
 
     /// What its client has asked for.
     pub(crate) fn calls(&self) -> Result<Vec<Count>, WorkerError> {
-        match self.call(&WorkerRequest::Calls, &[], &[], Some(ASK_TIMEOUT))?.reply {
+        match self.call(&WorkerRequest::Calls, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Calls { counts } => Ok(counts),
             _ => Err(WorkerError::Protocol("Calls")),
         }
@@ -298,7 +374,7 @@ impl Worker {
 
     /// What it has counted of its client's accesses.
     pub(crate) fn access(&self) -> Result<AccessReport, WorkerError> {
-        match self.call(&WorkerRequest::Access, &[], &[], Some(ASK_TIMEOUT))?.reply {
+        match self.call(&WorkerRequest::Access, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Access { report } => Ok(*report),
             _ => Err(WorkerError::Protocol("Access")),
         }
@@ -306,15 +382,15 @@ impl Worker {
 
     /// Why its client could not be saved now; nothing if it could.
     pub(crate) fn check(&self) -> Result<Vec<String>, WorkerError> {
-        match self.call(&WorkerRequest::Check, &[], &[], Some(ASK_TIMEOUT))?.reply {
+        match self.call(&WorkerRequest::Check, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Checked { reasons } => Ok(reasons),
             _ => Err(WorkerError::Protocol("Check")),
         }
     }
 
     /// Memory that its client shares, or may be sharing: its own, and others'.
-    pub(crate) fn shares(&self) -> Result<(Vec<PieceId>, Vec<PieceId>), WorkerError> {
-        match self.call(&WorkerRequest::Shares, &[], &[], Some(ASK_TIMEOUT))?.reply {
+    pub(crate) fn shares(&self, deadline: Deadline) -> Result<(Vec<PieceId>, Vec<PieceId>), WorkerError> {
+        match self.call(&WorkerRequest::Shares, &[], &[], deadline)?.reply {
             WorkerReply::Shares { own, others } => Ok((own, others)),
             _ => Err(WorkerError::Protocol("Shares")),
         }
@@ -326,7 +402,7 @@ impl Worker {
         loop {
             let first = all.as_ref().map_or(0, |(shared, _)| shared.pieces.len());
             let request = WorkerRequest::Export { token: *token, first };
-            let answered = self.call(&request, &[], &[], Some(ASK_TIMEOUT))?;
+            let answered = self.call(&request, &[], &[], ASK_TIMEOUT)?;
             let WorkerReply::Exported { shared } = answered.reply else {
                 return Err(WorkerError::Protocol("Export"));
             };
@@ -346,11 +422,11 @@ impl Worker {
     }
 
     /// Has it make what it shares with others before it loads this client: with descriptors; and what it needs of others.
-    pub(crate) fn make_shared(&self, blob: &[u8]) -> Result<MadeShared, WorkerError> {
+    pub(crate) fn make_shared(&self, blob: &[u8], patience: Patience) -> Result<MadeShared, WorkerError> {
         let mut all = Vec::new();
         let mut said = None;
         loop {
-            let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], None)?;
+            let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], patience)?;
             let WorkerReply::MadeShared { count, ids, needed } = answered.reply else {
                 return Err(WorkerError::Protocol("MakeShared"));
             };
@@ -371,21 +447,21 @@ impl Worker {
         for (pieces, fds) in shared.pieces.chunks(PIECES_AT_A_TIME).zip(fds.chunks(PIECES_AT_A_TIME)) {
             let part = Shared { pieces: pieces.to_vec(), ..shared.clone() };
             let request = WorkerRequest::Import { ticket, shared: part };
-            self.ask(&request, &sys::raw(fds), Some(ASK_TIMEOUT))?;
+            self.ask(&request, &sys::raw(fds), ASK_TIMEOUT)?;
         }
         Ok(())
     }
 
     /// How much memory its devices have.
     pub(crate) fn memory(&self) -> Result<Vec<Memory>, WorkerError> {
-        match self.call(&WorkerRequest::Memory, &[], &[], Some(DESCRIBE_TIMEOUT))?.reply {
+        match self.call(&WorkerRequest::Memory, &[], &[], DESCRIBE_TIMEOUT)?.reply {
             WorkerReply::Memory { devices } => Ok(devices),
             _ => Err(WorkerError::Protocol("Memory")),
         }
     }
 
     /// Waits for its turn. None when time is up.
-    fn begin(&self, deadline: Option<Instant>) -> Option<Result<Receiver<Answered>, WorkerError>> {
+    fn begin(&self, deadline: Option<Deadline>) -> Option<Result<Receiver<Answered>, WorkerError>> {
         let mut state = lock(&self.state);
         loop {
             match &*state {
@@ -400,7 +476,7 @@ impl Worker {
             state = match deadline {
                 None => super::wait(&self.changed, state),
                 Some(deadline) => {
-                    let left = deadline.checked_duration_since(Instant::now())?;
+                    let left = Some(deadline.left()).filter(|left| !left.is_zero())?;
                     super::wait_timeout(&self.changed, state, left)
                 }
             };

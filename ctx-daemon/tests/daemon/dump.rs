@@ -287,7 +287,7 @@ fn one_whose_worker_is_stopped_fails_the_dump_by_the_configured_limit_and_says_s
     signal(libc::SIGCONT);
     let reason = reason(reply);
     let expected =
-        format!("process {} (app) cannot be saved: its worker did not answer Pace within 300 ms", client.pid);
+        format!("process {} (app) cannot be saved: its worker did not answer Describe within 300 ms", client.pid);
     assert!(reason.contains(&expected) && reason.contains("it is stopped"), "{reason}");
     daemon.wait_for_state(&client, Some("running"));
     eventually("it can be dumped again", || {
@@ -304,7 +304,8 @@ fn one_that_says_nothing_fails_the_dump_and_goes_on_when_it_does() {
     let (_session, reply) = Session::open(&daemon, &pause(slow.pid, true), dir.path());
     let reason = reason(reply);
     assert!(
-        reason.contains("did not answer Quiesce within 2") && reason.contains("in a call of the driver"),
+        reason.contains("did not answer Quiesce within 500 ms (quiesce_timeout_ms)")
+            && reason.contains("in a call of the driver"),
         "{reason}"
     );
     daemon.wait_for_event("slow-quiesce Open");

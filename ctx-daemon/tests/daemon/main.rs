@@ -15,6 +15,7 @@ mod nvml;
 mod pool;
 mod protocols;
 mod restore;
+mod stopped;
 mod support;
 mod worker;
 

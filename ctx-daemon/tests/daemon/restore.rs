@@ -11,13 +11,13 @@ use crate::support::{Client, Daemon, Session, eventually, reason};
 use crate::worker::PINNED;
 
 /// A process that "CRIU" has brought back, and the image, whose client is made to be it.
-struct Restored {
-    dir: TempDir,
-    process: Client,
+pub(crate) struct Restored {
+    pub(crate) dir: TempDir,
+    pub(crate) process: Client,
 }
 
 /// Dumps a client of this name, kills it, and makes a new process take its pid in the image.
-fn dumped(daemon: &Daemon, command: &str) -> Restored {
+pub(crate) fn dumped(daemon: &Daemon, command: &str) -> Restored {
     let mut client = Client::attached(daemon, command);
     let dir = TempDir::new().unwrap();
     dump(daemon, dir.path(), &mut client);

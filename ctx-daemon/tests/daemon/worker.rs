@@ -176,7 +176,28 @@ impl Worker {
         self.command.starts_with(misbehaviour)
     }
 
+    /// Stops this process, once, when the request comes that the file `stop-at` names, after as many others of its name as
+    /// it says.
+    fn stop_at(&self, request: &WorkerRequest) {
+        let path = self.dir.join("stop-at");
+        let Ok(text) = std::fs::read_to_string(&path) else { return };
+        let (name, before) = text.split_once(' ').unwrap();
+        let debug = format!("{request:?}");
+        if debug.split([' ', '(', '{']).next() != Some(name) {
+            return;
+        }
+        match before.parse::<usize>().unwrap().checked_sub(1) {
+            Some(before) => std::fs::write(&path, format!("{name} {before}")).unwrap(),
+            None => {
+                std::fs::remove_file(&path).unwrap();
+                // SAFETY: no memory is concerned.
+                assert_eq!(unsafe { libc::raise(libc::SIGSTOP) }, 0);
+            }
+        }
+    }
+
     fn answer(&mut self, message: Message<WorkerRequest>) {
+        self.stop_at(&message.body);
         let Message { body, blob, fds } = message;
         match body {
             WorkerRequest::Adopt { attach, .. } => {

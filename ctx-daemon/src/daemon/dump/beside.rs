@@ -29,6 +29,7 @@ impl Dump<'_> {
             idle_at: now,
             frozen_at: now,
             leave_running: false,
+            quiesce: self.daemon.config.quiesce_timeout,
             stall: self.daemon.config.stall_timeout,
             sharing: ipc::within(self.daemon, &clients)?,
             progress: Arc::default(),

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_images::{CompressionChoice, CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName, Protocol};
-use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
 use thiserror::Error;
 use tracing::{debug, info, warn};
@@ -53,19 +53,16 @@ pub(super) use self::progress::Progress;
 use self::protocol::Chosen;
 use self::quiesce::{ClosedRing, QuiesceError};
 use self::save::{SaveError, SaveJob};
-use super::Daemon;
 use super::checkpoints::{self, DumpGuard, MomentError};
-use super::clients::{Client, ClientState, HoldGuard, Pending};
+use super::clients::{Client, HoldGuard, Pending};
 use super::connection::{self, MAX_REQUEST};
 use super::ipc::{self, SharingError};
 use super::pidns::{PidError, PidView};
 use super::process::{self, Process};
 use super::room::HoldsRoom;
 use super::sys::{self, Credentials};
+use super::{Daemon, at_once};
 use rekindle_ctx_worker::failure;
-
-/// How long a worker may take to hear that a dump is over before it began.
-const LET_GO: Duration = Duration::from_secs(10);
 
 /// Why a dump fails. The applications go on.
 #[derive(Debug, Error)]
@@ -256,7 +253,10 @@ impl<'a> Dump<'a> {
         let view = PidView::of(peer.pid)?;
         let root = view.to_ours(root)?;
         let (dir, beside) = image_directories(fds)?;
-        let hold = daemon.registry.hold(root, quiesce::LET_GO).map_err(|other| DumpError::Overlaps { root, other })?;
+        let hold = daemon
+            .registry
+            .hold(root, daemon.config.quiesce_timeout.begins())
+            .map_err(|other| DumpError::Overlaps { root, other })?;
         let mut dump = Self {
             daemon,
             stream,
@@ -279,9 +279,11 @@ impl<'a> Dump<'a> {
             return Ok((dump, Reply::Paused { pids: Vec::new() }));
         }
         let writer = begin_image(dir, daemon.config.compression)?;
-        let needed = check_space(&writer, &clients)?;
+        let memory = dump.memory_of(&clients)?;
+        let needed = memory.iter().flatten().sum();
+        check_space(&writer, needed)?;
         progress.clients(clients.iter().map(|it| &**it), needed);
-        let planned = dump.plan(&clients, 0);
+        let planned = dump.plan(&clients, &memory, 0);
         let precopies = planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy);
         if precopies {
             progress.phase(PhaseName::PreCopy);
@@ -292,10 +294,10 @@ impl<'a> Dump<'a> {
         progress.phase(PhaseName::Quiesce);
         if precopies {
             // The moment of the image is this one.
-            checkpoints::wait_for_moment(daemon, stream, under).inspect_err(|_| let_go(&planned))?;
+            checkpoints::wait_for_moment(daemon, stream, under).inspect_err(|_| release(&planned))?;
         }
         let quiesce_began = Instant::now();
-        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| let_go(&planned))?;
+        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| release(&planned))?;
         let idle_at = Instant::now();
         dump.quiesce_began = quiesce_began;
         ipc::within(daemon, &clients)?;
@@ -311,15 +313,25 @@ impl<'a> Dump<'a> {
         Ok((dump, Reply::Paused { pids }))
     }
 
-    /// Decides how each client is dumped.
-    fn plan(&self, clients: &[Arc<Client>], first: u32) -> Vec<Planned> {
-        let planned = (first..).zip(clients).map(|(index, client)| {
-            let bytes = client.worker.describe().device_memory.iter().sum();
+    /// How much memory each client has on each device. The first that their workers hear of this dump: they may be
+    /// stopped, or in a long call, just as when they are to come to rest.
+    fn memory_of(&self, clients: &[Arc<Client>]) -> Result<Vec<Vec<u64>>, SaveError> {
+        let deadline = self.daemon.config.quiesce_timeout.begins();
+        let memory = at_once(clients, |client| {
+            client.worker.device_memory(deadline).map_err(|error| SaveError::of(client, &error))
+        });
+        memory.into_iter().collect()
+    }
+
+    /// Decides how each client is dumped, which has so much memory on each device.
+    fn plan(&self, clients: &[Arc<Client>], memory: &[Vec<u64>], first: u32) -> Vec<Planned> {
+        let planned = (first..).zip(clients.iter().zip(memory)).map(|(index, (client, memory))| {
+            let bytes = memory.iter().sum();
             let (asked, who) = self.daemon.protocol_of(client);
             let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
             info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
             let files = files::worth(bytes, self.daemon.config.file_bytes);
-            Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.links.join(client))
+            Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.links.join(client, memory))
         });
         planned.collect()
     }
@@ -328,13 +340,14 @@ impl<'a> Dump<'a> {
     fn prepare(&self, writer: &ImageWriter, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
         let config = &self.daemon.config.checkpoint;
         let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
-        planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client))?;
+        let (quiesce, stall) = (self.daemon.config.quiesce_timeout, self.daemon.config.stall_timeout);
+        let let_go = quiesce.begins();
+        planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client, let_go))?;
         let (stage, clients) = (&self.daemon.stage, planned.len());
         let prepare = |it: &mut Planned| {
-            let stall = self.daemon.config.stall_timeout;
-            // The first that it hears of this dump: it may be stopped, or in a long call, just as when it is to come to rest.
-            it.pace(self.daemon.config.quiesce_timeout)?;
-            it.staged = stage.lend(&it.client.worker, clients).map(Arc::new);
+            it.pace(quiesce)?;
+            let staged = stage.lend(&it.client.worker, clients, stall);
+            it.staged = staged.map_err(|error| SaveError::of(&it.client, &error))?.map(Arc::new);
             it.reserve(config.cow_pool, stall)?;
             it.precopy(writer, config.recopy_rounds, stall, goes_on)
         };
@@ -345,7 +358,7 @@ impl<'a> Dump<'a> {
         match results.into_iter().collect::<Result<(), _>>() {
             Ok(()) => Ok(planned),
             Err(error) => {
-                let_go(&planned);
+                release(&planned);
                 Err(error.into())
             }
         }
@@ -426,7 +439,8 @@ impl<'a> Dump<'a> {
         }
         planned.retain(is_there);
         let next = planned.iter().map(|it| it.index + 1).max().unwrap_or(0);
-        planned.extend(self.plan(&clients, next));
+        let memory = self.memory_of(&clients)?;
+        planned.extend(self.plan(&clients, &memory, next));
         writer.disown()?;
         let clients: Vec<_> = planned.iter().map(|it| Arc::clone(&it.client)).collect();
         if let Some(dir) = self.beside.take() {
@@ -439,6 +453,7 @@ impl<'a> Dump<'a> {
             idle_at,
             frozen_at,
             leave_running: self.leave_running,
+            quiesce: self.daemon.config.quiesce_timeout,
             stall: self.daemon.config.stall_timeout,
             sharing,
             progress: Arc::clone(&self.progress),
@@ -534,13 +549,9 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// What was prepared for a dump that does not begin is given back, but for clients that another dump has.
-fn let_go(planned: &[Planned]) {
-    for it in planned.iter().filter(|it| it.client.state() == ClientState::Running) {
-        if let Err(error) = it.client.worker.ask(&WorkerRequest::Open, &[], Some(LET_GO)) {
-            debug!("{} keeps what was prepared for its dump until the next: {error}", it.client);
-        }
-    }
+/// What was prepared for a dump that does not begin is given back in the background.
+fn release(planned: &[Planned]) {
+    planned.iter().for_each(|it| quiesce::release(&it.client));
 }
 
 /// What CRIU writes last, with a name of its own for each of its runs in it since 4.1 (`dump_criu_run_id` of
@@ -567,18 +578,13 @@ fn image_directories(fds: Vec<OwnedFd>) -> Result<(ImageDir, Option<ImageDir>), 
 /// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may
 /// refuse what would have fitted. What it lets through and does not fit fails later, as does an image that builds on
 /// another and has more of its own than there is room for: that is not known before memory is hashed.
-fn check_space(writer: &ImageWriter, clients: &[Arc<Client>]) -> Result<u64, DumpError> {
-    let memory = |client: &Arc<Client>| {
-        let description = client.worker.describe();
-        description.device_memory.iter().sum::<u64>()
-    };
-    let needed = clients.iter().map(memory).sum();
+fn check_space(writer: &ImageWriter, needed: u64) -> Result<(), DumpError> {
     let free = writer.dir().free_space()?;
     if needed > free && writer.base().is_none() {
         let directory = writer.dir().path().display().to_string();
         return Err(DumpError::Space { needed, free, directory, replaces: writer.replaces() });
     }
-    Ok(needed)
+    Ok(())
 }
 
 /// CRIU's image of a tree without GPU state must not lie beside our image of another dump: a restore would take the two

@@ -14,6 +14,7 @@ use super::super::worker::WorkerError;
 use super::files::Files;
 use super::protocol::Chosen;
 use super::save::{SaveError, namespace_pid};
+use crate::limit::Limit;
 
 /// How often it is looked how far copies are, at first and at most.
 pub(super) const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
@@ -56,14 +57,14 @@ impl Planned {
     }
 
     /// Has its worker set memory aside, and waits so long for it. Where there is none to spare it does without.
-    pub(super) fn reserve(&self, cow_pool: u64, limit: Duration) -> Result<(), SaveError> {
+    pub(super) fn reserve(&self, cow_pool: u64, limit: Limit) -> Result<(), SaveError> {
         let Some(bytes) = self.chosen.reserves(cow_pool) else { return Ok(()) };
-        let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], Some(limit));
+        let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], limit);
         asked.map_err(|error| SaveError::of(&self.client, &error))
     }
 
     /// Has its worker copy no faster than it may now, and waits so long for it.
-    pub(super) fn pace(&self, limit: Duration) -> Result<(), SaveError> {
+    pub(super) fn pace(&self, limit: Limit) -> Result<(), SaveError> {
         self.link.tell(&self.client, limit).map_err(|error| SaveError::of(&self.client, &error))
     }
 
@@ -73,7 +74,7 @@ impl Planned {
         &mut self,
         writer: &ImageWriter,
         rounds: u32,
-        stall: Duration,
+        stall: Limit,
         goes_on: impl Fn() -> bool,
     ) -> Result<(), SaveError> {
         if self.chosen.protocol != Protocol::Recopy {
@@ -91,7 +92,7 @@ impl Planned {
             };
             let worker = &self.client.worker;
             let failed = |error: WorkerError| SaveError::of(&self.client, &error);
-            worker.ask_with(&request, &known, &files.descriptors(), Some(stall)).map_err(failed)?;
+            worker.ask_with(&request, &known, &files.descriptors(), stall).map_err(failed)?;
             let bytes = self.loop_until_saved(&files, stall, &goes_on)?;
             self.precopied.0 += bytes;
             debug!(client = %self.client, round, bytes, "copied while it runs");
@@ -107,22 +108,22 @@ impl Planned {
     }
 
     /// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
-    fn loop_until_saved(&self, files: &Files, stall: Duration, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
+    fn loop_until_saved(&self, files: &Files, stall: Limit, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
         let client = &self.client;
         let mut pause = LOOK[0];
-        let (mut progress, mut progressed) = (None, Instant::now());
+        let (mut progress, mut stalled) = (None, stall.begins());
         loop {
             self.pace(stall)?;
-            let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], Some(stall));
+            let asked = client.worker.call(&WorkerRequest::Progress, &[], &[], stall);
             match asked.map_err(|error| SaveError::of(client, &error))?.reply {
                 WorkerReply::Saved { bytes, .. } => return Ok(bytes),
                 WorkerReply::Saving { copied, .. } => {
                     let now = Some((copied, files.blocks()));
                     if now != progress {
-                        (progress, progressed) = (now, Instant::now());
-                    } else if progressed.elapsed() >= stall {
+                        (progress, stalled) = (now, stall.begins());
+                    } else if stalled.is_over() {
                         client.worker.cancel();
-                        return Err(SaveError::stalled(stall));
+                        return Err(SaveError::stalled(stall, &format!("{client} to be copied by its worker")));
                     }
                 }
                 _ => return Err(SaveError::of(client, &WorkerError::Protocol("Progress"))),

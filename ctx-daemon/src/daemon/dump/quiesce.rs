@@ -10,26 +10,25 @@ use tracing::{debug, warn};
 
 use super::super::clients::{Client, ClientState};
 use super::super::thread;
-use super::super::worker::WorkerError;
+use super::super::worker::{At, Patience, WorkerError};
+use crate::limit::{Deadline, Limit};
 
-/// How much later than the limit a worker may answer that keeps to it.
-const GRACE: Duration = Duration::from_secs(2);
+/// The last part of the limit is for workers' answers: devices have come to rest before it, or are busy.
+const FOR_ANSWERS: u32 = 10;
 /// How long devices may take before it is thought that something waits for a command that is still in a ring.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the device may take for one such command before the next is tried.
 const STEP: Duration = Duration::from_millis(20);
-/// How long a dump that is over may take to let a client go.
-pub(super) const LET_GO: Duration = Duration::from_secs(5);
-/// How long a worker may take to open its ring.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is looked whether a dump that is over has let a client go.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Why clients are not at rest.
 #[derive(Debug, Error)]
 pub(in crate::daemon) enum QuiesceError {
-    #[error("{0} is being dumped or restored already: wait until that is over")]
-    Held(String),
-    #[error("{client} does not come to rest: {what} after {ms} ms, and may never end; it goes on")]
-    Busy { client: String, what: String, ms: u128 },
+    #[error("{client} is being dumped or restored already, and still was after {limit}: {}", held(*.at))]
+    Held { client: String, limit: Limit, at: At },
+    #[error("{client} does not come to rest: {what} after {limit}, and may never end; it goes on")]
+    Busy { client: String, what: String, limit: Limit },
     #[error("{0} has ended")]
     Ended(String),
     #[error("cannot start a thread: {0}")]
@@ -41,7 +40,7 @@ pub(in crate::daemon) enum QuiesceError {
 impl Failing for QuiesceError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Held(_) => FailureKind::Refused,
+            Self::Held { .. } => FailureKind::Refused,
             Self::Busy { .. } => FailureKind::Timeout,
             Self::Ended(_) => FailureKind::LostPeer,
             Self::Thread(error) => Failing::kind(error),
@@ -69,10 +68,10 @@ impl ClosedRing {
         &self.client
     }
 
-    /// Lets it go on, and waits until it does. It counts as being saved until the result is dropped.
-    pub(super) fn open(mut self) -> Result<OpenRing, WorkerError> {
+    /// Lets it go on, and waits until it does, within the limit. It counts as being saved until the result is dropped.
+    pub(super) fn open(mut self, limit: Limit) -> Result<OpenRing, WorkerError> {
         let worker = &self.client.worker;
-        worker.ask(&WorkerRequest::Open, &[], Some(OPEN_TIMEOUT))?;
+        worker.ask(&WorkerRequest::Open, &[], limit)?;
         (self.closed, self.handed_on) = (false, true);
         Ok(OpenRing { client: Arc::clone(&self.client) })
     }
@@ -99,19 +98,39 @@ impl Drop for ClosedRing {
             self.client.set_state(ClientState::Running);
             return;
         }
-        let client = Arc::clone(&self.client);
-        let open = move || {
-            match client.worker.ask(&WorkerRequest::Open, &[], None) {
-                Ok(()) => debug!("{client} goes on"),
-                // Its tasks were killed, as they should in a dump that does not leave them running.
-                Err(WorkerError::Dead(_)) => {}
-                Err(error) => warn!("{client} cannot go on: {error}"),
-            }
-            client.set_state(ClientState::Running);
-        };
-        if let Err(error) = thread("open", open) {
-            warn!("{} cannot go on: {error}", self.client);
+        open_in_background(&self.client);
+    }
+}
+
+/// Has a client go on that nobody else takes in hand meanwhile. Its worker may be stopped or busy for as long as it likes.
+fn open_in_background(client: &Arc<Client>) {
+    let opened = Arc::clone(client);
+    let open = move || {
+        match opened.worker.ask(&WorkerRequest::Open, &[], Patience::Endless) {
+            Ok(()) => debug!("{opened} goes on"),
+            // Its tasks were killed, as they should in a dump that does not leave them running.
+            Err(WorkerError::Dead(_)) => {}
+            Err(error) => warn!("{opened} cannot go on: {error}"),
         }
+        opened.set_state(ClientState::Running);
+    };
+    if let Err(error) = thread("open", open) {
+        warn!("{client} cannot go on: {error}");
+    }
+}
+
+/// Has a running client's worker give back what was prepared for a dump that does not begin, unless another dump has it.
+pub(super) fn release(client: &Arc<Client>) {
+    if client.leave_running(ClientState::Releasing) {
+        open_in_background(client);
+    }
+}
+
+/// What keeps a client that was let go from running.
+fn held(at: At) -> String {
+    match at {
+        At::Stopped => format!("its worker {}", At::Stopped.what()),
+        At::Busy => "wait until that is over".to_owned(),
     }
 }
 
@@ -146,19 +165,20 @@ fn heartbeat(client: &Arc<Client>) -> Result<Sender<()>, QuiesceError> {
 /// A kernel may wait for another that is still in a ring, its own process's or another's, or for what a process does
 /// when something else has run. Where one is merely long, nobody needs to go on, so that comes first; and whenever
 /// another one has become busy, it gets the same time.
-pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<ClosedRing>, QuiesceError> {
-    let began = Instant::now();
-    let mut closing = clients.iter().map(Closing::begin).collect::<Result<Vec<_>, _>>()?;
+pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<ClosedRing>, QuiesceError> {
+    let (began, deadline) = (Instant::now(), limit.begins());
+    let for_devices = limit.time - limit.time / FOR_ANSWERS;
+    let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
     let mut step = Step::Stop;
     let (mut patience, mut longest) = (PATIENCE, PATIENCE / 2);
     loop {
-        let left = timeout.saturating_sub(began.elapsed());
+        let left = for_devices.saturating_sub(began.elapsed());
         let before: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
         let none_at_rest = before.iter().all(|busy| *busy);
         let results: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = closing
                 .iter_mut()
-                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, patience.min(left), left)))
+                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, patience.min(left), deadline)))
                 .collect();
             asked.into_iter().filter_map(|it| it.join().ok()).collect()
         });
@@ -166,11 +186,11 @@ pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<
         let Some(busy) = closing.iter().find(|it| it.busy.is_some()) else {
             return Ok(closing.into_iter().map(|it| it.ring).collect());
         };
-        if began.elapsed() >= timeout {
+        if began.elapsed() >= for_devices {
             return Err(QuiesceError::Busy {
                 client: busy.ring.client().to_string(),
                 what: busy.busy.clone().unwrap_or_default(),
-                ms: timeout.as_millis(),
+                limit,
             });
         }
         let same = closing.iter().zip(before).all(|(it, before)| it.busy.is_some() == before);
@@ -187,13 +207,18 @@ pub(super) fn quiesce(clients: &[Arc<Client>], timeout: Duration) -> Result<Vec<
 }
 
 /// Waits until no other dump has a client: one that was just given up, or is durable, lets its clients go in the background.
-pub(super) fn wait_until_let_go(client: &Client) -> Result<(), QuiesceError> {
-    let asked = Instant::now();
-    while client.state() != ClientState::Running {
-        if asked.elapsed() >= LET_GO {
-            return Err(QuiesceError::Held(client.to_string()));
+pub(super) fn wait_until_let_go(client: &Client, deadline: Deadline) -> Result<(), QuiesceError> {
+    wait_for(client, deadline, || client.state() == ClientState::Running)
+}
+
+/// Waits until a client is let go, in the background, by the dump before.
+fn wait_for(client: &Client, deadline: Deadline, is_let_go: impl Fn() -> bool) -> Result<(), QuiesceError> {
+    while !is_let_go() {
+        if deadline.is_over() {
+            let (client, at) = (client.to_string(), client.worker.is_at());
+            return Err(QuiesceError::Held { client, limit: deadline.limit, at });
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(LOOK);
     }
     Ok(())
 }
@@ -216,15 +241,8 @@ struct Closing {
 }
 
 impl Closing {
-    fn begin(client: &Arc<Client>) -> Result<Self, QuiesceError> {
-        let asked = Instant::now();
-        while !client.leave_running(ClientState::Quiesced) {
-            // A dump that was just given up lets its clients go in the background.
-            if asked.elapsed() >= LET_GO {
-                return Err(QuiesceError::Held(client.to_string()));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    fn begin(client: &Arc<Client>, deadline: Deadline) -> Result<Self, QuiesceError> {
+        wait_for(client, deadline, || client.leave_running(ClientState::Quiesced))?;
         let ring =
             ClosedRing { client: Arc::clone(client), closed: true, handed_on: false, _heartbeat: heartbeat(client)? };
         Ok(Self { ring, busy: None })
@@ -232,7 +250,13 @@ impl Closing {
 
     /// Asks for a step, for which the device may take as long as `patience`. The worker itself may be in a call of the driver,
     /// and has until the limit to come out of it.
-    fn ask(&mut self, step: Step, none_at_rest: bool, patience: Duration, left: Duration) -> Result<(), QuiesceError> {
+    fn ask(
+        &mut self,
+        step: Step,
+        none_at_rest: bool,
+        patience: Duration,
+        deadline: Deadline,
+    ) -> Result<(), QuiesceError> {
         let timeout_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         let request = match (step, &self.busy) {
             (Step::Wait, None) => return Ok(()),
@@ -240,7 +264,7 @@ impl Closing {
             (Step::Advance, Some(_)) if !none_at_rest => WorkerRequest::Quiesce { timeout_ms },
             (Step::Advance, _) => WorkerRequest::Advance { timeout_ms },
         };
-        let answered = self.ring.client.worker.call(&request, &[], &[], Some(left.saturating_add(GRACE)));
+        let answered = self.ring.client.worker.call(&request, &[], &[], deadline);
         let source = match answered.map(|it| it.reply) {
             Ok(WorkerReply::Busy { what }) => {
                 self.busy = Some(what);

@@ -12,6 +12,7 @@
 //! or comes a step further, gives it up when that has not been for a time, and opens the rings itself: they belong to all.
 //! What hung and wakes up finds that out and removes what it has made.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -35,10 +36,8 @@ use super::precopy::{LOOK, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
+use crate::limit::Limit;
 use rekindle_ctx_worker::failure;
-
-/// How long a worker may take to say that it is at rest.
-const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there is no image.
 #[derive(Clone, Debug, Error)]
@@ -51,11 +50,9 @@ impl SaveError {
         Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
     }
 
-    pub(super) fn stalled(after: Duration) -> Self {
-        let reason = format!(
-            "the image has not come further for {} s: the disk, a worker or this daemon hangs; the processes go on",
-            after.as_secs()
-        );
+    /// What was waited for has not come.
+    pub(super) fn stalled(limit: Limit, awaited: &str) -> Self {
+        let reason = format!("the image has not come further for {limit}: it waits for {awaited}; the processes go on");
         Self(Failure::new(FailureKind::Timeout, reason))
     }
 
@@ -89,8 +86,10 @@ pub(super) struct How {
     pub(super) frozen_at: Instant,
     /// The tasks go on.
     pub(super) leave_running: bool,
+    /// How long a worker may take that is at rest.
+    pub(super) quiesce: Limit,
     /// How long the image may not come further.
-    pub(super) stall: Duration,
+    pub(super) stall: Limit,
     /// What the clients share.
     pub(super) sharing: Sharing,
     /// Told how far it is.
@@ -102,7 +101,7 @@ pub(super) struct How {
 pub(super) struct SaveJob {
     shared: Arc<Shared>,
     /// How long the image may not come further.
-    stall: Duration,
+    stall: Limit,
     clients: Vec<Arc<Client>>,
     /// Can be read when the job is over.
     over: UnixStream,
@@ -142,6 +141,9 @@ struct State {
     /// It failed since nothing happened any more.
     stalled: bool,
     outcome: Option<Result<Committed, SaveError>>,
+    /// What the threads that write the image wait for, by the client's place; none for the one that writes what is all
+    /// clients'.
+    awaited: BTreeMap<Option<usize>, String>,
     /// Those that are closed.
     rings: Vec<ClosedRing>,
 }
@@ -205,7 +207,7 @@ impl SaveJob {
 
     /// Waits until the image is durable, the session's connection closes, or nothing happens any more.
     pub(super) fn wait(&self, session: &UnixStream) -> Result<Committed, DumpError> {
-        let (mut progress, mut progressed) = (None, Instant::now());
+        let (mut progress, mut stalled) = (None, self.stall.begins());
         loop {
             let fds = [self.over.as_fd(), session.as_fd()];
             let [over, spoke] = sys::wait_readable(fds, Some(WATCH)).map_err(DumpError::Thread)?;
@@ -221,8 +223,8 @@ impl SaveJob {
             }
             let now = Some(lock(&self.shared.state).progress());
             if now != progress {
-                (progress, progressed) = (now, Instant::now());
-            } else if progressed.elapsed() >= self.stall {
+                (progress, stalled) = (now, self.stall.begins());
+            } else if stalled.is_over() {
                 return Err(self.shared.fail_stalled(self.stall).into());
             }
         }
@@ -235,7 +237,7 @@ impl Drop for SaveJob {
             self.shared.fail(SaveError::given_up());
         }
         if let Some(thread) = self.thread.take() {
-            let patience = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall };
+            let patience = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall.time };
             match sys::wait_readable([self.over.as_fd()], Some(patience)) {
                 // A panic in there has been reported, and its unwinding let everything go.
                 Ok([true]) => drop(thread.join()),
@@ -258,6 +260,7 @@ impl Shared {
     fn run(&self, writer: ImageWriter, planned: &[Planned]) -> Result<Committed, SaveError> {
         match self.write(&writer, planned).and_then(|it| self.check().map(|()| it)) {
             Ok(manifest) => {
+                self.awaits(None, "the disk to take the image's manifest");
                 // It may have been given up meanwhile, and `criu` has said so.
                 let committed = writer.commit_if(manifest, || self.check().is_ok());
                 committed.map_err(|error| {
@@ -284,6 +287,7 @@ impl Shared {
                 .map(|(place, it)| scope.spawn(move || self.save_client(writer, place, it, planned.len())))
                 .collect();
             let synced = self.wait_for_copies(planned).and_then(|()| {
+                self.awaits(None, "the disk to take the clients' memory");
                 let synced = writer.sync().map(|()| Instant::now());
                 self.step();
                 synced.map_err(|error| self.fail(error.into()))
@@ -297,6 +301,7 @@ impl Shared {
         if saved.len() < planned.len() {
             return Err(SaveError(Failure::internal("a thread of the daemon's that saves a process is gone")));
         }
+        self.awaits(None, "the disk to take CRIU's files");
         // CRIU's files are written by now, and are half of the image.
         writer.dir().sync_files(|| self.step())?;
         let mut state = lock(&self.state);
@@ -365,27 +370,36 @@ impl Shared {
         // While it is there: a task that does not go on is killed when this dump is over.
         let namespace_pid = namespace_pid(client) as i32;
         let mut open = None;
+        let copied = || self.awaits(Some(place), &format!("{client} to be copied by its worker"));
+        self.awaits(Some(place), &format!("the worker of {client} to begin"));
         let saved = self.begin(writer, place, planned).and_then(|files| {
+            copied();
             let early = self.copy(planned, &files, Until::MayOpen, all)?;
+            self.awaits(Some(place), &format!("CRIU, and those that {client} shares memory with"));
             if self.wait_for_finish().is_none() {
                 return Err(SaveError::given_up());
             }
             self.wait_for_those_it_shares_with();
             // CRIU is through, and so is who copies memory that this client has too: what they have written is good if
             // the ring was closed all the time.
+            self.awaits(Some(place), &format!("the worker of {client} to open its ring"));
             self.hold(client)?;
             self.step();
             if self.how.leave_running {
                 // Not there any more if the image has been given up.
                 let ring = self.take_ring(client).ok_or_else(SaveError::given_up)?;
-                open = Some(ring.open().map_err(|error| SaveError::of(client, &error))?);
+                open = Some(ring.open(self.how.quiesce).map_err(|error| SaveError::of(client, &error))?);
                 lock(&self.state).opened_at = Some(Instant::now());
             }
             match early {
                 Some(record) => Ok(Some(record)),
-                None => self.copy(planned, &files, Until::Saved, all),
+                None => {
+                    copied();
+                    self.copy(planned, &files, Until::Saved, all)
+                }
             }
         });
+        lock(&self.state).awaited.remove(&Some(place));
         match saved {
             Ok(record) => Some(Saved { record: record?, client: Arc::clone(client), namespace_pid }),
             Err(error) => {
@@ -397,7 +411,7 @@ impl Shared {
     }
 
     fn hold(&self, client: &Client) -> Result<(), SaveError> {
-        let held = client.worker.ask(&WorkerRequest::Hold, &[], Some(HOLD_TIMEOUT));
+        let held = client.worker.ask(&WorkerRequest::Hold, &[], self.how.quiesce);
         held.map_err(|error| SaveError::of(client, &error))
     }
 
@@ -421,7 +435,7 @@ impl Shared {
         };
         let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
         let blob = known.to_bytes();
-        let answered = client.worker.call(&request, &blob, &files.descriptors(), None).map_err(failed)?;
+        let answered = client.worker.call(&request, &blob, &files.descriptors(), self.how.stall).map_err(failed)?;
         let WorkerReply::Begun { code, secured } = answered.reply else {
             return Err(failed(WorkerError::Protocol("Save")));
         };
@@ -445,7 +459,7 @@ impl Shared {
         loop {
             self.check()?;
             planned.pace(self.how.stall)?;
-            let answered = client.worker.call(&WorkerRequest::Progress, &[], &[], None).map_err(failed)?;
+            let answered = client.worker.call(&WorkerRequest::Progress, &[], &[], self.how.stall).map_err(failed)?;
             match answered.reply {
                 WorkerReply::Saved { bytes, waits } => {
                     debug!(%client, bytes, ?waits, "saved");
@@ -515,6 +529,11 @@ impl Shared {
         Some(rings.swap_remove(at))
     }
 
+    /// What is waited for now, by one of the clients' threads or by that which writes what is all clients'.
+    fn awaits(&self, place: Option<usize>, what: &str) {
+        lock(&self.state).awaited.insert(place, what.to_owned());
+    }
+
     /// Something has been done.
     fn step(&self) {
         lock(&self.state).steps += 1;
@@ -539,9 +558,13 @@ impl Shared {
     }
 
     /// Gives up what does not come further. Whatever hangs is not waited for.
-    fn fail_stalled(&self, after: Duration) -> SaveError {
-        let error = SaveError::stalled(after);
-        lock(&self.state).stalled = true;
+    fn fail_stalled(&self, limit: Limit) -> SaveError {
+        let error = {
+            let mut state = lock(&self.state);
+            state.stalled = true;
+            let awaited: Vec<_> = state.awaited.values().map(String::as_str).collect();
+            SaveError::stalled(limit, &awaited.join(", and for "))
+        };
         self.fail(error.clone());
         error
     }
@@ -578,7 +601,7 @@ fn protocol_of_all(planned: &[Planned]) -> Chosen {
     }
 }
 
-fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode, limit: Duration) -> Result<(), SaveError> {
+fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode, limit: Limit) -> Result<(), SaveError> {
     let nonsense = |_| SaveError::of(client, &WorkerError::Protocol("Save"));
     let hash = image.hash.parse().map_err(nonsense)?;
     let Some(file) = writer.code_file(hash, image.size)? else {
@@ -587,5 +610,5 @@ fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode, limit: Du
     };
     let request = WorkerRequest::SaveCode { hash: image.hash.clone() };
     let fds = [OwnedFd::from(file)];
-    client.worker.ask(&request, &sys::raw(&fds), Some(limit)).map_err(|error| SaveError::of(client, &error))
+    client.worker.ask(&request, &sys::raw(&fds), limit).map_err(|error| SaveError::of(client, &error))
 }

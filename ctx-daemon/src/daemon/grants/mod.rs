@@ -16,15 +16,13 @@ mod files;
 mod select;
 mod serve;
 
+use rekindle_images::{Grant as Recorded, Protocol};
+use rekindle_wire::attach::Device;
+use rekindle_wire::control::{ContainerLimits, Failing, FailureKind, WorkerRequest};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use rekindle_images::{Grant as Recorded, Protocol};
-use rekindle_wire::attach::Device;
-use rekindle_wire::control::{ContainerLimits, Failing, FailureKind, WorkerRequest};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
@@ -36,6 +34,7 @@ use super::pidns::{self, Identity};
 use super::process::Process;
 use super::worker::{Worker, WorkerError};
 use super::{lock, sys};
+use crate::limit::Limit;
 use rekindle_ctx_worker::share;
 
 /// Why a process may use nothing, or a container be given nothing.
@@ -96,9 +95,6 @@ impl Failing for ShareError {
         }
     }
 }
-
-/// How long a worker may take to hear of its container.
-const SHARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a process may use.
 #[derive(Clone, Debug, Default)]
@@ -251,8 +247,14 @@ impl Grants {
     }
 
     /// Has a worker count what its client has with what others of the client's container have, if that has limits.
-    /// `devices` are all there are.
-    pub(crate) fn share(&self, allowed: &Allowed, worker: &Worker, devices: &[Device]) -> Result<(), ShareError> {
+    /// `devices` are all there are, and the worker answers within the limit.
+    pub(crate) fn share(
+        &self,
+        allowed: &Allowed,
+        worker: &Worker,
+        devices: &[Device],
+        limit: Limit,
+    ) -> Result<(), ShareError> {
         let Some(container) = &allowed.container else { return Ok(()) };
         let limits = container.limits;
         if limits.device_memory.is_none() && limits.pinned_memory.is_none() {
@@ -270,7 +272,7 @@ impl Grants {
         let (row, table) = table.ok_or(ShareError::Full)?;
         let gpus = container.gpus.clone().unwrap_or_else(|| devices.iter().map(|it| it.uuid).collect());
         let request = WorkerRequest::Belong { row, gpus, limits };
-        Ok(worker.ask(&request, &[table.as_raw_fd()], Some(SHARE_TIMEOUT))?)
+        Ok(worker.ask(&request, &[table.as_raw_fd()], limit)?)
     }
 
     /// A worker has died: what its client had is free for others of the container.

@@ -12,10 +12,11 @@ use tracing::{debug, info};
 
 use super::super::grants::Allowed;
 use super::super::pool::PoolError;
-use super::super::worker::{Worker, WorkerError};
+use super::super::worker::{Patience, Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
 use super::state::Restore;
 use super::{RestoreError, check, place};
+use crate::limit::Limit;
 
 /// A worker for each client that needs one, in their order.
 pub(super) fn take_workers(
@@ -49,14 +50,16 @@ pub(super) fn take_workers(
     Ok(taken.into_iter().flatten().collect())
 }
 
-/// What clients of the image have in common is made by one of them, and given to the others.
-pub(super) fn share(image: &Image, restore: &Restore) -> Result<(), RestoreError> {
+/// What clients of the image have in common is made by one of them, and given to the others. No worker may do nothing for
+/// longer than the limit.
+pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<(), RestoreError> {
+    let patience = Patience::WhileItWorks(limit);
     let mut made: HashMap<PieceId, OwnedFd> = HashMap::new();
     let mut needed = Vec::new();
     for (record, worker) in check::attached(image).zip(restore.workers()) {
         let failed = |error| RestoreError::Worker(check::name(record), error);
         let blob = record.to_bytes()?;
-        let (all, others) = worker.make_shared(&blob).map_err(failed)?;
+        let (all, others) = worker.make_shared(&blob, patience).map_err(failed)?;
         made.extend(all);
         needed.push((record, worker, others));
     }
@@ -65,14 +68,15 @@ pub(super) fn share(image: &Image, restore: &Restore) -> Result<(), RestoreError
         for ids in ids.chunks(PIECES_AT_A_TIME) {
             let fds = ids.iter().map(|id| made.get(id)).collect::<Option<Vec<_>>>();
             let fds = fds.ok_or_else(|| RestoreError::NotShared(check::name(record)))?;
-            worker.ask(&WorkerRequest::TakeShared { ids: ids.to_vec() }, &sys::raw(fds), None).map_err(failed)?;
+            worker.ask(&WorkerRequest::TakeShared { ids: ids.to_vec() }, &sys::raw(fds), patience).map_err(failed)?;
         }
     }
     Ok(())
 }
 
-/// Has every worker begin. Files are opened here, so that what is missing fails the restore now.
-pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Result<(), RestoreError> {
+/// Has every worker begin, which may not do nothing for longer than the limit. Files are opened here, so that what is
+/// missing fails the restore now.
+pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit: Limit) -> Result<(), RestoreError> {
     for (place, (record, worker)) in check::attached(image).zip(restore.workers()).enumerate() {
         let job = Load {
             hash: image.manifest().hash_key,
@@ -80,6 +84,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits) -> Re
             data: data_files(image, record)?,
             code: code_files(image, record)?,
             limits,
+            patience: Patience::WhileItWorks(limit),
         };
         let (name, worker) = (check::name(record), Arc::clone(worker));
         let restore = Arc::clone(restore);
@@ -119,6 +124,7 @@ struct Load {
     data: Vec<(DataFile, OwnedFd)>,
     code: Vec<CodeFile>,
     limits: Limits,
+    patience: Patience,
 }
 
 /// Its hash, and the file.
@@ -130,12 +136,12 @@ impl Load {
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
             let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), None)?;
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.patience)?;
         }
         let (code_before, code) = split(&self.code, data.len());
         for files in code_before {
             let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), None)?;
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.patience)?;
         }
         let (hash_algorithm, hash_key) = self.hash.to_parts();
         let fds = data.iter().map(|it| &it.1).chain(code.iter().map(|it| &it.1));
@@ -146,7 +152,7 @@ impl Load {
             code: code.iter().map(|it| it.0.clone()).collect(),
             limits: self.limits,
         };
-        worker.ask_with(&request, &self.blob, &sys::raw(fds), None)
+        worker.ask_with(&request, &self.blob, &sys::raw(fds), self.patience)
     }
 }
 

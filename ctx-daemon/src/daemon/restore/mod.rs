@@ -261,7 +261,7 @@ fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, 
         Stage::Restoring(prepared) => prepared,
     };
     let ours = prepared.restore.resume(&prepared.daemon, view.to_ours(*pid)?)?;
-    let open = prepared.restore.open_if_whole()?;
+    let open = prepared.restore.open_if_whole(prepared.daemon.config.quiesce_timeout)?;
     if open {
         *stage = Stage::Open;
     }
@@ -297,8 +297,8 @@ fn prepare(
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
-    load::share(&image, &prepared.restore)?;
-    load::start(&image, &prepared.restore, daemon.config.limits)?;
+    load::share(&image, &prepared.restore, daemon.config.stall_timeout)?;
+    load::start(&image, &prepared.restore, daemon.config.limits, daemon.config.stall_timeout)?;
     daemon.restores.add(&prepared.restore);
     info!(
         id = %image.manifest().id,

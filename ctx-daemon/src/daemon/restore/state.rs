@@ -11,7 +11,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
 
 use rekindle_images::{Client as Record, Image};
 use rekindle_wire::Dialect;
@@ -23,18 +22,12 @@ use tracing::{debug, info, warn};
 use super::super::clients::{Client, ClientState, Seats};
 use super::super::grants::Uuid;
 use super::super::process::{self, Process};
-use super::super::worker::{Worker, WorkerError};
+use super::super::worker::{Patience, Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
 use super::made::{Made, Maker};
 use super::shared::{self, SharedMemory};
 use super::{RestoreError, check};
-
-/// How long after its process is complete a connection may need to get from the listener to here.
-const REATTACH_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a worker may take to map and register a client's memory.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a worker may take to open its ring.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::limit::{Deadline, Limit};
 
 /// Of so many restores that were given up it is known what became of them.
 const GIVEN_UP: usize = 16;
@@ -205,7 +198,8 @@ impl Restore {
     /// A process is complete. Whether it is one of the clients; if so, it is connected to its worker now.
     pub(super) fn resume(&self, daemon: &Arc<Daemon>, pid: i32) -> Result<bool, RestoreError> {
         let process = Process::with_pid(pid)?;
-        let Some(place) = self.place_of(process)? else {
+        // Its connection may still be on its way from the listener to here.
+        let Some(place) = self.place_of(process, daemon.config.quiesce_timeout.begins())? else {
             return Ok(false);
         };
         let restored = &self.clients[place];
@@ -225,10 +219,9 @@ impl Restore {
     }
 
     /// Which client a process is, when its connection is here.
-    fn place_of(&self, process: Process) -> Result<Option<usize>, RestoreError> {
+    fn place_of(&self, process: Process, deadline: Deadline) -> Result<Option<usize>, RestoreError> {
         let pids = process::namespace_pids(process.pid)?;
         let inner = pids.last().copied().unwrap_or(process.pid).unsigned_abs();
-        let deadline = Instant::now() + REATTACH_TIMEOUT;
         let mut state = lock(&self.state);
         loop {
             let here = |place: &usize| state.connections.get(place).map(|it| it.process);
@@ -259,12 +252,12 @@ impl Restore {
                     ([], Ok(true)) => Ok(None),
                 };
             }
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+            if deadline.is_over() {
                 let missing = same.into_iter().find(|place| here(place).is_none());
                 let missing = missing.unwrap_or_default();
                 return Err(RestoreError::NoConnection(self.clients[missing].name.clone()));
-            };
-            state = wait_timeout(&self.changed, state, left);
+            }
+            state = wait_timeout(&self.changed, state, deadline.left());
         }
     }
 
@@ -314,11 +307,12 @@ impl Restore {
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
         daemon.records.keep(restored.worker.process(), process, reattached.stream.as_fd());
-        send_memory(&restored.worker, reattached.stream, memory).map_err(|error| self.failure(place, error))
+        let limit = daemon.config.stall_timeout;
+        send_memory(&restored.worker, reattached.stream, memory, limit).map_err(|error| self.failure(place, error))
     }
 
-    /// Opens all rings if every client is connected.
-    pub(super) fn open_if_whole(&self) -> Result<bool, RestoreError> {
+    /// Opens all rings if every client is connected. Each worker answers within the limit.
+    pub(super) fn open_if_whole(&self, limit: Limit) -> Result<bool, RestoreError> {
         let clients: Vec<_> = {
             let state = lock(&self.state);
             if state.connected.len() < self.clients.len() {
@@ -329,7 +323,7 @@ impl Restore {
         let opened: Vec<_> = std::thread::scope(|scope| {
             let open = |client: &Arc<Client>| {
                 let request = WorkerRequest::Open;
-                let result = client.worker.ask(&request, &[], Some(OPEN_TIMEOUT));
+                let result = client.worker.ask(&request, &[], limit);
                 if result.is_ok() {
                     client.set_state(ClientState::Running);
                 }
@@ -388,21 +382,23 @@ fn sockets_of(record: &Record) -> impl Iterator<Item = RestoredSocket> {
 }
 
 /// Hands a process's connection and memory to its worker, in as many messages as it takes.
-fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory) -> Result<(), WorkerError> {
+///
+/// Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
+fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory, limit: Limit) -> Result<(), WorkerError> {
     let fixed = [OwnedFd::from(connection), memory.ring.into(), memory.staging.into()];
     let (pinned, files): (Vec<Pinned>, Vec<_>) = memory.pinned.into_iter().unzip();
     let files: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
     let in_last = pinned.len().min(MAX_FDS - fixed.len());
     let (first_pinned, last_pinned) = pinned.split_at(pinned.len() - in_last);
     let (first_files, last_files) = files.split_at(files.len() - in_last);
-    let timeout = Some(CONNECT_TIMEOUT);
+    let patience = Patience::WhileItWorks(limit);
     let before = first_pinned.chunks(MAX_FDS).zip(first_files.chunks(MAX_FDS));
     for (pinned, files) in before {
         let pinned = pinned.to_vec();
-        worker.ask(&WorkerRequest::Pinned { pinned }, files, timeout)?;
+        worker.ask(&WorkerRequest::Pinned { pinned }, files, patience)?;
     }
     let mut fds = sys::raw(&fixed);
     fds.extend(last_files);
     let pinned = last_pinned.to_vec();
-    worker.ask(&WorkerRequest::Connect { pinned }, &fds, timeout)
+    worker.ask(&WorkerRequest::Connect { pinned }, &fds, patience)
 }

@@ -5,15 +5,17 @@
 
 use std::sync::TryLockError;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame;
 
-use super::{Answered, DESCRIBE_TIMEOUT, Worker, lock, sys};
+use super::{Answered, DESCRIBE_TIMEOUT, Worker, WorkerError, lock, sys};
+use crate::limit::{Deadline, Limit};
 
 /// How long a worker that is at something else may take to be through with it: most of what a worker is asked takes no time.
-const SOON: Duration = Duration::from_millis(100);
+const SOON: Limit = Limit::fixed(Duration::from_millis(100));
+const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
 
 /// What `ps` shows of a worker.
 #[derive(Clone, Debug, Default)]
@@ -27,13 +29,13 @@ pub(crate) struct Description {
 /// Takes little more than a second, however many do not answer.
 pub(crate) fn describe_all(workers: &[&Worker]) -> Vec<Description> {
     // The idle ones first, so that a busy one does not delay them.
-    let idle = |worker: &&Worker| worker.ask_to_describe(Instant::now());
+    let idle = |worker: &&Worker| worker.ask_to_describe(AT_ONCE.begins());
     let mut asked: Vec<_> = workers.iter().map(idle).collect();
-    let soon = Instant::now() + SOON;
+    let soon = SOON.begins();
     for (worker, asked) in workers.iter().zip(&mut asked).filter(|(_, asked)| asked.is_none()) {
         *asked = worker.ask_to_describe(soon);
     }
-    let deadline = Instant::now() + DESCRIBE_TIMEOUT;
+    let deadline = DESCRIBE_TIMEOUT.begins();
     let described = workers.iter().zip(&asked);
     described.map(|(worker, asked)| worker.described(asked.as_ref(), deadline)).collect()
 }
@@ -44,8 +46,16 @@ impl Worker {
         describe_all(&[self]).pop().unwrap_or_default()
     }
 
+    /// How much memory its client has on each device. Waits for the answer.
+    pub(crate) fn device_memory(&self, deadline: Deadline) -> Result<Vec<u64>, WorkerError> {
+        match self.call(&WorkerRequest::Describe, &[], &[], deadline)?.reply {
+            WorkerReply::Description { device_memory, .. } => Ok(device_memory),
+            _ => Err(WorkerError::Protocol("Describe")),
+        }
+    }
+
     /// Asks how it fares, unless it is at something else until then, or its channel is full.
-    fn ask_to_describe(&self, until: Instant) -> Option<Receiver<Answered>> {
+    fn ask_to_describe(&self, until: Deadline) -> Option<Receiver<Answered>> {
         let reply = self.begin(Some(until))?.ok()?;
         match self.try_send(&WorkerRequest::Describe) {
             Ok(true) => return Some(reply),
@@ -68,8 +78,8 @@ impl Worker {
         frame::send(&self.channel, request, &[], &[]).map(|()| true)
     }
 
-    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Instant) -> Description {
-        if let Some(Some(Ok(answered))) = asked.map(|it| self.receive(it, Some(deadline)))
+    fn described(&self, asked: Option<&Receiver<Answered>>, deadline: Deadline) -> Description {
+        if let Some(Some(Ok(answered))) = asked.map(|it| self.receive(it, deadline.into()))
             && let WorkerReply::Description { device_memory, pinned_memory, commands } = answered.reply
         {
             *lock(&self.described) = Description { device_memory, pinned_memory, commands };

@@ -1,0 +1,79 @@
+//! How long something may take, and which setting says so: an error that names both tells an operator what to change.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// The longest that something may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) time: Duration,
+    /// The setting of the configuration that says so; none where nothing changes it.
+    setting: Option<&'static str>,
+}
+
+impl Limit {
+    /// A limit that nobody configures.
+    pub(crate) const fn fixed(time: Duration) -> Self {
+        Self { time, setting: None }
+    }
+
+    /// The limit that a setting says.
+    pub(crate) const fn configured(time: Duration, setting: &'static str) -> Self {
+        Self { time, setting: Some(setting) }
+    }
+
+    /// The time begins now.
+    pub(crate) fn begins(self) -> Deadline {
+        // A time too long to be added never ends.
+        Deadline { at: Instant::now().checked_add(self.time), limit: self }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ms", self.time.as_millis())?;
+        match self.setting {
+            Some(setting) => write!(f, " ({setting})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// When a limit is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    at: Option<Instant>,
+    pub(crate) limit: Limit,
+}
+
+impl Deadline {
+    /// How much time is left: zero when it is over.
+    pub(crate) fn left(&self) -> Duration {
+        self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether no time is left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.left().is_zero()
+    }
+}
+
+impl From<Limit> for Deadline {
+    fn from(limit: Limit) -> Self {
+        limit.begins()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_names_its_setting_and_a_deadline_ends() {
+        let limit = Limit::configured(Duration::from_millis(300), "some_ms");
+        assert_eq!(limit.to_string(), "300 ms (some_ms)");
+        assert_eq!(Limit::fixed(Duration::from_secs(1)).to_string(), "1000 ms");
+        assert!(Limit::fixed(Duration::ZERO).begins().is_over());
+        assert!(!Limit::fixed(Duration::MAX).begins().is_over());
+    }
+}
