@@ -1,43 +1,21 @@
-//! What a shared library exports, by its section of dynamic symbols. (x86_64; everything in the file is checked.)
+//! What a shared library exports, by its section of dynamic symbols.
 
-const DYNSYM: u32 = 11;
+use object::LittleEndian;
+use object::elf::{FileHeader64, SHN_UNDEF, SHT_DYNSYM};
+use object::read::elf::{FileHeader, Sym};
 
-/// The names of the functions and variables that a library defines; none where this is no such library.
+/// The names of the functions and variables that a library for a 64-bit little-endian machine defines; none where the
+/// file is no such library, or is damaged.
 pub(super) fn exports(file: &[u8]) -> Option<Vec<String>> {
-    if file.get(..6)? != b"\x7fELF\x02\x01" {
+    let header = FileHeader64::<LittleEndian>::parse(file).ok().filter(|it| it.is_little_endian())?;
+    let symbols = header.sections(LittleEndian, file).ok()?.symbols(LittleEndian, file, SHT_DYNSYM).ok()?;
+    // A section of dynamic symbols has at least the null symbol.
+    if symbols.is_empty() {
         return None;
     }
-    let sections = number(file, 0x28, 8)?;
-    let (size, count) = (number(file, 0x3a, 2)?, number(file, 0x3c, 2)?);
-    let section = |index: u64| file.get(at(sections, index.checked_mul(size)?)?..);
-    let symbols = (0..count).filter_map(section).find(|it| number(it, 4, 4) == Some(u64::from(DYNSYM)))?;
-    let names = content(file, section(number(symbols, 0x28, 4)?)?)?;
-    let mut found = Vec::new();
-    for symbol in content(file, symbols)?.chunks_exact(24) {
-        // Section 0 is where symbols are that others define.
-        if number(symbol, 6, 2)? == 0 {
-            continue;
-        }
-        let name = names.get(at(number(symbol, 0, 4)?, 0)?..)?;
-        let name = name.split(|byte| *byte == 0).next()?;
-        found.push(String::from_utf8_lossy(name).into_owned());
-    }
-    Some(found)
-}
-
-fn content<'a>(file: &'a [u8], section: &[u8]) -> Option<&'a [u8]> {
-    let (offset, size) = (number(section, 0x18, 8)?, number(section, 0x20, 8)?);
-    file.get(at(offset, 0)?..at(offset, size)?)
-}
-
-fn at(base: u64, offset: u64) -> Option<usize> {
-    base.checked_add(offset)?.try_into().ok()
-}
-
-/// A little-endian number of this many bytes.
-fn number(bytes: &[u8], offset: usize, width: usize) -> Option<u64> {
-    let bytes = bytes.get(offset..offset.checked_add(width)?)?;
-    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    let defined = symbols.iter().filter(|it| it.st_shndx(LittleEndian) != SHN_UNDEF);
+    let name = |it: &_| Some(String::from_utf8_lossy(symbols.symbol_name(LittleEndian, it).ok()?).into_owned());
+    defined.map(name).collect()
 }
 
 #[cfg(test)]
