@@ -154,14 +154,16 @@ fn signature(params: &[Param]) -> String {
     params.iter().map(|p| format!("{}: {}", ident(p), rust_type(&p.c_type))).collect::<Vec<_>>().join(", ")
 }
 
-fn arguments(params: &[Param]) -> String {
-    params.iter().map(ident).collect::<Vec<_>>().join(", ")
+/// The arguments of a function of `crate::api`.
+fn taken(params: &[Param]) -> String {
+    let take = |p| format!("rekindle_cuda_abi::arguments::FromC::from_c({})", ident(p));
+    params.iter().map(take).collect::<Vec<_>>().join(", ")
 }
 
 /// Exported symbols, `SYMBOLS` (name and address, in table order) and `LOOKUPS` (for [`crate::lookup::find`]).
 ///
-/// `implemented` says for which symbols the crate has a `pub unsafe fn` of that name in `crate::api`; the others call
-/// `crate::refuse(index)`. The crate also has `crate::entry(index, closure) -> CUresult`, which keeps a panic from
+/// `implemented` says for which symbols the crate has a function of that name in `crate::api`, whose parameters are made
+/// of C's by [`crate::arguments::FromC`]; the others call `crate::refuse(index)`. The crate also has `crate::entry(index, closure) -> CUresult`, which keeps a panic from
 /// unwinding into C, and `crate::with_thread_stream(closure) -> CUresult`, in which stream 0 is the thread's own.
 pub fn exports(table: &[Function], implemented: impl Fn(&Function) -> bool) -> String {
     let mut out = String::from("// Generated from driver.table.\n");
@@ -172,7 +174,7 @@ pub fn exports(table: &[Function], implemented: impl Fn(&Function) -> bool) -> S
         let target = if thread { base } else { f };
         match (&target.params, implemented(target)) {
             (Some(params), true) => {
-                let call = format!("unsafe {{ crate::api::{}({}) }}", target.symbol, arguments(params));
+                let call = format!("unsafe {{ crate::api::{}({}) }}", target.symbol, taken(params));
                 let call = if thread { format!("crate::with_thread_stream(|| {call})") } else { call };
                 let _ = writeln!(
                     out,

@@ -9,13 +9,18 @@
 //!                                          └──> encoders, dispatch, entry points  (interposer, worker)
 //! ```
 //!
+//! What a call's arguments mean, which the interposer and the software GPU both read, is here once: [`arguments`] for the
+//! pointers themselves, [`launch`], [`batch`] and [`shapes`] for what lies behind them.
+//!
 //! And of `libnvidia-ml.so.1` beside it, the table of its functions: [`nvml`].
 
+pub mod arguments;
 pub mod batch;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod generate;
 pub mod graphs;
+pub mod launch;
 pub mod lookup;
 pub mod nvml;
 #[cfg(feature = "private")]

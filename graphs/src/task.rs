@@ -1,11 +1,8 @@
 //! What a node does.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
-
-use crate::Result;
 
 /// What a node does.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,66 +136,4 @@ impl Task {
             Self::Words(_) => 12,
         }
     }
-}
-
-/// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `..._SIZE`: what follows them in `extra`.
-const BUFFER: usize = 1;
-const BUFFER_SIZE: usize = 2;
-
-/// Most bytes of parameters that any kernel takes (`cuda.h`: 32,764 from Volta on).
-const MAX_PARAMETERS: usize = 32_764;
-
-/// Gathers a launch's parameters at their offsets.
-///
-/// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` where they do not fit the layout.
-///
-/// # Safety
-/// `params` and `extra` are null, or as `cuLaunchKernel` wants them for a kernel of this layout.
-pub(crate) unsafe fn gather(
-    layout: &[(u32, u32)],
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Result<Vec<u8>> {
-    let end = |&(offset, size): &(u32, u32)| offset as usize + size as usize;
-    let size = layout.iter().map(end).max().unwrap_or(0);
-    if size > MAX_PARAMETERS || (!params.is_null() && !extra.is_null()) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    if extra.is_null() {
-        let mut bytes = vec![0; size];
-        if params.is_null() && !layout.is_empty() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        for (i, &(offset, size)) in layout.iter().enumerate() {
-            // SAFETY: one pointer for each parameter, each to a value of the parameter's size, by the caller's promise.
-            unsafe {
-                let value = *params.add(i);
-                if value.is_null() {
-                    return Err(CUDA_ERROR_INVALID_VALUE);
-                }
-                let to = bytes.as_mut_ptr().add(offset as usize);
-                std::ptr::copy_nonoverlapping(value.cast::<u8>(), to, size as usize);
-            }
-        }
-        return Ok(bytes);
-    }
-    let (mut buffer, mut length) = (std::ptr::null::<u8>(), 0_usize);
-    for pair in 0..3 {
-        // SAFETY: pairs up to the end marker, by the caller's promise.
-        let (key, value) = unsafe { (*extra.add(pair * 2) as usize, extra.add(pair * 2 + 1)) };
-        match key {
-            0 => break,
-            // SAFETY: a key has a value behind it.
-            BUFFER => buffer = unsafe { *value }.cast(),
-            // SAFETY: the value is a pointer to the size.
-            BUFFER_SIZE => length = unsafe { (*value).cast::<usize>().read() },
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
-    if length > MAX_PARAMETERS || length < size || (buffer.is_null() && length > 0) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller's buffer holds that many bytes.
-    Ok(if length == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(buffer, length) }.to_vec() })
 }

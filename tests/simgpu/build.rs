@@ -34,7 +34,8 @@ fn functions(folder: &Path) -> io::Result<BTreeSet<String>> {
     for file in fs::read_dir(folder)? {
         let text = fs::read_to_string(file?.path())?;
         for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("pub unsafe fn cu") {
+            let function = line.strip_prefix("pub unsafe fn cu").or_else(|| line.strip_prefix("pub fn cu"));
+            if let Some(rest) = function {
                 let name = rest.split(['(', '<']).next().unwrap_or_default();
                 names.insert(format!("cu{name}"));
             }

@@ -1,14 +1,15 @@
 //! Captures.
 
+use rekindle_cuda_abi::arguments::{Count, InArray, InOut, Out};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, edges, ensure, put, put_if, read};
+use super::{call, edges, ensure};
 use crate::Result;
 use crate::capture::{Mode, Status, exchange_mode};
 use crate::driver::driver;
 use crate::store::with;
 
-pub unsafe fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> CUresult {
+pub fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> CUresult {
     call(|| {
         let mode = Mode::new(mode)?;
         let stream = driver()?.stream(stream)?;
@@ -16,21 +17,21 @@ pub unsafe fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> CUresult {
     })
 }
 
-pub unsafe fn cuStreamBeginCapture(stream: CUstream) -> CUresult {
-    unsafe { cuStreamBeginCapture_v2(stream, 0) }
+pub fn cuStreamBeginCapture(stream: CUstream) -> CUresult {
+    cuStreamBeginCapture_v2(stream, 0)
 }
 
-pub unsafe fn cuStreamBeginCaptureToGraph(
+pub fn cuStreamBeginCaptureToGraph(
     stream: CUstream,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    data: *const CUgraphEdgeData,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    data: InArray<CUgraphEdgeData>,
+    count: Count,
     mode: u32,
 ) -> CUresult {
     call(|| {
         let mode = Mode::new(mode)?;
-        let after = unsafe { edges(nodes, data, count) }?;
+        let after = edges(nodes, data, count)?;
         let stream = driver()?.stream(stream)?;
         with(|store| {
             store.graph(graph)?;
@@ -40,11 +41,11 @@ pub unsafe fn cuStreamBeginCaptureToGraph(
 }
 
 /// A capture that fails leaves a null graph.
-pub unsafe fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
+pub fn cuStreamEndCapture(stream: CUstream, graph: Out<CUgraph>) -> CUresult {
     call(|| {
         let stream = driver()?.stream(stream)?;
         let ended = with(|store| store.end_capture(&stream));
-        unsafe { put_if(graph, *ended.as_ref().unwrap_or(&0)) };
+        graph.put_if(*ended.as_ref().unwrap_or(&0));
         ended.map(drop)
     })
 }
@@ -70,28 +71,28 @@ fn number(status: Status) -> u32 {
     }
 }
 
-pub unsafe fn cuStreamIsCapturing(stream: CUstream, out: *mut u32) -> CUresult {
-    call(|| unsafe { put(out, number(status(stream)?.0)) })
+pub fn cuStreamIsCapturing(stream: CUstream, out: Out<u32>) -> CUresult {
+    call(|| out.put(number(status(stream)?.0)))
 }
 
-pub unsafe fn cuStreamGetCaptureInfo(stream: CUstream, out: *mut u32, id: *mut u64) -> CUresult {
-    call(|| unsafe { info(stream, out, id, std::ptr::null_mut(), std::ptr::null_mut(), None, std::ptr::null_mut()) })
+pub fn cuStreamGetCaptureInfo(stream: CUstream, out: Out<u32>, id: Out<u64>) -> CUresult {
+    call(|| info(stream, out, id, Out::null(), Out::null(), None, Out::null()))
 }
 
-unsafe fn info(
+fn info(
     stream: CUstream,
-    out: *mut u32,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    data: Option<*mut *const CUgraphEdgeData>,
-    count: *mut usize,
+    out: Out<u32>,
+    id: Out<u64>,
+    graph: Out<CUgraph>,
+    nodes: Out<*const CUgraphNode>,
+    data: Option<Out<*const CUgraphEdgeData>>,
+    count: Out<usize>,
 ) -> Result<()> {
-    ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    out.require()?;
     let wants_data = data.is_some_and(|d| !d.is_null());
     ensure(!wants_data || !nodes.is_null(), CUDA_ERROR_INVALID_VALUE)?;
     let (status, stream) = status(stream)?;
-    let Status::Active(capture) = status else { return unsafe { put(out, number(status)) } };
+    let Status::Active(capture) = status else { return out.put(number(status)) };
     with(|store| {
         let member = store.captures.streams.get_mut(&stream.key).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         let plain = member.after.iter().all(|e| e.1 == CUgraphEdgeData::default());
@@ -99,72 +100,70 @@ unsafe fn info(
         member.shown = member.after.iter().copied().unzip();
         let of = store.captures.list.get(&capture).map_or(0, |c| c.graph);
         let shown = &store.captures.streams[&stream.key].shown;
-        unsafe {
-            put(out, number(status))?;
-            put_if(id, capture);
-            put_if(graph, of);
-            put_if(nodes, shown.0.as_ptr());
-            put_if(data.unwrap_or(std::ptr::null_mut()), shown.1.as_ptr());
-            put_if(count, shown.0.len());
-        }
+        out.put(number(status))?;
+        id.put_if(capture);
+        graph.put_if(of);
+        nodes.put_if(shown.0.as_ptr());
+        data.unwrap_or(Out::null()).put_if(shown.1.as_ptr());
+        count.put_if(shown.0.len());
         Ok(())
     })
 }
 
-pub unsafe fn cuStreamGetCaptureInfo_v2(
+pub fn cuStreamGetCaptureInfo_v2(
     stream: CUstream,
-    out: *mut u32,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    count: *mut usize,
+    out: Out<u32>,
+    id: Out<u64>,
+    graph: Out<CUgraph>,
+    nodes: Out<*const CUgraphNode>,
+    count: Out<usize>,
 ) -> CUresult {
-    call(|| unsafe { info(stream, out, id, graph, nodes, None, count) })
+    call(|| info(stream, out, id, graph, nodes, None, count))
 }
 
-pub unsafe fn cuStreamGetCaptureInfo_v3(
+pub fn cuStreamGetCaptureInfo_v3(
     stream: CUstream,
-    out: *mut u32,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    data: *mut *const CUgraphEdgeData,
-    count: *mut usize,
+    out: Out<u32>,
+    id: Out<u64>,
+    graph: Out<CUgraph>,
+    nodes: Out<*const CUgraphNode>,
+    data: Out<*const CUgraphEdgeData>,
+    count: Out<usize>,
 ) -> CUresult {
-    call(|| unsafe { info(stream, out, id, graph, nodes, Some(data), count) })
+    call(|| info(stream, out, id, graph, nodes, Some(data), count))
 }
 
-pub unsafe fn cuStreamUpdateCaptureDependencies(
+pub fn cuStreamUpdateCaptureDependencies(
     stream: CUstream,
-    nodes: *mut CUgraphNode,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
     flags: u32,
 ) -> CUresult {
-    unsafe { cuStreamUpdateCaptureDependencies_v2(stream, nodes, std::ptr::null(), count, flags) }
+    cuStreamUpdateCaptureDependencies_v2(stream, nodes, InArray::null(), count, flags)
 }
 
-pub unsafe fn cuStreamUpdateCaptureDependencies_v2(
+pub fn cuStreamUpdateCaptureDependencies_v2(
     stream: CUstream,
-    nodes: *mut CUgraphNode,
-    data: *const CUgraphEdgeData,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    data: InArray<CUgraphEdgeData>,
+    count: Count,
     flags: u32,
 ) -> CUresult {
     const SET: u32 = 1;
     call(|| {
         ensure(flags <= SET, CUDA_ERROR_INVALID_VALUE)?;
-        let edges = unsafe { edges(nodes, data, count) }?;
+        let edges = edges(nodes, data, count)?;
         let stream = driver()?.stream(stream)?;
         with(|store| store.update_dependencies(&stream, &edges, flags == SET))
     })
 }
 
 /// Needs no context, and no `cuInit`.
-pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> CUresult {
+pub fn cuThreadExchangeStreamCaptureMode(mode: InOut<u32>) -> CUresult {
     let exchange = || {
         // The driver takes what is none for the least strict one, without an error.
-        let new = Mode::new(unsafe { read(mode) }?).unwrap_or(Mode::Relaxed);
-        unsafe { put(mode, exchange_mode(new) as u32) }
+        let new = Mode::new(*mode.read()?).unwrap_or(Mode::Relaxed);
+        mode.put(exchange_mode(new) as u32)
     };
     exchange().err().unwrap_or(CUDA_SUCCESS)
 }

@@ -2,10 +2,11 @@
 
 use std::ffi::c_char;
 
+use rekindle_cuda_abi::arguments::{Count, In, InOut, Out, OutArray};
 use rekindle_cuda_abi::types::*;
 
 use super::params::{self, copy_task, fill_task, host_task, kernel_task, kernel_task_v1, task_of, words_task};
-use super::{call, ensure, put, put_if, read};
+use super::{call, ensure};
 use crate::Result;
 use crate::driver::driver;
 use crate::exec::{AUTO_FREE, Flat, Refusal, Step, TOPOLOGY_CHANGED, TYPE_CHANGED, allowed};
@@ -29,53 +30,50 @@ fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec> {
     with(|store| store.add_exec(exec)).inspect_err(|_| driver.destroy(made))
 }
 
-pub unsafe fn cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> CUresult {
+pub fn cuGraphInstantiateWithFlags(out: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CUresult {
     call(|| {
-        ensure(!out.is_null() && flags & UPLOAD == 0, CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(out, instantiate(graph, flags)?) }
+        out.require()?;
+        ensure(flags & UPLOAD == 0, CUDA_ERROR_INVALID_VALUE)?;
+        out.put(instantiate(graph, flags)?)
     })
 }
 
-pub unsafe fn cuGraphInstantiate_v2(
-    out: *mut CUgraphExec,
+pub fn cuGraphInstantiate_v2(
+    out: Out<CUgraphExec>,
     graph: CUgraph,
-    error_node: *mut CUgraphNode,
-    log: *mut c_char,
-    log_size: usize,
+    error_node: Out<CUgraphNode>,
+    log: OutArray<c_char>,
+    log_size: Count,
 ) -> CUresult {
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        unsafe {
-            put_if(error_node, 0);
-            if log_size > 0 {
-                put_if(log, 0);
-            }
-            put(out, instantiate(graph, 0)?)
-        }
+        out.require()?;
+        error_node.put_if(0);
+        log.put_first(0, log_size);
+        out.put(instantiate(graph, 0)?)
     })
 }
 
-pub unsafe fn cuGraphInstantiate(
-    out: *mut CUgraphExec,
+pub fn cuGraphInstantiate(
+    out: Out<CUgraphExec>,
     graph: CUgraph,
-    error_node: *mut CUgraphNode,
-    log: *mut c_char,
-    log_size: usize,
+    error_node: Out<CUgraphNode>,
+    log: OutArray<c_char>,
+    log_size: Count,
 ) -> CUresult {
-    unsafe { cuGraphInstantiate_v2(out, graph, error_node, log, log_size) }
+    cuGraphInstantiate_v2(out, graph, error_node, log, log_size)
 }
 
-pub unsafe fn cuGraphInstantiateWithParams(
-    out: *mut CUgraphExec,
+pub fn cuGraphInstantiateWithParams(
+    out: Out<CUgraphExec>,
     graph: CUgraph,
-    params: *mut CudaGraphInstantiateParams,
+    params: InOut<CudaGraphInstantiateParams>,
 ) -> CUresult {
     const SUCCESS: u32 = 0;
     const ERROR: u32 = 1;
     const INVALID_STRUCTURE: u32 = 2;
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let mut asked = unsafe { read(params) }?;
+        out.require()?;
+        let mut asked = *params.read()?;
         let made = instantiate(graph, asked.flags);
         let cycle = with(|store| Ok(store.graphs.get(&graph).and_then(|g| g.cycle())))?;
         (asked.error_node, asked.result) = match (&made, cycle) {
@@ -83,19 +81,19 @@ pub unsafe fn cuGraphInstantiateWithParams(
             (Err(_), Some(node)) => (node, INVALID_STRUCTURE),
             (Err(_), None) => (0, ERROR),
         };
-        unsafe { params.write_unaligned(asked) };
+        params.put(asked)?;
         let exec = made?;
-        unsafe { put(out, exec) }?;
+        out.put(exec)?;
         if asked.flags & UPLOAD != 0 { upload(exec, asked.upload_stream) } else { Ok(()) }
     })
 }
 
-pub unsafe fn cuGraphExecDestroy(exec: CUgraphExec) -> CUresult {
+pub fn cuGraphExecDestroy(exec: CUgraphExec) -> CUresult {
     call(|| with(|store| store.drop_exec(exec)))
 }
 
-pub unsafe fn cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) -> CUresult {
-    call(|| unsafe { put(flags, with(|store| Ok(store.exec_mut(exec)?.flags & AUTO_FREE))?) })
+pub fn cuGraphExecGetFlags(exec: CUgraphExec, flags: Out<u64>) -> CUresult {
+    call(|| flags.put(with(|store| Ok(store.exec_mut(exec)?.flags & AUTO_FREE))?))
 }
 
 fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
@@ -105,11 +103,11 @@ fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
     driver()?.upload(made, stream)
 }
 
-pub unsafe fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CUresult {
+pub fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CUresult {
     call(|| upload(exec, stream))
 }
 
-pub unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult {
+pub fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult {
     call(|| {
         hook::not_capturable(stream)?;
         let driver = driver()?;
@@ -168,73 +166,65 @@ fn set(exec: CUgraphExec, node: CUgraphNode, task: impl FnOnce() -> Result<Task>
     })
 }
 
-pub unsafe fn cuGraphExecKernelNodeSetParams_v2(
+pub fn cuGraphExecKernelNodeSetParams_v2(
     exec: CUgraphExec,
     node: CUgraphNode,
-    params: *const CudaKernelNodeParams,
+    params: In<CudaKernelNodeParams>,
 ) -> CUresult {
-    set(exec, node, || unsafe { kernel_task(&read(params)?) })
+    set(exec, node, || kernel_task(params.read()?))
 }
 
-pub unsafe fn cuGraphExecKernelNodeSetParams(
+pub fn cuGraphExecKernelNodeSetParams(
     exec: CUgraphExec,
     node: CUgraphNode,
-    params: *const CudaKernelNodeParamsV1,
+    params: In<CudaKernelNodeParamsV1>,
 ) -> CUresult {
-    set(exec, node, || unsafe { kernel_task_v1(params) })
+    set(exec, node, || kernel_task_v1(params))
 }
 
-pub unsafe fn cuGraphExecMemcpyNodeSetParams(
+pub fn cuGraphExecMemcpyNodeSetParams(
     exec: CUgraphExec,
     node: CUgraphNode,
-    params: *const CudaMemcpy3d,
+    params: In<CudaMemcpy3d>,
     context: CUcontext,
 ) -> CUresult {
-    set(exec, node, || unsafe { copy_task(params, context) })
+    set(exec, node, || copy_task(*params.read()?, context))
 }
 
-pub unsafe fn cuGraphExecMemsetNodeSetParams(
+pub fn cuGraphExecMemsetNodeSetParams(
     exec: CUgraphExec,
     node: CUgraphNode,
-    params: *const CudaMemsetNodeParams,
+    params: In<CudaMemsetNodeParams>,
     context: CUcontext,
 ) -> CUresult {
-    set(exec, node, || unsafe { fill_task(params, context) })
+    set(exec, node, || fill_task(*params.read()?, context))
 }
 
-pub unsafe fn cuGraphExecHostNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *const CudaHostNodeParams,
-) -> CUresult {
-    set(exec, node, || unsafe { host_task(params) })
+pub fn cuGraphExecHostNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<CudaHostNodeParams>) -> CUresult {
+    set(exec, node, || host_task(*params.read()?))
 }
 
-pub unsafe fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) -> CUresult {
+pub fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) -> CUresult {
     set(exec, node, || params::event(event).map(Task::Record))
 }
 
-pub unsafe fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) -> CUresult {
+pub fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) -> CUresult {
     set(exec, node, || params::event(event).map(Task::Wait))
 }
 
-pub unsafe fn cuGraphExecBatchMemOpNodeSetParams(
+pub fn cuGraphExecBatchMemOpNodeSetParams(
     exec: CUgraphExec,
     node: CUgraphNode,
-    params: *const CudaBatchMemOpNodeParams,
+    params: In<CudaBatchMemOpNodeParams>,
 ) -> CUresult {
-    set(exec, node, || unsafe { words_task(&read(params)?) })
+    set(exec, node, || words_task(params.read()?))
 }
 
-pub unsafe fn cuGraphExecNodeSetParams(
-    exec: CUgraphExec,
-    node: CUgraphNode,
-    params: *mut CUgraphNodeParams,
-) -> CUresult {
-    set(exec, node, || unsafe { task_of(&read(params)?) })
+pub fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<CUgraphNodeParams>) -> CUresult {
+    set(exec, node, || task_of(params.read()?))
 }
 
-pub unsafe fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) -> CUresult {
+pub fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) -> CUresult {
     call(|| {
         apply(exec, |store| {
             let updated = store.updated_child(exec, node, child)?;
@@ -243,14 +233,14 @@ pub unsafe fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgrap
     })
 }
 
-pub unsafe fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, out: *mut u32) -> CUresult {
+pub fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, out: Out<u32>) -> CUresult {
     call(|| {
         let enabled = with(|store| {
             let step = store.step(exec, node)?;
             ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
             Ok(u32::from(step.enabled))
         })?;
-        unsafe { put(out, enabled) }
+        out.put(enabled)
     })
 }
 
@@ -258,7 +248,7 @@ fn can_be_disabled(task: &Task) -> bool {
     matches!(task, Task::Kernel(_) | Task::Copy(_) | Task::Fill(_))
 }
 
-pub unsafe fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32) -> CUresult {
+pub fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32) -> CUresult {
     call(|| {
         change(exec, node, |step| {
             ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
@@ -284,33 +274,27 @@ fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refusal>> {
     }
 }
 
-pub unsafe fn cuGraphExecUpdate_v2(
-    exec: CUgraphExec,
-    graph: CUgraph,
-    info: *mut CUgraphExecUpdateResultInfo,
-) -> CUresult {
+pub fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: Out<CUgraphExecUpdateResultInfo>) -> CUresult {
     call(|| {
         let refusal = update(exec, graph)?;
         let Refusal { result, node, from } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
-        unsafe { put_if(info, CUgraphExecUpdateResultInfo { result, error_node: node, error_from_node: from }) };
+        info.put_if(CUgraphExecUpdateResultInfo { result, error_node: node, error_from_node: from });
         ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
     })
 }
 
 /// The first form knows no other reason than the graph's shape (driver 580 answers so).
-pub unsafe fn cuGraphExecUpdate(
+pub fn cuGraphExecUpdate(
     exec: CUgraphExec,
     graph: CUgraph,
-    error_node: *mut CUgraphNode,
-    result: *mut u32,
+    error_node: Out<CUgraphNode>,
+    result: Out<u32>,
 ) -> CUresult {
     call(|| {
         let refusal = update(exec, graph)?;
         let Refusal { result: code, node, .. } = refusal.unwrap_or(Refusal { result: 0, node: 0, from: 0 });
-        unsafe {
-            put_if(error_node, node);
-            put_if(result, if code == TYPE_CHANGED { TOPOLOGY_CHANGED } else { code });
-        }
+        error_node.put_if(node);
+        result.put_if(if code == TYPE_CHANGED { TOPOLOGY_CHANGED } else { code });
         ensure(refusal.is_none(), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
     })
 }

@@ -1,157 +1,152 @@
 //! Nodes: added with what they do.
 
+use rekindle_cuda_abi::arguments::{Count, In, InArray, InOut, NodeParams, Out};
 use rekindle_cuda_abi::types::*;
 
 use super::params::{self, fill_task, kernel_task, kernel_task_v1, task_of, words_task};
-use super::{call, edges, ensure, put, put_if, read};
+use super::{call, edges, ensure};
 use crate::Result;
 use crate::driver::driver;
 use crate::store::with;
 use crate::task::{Copy, Memory, Task};
 
+/// Edges of which nothing is known.
+const PLAIN: InArray<CUgraphEdgeData> = InArray::null();
+
+/// What a new node comes after: nodes, and what is known of the edges from them.
+type After<'c> = (InArray<'c, CUgraphNode>, InArray<'c, CUgraphEdgeData>, Count);
+
 /// Adds a node with the task that `task` gives.
-unsafe fn add(
-    out: *mut CUgraphNode,
+fn add(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    (nodes, data, count): (*const CUgraphNode, *const CUgraphEdgeData, usize),
+    (nodes, data, count): After,
     task: impl FnOnce() -> Result<Task>,
 ) -> CUresult {
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let after = unsafe { edges(nodes, data, count) }?;
+        out.require()?;
+        let after = edges(nodes, data, count)?;
         with(|store| store.graph(graph).map(drop))?;
         let task = task()?;
-        unsafe { put(out, with(|store| store.add_node(graph, &after, task))?) }
+        out.put(with(|store| store.add_node(graph, &after, task))?)
     })
 }
 
-const PLAIN: *const CUgraphEdgeData = std::ptr::null();
-
-pub unsafe fn cuGraphAddKernelNode_v2(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddKernelNode_v2(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *const CudaKernelNodeParams,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: In<CudaKernelNodeParams>,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || kernel_task(&read(params)?)) }
+    add(out, graph, (nodes, PLAIN, count), || kernel_task(params.read()?))
 }
 
-pub unsafe fn cuGraphAddKernelNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddKernelNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *const CudaKernelNodeParamsV1,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: In<CudaKernelNodeParamsV1>,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || kernel_task_v1(params)) }
+    add(out, graph, (nodes, PLAIN, count), || kernel_task_v1(params))
 }
 
-pub unsafe fn cuGraphAddMemcpyNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddMemcpyNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *const CudaMemcpy3d,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: In<CudaMemcpy3d>,
     context: CUcontext,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || params::copy_task(params, context)) }
+    add(out, graph, (nodes, PLAIN, count), || params::copy_task(*params.read()?, context))
 }
 
-pub unsafe fn cuGraphAddMemsetNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddMemsetNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *const CudaMemsetNodeParams,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: In<CudaMemsetNodeParams>,
     context: CUcontext,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || fill_task(params, context)) }
+    add(out, graph, (nodes, PLAIN, count), || fill_task(*params.read()?, context))
 }
 
-pub unsafe fn cuGraphAddHostNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddHostNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *const CudaHostNodeParams,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: In<CudaHostNodeParams>,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || params::host_task(params)) }
+    add(out, graph, (nodes, PLAIN, count), || params::host_task(*params.read()?))
 }
 
-pub unsafe fn cuGraphAddEmptyNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddEmptyNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || Ok(Task::Empty)) }
+    add(out, graph, (nodes, PLAIN, count), || Ok(Task::Empty))
 }
 
-pub unsafe fn cuGraphAddEventRecordNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddEventRecordNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
     event: CUevent,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || params::event(event).map(Task::Record)) }
+    add(out, graph, (nodes, PLAIN, count), || params::event(event).map(Task::Record))
 }
 
-pub unsafe fn cuGraphAddEventWaitNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddEventWaitNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
     event: CUevent,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || params::event(event).map(Task::Wait)) }
+    add(out, graph, (nodes, PLAIN, count), || params::event(event).map(Task::Wait))
 }
 
-pub unsafe fn cuGraphAddBatchMemOpNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddBatchMemOpNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *const CudaBatchMemOpNodeParams,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: In<CudaBatchMemOpNodeParams>,
 ) -> CUresult {
-    unsafe { add(out, graph, (nodes, PLAIN, count), || words_task(&read(params)?)) }
+    add(out, graph, (nodes, PLAIN, count), || words_task(params.read()?))
 }
 
-unsafe fn add_child(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: (*const CUgraphNode, *const CUgraphEdgeData, usize),
-    child: CUgraph,
-) -> CUresult {
+fn add_child(out: Out<CUgraphNode>, graph: CUgraph, after: After, child: CUgraph) -> CUresult {
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let after = unsafe { edges(after.0, after.1, after.2) }?;
-        unsafe { put(out, with(|store| store.add_child(graph, &after, child))?) }
+        out.require()?;
+        let after = edges(after.0, after.1, after.2)?;
+        out.put(with(|store| store.add_child(graph, &after, child))?)
     })
 }
 
-pub unsafe fn cuGraphAddChildGraphNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddChildGraphNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
     child: CUgraph,
 ) -> CUresult {
-    unsafe { add_child(out, graph, (nodes, PLAIN, count), child) }
+    add_child(out, graph, (nodes, PLAIN, count), child)
 }
 
 /// Its memory is there from the start, at the address that the graph's launches use; peers reach all memory anyway.
-unsafe fn add_memory(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: (*const CUgraphNode, *const CUgraphEdgeData, usize),
-    params: *mut CudaMemAllocNodeParams,
-) -> CUresult {
+fn add_memory(out: Out<CUgraphNode>, graph: CUgraph, after: After, params: InOut<CudaMemAllocNodeParams>) -> CUresult {
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let after = unsafe { edges(after.0, after.1, after.2) }?;
-        let mut wanted = unsafe { read(params) }?;
+        out.require()?;
+        let after = edges(after.0, after.1, after.2)?;
+        let mut wanted = *params.read()?;
         const PINNED: u32 = 1;
         const DEVICE: u32 = 1;
         let pool = &wanted.pool;
@@ -169,113 +164,102 @@ unsafe fn add_memory(
             store.add_node(graph, &after, task).inspect_err(|_| store.leave_memory(address))
         })?;
         wanted.address = address;
-        unsafe {
-            params.write_unaligned(wanted);
-            put(out, node)
-        }
+        params.put(wanted)?;
+        out.put(node)
     })
 }
 
-pub unsafe fn cuGraphAddMemAllocNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddMemAllocNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *mut CudaMemAllocNodeParams,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: InOut<CudaMemAllocNodeParams>,
 ) -> CUresult {
-    unsafe { add_memory(out, graph, (nodes, PLAIN, count), params) }
+    add_memory(out, graph, (nodes, PLAIN, count), params)
 }
 
-unsafe fn add_free(
-    out: *mut CUgraphNode,
-    graph: CUgraph,
-    after: (*const CUgraphNode, *const CUgraphEdgeData, usize),
-    address: CUdeviceptr,
-) -> CUresult {
-    unsafe {
-        add(out, graph, after, || {
-            with(|store| {
-                let again = |g: &crate::graph::Graph| g.nodes.values().any(|n| n.task == Task::Free(address));
-                ensure(store.memory.contains_key(&address), CUDA_ERROR_INVALID_VALUE)?;
-                // Once in a graph.
-                ensure(!again(store.graph(graph)?), CUDA_ERROR_INVALID_VALUE)?;
-                Ok(Task::Free(address))
-            })
+fn add_free(out: Out<CUgraphNode>, graph: CUgraph, after: After, address: CUdeviceptr) -> CUresult {
+    add(out, graph, after, || {
+        with(|store| {
+            let again = |g: &crate::graph::Graph| g.nodes.values().any(|n| n.task == Task::Free(address));
+            ensure(store.memory.contains_key(&address), CUDA_ERROR_INVALID_VALUE)?;
+            // Once in a graph.
+            ensure(!again(store.graph(graph)?), CUDA_ERROR_INVALID_VALUE)?;
+            Ok(Task::Free(address))
         })
-    }
+    })
 }
 
-pub unsafe fn cuGraphAddMemFreeNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddMemFreeNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
     address: CUdeviceptr,
 ) -> CUresult {
-    unsafe { add_free(out, graph, (nodes, PLAIN, count), address) }
+    add_free(out, graph, (nodes, PLAIN, count), address)
 }
 
-pub unsafe fn cuGraphAddNode(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddNode(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    count: usize,
-    params: *mut CUgraphNodeParams,
+    nodes: InArray<CUgraphNode>,
+    count: Count,
+    params: InOut<CUgraphNodeParams>,
 ) -> CUresult {
-    unsafe { cuGraphAddNode_v2(out, graph, nodes, PLAIN, count, params) }
+    cuGraphAddNode_v2(out, graph, nodes, PLAIN, count, params)
 }
 
-pub unsafe fn cuGraphAddNode_v2(
-    out: *mut CUgraphNode,
+pub fn cuGraphAddNode_v2(
+    out: Out<CUgraphNode>,
     graph: CUgraph,
-    nodes: *const CUgraphNode,
-    data: *const CUgraphEdgeData,
-    count: usize,
-    params: *mut CUgraphNodeParams,
+    nodes: InArray<CUgraphNode>,
+    data: InArray<CUgraphEdgeData>,
+    count: Count,
+    params: InOut<CUgraphNodeParams>,
 ) -> CUresult {
     let after = (nodes, data, count);
-    if params.is_null() {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    unsafe {
-        let words = std::ptr::addr_of_mut!((*params).words);
-        match (*params).kind {
-            4 => add_child(out, graph, after, words.cast::<CUgraph>().read_unaligned()),
-            10 => add_memory(out, graph, after, words.cast()),
-            11 => add_free(out, graph, after, words.cast::<CUdeviceptr>().read_unaligned()),
-            _ => add(out, graph, after, || task_of(&params.read_unaligned())),
-        }
+    let wanted = match params.read() {
+        Ok(wanted) => wanted,
+        Err(error) => return error,
+    };
+    match wanted.node() {
+        NodeParams::Child(child) => add_child(out, graph, after, child),
+        NodeParams::Allocate => add_memory(out, graph, after, params.allocation()),
+        NodeParams::Free(address) => add_free(out, graph, after, address),
+        _ => add(out, graph, after, || task_of(wanted)),
     }
 }
 
-pub unsafe fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: *mut CUgraph) -> CUresult {
+pub fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: Out<CUgraph>) -> CUresult {
     call(|| {
         let child = with(|store| match store.node(node)?.task {
             Task::Child(child) => Ok(child),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })?;
-        unsafe { put(out, child) }
+        out.put(child)
     })
 }
 
-pub unsafe fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: *mut CudaKernelNodeParams) -> CUresult {
+pub fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: Out<CudaKernelNodeParams>) -> CUresult {
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        out.require()?;
         with(|store| match &mut store.node_mut(node)?.task {
-            Task::Kernel(kernel) => unsafe { put(out, params::shown(kernel)) },
+            Task::Kernel(kernel) => out.put(params::shown(kernel)),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })
     })
 }
 
-pub unsafe fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: *mut CudaKernelNodeParamsV1) -> CUresult {
+pub fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: Out<CudaKernelNodeParamsV1>) -> CUresult {
     call(|| {
-        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        out.require()?;
         with(|store| match &mut store.node_mut(node)?.task {
             Task::Kernel(kernel) => {
                 let mut shown = params::shown(kernel);
                 shown.v1.func = kernel.function;
-                unsafe { put(out, shown.v1) }
+                out.put(shown.v1)
             }
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })
@@ -299,20 +283,20 @@ pub(super) fn set(node: CUgraphNode, task: impl FnOnce() -> Result<Task>) -> CUr
     })
 }
 
-pub unsafe fn cuGraphKernelNodeSetParams_v2(node: CUgraphNode, params: *const CudaKernelNodeParams) -> CUresult {
-    set(node, || unsafe { kernel_task(&read(params)?) })
+pub fn cuGraphKernelNodeSetParams_v2(node: CUgraphNode, params: In<CudaKernelNodeParams>) -> CUresult {
+    set(node, || kernel_task(params.read()?))
 }
 
-pub unsafe fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: *const CudaKernelNodeParamsV1) -> CUresult {
-    set(node, || unsafe { kernel_task_v1(params) })
+pub fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: In<CudaKernelNodeParamsV1>) -> CUresult {
+    set(node, || kernel_task_v1(params))
 }
 
-pub unsafe fn cuGraphMemcpyNodeGetParams(node: CUgraphNode, out: *mut CudaMemcpy3d) -> CUresult {
+pub fn cuGraphMemcpyNodeGetParams(node: CUgraphNode, out: Out<CudaMemcpy3d>) -> CUresult {
     get(node, out, |task| if let Task::Copy(Copy { copy, .. }) = task { Some(*copy) } else { None })
 }
 
-pub unsafe fn cuGraphMemcpyNodeSetParams(node: CUgraphNode, params: *const CudaMemcpy3d) -> CUresult {
-    set(node, || unsafe { params::copy_task(params, context_of(node)?) })
+pub fn cuGraphMemcpyNodeSetParams(node: CUgraphNode, params: In<CudaMemcpy3d>) -> CUresult {
+    set(node, || params::copy_task(*params.read()?, context_of(node)?))
 }
 
 /// The context that a node of a copy or memset has.
@@ -327,48 +311,48 @@ fn context_of(node: CUgraphNode) -> Result<CUcontext> {
 }
 
 /// Something of a node's task.
-fn get<T>(node: CUgraphNode, out: *mut T, what: impl FnOnce(&Task) -> Option<T>) -> CUresult {
+fn get<T>(node: CUgraphNode, out: Out<T>, what: impl FnOnce(&Task) -> Option<T>) -> CUresult {
     call(|| {
         let found = with(|store| what(&store.node(node)?.task).ok_or(CUDA_ERROR_INVALID_VALUE))?;
-        unsafe { put(out, found) }
+        out.put(found)
     })
 }
 
-pub unsafe fn cuGraphMemsetNodeGetParams(node: CUgraphNode, out: *mut CudaMemsetNodeParams) -> CUresult {
+pub fn cuGraphMemsetNodeGetParams(node: CUgraphNode, out: Out<CudaMemsetNodeParams>) -> CUresult {
     get(node, out, |task| if let Task::Fill(fill) = task { Some(fill.fill) } else { None })
 }
 
-pub unsafe fn cuGraphMemsetNodeSetParams(node: CUgraphNode, params: *const CudaMemsetNodeParams) -> CUresult {
-    set(node, || unsafe { fill_task(params, context_of(node)?) })
+pub fn cuGraphMemsetNodeSetParams(node: CUgraphNode, params: In<CudaMemsetNodeParams>) -> CUresult {
+    set(node, || fill_task(*params.read()?, context_of(node)?))
 }
 
-pub unsafe fn cuGraphHostNodeGetParams(node: CUgraphNode, out: *mut CudaHostNodeParams) -> CUresult {
+pub fn cuGraphHostNodeGetParams(node: CUgraphNode, out: Out<CudaHostNodeParams>) -> CUresult {
     let params = |host: &crate::Host| CudaHostNodeParams { function: host.function, data: host.data };
     get(node, out, |task| if let Task::Host(host) = task { Some(params(host)) } else { None })
 }
 
-pub unsafe fn cuGraphHostNodeSetParams(node: CUgraphNode, params: *const CudaHostNodeParams) -> CUresult {
-    set(node, || unsafe { params::host_task(params) })
+pub fn cuGraphHostNodeSetParams(node: CUgraphNode, params: In<CudaHostNodeParams>) -> CUresult {
+    set(node, || params::host_task(*params.read()?))
 }
 
-pub unsafe fn cuGraphEventRecordNodeGetEvent(node: CUgraphNode, out: *mut CUevent) -> CUresult {
+pub fn cuGraphEventRecordNodeGetEvent(node: CUgraphNode, out: Out<CUevent>) -> CUresult {
     get(node, out, |task| if let Task::Record(event) = task { Some(*event) } else { None })
 }
 
-pub unsafe fn cuGraphEventRecordNodeSetEvent(node: CUgraphNode, event: CUevent) -> CUresult {
+pub fn cuGraphEventRecordNodeSetEvent(node: CUgraphNode, event: CUevent) -> CUresult {
     set(node, || params::event(event).map(Task::Record))
 }
 
-pub unsafe fn cuGraphEventWaitNodeGetEvent(node: CUgraphNode, out: *mut CUevent) -> CUresult {
+pub fn cuGraphEventWaitNodeGetEvent(node: CUgraphNode, out: Out<CUevent>) -> CUresult {
     get(node, out, |task| if let Task::Wait(event) = task { Some(*event) } else { None })
 }
 
-pub unsafe fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) -> CUresult {
+pub fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) -> CUresult {
     set(node, || params::event(event).map(Task::Wait))
 }
 
 /// The operations that are handed out are the node's own.
-pub unsafe fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, out: *mut CudaBatchMemOpNodeParams) -> CUresult {
+pub fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, out: Out<CudaBatchMemOpNodeParams>) -> CUresult {
     get(node, out, |task| match task {
         Task::Words(w) => Some(CudaBatchMemOpNodeParams {
             context: w.context,
@@ -380,11 +364,11 @@ pub unsafe fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, out: *mut CudaBa
     })
 }
 
-pub unsafe fn cuGraphBatchMemOpNodeSetParams(node: CUgraphNode, params: *const CudaBatchMemOpNodeParams) -> CUresult {
-    set(node, || unsafe { words_task(&read(params)?) })
+pub fn cuGraphBatchMemOpNodeSetParams(node: CUgraphNode, params: In<CudaBatchMemOpNodeParams>) -> CUresult {
+    set(node, || words_task(params.read()?))
 }
 
-pub unsafe fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: *mut CudaMemAllocNodeParams) -> CUresult {
+pub fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: Out<CudaMemAllocNodeParams>) -> CUresult {
     get(node, out, |task| match task {
         Task::Allocate(memory) => Some(CudaMemAllocNodeParams {
             pool: CUmemPoolProps {
@@ -406,19 +390,15 @@ pub unsafe fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: *mut CudaMemA
     })
 }
 
-pub unsafe fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, out: *mut CUdeviceptr) -> CUresult {
+pub fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, out: Out<CUdeviceptr>) -> CUresult {
     get(node, out, |task| if let Task::Free(address) = task { Some(*address) } else { None })
 }
 
-pub unsafe fn cuGraphNodeSetParams(node: CUgraphNode, params: *mut CUgraphNodeParams) -> CUresult {
-    set(node, || unsafe { task_of(&read(params)?) })
+pub fn cuGraphNodeSetParams(node: CUgraphNode, params: In<CUgraphNodeParams>) -> CUresult {
+    set(node, || task_of(params.read()?))
 }
 
-pub unsafe fn cuGraphKernelNodeGetAttribute(
-    node: CUgraphNode,
-    attribute: u32,
-    out: *mut CUlaunchAttributeValue,
-) -> CUresult {
+pub fn cuGraphKernelNodeGetAttribute(node: CUgraphNode, attribute: u32, out: Out<CUlaunchAttributeValue>) -> CUresult {
     call(|| {
         ensure(!out.is_null() && params::is_node_attribute(attribute), CUDA_ERROR_INVALID_VALUE)?;
         let value = with(|store| match &store.node(node)?.task {
@@ -427,18 +407,13 @@ pub unsafe fn cuGraphKernelNodeGetAttribute(
             }
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })?;
-        unsafe { put_if(out, value) };
-        Ok(())
+        out.put(value)
     })
 }
 
-pub unsafe fn cuGraphKernelNodeSetAttribute(
-    node: CUgraphNode,
-    attribute: u32,
-    value: *const CUlaunchAttributeValue,
-) -> CUresult {
+pub fn cuGraphKernelNodeSetAttribute(node: CUgraphNode, attribute: u32, value: In<CUlaunchAttributeValue>) -> CUresult {
     call(|| {
-        let value = unsafe { read(value) }?;
+        let value = *value.read()?;
         ensure(params::is_node_attribute(attribute), CUDA_ERROR_INVALID_VALUE)?;
         ensure(attribute != params::DEVICE_UPDATABLE, CUDA_ERROR_NOT_SUPPORTED)?;
         with(|store| match &mut store.node_mut(node)?.task {
@@ -451,7 +426,7 @@ pub unsafe fn cuGraphKernelNodeSetAttribute(
     })
 }
 
-pub unsafe fn cuGraphKernelNodeCopyAttributes(to: CUgraphNode, from: CUgraphNode) -> CUresult {
+pub fn cuGraphKernelNodeCopyAttributes(to: CUgraphNode, from: CUgraphNode) -> CUresult {
     call(|| {
         with(|store| {
             let Task::Kernel(source) = &store.node(from)?.task else { return Err(CUDA_ERROR_INVALID_VALUE) };

@@ -2,12 +2,13 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::arguments::{In, NodeParams, Passed};
 use rekindle_cuda_abi::types::*;
 
-use super::{ensure, read, slice};
+use super::ensure;
 use crate::Result;
 use crate::driver::driver;
-use crate::task::{Copy, Fill, Host, Kernel, Task, Words, gather};
+use crate::task::{Copy, Fill, Host, Kernel, Task, Words};
 
 /// `CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE`.
 pub(super) const DEVICE_UPDATABLE: u32 = 13;
@@ -36,17 +37,25 @@ fn context_or_current(context: CUcontext) -> Result<CUcontext> {
     Ok(context)
 }
 
-pub(super) unsafe fn kernel_task(params: &CudaKernelNodeParams) -> Result<Task> {
+pub(super) fn kernel_task(params: Passed<CudaKernelNodeParams>) -> Result<Task> {
+    kernel_of(params.v1(), params.kern, params.context)
+}
+
+pub(super) fn kernel_task_v1(params: In<CudaKernelNodeParamsV1>) -> Result<Task> {
+    kernel_of(params.read()?, 0, 0)
+}
+
+fn kernel_of(p: Passed<CudaKernelNodeParamsV1>, kern: CUkernel, context: CUcontext) -> Result<Task> {
     let driver = driver()?;
-    let p = params.v1;
-    let (function, by_kernel) = if p.func == 0 { (params.kern, true) } else { (p.func, false) };
+    let (function, by_kernel) = if p.func == 0 { (kern, true) } else { (p.func, false) };
     ensure(function != 0, CUDA_ERROR_INVALID_HANDLE)?;
     let facts = driver.kernel(function)?;
     let context = match facts.context {
-        0 => context_or_current(if by_kernel { params.context } else { 0 })?,
+        0 => context_or_current(if by_kernel { context } else { 0 })?,
         context => context,
     };
-    let parameters = unsafe { gather(&facts.layout, p.params, p.extra) }?;
+    // SAFETY: the layout is that of the kernel which these parameters name.
+    let parameters = unsafe { p.parameters(&facts.layout) }?;
     let kernel = Kernel {
         function,
         by_kernel,
@@ -60,11 +69,6 @@ pub(super) unsafe fn kernel_task(params: &CudaKernelNodeParams) -> Result<Task> 
     };
     driver.check_kernel(&kernel)?;
     Ok(Task::Kernel(kernel))
-}
-
-pub(super) unsafe fn kernel_task_v1(params: *const CudaKernelNodeParamsV1) -> Result<Task> {
-    let v1 = unsafe { read(params) }?;
-    unsafe { kernel_task(&CudaKernelNodeParams { v1, kern: 0, context: 0 }) }
 }
 
 /// A kernel's parameters as they are handed out: pointers into the node.
@@ -85,15 +89,15 @@ pub(super) fn shown(kernel: &mut Kernel) -> CudaKernelNodeParams {
     CudaKernelNodeParams { v1, kern, context: kernel.context }
 }
 
-pub(super) unsafe fn copy_task(params: *const CudaMemcpy3d, context: CUcontext) -> Result<Task> {
-    let copy = Copy { copy: unsafe { read(params) }?, context: context_or_current(context)? };
+pub(super) fn copy_task(params: CudaMemcpy3d, context: CUcontext) -> Result<Task> {
+    let copy = Copy { copy: params, context: context_or_current(context)? };
     ensure(![copy.copy.width, copy.copy.height, copy.copy.depth].contains(&0), CUDA_ERROR_INVALID_VALUE)?;
     driver()?.check_copy(&copy)?;
     Ok(Task::Copy(copy))
 }
 
-pub(super) unsafe fn fill_task(params: *const CudaMemsetNodeParams, context: CUcontext) -> Result<Task> {
-    let fill = Fill { fill: unsafe { read(params) }?, context: context_or_current(context)? };
+pub(super) fn fill_task(params: CudaMemsetNodeParams, context: CUcontext) -> Result<Task> {
+    let fill = Fill { fill: params, context: context_or_current(context)? };
     let p = &fill.fill;
     let good = matches!(p.element, 1 | 2 | 4) && p.width > 0 && p.height > 0 && p.dst != 0;
     ensure(good && p.dst.is_multiple_of(u64::from(p.element)), CUDA_ERROR_INVALID_VALUE)?;
@@ -101,8 +105,8 @@ pub(super) unsafe fn fill_task(params: *const CudaMemsetNodeParams, context: CUc
     Ok(Task::Fill(fill))
 }
 
-pub(super) unsafe fn host_task(params: *const CudaHostNodeParams) -> Result<Task> {
-    let CudaHostNodeParams { function, data } = unsafe { read(params) }?;
+pub(super) fn host_task(params: CudaHostNodeParams) -> Result<Task> {
+    let CudaHostNodeParams { function, data } = params;
     ensure(function != 0, CUDA_ERROR_INVALID_VALUE)?;
     Ok(Task::Host(Host { function, data }))
 }
@@ -113,40 +117,33 @@ pub(super) fn event(event: CUevent) -> Result<CUevent> {
     Ok(event)
 }
 
-pub(super) unsafe fn words_task(params: &CudaBatchMemOpNodeParams) -> Result<Task> {
+pub(super) fn words_task(params: Passed<CudaBatchMemOpNodeParams>) -> Result<Task> {
     const MOST: usize = 256;
-    let count = params.count as usize;
-    ensure(count <= MOST && params.flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-    let operations = unsafe { slice(params.operations.cast_const(), count) }?.to_vec();
+    ensure(params.count as usize <= MOST && params.flags == 0, CUDA_ERROR_INVALID_VALUE)?;
+    let operations = params.operations()?;
     let words = Words { context: context_or_current(params.context)?, operations, flags: params.flags };
     driver()?.check_words(&words)?;
     Ok(Task::Words(words))
 }
 
 /// What `CUgraphNodeParams` say, but for children and memory.
-pub(super) unsafe fn task_of(params: &CUgraphNodeParams) -> Result<Task> {
+pub(super) fn task_of(params: Passed<CUgraphNodeParams>) -> Result<Task> {
     ensure(params.reserved == [0; 3] && params.reserved_at_end == 0, CUDA_ERROR_INVALID_VALUE)?;
-    let words = params.words.as_ptr();
-    unsafe {
-        match params.kind {
-            0 => kernel_task(&words.cast::<CudaKernelNodeParams>().read_unaligned()),
-            1 => {
-                let params = words.cast::<CudaMemcpyNodeParams>().read_unaligned();
-                ensure(params.flags == 0 && params.reserved == 0, CUDA_ERROR_INVALID_VALUE)?;
-                copy_task(&params.copy, params.context)
-            }
-            2 => {
-                const CONTEXT: usize = size_of::<CudaMemsetNodeParams>() / 8;
-                fill_task(words.cast(), params.words[CONTEXT])
-            }
-            3 => host_task(words.cast()),
-            5 => Ok(Task::Empty),
-            6 => event(params.words[0]).map(Task::Wait),
-            7 => event(params.words[0]).map(Task::Record),
-            12 => words_task(&words.cast::<CudaBatchMemOpNodeParams>().read_unaligned()),
-            // External semaphores and conditions.
-            8 | 9 | 13 => Err(CUDA_ERROR_NOT_SUPPORTED),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
+    match params.node() {
+        NodeParams::Kernel(params) => kernel_task(params),
+        NodeParams::Memcpy(params) => {
+            ensure(params.flags == 0 && params.reserved == 0, CUDA_ERROR_INVALID_VALUE)?;
+            copy_task(params.copy, params.context)
+        }
+        NodeParams::Memset(params, context) => fill_task(*params, context),
+        NodeParams::Host(params) => host_task(*params),
+        NodeParams::Empty => Ok(Task::Empty),
+        NodeParams::Wait(it) => event(it).map(Task::Wait),
+        NodeParams::Record(it) => event(it).map(Task::Record),
+        NodeParams::BatchMemOp(params) => words_task(params),
+        NodeParams::Unsupported => Err(CUDA_ERROR_NOT_SUPPORTED),
+        NodeParams::Child(_) | NodeParams::Allocate | NodeParams::Free(_) | NodeParams::Unknown => {
+            Err(CUDA_ERROR_INVALID_VALUE)
         }
     }
 }

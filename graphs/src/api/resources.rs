@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, ensure, put, read};
+use super::{call, ensure};
 use crate::Result;
 use crate::store::with;
 use crate::user::UserObject;
@@ -14,15 +15,16 @@ const NO_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
 const MOVE: u32 = 1;
 
-pub unsafe fn cuUserObjectCreate(
-    out: *mut CUuserObject,
+pub fn cuUserObjectCreate(
+    out: Out<CUuserObject>,
     data: *mut c_void,
     destructor: *mut c_void,
     references: u32,
     flags: u32,
 ) -> CUresult {
     call(|| {
-        let good = !out.is_null() && !destructor.is_null() && flags == NO_SYNC && counts(references);
+        out.require()?;
+        let good = !destructor.is_null() && flags == NO_SYNC && counts(references);
         ensure(good, CUDA_ERROR_INVALID_VALUE)?;
         let (data, destructor) = (data as u64, destructor as u64);
         let handle = with(|store| {
@@ -30,7 +32,7 @@ pub unsafe fn cuUserObjectCreate(
             store.users.insert(handle, UserObject { data, destructor, references: references.into() });
             Ok(handle)
         })?;
-        unsafe { put(out, handle) }
+        out.put(handle)
     })
 }
 
@@ -39,21 +41,21 @@ fn counts(count: u32) -> bool {
     (1..=i32::MAX as u32).contains(&count)
 }
 
-pub unsafe fn cuUserObjectRetain(user: CUuserObject, count: u32) -> CUresult {
+pub fn cuUserObjectRetain(user: CUuserObject, count: u32) -> CUresult {
     call(|| {
         ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
         with(|store| store.retain_user(user, count))
     })
 }
 
-pub unsafe fn cuUserObjectRelease(user: CUuserObject, count: u32) -> CUresult {
+pub fn cuUserObjectRelease(user: CUuserObject, count: u32) -> CUresult {
     call(|| {
         ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
         with(|store| store.release_user(user, count))
     })
 }
 
-pub unsafe fn cuGraphRetainUserObject(graph: CUgraph, user: CUuserObject, count: u32, flags: u32) -> CUresult {
+pub fn cuGraphRetainUserObject(graph: CUgraph, user: CUuserObject, count: u32, flags: u32) -> CUresult {
     call(|| {
         ensure(counts(count) && flags <= MOVE, CUDA_ERROR_INVALID_VALUE)?;
         with(|store| {
@@ -64,7 +66,7 @@ pub unsafe fn cuGraphRetainUserObject(graph: CUgraph, user: CUuserObject, count:
     })
 }
 
-pub unsafe fn cuGraphReleaseUserObject(graph: CUgraph, user: CUuserObject, count: u32) -> CUresult {
+pub fn cuGraphReleaseUserObject(graph: CUgraph, user: CUuserObject, count: u32) -> CUresult {
     call(|| {
         ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
         with(|store| store.release_from_graph(graph, user, count))
@@ -82,7 +84,7 @@ fn known(device: CUdevice) -> Result<()> {
     crate::driver::driver()?.is_device(device)
 }
 
-pub unsafe fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, value: *mut c_void) -> CUresult {
+pub fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, value: Out<u64>) -> CUresult {
     call(|| {
         known(device)?;
         let number = with(|store| {
@@ -98,15 +100,15 @@ pub unsafe fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, val
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             })
         })?;
-        unsafe { put(value.cast::<u64>(), number) }
+        value.put(number)
     })
 }
 
 /// Only the two highest can be set, to 0.
-pub unsafe fn cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: u32, value: *mut c_void) -> CUresult {
+pub fn cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: u32, value: In<u64>) -> CUresult {
     call(|| {
         known(device)?;
-        let number = unsafe { read(value.cast::<u64>()) }?;
+        let number = *value.read()?;
         ensure(matches!(attribute, USED_HIGH | RESERVED_HIGH) && number == 0, CUDA_ERROR_INVALID_VALUE)?;
         with(|store| {
             store.reset_high(device, attribute == USED_HIGH);
@@ -116,6 +118,6 @@ pub unsafe fn cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: u32, val
 }
 
 /// Memory that no graph uses is not kept anyway.
-pub unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> CUresult {
+pub fn cuDeviceGraphMemTrim(device: CUdevice) -> CUresult {
     call(|| known(device))
 }
