@@ -1,5 +1,8 @@
 //! Where calls that are no calls of graphs meet captures. Each costs one look at a number as long as nothing captures.
 
+use rekindle_cuda_abi::launch::{
+    CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, CU_LAUNCH_ATTRIBUTE_PRIORITY, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
+};
 use rekindle_cuda_abi::types::*;
 
 use crate::Result;
@@ -295,8 +298,8 @@ pub fn launch(stream: CUstream, kernel: impl FnOnce() -> Result<Kernel>) -> Opti
                 driver.check_kernel(&kernel)?;
                 events = ports(&kernel);
                 if stream.priority != 0 {
-                    let priority = CUlaunchAttributeValue([stream.priority as u32 as u64, 0, 0, 0, 0, 0, 0, 0]);
-                    kernel.attributes.entry(PRIORITY).or_insert(priority);
+                    let priority = CUlaunchAttributeValue::of_word(stream.priority.cast_unsigned());
+                    kernel.attributes.entry(CU_LAUNCH_ATTRIBUTE_PRIORITY).or_insert(priority);
                 }
                 Ok(Task::Kernel(kernel))
             })?;
@@ -308,22 +311,17 @@ pub fn launch(stream: CUstream, kernel: impl FnOnce() -> Result<Kernel>) -> Opti
     answer(work())
 }
 
-/// `CU_LAUNCH_ATTRIBUTE_PRIORITY`.
-const PRIORITY: u32 = 8;
-
 /// The events that a kernel records by its attributes, and where.
 fn ports(kernel: &Kernel) -> Vec<(CUevent, CUgraphEdgeData)> {
-    const PROGRAMMATIC_EVENT: u32 = 7;
-    const COMPLETION_EVENT: u32 = 12;
     let mut events = Vec::new();
     let edge = |from_port, kind| CUgraphEdgeData { from_port, kind, ..Default::default() };
-    if let Some(CUlaunchAttributeValue(value)) = kernel.attributes.get(&PROGRAMMATIC_EVENT) {
+    if let Some(CUlaunchAttributeValue(value)) = kernel.attributes.get(&CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) {
         // An int of flags, then whether the trigger is the blocks' start.
         let at_start = value[1] >> 32 != 0;
         let port = if at_start { PORT_LAUNCH_ORDER } else { PORT_PROGRAMMATIC };
         events.push((value[0], edge(port, PROGRAMMATIC)));
     }
-    if let Some(CUlaunchAttributeValue(value)) = kernel.attributes.get(&COMPLETION_EVENT) {
+    if let Some(CUlaunchAttributeValue(value)) = kernel.attributes.get(&CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) {
         events.push((value[0], edge(PORT_LAUNCH_ORDER, 0)));
     }
     events

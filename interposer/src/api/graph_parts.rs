@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::Relaxed;
 
+use rekindle_cuda_abi::launch::extra;
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::Kernel;
 use rekindle_wire::boxes::End;
@@ -86,14 +87,8 @@ pub(crate) fn words(stream: CUstream, list: &[CUstreamBatchMemOpParams]) -> Resu
 
 /// Launches a kernel whose parameters have been gathered.
 pub(crate) fn launch(what: Launch<'_>) -> Result<(), CUresult> {
-    let mut size = what.parameters.len();
-    let mut extra: [*mut c_void; 5] = [
-        std::ptr::without_provenance_mut(launches::BUFFER_POINTER),
-        what.parameters.as_ptr().cast_mut().cast(),
-        std::ptr::without_provenance_mut(launches::BUFFER_SIZE),
-        (&raw mut size).cast(),
-        std::ptr::null_mut(),
-    ];
+    let mut size = 0;
+    let mut extra = extra(what.parameters, &mut size);
     // SAFETY: parameters of the function's layout, which live through the call.
     unsafe {
         launches::launch(

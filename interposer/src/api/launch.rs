@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::Relaxed;
 
+use rekindle_cuda_abi::launch::{self, CU_LAUNCH_ATTRIBUTE_COOPERATIVE};
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::{Kernel, hook};
 use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, EVENT_ATTRIBUTES, LAUNCH, Launch, PLAIN_ATTRIBUTES};
@@ -16,13 +17,6 @@ use crate::client::Call;
 use crate::named_stream;
 use crate::state::contexts;
 use crate::state::functions::Function;
-
-/// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`: what follows them in `extra`.
-pub(super) const BUFFER_POINTER: usize = 1;
-pub(super) const BUFFER_SIZE: usize = 2;
-
-/// The most bytes of parameters that any kernel takes (`cuda.h`: 32,764 from Volta on).
-pub(super) const MAX_PARAMETERS: usize = 32_764;
 
 /// How a launch comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,50 +37,11 @@ pub(super) unsafe fn gather(
     extra: *mut *mut c_void,
     into: &mut Vec<u8>,
 ) -> Result<(), CUresult> {
-    into.clear();
-    if !extra.is_null() {
-        let (mut pointer, mut size) = (std::ptr::null::<u8>(), 0_usize);
-        for pair in 0..3 {
-            // SAFETY: pairs up to the end marker, by the caller's promise.
-            let (key, value) = unsafe { (*extra.add(pair * 2) as usize, extra.add(pair * 2 + 1)) };
-            match key {
-                0 => break,
-                // SAFETY: a key has a value behind it.
-                BUFFER_POINTER => pointer = unsafe { *value }.cast(),
-                // SAFETY: the value is a pointer to the size.
-                BUFFER_SIZE => size = unsafe { (*value).cast::<usize>().read() },
-                _ => return Err(CUDA_ERROR_INVALID_VALUE),
-            }
-        }
-        if size > MAX_PARAMETERS || (pointer.is_null() && size > 0) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        if size > 0 {
-            // SAFETY: the caller's buffer holds `size` bytes.
-            into.extend_from_slice(unsafe { std::slice::from_raw_parts(pointer, size) });
-        }
-        // The driver takes a buffer that is too short, too.
-        into.resize(size.max(function.params_size), 0);
-        return Ok(());
-    }
-    if function.params.is_empty() {
-        return Ok(());
-    }
-    if params.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    into.resize(function.params_size, 0);
-    for (i, &(offset, size)) in function.params.iter().enumerate() {
-        // SAFETY: one pointer for each parameter, each to a value of the parameter's size; the buffer was made to
-        // hold the furthest end.
-        unsafe {
-            let value = *params.add(i);
-            if value.is_null() {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            std::ptr::copy_nonoverlapping(value.cast::<u8>(), into.as_mut_ptr().add(offset as usize), size as usize);
-        }
-    }
+    let size = function.params_size;
+    // SAFETY: the caller's promise.
+    unsafe { launch::gather(function.params.iter().copied(), size, params, extra, into) }?;
+    // The driver takes a buffer that is too short, too.
+    into.resize(size.max(into.len()), 0);
     Ok(())
 }
 
@@ -146,7 +101,6 @@ unsafe fn node(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Result<Kernel, CUresult> {
-    const COOPERATIVE_LAUNCH: u32 = 2;
     let mut kernel = Kernel {
         function: what.function,
         context: contexts::current(),
@@ -166,7 +120,7 @@ unsafe fn node(
         kernel.attributes.insert(word(id) as u32, CUlaunchAttributeValue(words));
     }
     if what.flags & COOPERATIVE != 0 {
-        kernel.attributes.insert(COOPERATIVE_LAUNCH, CUlaunchAttributeValue([1, 0, 0, 0, 0, 0, 0, 0]));
+        kernel.attributes.insert(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, CUlaunchAttributeValue::of_word(1));
     }
     Ok(kernel)
 }
@@ -265,12 +219,8 @@ pub(crate) unsafe fn cuLaunchKernelEx(
 /// # Safety
 /// The configuration's array holds as many attributes as it says.
 pub(super) unsafe fn attribute_bytes(config: &CUlaunchConfig) -> Result<Vec<u8>, CUresult> {
-    let attributes: &[CUlaunchAttribute] = match config.num_attrs {
-        0 => &[],
-        _ if config.attrs.is_null() => return Err(CUDA_ERROR_INVALID_VALUE),
-        // SAFETY: the caller's promise.
-        n => unsafe { std::slice::from_raw_parts(config.attrs, n as usize) },
-    };
+    // SAFETY: the caller's promise.
+    let attributes = unsafe { config.attributes() }?;
     let travels = |id| PLAIN_ATTRIBUTES.contains(&id) || EVENT_ATTRIBUTES.contains(&id);
     if attributes.iter().any(|a| !travels(a.id)) {
         return Err(CUDA_ERROR_NOT_SUPPORTED);

@@ -4,17 +4,18 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
 
+use rekindle_cuda_abi::launch::{LegacyLaunch, MAX_PARAMETERS, extra};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch};
 
-use super::launch::{BUFFER_POINTER, BUFFER_SIZE, By, MAX_PARAMETERS, gather, launch};
+use super::launch::{By, gather, launch};
 use super::{check, code, library};
 use crate::client::{self, Call};
-use crate::state::functions::{Function, Legacy};
+use crate::state::functions::Function;
 
 /// Changes what is set of a function's next launch.
-fn set(function: CUfunction, change: impl FnOnce(&mut Legacy) -> Result<(), CUresult>) -> CUresult {
+fn set(function: CUfunction, change: impl FnOnce(&mut LegacyLaunch) -> Result<(), CUresult>) -> CUresult {
     code(library::known(function).and_then(|known| {
         let mut legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
         known.has_legacy.store(true, Relaxed);
@@ -25,37 +26,12 @@ fn set(function: CUfunction, change: impl FnOnce(&mut Legacy) -> Result<(), CUre
 /// A launch by another call overwrites what was set (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
 pub(super) fn overwrite(known: &Function, what: &Launch<'_>, parameters: &[u8]) {
     if let Ok(mut legacy) = known.legacy.lock() {
-        *legacy = Legacy {
-            block: what.block,
-            shared_bytes: what.shared_bytes,
-            parameters: parameters.to_vec(),
-            size: parameters.len(),
-        };
+        *legacy = LegacyLaunch::new(what.block, what.shared_bytes, parameters.to_vec());
     }
 }
 
-fn set_bytes(function: CUfunction, offset: i32, bytes: &[u8]) -> CUresult {
-    set(function, |legacy| {
-        let start = usize::try_from(offset).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let end =
-            start.checked_add(bytes.len()).filter(|end| *end <= MAX_PARAMETERS).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if legacy.parameters.len() < end {
-            legacy.parameters.resize(end, 0);
-        }
-        legacy.parameters[start..end].copy_from_slice(bytes);
-        Ok(())
-    })
-}
-
 pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> CUresult {
-    set(function, |legacy| {
-        let block = [x, y, z].map(|n| u32::try_from(n).unwrap_or(0));
-        if block.contains(&0) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        legacy.block = block;
-        Ok(())
-    })
+    set(function, |legacy| legacy.set_block([x, y, z]))
 }
 
 pub(crate) unsafe fn cuFuncSetSharedSize(function: CUfunction, bytes: u32) -> CUresult {
@@ -66,22 +42,15 @@ pub(crate) unsafe fn cuFuncSetSharedSize(function: CUfunction, bytes: u32) -> CU
 }
 
 pub(crate) unsafe fn cuParamSetSize(function: CUfunction, bytes: u32) -> CUresult {
-    set(function, |legacy| {
-        let size = bytes as usize;
-        if size > MAX_PARAMETERS {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        legacy.size = size;
-        Ok(())
-    })
+    set(function, |legacy| legacy.set_size(bytes))
 }
 
 pub(crate) unsafe fn cuParamSeti(function: CUfunction, offset: i32, value: u32) -> CUresult {
-    set_bytes(function, offset, &value.to_ne_bytes())
+    set(function, |legacy| legacy.set_bytes(offset, &value.to_ne_bytes()))
 }
 
 pub(crate) unsafe fn cuParamSetf(function: CUfunction, offset: i32, value: f32) -> CUresult {
-    set_bytes(function, offset, &value.to_ne_bytes())
+    set(function, |legacy| legacy.set_bytes(offset, &value.to_ne_bytes()))
 }
 
 pub(crate) unsafe fn cuParamSetv(function: CUfunction, offset: i32, value: *mut c_void, bytes: u32) -> CUresult {
@@ -89,16 +58,15 @@ pub(crate) unsafe fn cuParamSetv(function: CUfunction, offset: i32, value: *mut 
         return CUDA_ERROR_INVALID_VALUE;
     }
     // SAFETY: not null, so that many bytes by the caller's promise.
-    set_bytes(function, offset, unsafe { std::slice::from_raw_parts(value.cast(), bytes as usize) })
+    let bytes = unsafe { std::slice::from_raw_parts(value.cast(), bytes as usize) };
+    set(function, |legacy| legacy.set_bytes(offset, bytes))
 }
 
 pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height: i32, stream: CUstream) -> CUresult {
     let launched = library::known(function).and_then(|known| {
         let [width, height] = [width, height].map(|n| u32::try_from(n).unwrap_or(0));
-        let (what, mut parameters) = {
+        let (what, parameters) = {
             let legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-            let mut parameters = legacy.parameters.clone();
-            parameters.resize(legacy.size, 0);
             let what = Launch {
                 function,
                 grid: [width, height, 1],
@@ -109,16 +77,10 @@ pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height:
                 attributes: &[],
                 parameters: &[],
             };
-            (what, parameters)
+            (what, legacy.parameters())
         };
-        let mut size = parameters.len();
-        let mut extra = [
-            std::ptr::without_provenance_mut(BUFFER_POINTER),
-            parameters.as_mut_ptr().cast(),
-            std::ptr::without_provenance_mut(BUFFER_SIZE),
-            (&raw mut size).cast(),
-            std::ptr::null_mut(),
-        ];
+        let mut size = 0;
+        let mut extra = extra(&parameters, &mut size);
         // SAFETY: the array announces a buffer and its size, which live through the call.
         unsafe { launch(what, std::ptr::null_mut(), extra.as_mut_ptr(), By::Parts) }
     });

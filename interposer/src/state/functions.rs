@@ -5,6 +5,8 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 
+use rekindle_cuda_abi::launch::{LegacyLaunch, size_of_parameters};
+
 /// What is known of a function or kernel.
 #[derive(Debug)]
 pub(crate) struct Function {
@@ -23,23 +25,14 @@ pub(crate) struct Function {
     /// A digest of the last block and shared memory that were found to be allowed, for nodes of graphs.
     pub(crate) checked: AtomicU64,
     /// What the calls from before CUDA 4 have set for a launch by `cuLaunch` and its like.
-    pub(crate) legacy: Mutex<Legacy>,
+    pub(crate) legacy: Mutex<LegacyLaunch>,
     /// Whether they have set anything: a launch by other calls then sets all of it.
     pub(crate) has_legacy: AtomicBool,
 }
 
-/// The parts of a launch that are set one by one.
-#[derive(Debug, Default)]
-pub(crate) struct Legacy {
-    pub(crate) block: [u32; 3],
-    pub(crate) shared_bytes: u32,
-    pub(crate) parameters: Vec<u8>,
-    pub(crate) size: usize,
-}
-
 impl Function {
     pub(crate) fn new(name: CString, parent: u64, context: u64, params: Vec<(u32, u32)>) -> Self {
-        let params_size = params.iter().map(|&(o, s)| o as usize + s as usize).max().unwrap_or(0);
+        let params_size = size_of_parameters(params.iter().copied());
         Self {
             name,
             parent,

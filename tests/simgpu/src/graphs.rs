@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rekindle_cuda_abi::launch::{CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, extra};
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::{
     Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Step, Stream as Named, StreamKey, Task, Words,
@@ -17,7 +18,7 @@ use crate::execution::launch::{Shape, check, launch_in};
 use crate::handles::{self, Object};
 use crate::library::function_in;
 use crate::memory::space::{self, Kind};
-use crate::status::{Result, ensure};
+use crate::status::Result;
 use crate::stream::{self, Mark, Stream};
 use crate::{current, device};
 
@@ -38,20 +39,12 @@ fn launched() -> MutexGuard<'static, Option<HashMap<u64, Mark>>> {
 
 /// The launch shape that a node has.
 fn shape(kernel: &Kernel) -> Result<Shape> {
-    const COOPERATIVE: u32 = 2;
-    const CLUSTER: u32 = 4;
-    let value = |id| kernel.attributes.get(&id).map_or([0; 8], |v| v.0);
-    let cluster = value(CLUSTER);
-    let cluster = [cluster[0] as u32, (cluster[0] >> 32) as u32, cluster[1] as u32].map(|n| n.max(1));
-    let divides = kernel.grid.iter().zip(cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
-    ensure(divides, CUDA_ERROR_INVALID_VALUE)?;
-    Ok(Shape {
-        grid: kernel.grid,
-        block: kernel.block,
-        shared: kernel.shared_bytes,
-        cooperative: value(COOPERATIVE)[0] as u32 != 0,
-        cluster,
-    })
+    let mut shape = Shape::plain(kernel.grid, kernel.block, kernel.shared_bytes);
+    let value = |id| kernel.attributes.get(&id);
+    shape.cooperative = value(CU_LAUNCH_ATTRIBUTE_COOPERATIVE).is_some_and(|it| it.word() != 0);
+    shape.cluster = value(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).map_or([1; 3], CUlaunchAttributeValue::cluster);
+    shape.check_clusters()?;
+    Ok(shape)
 }
 
 fn sides(copy: &CudaMemcpy3d) -> Result<([Side; 2], [usize; 3])> {
@@ -196,14 +189,8 @@ fn perform(stream: &Arc<Stream>, step: &Step) -> Result<()> {
     match &step.task {
         Task::Kernel(kernel) => {
             let context = current::named(kernel.context)?;
-            let mut size = kernel.parameters.len();
-            let mut extra: [*mut c_void; 5] = [
-                std::ptr::without_provenance_mut(1),
-                kernel.parameters.as_ptr().cast_mut().cast(),
-                std::ptr::without_provenance_mut(2),
-                (&raw mut size).cast(),
-                std::ptr::null_mut(),
-            ];
+            let mut size = 0;
+            let mut extra = extra(&kernel.parameters, &mut size);
             let extra = extra.as_mut_ptr();
             // SAFETY: the parameters were gathered by the kernel's layout, and live through the call.
             unsafe { launch_in(&context, stream, kernel.function, shape(kernel)?, std::ptr::null_mut(), extra) }

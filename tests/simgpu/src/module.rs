@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use rekindle_cuda_abi::launch::LegacyLaunch;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
     CUDA_ERROR_NOT_SUPPORTED,
@@ -78,16 +79,7 @@ pub(crate) struct Function {
     /// What can be set.
     pub(crate) settings: Arc<Settings>,
     /// What is set for the next launch by `cuLaunch` and its like.
-    pub(crate) legacy: Mutex<Legacy>,
-}
-
-/// The parts of a launch that are set one by one.
-#[derive(Debug, Default)]
-pub(crate) struct Legacy {
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: u32,
-    pub(crate) parameters: Vec<u8>,
-    pub(crate) size: usize,
+    pub(crate) legacy: Mutex<LegacyLaunch>,
 }
 
 /// What `cuFuncSetAttribute` sets. For kernels of libraries, `cuKernelSetAttribute` sets the same.

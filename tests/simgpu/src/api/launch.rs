@@ -3,6 +3,11 @@
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
 
+use rekindle_cuda_abi::launch::{
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, CU_LAUNCH_ATTRIBUTE_PRIORITY, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
+    LegacyLaunch,
+};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUfunction, CUlaunchAttribute, CUlaunchAttributeValue,
@@ -16,7 +21,6 @@ use crate::current;
 use crate::execution::launch::{Shape, gather, launch, launch_in};
 use crate::handles::{self, Object};
 use crate::library::function_in;
-use crate::module::Legacy;
 use crate::status::{Result, ensure, status};
 use crate::stream::{Mark, Stream};
 
@@ -33,13 +37,7 @@ pub unsafe fn cuLaunchKernel(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CUresult {
-    let shape = Shape {
-        grid: [grid_x, grid_y, grid_z],
-        block: [block_x, block_y, block_z],
-        shared,
-        cooperative: false,
-        cluster: [1; 3],
-    };
+    let shape = Shape::plain([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared);
     status(|| unsafe { launch_or_capture(handle, shape, stream, &[], params, extra) })
 }
 
@@ -55,13 +53,8 @@ pub unsafe fn cuLaunchCooperativeKernel(
     stream: CUstream,
     params: *mut *mut c_void,
 ) -> CUresult {
-    let shape = Shape {
-        grid: [grid_x, grid_y, grid_z],
-        block: [block_x, block_y, block_z],
-        shared,
-        cooperative: true,
-        cluster: [1; 3],
-    };
+    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    let shape = Shape { cooperative: true, ..Shape::plain(grid, block, shared) };
     status(|| unsafe { launch_or_capture(handle, shape, stream, &[], params, std::ptr::null_mut()) })
 }
 
@@ -75,7 +68,6 @@ unsafe fn launch_or_capture(
     extra: *mut *mut c_void,
 ) -> Result<()> {
     let captured = hook::launch(stream, || {
-        const COOPERATIVE: u32 = 2;
         let context = current::healthy()?;
         let function = function_in(&context, handle)?;
         let layout = function.kernel.params.iter().map(|p| (p.offset, p.size)).collect();
@@ -92,7 +84,7 @@ unsafe fn launch_or_capture(
         };
         kernel.attributes.extend(attributes.iter().map(|a| (a.id, CUlaunchAttributeValue(a.value))));
         if shape.cooperative {
-            kernel.attributes.insert(COOPERATIVE, CUlaunchAttributeValue([1, 0, 0, 0, 0, 0, 0, 0]));
+            kernel.attributes.insert(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, CUlaunchAttributeValue::of_word(1));
         }
         Ok(kernel)
     });
@@ -108,41 +100,36 @@ unsafe fn launch_or_capture(
     }?;
     // What was set one by one is overwritten (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
     if let Ok((parameters, function)) = found {
-        let size = parameters.len();
-        *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = Legacy { block, shared, parameters, size };
+        *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = LegacyLaunch::new(block, shared, parameters);
     }
     Ok(())
 }
 
 /// The shape that a configuration with attributes describes.
 pub(super) unsafe fn shape(config: &CUlaunchConfig) -> Result<Shape> {
-    let mut shape = Shape {
-        grid: config.grid,
-        block: config.block,
-        shared: config.shared_bytes,
-        cooperative: false,
-        cluster: [1; 3],
-    };
-    ensure(config.num_attrs == 0 || !config.attrs.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-    for i in 0..config.num_attrs as usize {
-        let attribute = unsafe { config.attrs.add(i).read_unaligned() };
-        let [first, second] = [attribute.value[0], attribute.value[1]];
+    let mut shape = Shape::plain(config.grid, config.block, config.shared_bytes);
+    for attribute in unsafe { config.attributes() }? {
+        let value = CUlaunchAttributeValue(attribute.value);
         match attribute.id {
             // What is cached, how is waited, priorities, memory domains, carveouts: hints.
-            0 | 1 | 3 | 5 | 8 | 9 | 10 | 11 | 14 => {}
-            2 => shape.cooperative = first as u32 != 0,
-            4 => shape.cluster = [first as u32, (first >> 32) as u32, second as u32].map(|n| n.max(1)),
+            0 | 1 | 3 | 5 | CU_LAUNCH_ATTRIBUTE_PRIORITY | 9 | 10 | 11 | 14 => {}
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE => shape.cooperative = value.word() != 0,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => shape.cluster = value.cluster(),
             // A kernel may begin before its predecessor has ended, and need not.
             6 => {}
             // Events are recorded behind the kernel, see `cuLaunchKernelEx`.
-            7 | 12 => drop(handles::event(first)?),
+            id if is_event(id) => drop(handles::event(value.0[0])?),
             16 => {}
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
         }
     }
-    let divides = shape.grid.iter().zip(shape.cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
-    ensure(divides, CUDA_ERROR_INVALID_VALUE)?;
+    shape.check_clusters()?;
     Ok(shape)
+}
+
+/// Whether an attribute is an event that a launch records.
+fn is_event(attribute: u32) -> bool {
+    matches!(attribute, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
 }
 
 pub unsafe fn cuLaunchKernelEx(
@@ -155,18 +142,14 @@ pub unsafe fn cuLaunchKernelEx(
         ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let config = unsafe { config.read_unaligned() };
         let shape = unsafe { shape(&config) }?;
-        let list = || (0..config.num_attrs as usize).map(|i| unsafe { config.attrs.add(i).read_unaligned() });
+        let attributes = unsafe { config.attributes() }?;
         if hook::captures(config.stream) {
-            let attributes: Vec<CUlaunchAttribute> = list().collect();
-            return unsafe { launch_or_capture(handle, shape, config.stream, &attributes, params, extra) };
+            return unsafe { launch_or_capture(handle, shape, config.stream, attributes, params, extra) };
         }
         unsafe { launch_or_capture(handle, shape, config.stream, &[], params, extra) }?;
         // Programmatic and launch completion events: at the latest moment that they may trigger at.
-        for i in 0..config.num_attrs as usize {
-            let attribute = unsafe { config.attrs.add(i).read_unaligned() };
-            if matches!(attribute.id, 7 | 12) {
-                handles::event(attribute.value[0])?.record(&current::stream(config.stream)?)?;
-            }
+        for attribute in attributes.iter().filter(|it| is_event(it.id)) {
+            handles::event(attribute.value[0])?.record(&current::stream(config.stream)?)?;
         }
         Ok(())
     })
@@ -203,13 +186,7 @@ pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32
             meet(&streams)?;
         }
         for (launch, (context, stream)) in launches.iter().zip(&streams) {
-            let shape = Shape {
-                grid: launch.grid,
-                block: launch.block,
-                shared: launch.shared_bytes,
-                cooperative: true,
-                cluster: [1; 3],
-            };
+            let shape = Shape { cooperative: true, ..Shape::plain(launch.grid, launch.block, launch.shared_bytes) };
             let params = launch.params.cast();
             unsafe { launch_in(context, stream, launch.function, shape, params, std::ptr::null_mut()) }?;
         }

@@ -46,6 +46,19 @@ pub(crate) struct Shape {
     pub(crate) cluster: [u32; 3],
 }
 
+impl Shape {
+    /// The shape of a launch without attributes.
+    pub(crate) fn plain(grid: [u32; 3], block: [u32; 3], shared: u32) -> Self {
+        Self { grid, block, shared, cooperative: false, cluster: [1; 3] }
+    }
+
+    /// Whether the grid consists of whole clusters.
+    pub(crate) fn check_clusters(&self) -> Result<()> {
+        let divides = self.grid.iter().zip(self.cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
+        ensure(divides, CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
 /// Launches a kernel in a stream.
 ///
 /// # Safety
@@ -107,8 +120,7 @@ pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
     let most = if not_portable { MAX_CLUSTER } else { PORTABLE_CLUSTER };
     ensure(blocks <= most, CUDA_ERROR_INVALID_CLUSTER_SIZE)?;
     ensure(required.is_none_or(|it| it == shape.cluster), CUDA_ERROR_INVALID_CLUSTER_SIZE)?;
-    let divides = shape.grid.iter().zip(shape.cluster).all(|(grid, cluster)| grid.is_multiple_of(cluster));
-    ensure(divides, CUDA_ERROR_INVALID_VALUE)?;
+    shape.check_clusters()?;
     if let Some(required) = function.kernel.required_threads {
         ensure(shape.block == required, CUDA_ERROR_INVALID_VALUE)?;
     }
@@ -136,11 +148,6 @@ pub(crate) fn blocks_of_multiprocessor(function: &Function, threads: u32, shared
     BLOCKS_OF_MULTIPROCESSOR.min(THREADS_OF_MULTIPROCESSOR / threads).min(by_registers).min(by_shared as u32)
 }
 
-/// `CU_LAUNCH_PARAM_*`: what the words of `extra` announce.
-const END: usize = 0;
-const BUFFER: usize = 1;
-const BUFFER_SIZE: usize = 2;
-
 /// Puts the parameters together, from pointers to each or from one buffer of them all.
 ///
 /// # Safety
@@ -148,47 +155,12 @@ const BUFFER_SIZE: usize = 2;
 /// As for [`launch`].
 pub(crate) unsafe fn gather(function: &Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Vec<u8>> {
     let kernel = &function.kernel;
-    let mut bytes = vec![0; kernel.param_bytes as usize];
-    if !params.is_null() {
-        for (i, param) in kernel.params.iter().enumerate() {
-            // SAFETY: the array has a pointer for each parameter.
-            let value = unsafe { *params.add(i) };
-            ensure(!value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-            let place = bytes.get_mut(param.offset as usize..).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let place = place.get_mut(..param.size as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            // SAFETY: it points to a value of the parameter's size.
-            unsafe { place.as_mut_ptr().copy_from_nonoverlapping(value.cast(), place.len()) };
-        }
-    } else if !extra.is_null() {
-        let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
-        let mut at = extra;
-        loop {
-            // SAFETY: the array alternates announcements and values, and ends with END.
-            let (word, value) = unsafe {
-                match *at as usize {
-                    END => break,
-                    word => (word, *at.add(1)),
-                }
-            };
-            match word {
-                BUFFER => buffer = value.cast(),
-                // SAFETY: the value of this one is a pointer to a size.
-                BUFFER_SIZE => size = unsafe { *value.cast::<usize>() },
-                _ => return Err(CUDA_ERROR_INVALID_VALUE),
-            }
-            // SAFETY: still before END.
-            at = unsafe { at.add(2) };
-        }
-        ensure(!buffer.is_null() || size == 0, CUDA_ERROR_INVALID_VALUE)?;
-        // What a buffer is too short for is 0, no error.
-        let size = size.min(bytes.len());
-        if size > 0 {
-            // SAFETY: the buffer has as many bytes as the caller says.
-            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(buffer, size) };
-        }
-    } else {
-        ensure(kernel.params.is_empty(), CUDA_ERROR_INVALID_VALUE)?;
-    }
+    let (layout, size) = (kernel.params.iter().map(|p| (p.offset, p.size)), kernel.param_bytes as usize);
+    let mut bytes = Vec::new();
+    // SAFETY: the caller's promise.
+    unsafe { rekindle_cuda_abi::launch::gather(layout, size, params, extra, &mut bytes) }?;
+    // What a buffer is too short for is 0, no error.
+    bytes.resize(size, 0);
     Ok(bytes)
 }
 
