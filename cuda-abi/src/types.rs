@@ -7,6 +7,7 @@
 
 use std::ffi::{c_char, c_void};
 
+pub use crate::copies::*;
 pub use crate::graphs::*;
 pub use crate::shapes::*;
 

@@ -365,7 +365,7 @@ pub fn copy_bytes(stream: CUstream, dst: (u32, u64), src: (u32, u64), bytes: usi
         let (host, device) = if kind == CU_MEMORYTYPE_HOST { (address, 0) } else { (0, address) };
         CudaMemcpy3dSide { kind, host, device, ..Default::default() }
     };
-    copy(stream, || CudaMemcpy3d { dst: side(dst), src: side(src), width: bytes, height: 1, depth: 1 })
+    copy(stream, || CudaMemcpy3d::of_bytes(side(dst), side(src), bytes))
 }
 
 /// A memset is enqueued.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use rekindle_cuda_abi::types::*;
+use rekindle_cuda_abi::types::{CudaMemcpy3dSide as Side, *};
 use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, Kind};
 
 use super::{boxes, check, code, put};
@@ -115,45 +115,32 @@ pub(crate) unsafe fn cuArrayGetMemoryRequirements(
     of_another_kind_or_null(array)
 }
 
-/// One side of a copy of bytes: an array from an offset on.
-fn bytes_of(array: CUarray, offset: usize) -> CudaMemcpy3dSide {
-    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_ARRAY, array, x: offset, ..Default::default() }
-}
-
-fn bytes_at(address: CUdeviceptr) -> CudaMemcpy3dSide {
-    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_DEVICE, device: address, ..Default::default() }
-}
-
-fn bytes_on_host(address: *const c_void) -> CudaMemcpy3dSide {
-    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_HOST, host: address as u64, ..Default::default() }
-}
-
 /// # Safety
 /// Host memory that a side names holds as many bytes.
-unsafe fn row(dst: CudaMemcpy3dSide, src: CudaMemcpy3dSide, bytes: usize, on: CUstream, wait: bool) -> CUresult {
-    let copy = CudaMemcpy3d { dst, src, width: bytes, height: 1, depth: 1 };
+unsafe fn row(dst: Side, src: Side, bytes: usize, on: CUstream, wait: bool) -> CUresult {
+    let copy = CudaMemcpy3d::of_bytes(dst, src, bytes);
     // SAFETY: the caller's promise.
     code(unsafe { boxes::copy(&copy, on, wait) })
 }
 
 pub(crate) unsafe fn cuMemcpyAtoA_v2(dst: CUarray, dst_at: usize, src: CUarray, src_at: usize, n: usize) -> CUresult {
     // SAFETY: no host memory.
-    unsafe { row(bytes_of(dst, dst_at), bytes_of(src, src_at), n, 0, true) }
+    unsafe { row(Side::in_array(dst, dst_at), Side::in_array(src, src_at), n, 0, true) }
 }
 
 pub(crate) unsafe fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, at: usize, n: usize) -> CUresult {
     // SAFETY: no host memory.
-    unsafe { row(bytes_at(dst), bytes_of(src, at), n, 0, true) }
+    unsafe { row(Side::on_device(dst), Side::in_array(src, at), n, 0, true) }
 }
 
 pub(crate) unsafe fn cuMemcpyDtoA_v2(dst: CUarray, at: usize, src: CUdeviceptr, n: usize) -> CUresult {
     // SAFETY: no host memory.
-    unsafe { row(bytes_of(dst, at), bytes_at(src), n, 0, true) }
+    unsafe { row(Side::in_array(dst, at), Side::on_device(src), n, 0, true) }
 }
 
 pub(crate) unsafe fn cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    unsafe { row(bytes_on_host(dst), bytes_of(src, at), n, 0, true) }
+    unsafe { row(Side::on_host(dst), Side::in_array(src, at), n, 0, true) }
 }
 
 pub(crate) unsafe fn cuMemcpyAtoHAsync_v2(
@@ -164,12 +151,12 @@ pub(crate) unsafe fn cuMemcpyAtoHAsync_v2(
     on: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    unsafe { row(bytes_on_host(dst), bytes_of(src, at), n, on, false) }
+    unsafe { row(Side::on_host(dst), Side::in_array(src, at), n, on, false) }
 }
 
 pub(crate) unsafe fn cuMemcpyHtoA_v2(dst: CUarray, at: usize, src: *const c_void, n: usize) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    unsafe { row(bytes_of(dst, at), bytes_on_host(src), n, 0, true) }
+    unsafe { row(Side::in_array(dst, at), Side::on_host(src), n, 0, true) }
 }
 
 pub(crate) unsafe fn cuMemcpyHtoAAsync_v2(
@@ -180,5 +167,5 @@ pub(crate) unsafe fn cuMemcpyHtoAAsync_v2(
     on: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    unsafe { row(bytes_of(dst, at), bytes_on_host(src), n, on, false) }
+    unsafe { row(Side::in_array(dst, at), Side::on_host(src), n, on, false) }
 }

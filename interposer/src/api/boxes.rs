@@ -41,59 +41,30 @@ impl Side {
     }
 }
 
-/// The most bytes between two rows, `CU_DEVICE_ATTRIBUTE_MAX_PITCH`.
-const MAX_PITCH: usize = i32::MAX as usize;
-
 /// What a side of a descriptor is, with everything checked that the driver checks at the call.
 fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
-    let base = match s.kind {
-        CU_MEMORYTYPE_HOST => s.host,
-        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => s.device,
-        CU_MEMORYTYPE_ARRAY => return array(s, size),
-        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    let CopyMemory { base, address, pitch, rows } = match s.place(size)? {
+        CopyPlace::Memory(memory) => memory,
+        CopyPlace::Array(array, at) => {
+            s.check_in_array(&client::get()?.arrays.get(array)?.desc, size)?;
+            return Ok(Side::Device(End::Array { array, at: at.map(|n| n as u64) }));
+        }
     };
-    let [width, height, depth] = size;
-    let pitch = if s.pitch == 0 { width } else { s.pitch };
-    let rows = if s.height == 0 { height } else { s.height };
-    let fits = s.x.checked_add(width).is_some_and(|end| end <= pitch || height <= 1 && depth <= 1);
-    // Rows may be fewer than the copy takes only where there is one slice.
-    let stacked = depth <= 1 || s.y.checked_add(height).is_some_and(|end| end <= rows);
-    if pitch < width || pitch > MAX_PITCH.max(width) || !fits || !stacked || s.lod != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let whole = End::Memory { address: base, pitch: pitch as u64, rows: rows as u64 };
-    let end = whole.part([s.x as u64, s.y as u64, s.z as u64]).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let End::Memory { address, .. } = end else { return Err(CUDA_ERROR_UNKNOWN) };
     let bytes = span(size.map(|n| n as u64), pitch as u64, rows as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     address.checked_add(bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let end = |address| End::Memory { address, pitch: pitch as u64, rows: rows as u64 };
     let host = HostBox { address: address as usize, pitch, rows };
     let client = client::get()?;
     // Registered memory has another address there.
     let reached = client.memory.reached_at(address, bytes);
     Ok(match (client.memory.at(address), reached) {
-        (Some(a), Some(_)) if !a.is_host() => Side::Device(end),
+        (Some(a), Some(_)) if !a.is_host() => Side::Device(end(address)),
         (Some(a), None) if !a.is_host() => return Err(CUDA_ERROR_INVALID_VALUE),
-        (Some(_), Some(at)) => Side::Pinned(End::Memory { address: at, pitch: pitch as u64, rows: rows as u64 }, host),
+        (Some(_), Some(at)) => Side::Pinned(end(at), host),
         (Some(_), None) => Side::Host(host),
         (None, _) if s.kind == CU_MEMORYTYPE_DEVICE || base == 0 => return Err(CUDA_ERROR_INVALID_VALUE),
         (None, _) => Side::Host(host),
     })
-}
-
-fn array(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
-    if s.array == 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let array = client::get()?.arrays.get(s.array)?;
-    let (extent, element) = (array.desc.extent(), array.desc.element());
-    let (extent, element) = extent.zip(element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let at = [s.x, s.y, s.z];
-    let inside = (0..3).all(|i| at[i].checked_add(size[i]).is_some_and(|end| end <= extent[i]));
-    let whole_elements = s.x.is_multiple_of(element) && size[0].is_multiple_of(element);
-    if !inside || !whole_elements || s.lod != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    Ok(Side::Device(End::Array { array: s.array, at: at.map(|n| n as u64) }))
 }
 
 /// A side of a copy as the worker reaches it, if it does.

@@ -4,9 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
-    CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice,
-    CUdeviceptr, CUresult, CUstream, CudaArray3dDescriptor, CudaArrayDescriptor, CudaArrayMemoryRequirements,
-    CudaMemcpy3d, CudaMemcpy3dSide,
+    CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice, CUdeviceptr, CUresult, CUstream, CudaArray3dDescriptor,
+    CudaArrayDescriptor, CudaArrayMemoryRequirements, CudaMemcpy3d, CudaMemcpy3dSide as Side,
 };
 
 use super::boxes;
@@ -84,46 +83,34 @@ pub unsafe fn cuArrayGetMemoryRequirements(
     if array == 0 { CUDA_ERROR_INVALID_VALUE } else { of_another_kind(array) }
 }
 
-fn bytes_of(array: CUarray, offset: usize) -> CudaMemcpy3dSide {
-    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_ARRAY, array, x: offset, ..Default::default() }
-}
-
-fn bytes_at(address: CUdeviceptr) -> CudaMemcpy3dSide {
-    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_DEVICE, device: address, ..Default::default() }
-}
-
-fn bytes_on_host(address: *const c_void) -> CudaMemcpy3dSide {
-    CudaMemcpy3dSide { kind: CU_MEMORYTYPE_HOST, host: address as u64, ..Default::default() }
-}
-
-fn row(dst: CudaMemcpy3dSide, src: CudaMemcpy3dSide, bytes: usize, stream: CUstream, wait: bool) -> CUresult {
-    boxes::copy_box(&CudaMemcpy3d { dst, src, width: bytes, height: 1, depth: 1 }, stream, wait)
+fn row(dst: Side, src: Side, bytes: usize, stream: CUstream, wait: bool) -> CUresult {
+    boxes::copy_box(&CudaMemcpy3d::of_bytes(dst, src, bytes), stream, wait)
 }
 
 pub unsafe fn cuMemcpyAtoA_v2(dst: CUarray, dst_at: usize, src: CUarray, src_at: usize, n: usize) -> CUresult {
-    row(bytes_of(dst, dst_at), bytes_of(src, src_at), n, 0, true)
+    row(Side::in_array(dst, dst_at), Side::in_array(src, src_at), n, 0, true)
 }
 
 pub unsafe fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, at: usize, n: usize) -> CUresult {
-    row(bytes_at(dst), bytes_of(src, at), n, 0, true)
+    row(Side::on_device(dst), Side::in_array(src, at), n, 0, true)
 }
 
 pub unsafe fn cuMemcpyDtoA_v2(dst: CUarray, at: usize, src: CUdeviceptr, n: usize) -> CUresult {
-    row(bytes_of(dst, at), bytes_at(src), n, 0, true)
+    row(Side::in_array(dst, at), Side::on_device(src), n, 0, true)
 }
 
 pub unsafe fn cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize) -> CUresult {
-    row(bytes_on_host(dst), bytes_of(src, at), n, 0, true)
+    row(Side::on_host(dst), Side::in_array(src, at), n, 0, true)
 }
 
 pub unsafe fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize, on: CUstream) -> CUresult {
-    row(bytes_on_host(dst), bytes_of(src, at), n, on, false)
+    row(Side::on_host(dst), Side::in_array(src, at), n, on, false)
 }
 
 pub unsafe fn cuMemcpyHtoA_v2(dst: CUarray, at: usize, src: *const c_void, n: usize) -> CUresult {
-    row(bytes_of(dst, at), bytes_on_host(src), n, 0, true)
+    row(Side::in_array(dst, at), Side::on_host(src), n, 0, true)
 }
 
 pub unsafe fn cuMemcpyHtoAAsync_v2(dst: CUarray, at: usize, src: *const c_void, n: usize, on: CUstream) -> CUresult {
-    row(bytes_of(dst, at), bytes_on_host(src), n, on, false)
+    row(Side::in_array(dst, at), Side::on_host(src), n, on, false)
 }
