@@ -10,7 +10,7 @@
 //! ```
 //!
 //! What a call's arguments mean, which the interposer and the software GPU both read, is here once: [`arguments`] for the
-//! pointers themselves, [`launch`], [`copies`], [`batch`] and [`shapes`] for what lies behind them.
+//! pointers themselves, [`launch`], [`copies`], [`batch`], [`jit`] and [`shapes`] for what lies behind them.
 //!
 //! And of `libnvidia-ml.so.1` beside it, the table of its functions: [`nvml`].
 
@@ -21,6 +21,7 @@ pub mod code;
 pub mod copies;
 pub mod generate;
 pub mod graphs;
+pub mod jit;
 pub mod launch;
 pub mod lookup;
 pub mod nvml;

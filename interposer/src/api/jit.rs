@@ -2,111 +2,72 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::jit::{
+    CU_JIT_ERROR_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER, CU_JIT_THREADS_PER_BLOCK, CU_JIT_WALL_TIME, JitOption, JitOptions,
+    Log, POINTER_OPTIONS,
+};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::CODE_LOG;
 
 use super::check;
 use crate::client::{Call, Reply};
 
-/// `CU_JIT_*`.
-const THREADS_PER_BLOCK: u32 = 1;
-const WALL_TIME: u32 = 2;
-const INFO_BUFFER: u32 = 3;
-const INFO_SIZE: u32 = 4;
-const ERROR_BUFFER: u32 = 5;
-const ERROR_SIZE: u32 = 6;
-/// Options that point to names or addresses, of link-time optimisation and earlier: they do not travel.
-const POINTERS: [u32; 4] = [17, 18, 25, 27];
-
-/// A call's options. The caller's array stays for as long as this is used, as `cuda.h` wants it.
+/// A call's options that travel. The caller's array stays for as long as this is used, as `cuda.h` wants it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Options {
-    list: Vec<JitOption>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct JitOption {
-    number: u32,
-    /// What its value was: where it is a size, later ones say how much was written.
-    value: usize,
-    /// Where in the caller's array its value is.
-    place: usize,
-}
+pub(crate) struct Options(JitOptions);
 
 impl Options {
     /// # Safety
     /// Both arrays are null or hold `count` elements.
     pub(crate) unsafe fn read(count: u32, options: *const u32, values: *mut *mut c_void) -> Result<Options, CUresult> {
-        if count > 0 && (options.is_null() || values.is_null()) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
+        // SAFETY: the caller's promise.
+        let mut options = unsafe { JitOptions::read(count, options, values) }?;
+        let points = |option: &JitOption| POINTER_OPTIONS.contains(&option.number);
+        if options.list().iter().any(|option| points(option) && option.value != 0) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
-        let mut list = Vec::new();
-        for i in 0..count as usize {
-            // SAFETY: not null, so `count` elements by the caller's promise.
-            let (option, value) = unsafe { (options.add(i).read(), values.add(i)) };
-            // SAFETY: as above.
-            if POINTERS.contains(&option) && unsafe { !value.read().is_null() } {
-                return Err(CUDA_ERROR_NOT_SUPPORTED);
-            }
-            if !POINTERS.contains(&option) {
-                // SAFETY: as above.
-                let now = unsafe { value.read() as usize };
-                list.push(JitOption { number: option, value: now, place: value as usize });
-            }
-        }
-        Ok(Self { list })
-    }
-
-    fn find(&self, number: u32) -> Option<JitOption> {
-        self.list.iter().find(|option| option.number == number).copied()
+        options.retain(|option| !points(option));
+        Ok(Self(options))
     }
 
     /// Options and values as they travel: the number and 32 bits of value in a word. Of a buffer, whether there is one.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let word = |option: &JitOption| {
             let value = match option.number {
-                INFO_BUFFER | ERROR_BUFFER => u64::from(option.value != 0),
+                CU_JIT_INFO_LOG_BUFFER | CU_JIT_ERROR_LOG_BUFFER => u64::from(option.value != 0),
                 _ => option.value as u64 & 0xffff_ffff,
             };
             (u64::from(option.number) | value << 32).to_le_bytes()
         };
-        self.list.iter().flat_map(word).collect()
+        self.0.list().iter().flat_map(word).collect()
     }
 
     /// Takes what came back: how long the two logs are, then each option's value. Writes it, and the logs, where the
     /// caller wants them.
     pub(crate) fn write_back(&self, reply: &mut Reply) {
         let (Some(info), Some(error)) = (reply.word(), reply.word()) else { return };
-        for option in &self.list {
+        for option in self.0.list() {
             let Some(value) = reply.word() else { return };
-            if matches!(option.number, THREADS_PER_BLOCK | WALL_TIME) {
+            if matches!(option.number, CU_JIT_THREADS_PER_BLOCK | CU_JIT_WALL_TIME) {
                 // SAFETY: the caller's array is still there.
-                unsafe { (option.place as *mut usize).write(value as usize) };
+                unsafe { option.answer(value as usize) };
             }
         }
-        for (which, length, buffer, size) in [(0, info, INFO_BUFFER, INFO_SIZE), (1, error, ERROR_BUFFER, ERROR_SIZE)] {
-            let (Some(buffer), Some(size)) = (self.find(buffer), self.find(size)) else { continue };
-            let (buffer, room) = (buffer.value as *mut u8, size.value & 0xffff_ffff);
-            let fits = if buffer.is_null() { 0 } else { (length as usize).min(room.saturating_sub(1)) };
-            let text = fetch_log(which, fits).unwrap_or_default();
+        for (log, length) in [(Log::Info, info), (Log::Error, error)] {
+            let text = |fits| fetch_log(log, fits).unwrap_or_default();
             // SAFETY: the caller's array is still there, and the buffer has as many bytes as the other option said.
-            unsafe {
-                if room > 0 && !buffer.is_null() {
-                    std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len());
-                    buffer.add(text.len()).write(0);
-                }
-                (size.place as *mut usize).write(text.len());
-            }
+            unsafe { self.0.write_log(log, length as usize, text) };
         }
     }
 }
 
-/// The first bytes of a log of this thread's last compilation: 0 for information, 1 for errors.
-fn fetch_log(which: u64, length: usize) -> Result<Vec<u8>, CUresult> {
+/// The first bytes of a log of this thread's last compilation.
+fn fetch_log(log: Log, length: usize) -> Result<Vec<u8>, CUresult> {
     let mut text = Vec::new();
     while text.len() < length {
         let mut call = Call::new(CODE_LOG)?;
-        call.word(which);
+        // 0 for information, 1 for errors.
+        call.word(u64::from(log == Log::Error));
         call.word(text.len() as u64);
         let (result, reply) = call.wait();
         check(result)?;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Mutex;
 
+use rekindle_cuda_abi::jit::{CU_JIT_INPUT_PTX, INPUTS_END};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{Kind, LINK_ADD, LINK_COMPLETE, LINK_CREATE, LINK_DESTROY, LINK_OUTPUT};
 
@@ -29,11 +30,6 @@ fn with_links<T>(work: impl FnOnce(&mut HashMap<u64, Link>) -> T) -> Result<T, C
 fn options_of(state: u64) -> Result<Options, CUresult> {
     with_links(|links| links.get(&state).map(|l| l.options.clone()))?.ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
-
-/// `CU_JIT_INPUT_PTX`.
-const PTX: u32 = 1;
-/// The first number that is no kind of input.
-const INPUTS: u32 = 6;
 
 pub(crate) unsafe fn cuLinkCreate_v2(
     count: u32,
@@ -68,7 +64,7 @@ unsafe fn add(
     (count, options, values): (u32, *mut u32, *mut *mut c_void),
 ) -> Result<(), CUresult> {
     let logs = options_of(state)?;
-    if data.is_empty() || kind >= INPUTS {
+    if data.is_empty() || kind >= INPUTS_END {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: the caller's promise.
@@ -117,7 +113,7 @@ pub(crate) unsafe fn cuLinkAddFile_v2(
 ) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { read_file(path) }.and_then(|mut bytes| {
-        if kind != PTX {
+        if kind != CU_JIT_INPUT_PTX {
             // Only a text ends in a NUL.
             bytes.pop();
         }

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rekindle_cuda_abi::code;
+use rekindle_cuda_abi::jit::{JitOptions, Log};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
@@ -12,7 +13,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::config::{config, log};
 use crate::merge::merge;
-use crate::status::{Result, ensure};
+use crate::status::Result;
 
 /// A parsed image, shared by all modules and libraries that were loaded from the same text.
 #[derive(Debug)]
@@ -127,12 +128,6 @@ fn parse(text: &str) -> std::result::Result<Arc<Image>, Unloadable> {
     Ok(image)
 }
 
-/// `CU_JIT_*` options that ask for the compiler's words.
-const INFO_BUFFER: u32 = 3;
-const INFO_SIZE: u32 = 4;
-const ERROR_BUFFER: u32 = 5;
-const ERROR_SIZE: u32 = 6;
-
 /// Turns a load's failure into its code, and writes its words where the caller's options ask for them.
 ///
 /// # Safety
@@ -146,7 +141,7 @@ pub(crate) unsafe fn answer(
 ) -> Result<Arc<Image>> {
     let text = loaded.as_ref().err().map_or("", |error| error.text.as_str());
     // SAFETY: the caller's promise.
-    unsafe { write_logs(text, count, options, values) }?;
+    unsafe { write_logs(text, &JitOptions::read(count, options, values)?) };
     loaded.map_err(|error| error.code)
 }
 
@@ -154,38 +149,11 @@ pub(crate) unsafe fn answer(
 ///
 /// # Safety
 ///
-/// As for [`answer`].
-pub(crate) unsafe fn write_logs(
-    text: &str,
-    count: u32,
-    options: *const u32,
-    values: *mut *mut std::ffi::c_void,
-) -> Result<()> {
-    ensure(count == 0 || (!options.is_null() && !values.is_null()), CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the caller's promise: arrays of `count`; where that is 0, empty slices.
-    let (options, values) = unsafe {
-        match count {
-            0 => (&[][..], &mut [][..]),
-            _ => (
-                std::slice::from_raw_parts(options, count as usize),
-                std::slice::from_raw_parts_mut(values, count as usize),
-            ),
-        }
-    };
-    for (buffer, size, text) in [(ERROR_BUFFER, ERROR_SIZE, text), (INFO_BUFFER, INFO_SIZE, "")] {
-        let place = |option| options.iter().position(|o| *o == option);
-        let (Some(buffer), Some(size)) = (place(buffer), place(size)) else { continue };
-        let room = values[size] as usize & 0xffff_ffff;
-        let fits = text.len().min(room.saturating_sub(1));
-        if room > 0 && !values[buffer].is_null() {
-            // SAFETY: the buffer has as many bytes as the other option says.
-            unsafe {
-                let out = values[buffer].cast::<u8>();
-                out.copy_from_nonoverlapping(text.as_ptr(), fits);
-                out.add(fits).write(0);
-            }
-        }
-        values[size] = fits as *mut _;
+/// As for [`answer`]; what the options were read from is still there.
+pub(crate) unsafe fn write_logs(text: &str, options: &JitOptions) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        options.write_log(Log::Error, text.len(), |fits| text.as_bytes()[..fits].to_vec());
+        options.write_log(Log::Info, 0, |_| Vec::new());
     }
-    Ok(())
 }

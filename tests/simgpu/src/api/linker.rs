@@ -4,6 +4,10 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_cuda_abi::code;
+use rekindle_cuda_abi::jit::{
+    CU_JIT_INPUT_CUBIN, CU_JIT_INPUT_FATBINARY, CU_JIT_INPUT_LIBRARY, CU_JIT_INPUT_OBJECT, CU_JIT_INPUT_PTX,
+    INPUTS_END, JitOptions,
+};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED, CUresult,
@@ -22,20 +26,11 @@ pub(crate) struct Link(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     texts: Vec<String>,
-    /// The caller's options, which stay for as long as the linker does, and what their values were.
-    options: (u32, usize, usize),
-    values: Vec<usize>,
+    /// The caller's options, which stay for as long as the linker does.
+    options: JitOptions,
     errors: String,
     output: Vec<u8>,
 }
-
-/// `CU_JIT_INPUT_*`.
-const CUBIN: u32 = 0;
-const PTX: u32 = 1;
-const FATBIN: u32 = 2;
-const OBJECT: u32 = 3;
-const LIBRARY: u32 = 4;
-const NVVM: u32 = 5;
 
 fn link(handle: u64) -> Result<Arc<Link>> {
     match handles::get(handle)? {
@@ -51,12 +46,7 @@ impl State {
             self.errors.push_str(&error.text);
             self.errors.push('\n');
         }
-        let (count, options, values) = self.options;
-        // Sizes of logs have become how much was written.
-        for (i, value) in self.values.iter().enumerate() {
-            unsafe { (values as *mut usize).add(i).write(*value) };
-        }
-        unsafe { write_logs(&self.errors, count, options as *const u32, values as *mut *mut c_void) }?;
+        unsafe { write_logs(&self.errors, &self.options) };
         result.map_err(|error| error.code)
     }
 }
@@ -71,15 +61,15 @@ fn inside(bytes: &[u8]) -> std::result::Result<Vec<String>, Unloadable> {
 
 fn texts_of(kind: u32, bytes: &[u8]) -> std::result::Result<Vec<String>, Unloadable> {
     match kind {
-        PTX => {
+        CU_JIT_INPUT_PTX => {
             let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
             let invalid = |error: String| Unloadable::new(CUDA_ERROR_INVALID_PTX, error);
             let text = std::str::from_utf8(&bytes[..end]).map_err(|e| invalid(e.to_string()))?;
             rekindle_ptx::Module::parse(text).map_err(|e| invalid(e.to_string()))?;
             Ok(vec![text.to_owned()])
         }
-        CUBIN | FATBIN => image::ptx_of(bytes).map(|text| vec![text]),
-        OBJECT | LIBRARY => inside(bytes),
+        CU_JIT_INPUT_CUBIN | CU_JIT_INPUT_FATBINARY => image::ptx_of(bytes).map(|text| vec![text]),
+        CU_JIT_INPUT_OBJECT | CU_JIT_INPUT_LIBRARY => inside(bytes),
         _ => Err(Unloadable::new(CUDA_ERROR_NOT_SUPPORTED, "only PTX can be linked")),
     }
 }
@@ -87,12 +77,10 @@ fn texts_of(kind: u32, bytes: &[u8]) -> std::result::Result<Vec<String>, Unloada
 pub unsafe fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut c_void) -> CUresult {
     status(|| {
         current::healthy()?;
-        ensure(count == 0 || (!options.is_null() && !values.is_null()), CUDA_ERROR_INVALID_VALUE)?;
+        let options = unsafe { JitOptions::read(count, options, values) }?;
         let handle = handles::next();
         unsafe { put(state.cast::<u64>(), handle) }?;
-        let before = (0..count as usize).map(|i| unsafe { values.add(i).read() as usize }).collect();
-        let options = (count, options as usize, values as usize);
-        let new = State { options, values: before, ..State::default() };
+        let new = State { options, ..State::default() };
         handles::insert(handle, Object::Link(Arc::new(Link(Mutex::new(new)))));
         Ok(())
     })
@@ -110,7 +98,7 @@ pub unsafe fn cuLinkAddData_v2(
 ) -> CUresult {
     status(|| {
         let link = link(state)?;
-        ensure(!data.is_null() && size > 0 && kind <= NVVM, CUDA_ERROR_INVALID_VALUE)?;
+        ensure(!data.is_null() && size > 0 && kind < INPUTS_END, CUDA_ERROR_INVALID_VALUE)?;
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
         let mut state = link.0.lock().unwrap_or_else(PoisonError::into_inner);
         let added = texts_of(kind, bytes).map(|texts| state.texts.extend(texts));
