@@ -13,7 +13,7 @@
 //! - [`codec`], [`command`]: how a call and its parameters look in the ring
 //! - [`graph`]: what executable graphs do
 //! - [`calls`]: how often a client asks for each driver call
-//! - [`window`]: the addresses that device and pinned memory take on both sides
+//! - [`window`]: the addresses that device and pinned memory take on both sides, and [`free_ranges`], which of them are free
 //! - [`attach`]: how a process gets a worker, and what passes on their connection afterwards
 //! - [`control`]: messages on the daemon's socket, and [`frame`], how they are framed
 //! - [`gpus`]: how GPUs are named
@@ -33,6 +33,7 @@ pub mod command;
 pub mod control;
 pub mod descriptor;
 pub mod frame;
+pub mod free_ranges;
 pub mod futex;
 pub mod gpus;
 pub mod graph;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, RwLock};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::window;
 
 /// What stands at an address.
@@ -99,13 +100,8 @@ pub(crate) struct Memory {
     /// Whether there is any allocation on which synchronous calls always wait.
     any_synchronous: AtomicBool,
     reserved: Mutex<[u64; window::MAX_DEVICES]>,
-    pinned: Mutex<Holes>,
-}
-
-/// The pinned window's free places: a bump pointer and what was freed below it.
-struct Holes {
-    next: u64,
-    free: BTreeMap<u64, u64>,
+    /// What is free of the pinned window.
+    pinned: Mutex<FreeRanges>,
 }
 
 impl Memory {
@@ -115,7 +111,7 @@ impl Memory {
             next_id: AtomicU64::new(1),
             any_synchronous: AtomicBool::new(false),
             reserved: Mutex::new([0; window::MAX_DEVICES]),
-            pinned: Mutex::new(Holes { next: window::PINNED_BASE, free: BTreeMap::new() }),
+            pinned: Mutex::new(FreeRanges::all(window::pinned())),
         }
     }
 
@@ -256,37 +252,14 @@ impl Memory {
 
     /// A free place for pinned memory; the size is a multiple of the page size.
     pub(crate) fn pinned_place(&self, size: u64) -> Option<u64> {
-        let mut holes = self.pinned.lock().ok()?;
-        let fit = holes.free.iter().find(|(_, length)| **length >= size).map(|(a, l)| (*a, *l));
-        if let Some((address, length)) = fit {
-            holes.free.remove(&address);
-            if length > size {
-                holes.free.insert(address + size, length - size);
-            }
-            return Some(address);
-        }
-        let address = holes.next;
-        if address + size > window::pinned().end {
-            return None;
-        }
-        holes.next += size;
-        Some(address)
+        self.pinned.lock().ok()?.take(size)
     }
 
     /// Gives a place back.
     pub(crate) fn pinned_free(&self, address: u64, size: u64) {
-        let Ok(mut holes) = self.pinned.lock() else { return };
-        let (mut start, mut end) = (address, address + size);
-        if let Some((&before, &length)) = holes.free.range(..start).next_back()
-            && before + length == start
-        {
-            start = before;
+        if let Ok(mut free) = self.pinned.lock() {
+            free.give(address, size);
         }
-        if let Some(&length) = holes.free.get(&end) {
-            holes.free.remove(&end);
-            end += length;
-        }
-        holes.free.insert(start, end - start);
     }
 }
 
