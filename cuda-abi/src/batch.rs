@@ -39,6 +39,34 @@ pub fn attributes_of(
     })
 }
 
+/// An array of a batch's, which must not be empty.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for one that is null or empty.
+///
+/// # Safety
+/// `array` is null or has `count` elements, which stay as long as the answer is used.
+pub unsafe fn array<'a, T>(array: *const T, count: usize) -> Result<&'a [T], CUresult> {
+    if array.is_null() || count == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(array, count) })
+}
+
+/// Makes the copies of a batch one after the other, up to the first that fails: `one` makes one of them by its place, and
+/// says whether the call has to wait for it. Answers whether it has to wait for any.
+///
+/// # Errors
+/// That of the first that fails. `failed` is told its place.
+pub fn each(
+    count: usize,
+    mut one: impl FnMut(usize) -> Result<bool, CUresult>,
+    failed: impl Fn(usize),
+) -> Result<bool, CUresult> {
+    (0..count).try_fold(false, |wait, place| Ok(one(place).inspect_err(|_| failed(place))? || wait))
+}
+
 const POINTER: u32 = 1;
 const ARRAY: u32 = 2;
 
@@ -99,5 +127,31 @@ mod tests {
         let bad = |attributes: &[CUmemcpyAttributes], indices: &[usize]| attributes_of(2, attributes, indices).is_err();
         assert!(bad(&[], &[]) && bad(&[order(1)], &[1]) && bad(&[order(0)], &[0]) && bad(&[order(4)], &[0]));
         assert!(bad(&[order(1), order(1)], &[0, 0]) && bad(&[order(1), order(1)], &[0, 2]));
+    }
+
+    #[test]
+    fn a_batch_ends_with_the_first_copy_that_fails_and_says_which() {
+        let (made, failed) = (std::cell::RefCell::new(Vec::new()), std::cell::Cell::new(None));
+        let run = |bad: usize, waits: usize| {
+            let one = |place| {
+                made.borrow_mut().push(place);
+                if place == bad { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(place == waits) }
+            };
+            let result = each(4, one, |place| failed.set(Some(place)));
+            (result, made.take(), failed.take())
+        };
+        assert_eq!(run(9, 1), (Ok(true), vec![0, 1, 2, 3], None));
+        assert_eq!(run(9, 9), (Ok(false), vec![0, 1, 2, 3], None));
+        assert_eq!(run(2, 1), (Err(CUDA_ERROR_INVALID_VALUE), vec![0, 1, 2], Some(2)));
+    }
+
+    #[test]
+    fn an_empty_array_is_no_argument_of_a_batch() {
+        // SAFETY: null, and as many as there are.
+        unsafe {
+            assert_eq!(array([1_u8, 2].as_ptr(), 2), Ok(&[1, 2][..]));
+            assert_eq!(array([1_u8, 2].as_ptr(), 0), Err(CUDA_ERROR_INVALID_VALUE));
+            assert_eq!(array(std::ptr::null::<u8>(), 2), Err(CUDA_ERROR_INVALID_VALUE));
+        }
     }
 }

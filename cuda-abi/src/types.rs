@@ -125,10 +125,54 @@ pub struct CUmemAccessDesc {
     pub flags: u32,
 }
 
+/// `CUdevprop`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CUdevprop {
+    pub max_threads_per_block: i32,
+    pub max_threads_dim: [i32; 3],
+    pub max_grid_size: [i32; 3],
+    pub shared_mem_per_block: i32,
+    pub total_constant_memory: i32,
+    pub simd_width: i32,
+    pub mem_pitch: i32,
+    pub regs_per_block: i32,
+    pub clock_rate: i32,
+    pub texture_align: i32,
+}
+
+impl CUdevprop {
+    /// The properties by the attributes (`CU_DEVICE_ATTRIBUTE_*`) that they have the values of.
+    ///
+    /// # Errors
+    /// What `attribute` says.
+    pub fn new<E>(attribute: impl Fn(u32) -> Result<i32, E>) -> Result<Self, E> {
+        Ok(Self {
+            max_threads_per_block: attribute(1)?,
+            max_threads_dim: [attribute(2)?, attribute(3)?, attribute(4)?],
+            max_grid_size: [attribute(5)?, attribute(6)?, attribute(7)?],
+            shared_mem_per_block: attribute(8)?,
+            total_constant_memory: attribute(9)?,
+            simd_width: attribute(10)?,
+            mem_pitch: attribute(11)?,
+            regs_per_block: attribute(12)?,
+            clock_rate: attribute(13)?,
+            texture_align: attribute(14)?,
+        })
+    }
+}
+
+/// What physical memory comes in units of, on all devices since Pascal (`cuMemGetAllocationGranularity`).
+pub const MEMORY_GRANULARITY: u64 = 2 << 20;
+
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`, the last that there is; those behind the device are memory of the host.
+pub const CU_MEM_LOCATION_TYPE_LAST: u32 = 4;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ`.
+pub const CU_MEM_ACCESS_READ: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub const CU_MEM_ACCESS_READWRITE: u32 = 3;
 

@@ -1,20 +1,10 @@
 //! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
 
-use rekindle_cuda_abi::batch::{SOURCE_DURING_CALL, attributes_of};
+use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::*;
 
 use super::{boxes, check, code, put_if, stream, transfer};
 use crate::{client, named_stream};
-
-/// # Safety
-/// `array` has `count` elements, or `count` is 0.
-unsafe fn slice<'a, T>(array: *const T, count: usize) -> Result<&'a [T], CUresult> {
-    if array.is_null() || count == 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(array, count) })
-}
 
 /// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
 ///
@@ -24,7 +14,7 @@ unsafe fn each(
     count: usize,
     on: CUstream,
     fail_index: *mut usize,
-    mut one: impl FnMut(usize) -> Result<bool, CUresult>,
+    one: impl FnMut(usize) -> Result<bool, CUresult>,
 ) -> Result<(), CUresult> {
     client::get()?.contexts.current()?;
     if rekindle_graphs::hook::captures(on) {
@@ -35,11 +25,8 @@ unsafe fn each(
     if count == 0 || named_stream(on) == CU_STREAM_LEGACY {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let mut wait = false;
-    for i in 0..count {
-        // SAFETY: the caller's promise.
-        wait |= one(i).inspect_err(|_| unsafe { put_if(fail_index, i) })?;
-    }
+    // SAFETY: the caller's promise.
+    let wait = batch::each(count, one, |place| unsafe { put_if(fail_index, place) })?;
     // SAFETY: no pointers.
     if wait { check(unsafe { stream::cuStreamSynchronize(on) }) } else { Ok(()) }
 }
@@ -57,9 +44,9 @@ pub(crate) unsafe fn cuMemcpyBatchAsync(
 ) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
     let arguments = unsafe {
-        slice(targets, count).and_then(|targets| {
-            let (sources, sizes) = (slice(sources, count)?, slice(sizes, count)?);
-            let of = attributes_of(count, slice(attributes, attribute_count)?, slice(indices, attribute_count)?)?;
+        array(targets, count).and_then(|targets| {
+            let (sources, sizes) = (array(sources, count)?, array(sizes, count)?);
+            let of = attributes_of(count, array(attributes, attribute_count)?, array(indices, attribute_count)?)?;
             Ok((targets, sources, sizes, of))
         })
     };
@@ -97,12 +84,12 @@ pub(crate) unsafe fn cuMemcpy3DBatchAsync(
     on: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    let operations = unsafe { slice(operations, count) };
+    let operations = unsafe { array(operations, count) };
     code(operations.and_then(|operations| {
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let element = |array| client::get()?.arrays.get(array)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+        let element = |it| client::get()?.arrays.get(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
             each(count, on, fail_index, |i| {

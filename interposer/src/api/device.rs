@@ -121,38 +121,11 @@ pub(crate) unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32,
     }))
 }
 
-/// `CUdevprop`.
-#[repr(C)]
-struct Properties {
-    max_threads_per_block: i32,
-    max_threads_dim: [i32; 3],
-    max_grid_size: [i32; 3],
-    shared_mem_per_block: i32,
-    total_constant_memory: i32,
-    simd_width: i32,
-    mem_pitch: i32,
-    regs_per_block: i32,
-    clock_rate: i32,
-    texture_align: i32,
-}
-
 pub(crate) unsafe fn cuDeviceGetProperties(prop: *mut c_void, dev: CUdevice) -> CUresult {
     code(device(dev).and_then(|d| {
-        let a = |n| attribute(d, n);
-        let properties = Properties {
-            max_threads_per_block: a(1)?,
-            max_threads_dim: [a(2)?, a(3)?, a(4)?],
-            max_grid_size: [a(5)?, a(6)?, a(7)?],
-            shared_mem_per_block: a(8)?,
-            total_constant_memory: a(9)?,
-            simd_width: a(10)?,
-            mem_pitch: a(11)?,
-            regs_per_block: a(12)?,
-            clock_rate: a(13)?,
-            texture_align: a(14)?,
-        };
+        let properties = CUdevprop::new(|number| attribute(d, number))?;
         // SAFETY: the caller's promise by cuda.h.
-        unsafe { put(prop.cast::<Properties>(), properties) }
+        unsafe { put(prop.cast::<CUdevprop>(), properties) }
     }))
 }
 

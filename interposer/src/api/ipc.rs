@@ -20,7 +20,6 @@ use crate::client::{self, Call, Client};
 use crate::log;
 use crate::state::ipc::Open;
 use crate::state::memory::Allocation;
-use crate::state::vmm::GRANULE;
 
 /// All that `CU_MEM_HANDLE_TYPE_*` names: a file, two of Windows, a fabric's.
 const KNOWN_HANDLE_TYPES: [u32; 4] = [CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 2, 4, 8];
@@ -303,7 +302,7 @@ pub(super) fn about(number: u16, words: &[u64]) -> Result<(), CUresult> {
 /// Maps pieces side by side, for the device of the current context and their own.
 fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Result<Open, CUresult> {
     let bytes: u64 = came.pieces.iter().map(|(_, size)| size).sum();
-    let reserved = client.vmm.take(bytes, GRANULE, 0).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let reserved = client.vmm.take(bytes, MEMORY_GRANULARITY, 0).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let pieces = came.pieces.iter().map(|(handle, _)| *handle).collect();
     let open = Open { base: reserved + came.offset, context, times: 1, reserved, bytes, pieces };
     // What is not to be had there stays taken, so that the next one is tried elsewhere.

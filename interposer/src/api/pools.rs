@@ -16,34 +16,6 @@ use crate::client::{self, Call};
 use crate::state::memory::Allocation;
 use crate::{log, rest};
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: u32 = 1;
-/// `CU_MEM_LOCATION_TYPE_*`: a device, and the last of those that are host memory.
-const DEVICE: u32 = 1;
-const LAST_LOCATION: u32 = 4;
-
-/// `CUmemPoolProps`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Properties {
-    kind: u32,
-    handle_types: u32,
-    location_type: u32,
-    location_id: CUdevice,
-    security_attributes: u64,
-    maximum: usize,
-    usage: u16,
-    reserved: [u8; 54],
-}
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: u32,
-    id: CUdevice,
-}
-
 /// What a caller has put behind a pointer.
 ///
 /// # Safety
@@ -68,10 +40,10 @@ fn wrong_value(error: CUresult) -> CUresult {
 }
 
 /// The device of a location, which must be one.
-fn device_of(location: Location, what: &'static str) -> Result<CUdevice, CUresult> {
+fn device_of(location: CUmemLocation, what: &'static str) -> Result<CUdevice, CUresult> {
     match location.kind {
-        DEVICE => Ok(location.id),
-        kind if kind <= LAST_LOCATION && kind != 0 => refused(what),
+        CU_MEM_LOCATION_TYPE_DEVICE => Ok(location.id),
+        kind if kind <= CU_MEM_LOCATION_TYPE_LAST && kind != 0 => refused(what),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
@@ -108,9 +80,9 @@ pub(crate) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
 /// `location` is null or a `CUmemLocation`.
 unsafe fn located(location: *mut c_void, kind: u64, what: &'static str) -> Result<CUdevice, CUresult> {
     // SAFETY: the caller's promise.
-    let location = unsafe { read::<Location, _>(location) }?;
+    let location = unsafe { read::<CUmemLocation, _>(location) }?;
     // An enumeration: the upper half of its register means nothing.
-    if kind as u32 != PINNED {
+    if kind as u32 != CU_MEM_ALLOCATION_TYPE_PINNED {
         return if kind as u32 == 2 { refused(what) } else { Err(CUDA_ERROR_INVALID_VALUE) };
     }
     device_of(location, what)
@@ -142,11 +114,15 @@ pub(crate) unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64
 
 pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read::<Properties, _>(properties) }.and_then(|wanted| {
-        if out.is_null() || wanted.kind != PINNED || wanted.reserved != [0; 54] || wanted.security_attributes != 0 {
+    code(unsafe { read::<CUmemPoolProps, _>(properties) }.and_then(|wanted| {
+        if out.is_null()
+            || wanted.kind != CU_MEM_ALLOCATION_TYPE_PINNED
+            || wanted.reserved != [0; 54]
+            || wanted.security_attributes != 0
+        {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let location = Location { kind: wanted.location_type, id: wanted.location_id };
+        let location = CUmemLocation { kind: wanted.location_type, id: wanted.location_id };
         let device = device_of(location, "cuMemPoolCreate of host memory")?;
         if wanted.handle_types != 0 {
             return refused("cuMemPoolCreate for other processes");
@@ -213,7 +189,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
         for i in 0..count {
             // SAFETY: cuda.h has the list hold `count` elements.
             let wanted = unsafe { list.add(i).read_unaligned() };
-            let location = Location { kind: wanted.location_type, id: wanted.location_id };
+            let location = CUmemLocation { kind: wanted.location_type, id: wanted.location_id };
             let device = device_of(location, "cuMemPoolSetAccess of the host")?;
             let mut call = Call::new(POOL_SET_ACCESS)?;
             call.word(pool);
@@ -227,7 +203,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
 
 pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read::<Location, _>(location) }.and_then(|location| {
+    code(unsafe { read::<CUmemLocation, _>(location) }.and_then(|location| {
         let mut call = Call::new(POOL_GET_ACCESS)?;
         call.word(pool);
         let device = device_of(location, "cuMemPoolGetAccess of the host")?;

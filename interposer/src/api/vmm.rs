@@ -13,20 +13,16 @@ use super::{check, code, put};
 use crate::client::{self, Call, Client};
 use crate::log;
 use crate::state::memory::Allocation;
-use crate::state::vmm::{GRANULE, Tell};
+use crate::state::vmm::Tell;
 
-/// The last of `CU_MEM_LOCATION_TYPE_*`; those after the device are host memory.
-const LAST_LOCATION: u32 = 4;
 /// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
 const MANAGED: u32 = 2;
-/// `CU_MEM_ACCESS_FLAGS_PROT_READ`.
-const READ: u32 = 1;
 
 /// The worker's number of a location's device. Host memory is refused.
 fn device_of(client: &Client, kind: u32, id: CUdevice, what: &'static str) -> Result<usize, CUresult> {
     match kind {
         CU_MEM_LOCATION_TYPE_DEVICE => client.device(id),
-        kind if kind != 0 && kind <= LAST_LOCATION => {
+        kind if kind != 0 && kind <= CU_MEM_LOCATION_TYPE_LAST => {
             log::refused(what);
             Err(CUDA_ERROR_NOT_SUPPORTED)
         }
@@ -100,7 +96,7 @@ pub(crate) unsafe fn cuMemAddressReserve(
 ) -> CUresult {
     code(client::get().and_then(|client| {
         let size = size as u64;
-        let right = flags == 0 && !ptr.is_null() && size > 0 && size.is_multiple_of(GRANULE);
+        let right = flags == 0 && !ptr.is_null() && size > 0 && size.is_multiple_of(MEMORY_GRANULARITY);
         if !right || (alignment != 0 && !alignment.is_power_of_two()) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -241,7 +237,7 @@ pub(crate) unsafe fn cuMemSetAccess(
             let device = device_of(client, kind, id, "cuMemSetAccess for the host");
             let device =
                 device.map_err(|e| if e == CUDA_ERROR_INVALID_DEVICE { CUDA_ERROR_INVALID_VALUE } else { e })?;
-            if !matches!(access.flags, 0 | READ | CU_MEM_ACCESS_READWRITE) {
+            if !matches!(access.flags, 0 | CU_MEM_ACCESS_READ | CU_MEM_ACCESS_READWRITE) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             wanted.push((device, access.flags));

@@ -7,9 +7,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::window;
 
-/// The driver's granularity on all devices since Pascal.
-pub(crate) const GRANULE: u64 = 2 << 20;
-
 /// Physical memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
@@ -57,7 +54,7 @@ impl Vmm {
     /// Takes a place for a reservation: the one that is hinted at, if it is free, or another. Nothing else in the process
     /// gets these addresses until [`Vmm::give`].
     pub(crate) fn take(&self, size: u64, alignment: u64, hint: u64) -> Option<u64> {
-        let alignment = alignment.max(GRANULE);
+        let alignment = alignment.max(MEMORY_GRANULARITY);
         let mut inner = self.inner();
         let hinted = (hint != 0 && hint.is_multiple_of(alignment) && inner.is_free(hint, size)).then_some(hint);
         let mut place = hinted.or_else(|| inner.gap(window::RESERVED_BASE, size, alignment));
@@ -209,6 +206,8 @@ fn keep_free(address: u64, size: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GRANULE: u64 = MEMORY_GRANULARITY;
 
     const BASE: u64 = window::RESERVED_BASE;
 

@@ -1,6 +1,6 @@
 //! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
 
-use rekindle_cuda_abi::batch::{SOURCE_DURING_CALL, attributes_of};
+use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::{
     CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUdeviceptr,
     CUmemcpyAttributes, CUresult, CUstream, CudaMemcpy3dBatchOp,
@@ -9,13 +9,6 @@ use rekindle_cuda_abi::types::{
 use super::{boxes, cuMemcpyAsync};
 use crate::status::{Result, ensure, put_if, status};
 use crate::{current, handles};
-
-unsafe fn slice<'a, T>(array: *const T, count: usize) -> Result<&'a [T]> {
-    if array.is_null() || count == 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    Ok(unsafe { std::slice::from_raw_parts(array, count) })
-}
 
 fn done(result: CUresult) -> Result<()> {
     ensure(result == CUDA_SUCCESS, result)
@@ -26,7 +19,7 @@ unsafe fn each(
     count: usize,
     on: CUstream,
     fail_index: *mut usize,
-    mut one: impl FnMut(usize) -> Result<bool>,
+    one: impl FnMut(usize) -> Result<bool>,
 ) -> Result<()> {
     if rekindle_graphs::hook::captures(on) {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -34,10 +27,7 @@ unsafe fn each(
     let stream = current::stream(on)?;
     unsafe { put_if(fail_index, usize::MAX) };
     ensure(count > 0 && stream.handle != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE)?;
-    let mut wait = false;
-    for i in 0..count {
-        wait |= one(i).inspect_err(|_| unsafe { put_if(fail_index, i) })?;
-    }
+    let wait = batch::each(count, one, |place| unsafe { put_if(fail_index, place) })?;
     if wait { stream.synchronize() } else { Ok(()) }
 }
 
@@ -53,9 +43,9 @@ pub unsafe fn cuMemcpyBatchAsync(
     on: CUstream,
 ) -> CUresult {
     let arguments = unsafe {
-        slice(targets, count).and_then(|targets| {
-            let (sources, sizes) = (slice(sources, count)?, slice(sizes, count)?);
-            let of = attributes_of(count, slice(attributes, attribute_count)?, slice(indices, attribute_count)?)?;
+        array(targets, count).and_then(|targets| {
+            let (sources, sizes) = (array(sources, count)?, array(sizes, count)?);
+            let of = attributes_of(count, array(attributes, attribute_count)?, array(indices, attribute_count)?)?;
             Ok((targets, sources, sizes, of))
         })
     };
@@ -90,13 +80,13 @@ pub unsafe fn cuMemcpy3DBatchAsync(
     flags: u64,
     on: CUstream,
 ) -> CUresult {
-    let operations = unsafe { slice(operations, count) };
+    let operations = unsafe { array(operations, count) };
     status(|| {
         operations.and_then(|operations| {
             if flags != 0 {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
-            let element = |array| handles::array(array)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+            let element = |it| handles::array(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
             unsafe {
                 each(count, on, fail_index, |i| {
                     done(boxes::copy_box(&operations[i].copy(element)?, on, false))?;

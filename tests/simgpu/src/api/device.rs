@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUcontext, CUdevice,
-    CUresult,
+    CUdevprop, CUresult,
 };
 
 use crate::attributes;
@@ -72,37 +72,11 @@ pub unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: C
     })
 }
 
-/// `CUdevprop`.
-#[repr(C)]
-struct Properties {
-    max_threads: i32,
-    max_block: [i32; 3],
-    max_grid: [i32; 3],
-    shared: i32,
-    constant: i32,
-    warp: i32,
-    pitch: i32,
-    registers: i32,
-    clock: i32,
-    texture_align: i32,
-}
-
 pub unsafe fn cuDeviceGetProperties(properties: *mut c_void, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
-        let of = |attribute| attributes::value(attribute, dev).unwrap_or(0);
-        let answer = Properties {
-            max_threads: of(1),
-            max_block: [of(2), of(3), of(4)],
-            max_grid: [of(5), of(6), of(7)],
-            shared: of(8),
-            constant: of(9),
-            warp: of(10),
-            pitch: of(11),
-            registers: of(12),
-            clock: of(13),
-            texture_align: of(14),
-        };
+        let of = |number| Ok::<_, CUresult>(attributes::value(number, dev).unwrap_or(0));
+        let answer = CUdevprop::new(of)?;
         unsafe { put(properties.cast(), answer) }
     })
 }

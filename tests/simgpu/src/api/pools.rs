@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::types::{
     CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc, CUresult,
-    CUstream,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc,
+    CUmemPoolProps, CUresult, CUstream,
 };
 
 use rekindle_graphs::hook;
@@ -56,20 +56,10 @@ pub unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
     status(|| named(dev)?.pools.set_current(pool))
 }
 
-/// `CUmemPoolProps`, as far as it is looked at.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Properties {
-    kind: u32,
-    handle_types: u32,
-    location_type: u32,
-    location_id: i32,
-}
-
 pub unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CUresult {
     status(|| {
         ensure(!out.is_null() && !properties.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let properties = unsafe { properties.cast::<Properties>().read_unaligned() };
+        let properties = unsafe { properties.cast::<CUmemPoolProps>().read_unaligned() };
         ensure(properties.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
         let on_device = properties.location_type == CU_MEM_LOCATION_TYPE_DEVICE;
         ensure(on_device && properties.handle_types == 0, CUDA_ERROR_NOT_SUPPORTED)?;

@@ -4,25 +4,22 @@ use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
 use rekindle_cuda_abi::types::{
-    CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
+    CU_MEM_ACCESS_READ, CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUresult,
+    MEMORY_GRANULARITY,
 };
 
 use crate::config::config;
 use crate::device::{Device, device};
-use crate::memory::heap::BLOCK;
 use crate::memory::{space, vmm};
 use crate::status::{Result, ensure, put, status};
-
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const DESCRIPTOR: u32 = 1;
-const READ: u32 = 1;
 
 /// The device that a property names: memory of the host is not supported.
 fn device_of(property: &CUmemAllocationProp) -> Result<&'static Device> {
     ensure(property.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
     ensure(property.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
-    ensure(property.handle_types & !DESCRIPTOR == 0, CUDA_ERROR_NOT_SUPPORTED)?;
+    ensure(property.handle_types & !CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR == 0, CUDA_ERROR_NOT_SUPPORTED)?;
     device(property.location_id)
 }
 
@@ -38,7 +35,7 @@ pub unsafe fn cuMemGetAllocationGranularity(
 ) -> CUresult {
     status(|| {
         unsafe { read(property) }?;
-        unsafe { put(granularity, BLOCK as usize) }
+        unsafe { put(granularity, MEMORY_GRANULARITY as usize) }
     })
 }
 
@@ -112,7 +109,7 @@ pub unsafe fn cuMemSetAccess(
             ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
             let (read, write) = match access.flags {
                 0 => (false, false),
-                READ => (true, false),
+                CU_MEM_ACCESS_READ => (true, false),
                 CU_MEM_ACCESS_READWRITE => (true, true),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             };
@@ -133,7 +130,7 @@ pub unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, pointer: 
         let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let access = match (region.readers & bit != 0, region.writers & bit != 0) {
             (true, true) => CU_MEM_ACCESS_READWRITE,
-            (true, false) => READ,
+            (true, false) => CU_MEM_ACCESS_READ,
             _ => 0,
         };
         unsafe { put(flags, access.into()) }
@@ -143,7 +140,7 @@ pub unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, pointer: 
 pub unsafe fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: u32, flags: u64) -> CUresult {
     status(|| {
         ensure(flags == 0 && !out.is_null() && kind != 0, CUDA_ERROR_INVALID_VALUE)?;
-        ensure(kind == DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
+        ensure(kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
         let descriptor = vmm::export(handle)?;
         unsafe { put(out.cast::<i32>(), descriptor.into_raw_fd()) }
     })
@@ -152,7 +149,7 @@ pub unsafe fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: 
 pub unsafe fn cuMemImportFromShareableHandle(handle: *mut c_void, descriptor: *mut c_void, kind: u32) -> CUresult {
     status(|| {
         ensure(!handle.is_null() && kind != 0, CUDA_ERROR_INVALID_VALUE)?;
-        ensure(kind == DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
+        ensure(kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
         unsafe { put(handle.cast(), vmm::import(descriptor as usize as i32)?) }
     })
 }

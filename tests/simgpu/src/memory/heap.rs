@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, MEMORY_GRANULARITY};
 
 use super::pages;
 use super::space::{self, Kind, Region};
@@ -15,8 +15,8 @@ use crate::device::Device;
 use crate::fault;
 use crate::status::{Result, ensure};
 
-/// The unit in which a device gives out memory.
-pub(crate) const BLOCK: u64 = 2 << 20;
+/// What small allocations share.
+const BLOCK: u64 = MEMORY_GRANULARITY;
 
 /// What allocations are aligned to.
 const ALIGN: u64 = 512;

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUmemAllocationProp,
+    MEMORY_GRANULARITY,
 };
 
-use super::heap::BLOCK;
 use super::pages;
 use super::space::{self, Kind, Region};
 use crate::device::Device;
@@ -60,7 +60,7 @@ const WINDOW: u64 = 0x1800_0000_0000;
 const WINDOW_END: u64 = 0x1f00_0000_0000;
 
 fn is_blocks(value: u64) -> bool {
-    value != 0 && value.is_multiple_of(BLOCK)
+    value != 0 && value.is_multiple_of(MEMORY_GRANULARITY)
 }
 
 /// The least reservation that is put where it is asked for (driver 580: between 8 and 64 MiB).
@@ -69,7 +69,7 @@ const LEAST_PLACED: u64 = 32 << 20;
 /// Reserves addresses: those hinted at where they are free, others where not.
 pub(crate) fn reserve(len: u64, align: u64, hint: u64) -> Result<u64> {
     ensure(is_blocks(len) && (align == 0 || align.is_power_of_two()), CUDA_ERROR_INVALID_VALUE)?;
-    let align = align.max(BLOCK);
+    let align = align.max(MEMORY_GRANULARITY);
     with(|vmm| {
         let mut next = WINDOW;
         let hinted = hint != 0 && hint.is_multiple_of(align) && len >= LEAST_PLACED;
@@ -153,7 +153,7 @@ pub(crate) fn piece(handle: u64) -> Result<Arc<Piece>> {
 /// Maps a whole piece into reserved addresses. No device has access yet.
 pub(crate) fn map(base: u64, len: u64, offset: u64, handle: u64) -> Result<()> {
     ensure(offset == 0, CUDA_ERROR_NOT_SUPPORTED)?;
-    ensure(len > 0 && base.is_multiple_of(BLOCK), CUDA_ERROR_INVALID_VALUE)?;
+    ensure(len > 0 && base.is_multiple_of(MEMORY_GRANULARITY), CUDA_ERROR_INVALID_VALUE)?;
     let piece = piece(handle)?;
     ensure(is_blocks(len) && len <= piece.len, CUDA_ERROR_NOT_SUPPORTED)?;
     with(|vmm| {
@@ -291,23 +291,23 @@ mod tests {
     fn addresses_are_free_again_when_the_mapping_is_gone_and_not_before() {
         let device = &crate::device::create()[0];
         reserve(LEAST_PLACED, 0, AT).unwrap();
-        let [old, new] = [(); 2].map(|()| create(device, BLOCK, CUmemAllocationProp::default()).unwrap());
-        map(AT, BLOCK, 0, old).unwrap();
+        let [old, new] = [(); 2].map(|()| create(device, MEMORY_GRANULARITY, CUmemAllocationProp::default()).unwrap());
+        map(AT, MEMORY_GRANULARITY, 0, old).unwrap();
         // A kernel that goes on: nothing is unmapped until it looks again.
         let kernel = View::open(0);
-        let unmapping = std::thread::spawn(|| unmap(AT, BLOCK));
+        let unmapping = std::thread::spawn(|| unmap(AT, MEMORY_GRANULARITY));
         let began = Instant::now();
         while space::find(AT).is_some() {
             assert!(began.elapsed() < Duration::from_secs(60));
             std::thread::yield_now();
         }
-        assert_eq!(map(AT, BLOCK, 0, new), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(map(AT, MEMORY_GRANULARITY, 0, new), Err(CUDA_ERROR_INVALID_VALUE));
         assert!(!unmapping.is_finished());
         drop(kernel);
         unmapping.join().unwrap().unwrap();
-        map(AT, BLOCK, 0, new).unwrap();
+        map(AT, MEMORY_GRANULARITY, 0, new).unwrap();
         // SAFETY: mapped just now, and used by nobody else.
         unsafe { (AT as *mut u64).write_volatile(1) };
-        unmap(AT, BLOCK).unwrap();
+        unmap(AT, MEMORY_GRANULARITY).unwrap();
     }
 }
