@@ -1,12 +1,11 @@
 //! A program of `tests/apps` that runs.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail, ensure};
 
@@ -251,17 +250,19 @@ pub(crate) fn says_progress(name: &str) -> bool {
     !WITHOUT_PROGRESS.contains(&name)
 }
 
-/// How far programs have come when they ended, by name and arguments, of those that have run undisturbed.
-static ENDS: Mutex<BTreeMap<(String, Vec<String>), u64>> = Mutex::new(BTreeMap::new());
+thread_local! {
+    /// How far programs have come when they ended, by name and arguments, of those that this test has run undisturbed: what
+    /// another test runs beside it must change nothing.
+    static ENDS: RefCell<BTreeMap<(String, Vec<String>), u64>> = const { RefCell::new(BTreeMap::new()) };
+}
 
 fn key(name: &str, arguments: &[&str]) -> (String, Vec<String>) {
     (name.to_owned(), arguments.iter().map(|it| (*it).to_owned()).collect())
 }
 
-/// Where a program is well past its middle, if it has run undisturbed with these arguments.
+/// Where a program is well past its middle, if this test has run it undisturbed with these arguments.
 pub(crate) fn late_in(name: &str, arguments: &[&str]) -> Option<u64> {
-    let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
-    ends.get(&key(name, arguments)).map(|end| end * 3 / 4)
+    ENDS.with_borrow(|ends| ends.get(&key(name, arguments)).map(|end| end * 3 / 4))
 }
 
 /// What a program prints when it runs directly on the software GPU, with nothing between.
@@ -280,7 +281,7 @@ pub fn undisturbed(name: &str, arguments: &[&str]) -> Result<String> {
     let printed = String::from_utf8(output.stdout)?;
     ensure!(!printed.is_empty(), "{name} prints nothing: there would be nothing to compare");
     if says && let Ok(end) = fs::read_to_string(progress.path())?.trim().parse() {
-        ENDS.lock().unwrap_or_else(PoisonError::into_inner).insert(key(name, arguments), end);
+        ENDS.with_borrow_mut(|ends| ends.insert(key(name, arguments), end));
     }
     Ok(printed)
 }

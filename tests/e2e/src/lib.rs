@@ -18,7 +18,7 @@
 //! - [`twin`]: dumps without CRIU, each compared with what `stop` writes at the same quiesce
 //! - [`kept`]: images of earlier releases
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
-//! - [`random`]: a seed to repeat a test with
+//! - [`random`]: a seed to repeat a test with; [`schedule`]: which tests run beside each other
 //!
 //! Tests must run where `scripts/lib/enter` leads; `tests/e2e/run` does all of it.
 
@@ -38,6 +38,7 @@ pub mod node;
 pub mod podman;
 pub mod process;
 pub mod random;
+pub mod schedule;
 pub mod service;
 pub mod stage;
 pub mod twin;

@@ -14,9 +14,11 @@ use crate::Result;
 pub const HERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const THERE: &str = "198.51.100.2/24";
 
-/// The network that the thread which has made it is in, and all that it starts.
+/// The network that the thread which has made it is in, and all that it starts. When this is dropped the thread is in the
+/// network that it was in before.
 #[derive(Debug)]
 pub struct Network {
+    before: File,
     /// Of the other machine.
     name: String,
 }
@@ -24,13 +26,14 @@ pub struct Network {
 impl Network {
     /// This thread gets a network with a loopback, and a cable to another machine.
     pub fn new() -> Result<Self> {
+        let before = File::open("/proc/thread-self/ns/net")?;
         // SAFETY: changes this thread's namespace; no pointers.
         ensure!(unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0, "unshare: {}", std::io::Error::last_os_error());
         // SAFETY: no pointers.
         let name = format!("machine-{}", unsafe { libc::gettid() });
         ip("link set lo up")?;
         ip(&format!("netns add {name}"))?;
-        let network = Self { name };
+        let network = Self { before, name };
         let name = &network.name;
         ip(&format!("link add cable type veth peer name cable netns {name}"))?;
         ip(&format!("address add {HERE}/24 dev cable"))?;
@@ -58,6 +61,8 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
+        // SAFETY: changes this thread's namespace; no pointers. It was in that one before.
+        unsafe { libc::setns(self.before.as_raw_fd(), libc::CLONE_NEWNET) };
         let _ = ip(&format!("netns delete {}", self.name));
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use crate::app::{self, Hold};
 use crate::criu::{Outcome, Running, Setting, tail};
 use crate::image::length;
+use crate::schedule::HostLock;
 use crate::wait::{until, until_true};
 use crate::{App, Fate, Image, Result, process, stage};
 
@@ -50,8 +51,8 @@ pub struct Node {
     count: Cell<u32>,
     finished: bool,
     connections: Cell<bool>,
-    /// Of those at the default socket there is one at a time.
-    turn: Option<MutexGuard<'static, ()>>,
+    /// Of a node at the default socket.
+    host: Option<Rc<HostLock>>,
 }
 
 #[derive(Debug)]
@@ -116,24 +117,30 @@ impl Node {
             count: Cell::new(0),
             finished: false,
             connections: Cell::new(false),
-            turn: None,
+            host: None,
         })
     }
 
-    /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. Waits for its turn.
+    /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. Waits for the host lock, and
+    /// has it until the node and every [`Podman`](crate::podman::Podman) of it are gone.
     pub fn at_default_socket() -> Result<Self> {
         Self::at_default_socket_with("")
     }
 
     /// As [`Node::at_default_socket`], with a configuration of the daemon.
     pub fn at_default_socket_with(configuration: &str) -> Result<Self> {
-        static TURN: Mutex<()> = Mutex::new(());
+        let host = Rc::new(HostLock::take());
         let mut node = Self::without_daemon()?;
-        node.turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        node.host = Some(host);
         node.socket = "/run/rekindle/rekindled.sock".into();
         node.configuration = configuration.to_owned();
         node.start_daemon(&[])?;
         Ok(node)
+    }
+
+    /// The host lock, which a node at the default socket has.
+    pub(crate) fn host_lock(&self) -> Result<Rc<HostLock>> {
+        self.host.clone().context("podman belongs to a node at the default socket: Node::at_default_socket")
     }
 
     /// Where its daemon listens, if there is one.
@@ -196,7 +203,7 @@ impl Node {
     /// What a daemon keeps for the next one lies in the test's directory, and goes with it. At the default socket it is where
     /// it is on a host.
     fn with_state(&self, configuration: &str) -> String {
-        if configuration.contains("state_dir = ") || self.turn.is_some() {
+        if configuration.contains("state_dir = ") || self.host.is_some() {
             return configuration.to_owned();
         }
         format!("state_dir = {:?}\n{configuration}", self.path("state"))
@@ -281,7 +288,7 @@ impl Node {
         Ok(command)
     }
 
-    /// Runs a program of `tests/apps` under the interposer. If it has run undisturbed with these arguments before, it
+    /// Runs a program of `tests/apps` under the interposer. If this test has run it undisturbed with these arguments, it
     /// stands still well past its middle until it is asked for more.
     pub fn run(&self, name: &str, arguments: &[&str]) -> Result<App> {
         let late = app::late_in(name, arguments).filter(|_| !NEVER_HELD.contains(&name));

@@ -4,11 +4,13 @@ use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail, ensure};
 
 use crate::criu::tail;
+use crate::schedule::HostLock;
 use crate::wait::until;
 use crate::{Node, Result, stage};
 
@@ -25,6 +27,8 @@ pub struct Podman {
     hooks: PathBuf,
     runtime: &'static str,
     containers: RefCell<Vec<String>>,
+    /// podman's storage, its default network and `/etc/cdi` are the host's.
+    _host: Rc<HostLock>,
 }
 
 impl Podman {
@@ -35,6 +39,7 @@ impl Podman {
 
     /// As [`Podman::new`], with this OCI runtime.
     pub fn with_runtime(node: &Node, runtime: &'static str) -> Result<Self> {
+        let host = node.host_lock()?;
         let hooks = node.path("hooks.d");
         fs::create_dir(&hooks)?;
         let program = stage::program("rekindle-oci-hook")?;
@@ -43,7 +48,7 @@ impl Podman {
         let output = command.arg("--lib-dir").arg(stage::interposer()?).arg("hooks-json").output()?;
         ensure!(output.status.success(), "hooks-json: {}", String::from_utf8_lossy(&output.stderr));
         fs::write(hooks.join("rekindle.json"), output.stdout)?;
-        let podman = Self { hooks, runtime, containers: RefCell::default() };
+        let podman = Self { hooks, runtime, containers: RefCell::default(), _host: host };
         podman.make_image()?;
         Ok(podman)
     }

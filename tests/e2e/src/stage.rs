@@ -1,4 +1,5 @@
-//! What is tested: the tree as it is installed, and the programs. `tests/e2e/run` says where they are.
+//! What is tested: the tree as it is installed, and the programs. `tests/e2e/run` says where they are. A test that asks for
+//! any of it waits first until it may run ([`schedule`]), since no test does anything without.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::Result;
+use crate::{Result, schedule};
 
 /// The built tree, laid out as it is distributed.
 const STAGE: &str = "REKINDLE_STAGE";
@@ -48,8 +49,15 @@ pub fn image(name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(folder(IMAGES)?.join(name)).filter(|root| root.is_dir()))
 }
 
-/// Writes a program that a shell executes. It is a child that writes: what this process has open for writing, another test's
-/// child may hold for a moment more, and it could not be executed then.
+/// Copies a program to where any user can execute it. It is a child that writes: what this process has open for writing,
+/// another test's child may hold for a moment more, and it could not be executed then.
+pub fn install(program: &Path, path: &Path) -> Result {
+    let status = Command::new("install").args(["-m", "755"]).arg(program).arg(path).status()?;
+    ensure!(status.success(), "cannot write {}", path.display());
+    Ok(())
+}
+
+/// Writes a program that a shell executes, by a child as [`install`] does.
 pub fn write_script(path: &Path, text: &str) -> Result {
     let writes = r#"printf %s "$1" >"$0" && chmod 755 "$0""#;
     let status = Command::new("sh").args(["-c", writes]).arg(path).arg(text).status()?;
@@ -98,6 +106,7 @@ fn library(folder_in_stage: &str) -> Result<PathBuf> {
 }
 
 fn folder(variable: &str) -> Result<PathBuf> {
+    schedule::enter();
     let value = env::var_os(variable).with_context(|| format!("{variable} is not set: {}", advice()))?;
     // Resolved, since podman and CRIU compare paths as text.
     Ok(existing(value.into())?.canonicalize()?)

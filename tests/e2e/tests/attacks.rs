@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -31,8 +30,7 @@ impl<'a> Enemy<'a> {
     fn of(node: &'a Node) -> Result<Self> {
         // Where any user can execute it.
         let program = node.path("attacker");
-        fs::copy(stage::helper("attacker")?, &program)?;
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        stage::install(&stage::helper("attacker")?, &program)?;
         let expected = undisturbed(GOOD.0, &GOOD.1)?;
         let enemy = Self { node, expected, program, memory: 0 };
         // What the first clients cost is no leak.
