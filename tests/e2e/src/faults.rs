@@ -13,7 +13,6 @@ use crate::criu::{Running, Setting};
 use crate::disk::SmallDisk;
 use crate::gate::{Gate, Moment};
 use crate::image::COMMIT;
-use crate::random::{Random, repetitions};
 use crate::wait::until_true;
 use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, stage, until};
 
@@ -48,6 +47,13 @@ const PROTOCOLS: [&str; 4] = ["stop", "clone", "cow", "recopy"];
 /// Has all dumps made by this one.
 const PROTOCOL: &str = "REKINDLE_E2E_PROTOCOL";
 
+/// Protocols to dump by: all, or the one that `REKINDLE_E2E_PROTOCOL` names.
+pub fn protocols() -> Result<Vec<&'static str>> {
+    let Ok(name) = std::env::var(PROTOCOL) else { return Ok(PROTOCOLS.to_vec()) };
+    let known = PROTOCOLS.into_iter().find(|it| *it == name);
+    Ok(vec![known.with_context(|| format!("{PROTOCOL}={name} is none of {PROTOCOLS:?}"))?])
+}
+
 /// What checks itself at every step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -73,7 +79,6 @@ pub struct Bench {
     which: Program,
     app: Option<App>,
     until: PathBuf,
-    random: Random,
 }
 
 impl Bench {
@@ -89,7 +94,7 @@ impl Bench {
         fs::create_dir(&dir)?;
         let gate = Gate::start(&dir, node.socket())?;
         let until = node.path("until");
-        Ok(Self { node, gate, which, app: None, until, random: Random::new() })
+        Ok(Self { node, gate, which, app: None, until })
     }
 
     /// The program, started if there is none, in the midst of its work. It has a namespace of its own, so that CRIU must
@@ -112,20 +117,6 @@ impl Bench {
         let app = self.app.as_ref().context("there is a program")?;
         app.advances()?;
         Ok(app)
-    }
-
-    /// Protocols to try: all of them where tests of random things are repeated, otherwise one, at random or as
-    /// `REKINDLE_E2E_PROTOCOL` says.
-    pub fn protocols(&mut self) -> Result<Vec<&'static str>> {
-        let any = PROTOCOLS[self.random.below(PROTOCOLS.len() as u64) as usize];
-        match std::env::var(PROTOCOL) {
-            Ok(name) => {
-                let known = PROTOCOLS.into_iter().find(|it| *it == name);
-                Ok(vec![known.with_context(|| format!("{PROTOCOL}={name} is none of {PROTOCOLS:?}"))?])
-            }
-            Err(_) if repetitions() > 1 => Ok(PROTOCOLS.to_vec()),
-            Err(_) => Ok(vec![any]),
-        }
     }
 
     /// The next dump is by this protocol.

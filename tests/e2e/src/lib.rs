@@ -18,7 +18,7 @@
 //! - [`twin`]: dumps without CRIU, each compared with what `stop` writes at the same quiesce
 //! - [`kept`]: images of earlier releases
 //! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
-//! - [`random`]: a seed to repeat a test with; [`schedule`]: which tests run beside each other
+//! - [`random`]: a seed to repeat a test with; [`pairs`]: which cases of a matrix are tried; [`schedule`]: which tests run beside each other
 //!
 //! Tests must run where `scripts/lib/enter` leads; `tests/e2e/run` does all of it.
 
@@ -35,6 +35,7 @@ pub mod kept;
 pub mod kill;
 pub mod network;
 pub mod node;
+pub mod pairs;
 pub mod podman;
 pub mod process;
 pub mod random;

@@ -1,9 +1,9 @@
 //! A disk that is full from some phase of a dump on: the dump fails and says so, nothing of it is left but what CRIU
 //! leaves, the program goes on, and once there is room it can be dumped into the same directory.
 
-use rekindle_e2e::faults::Bench;
+use rekindle_e2e::faults::{Bench, protocols};
 use rekindle_e2e::random::repetitions;
-use rekindle_e2e::{Fate, Moment, Result};
+use rekindle_e2e::{Fate, Moment, Result, pairs};
 
 /// In the order of a dump.
 const MOMENTS: [Moment; 6] = [
@@ -17,13 +17,22 @@ const MOMENTS: [Moment; 6] = [
     Moment::Before("Finish"),
 ];
 
+/// The cases to try: every two of a moment, a protocol and what becomes of the program; with `REKINDLE_SOAK` all.
+fn cases() -> Result<Vec<(Fate, Moment, &'static str)>> {
+    let mut all = Vec::new();
+    for fate in [Fate::Killed, Fate::Running] {
+        for moment in MOMENTS {
+            all.extend(protocols()?.into_iter().map(|protocol| (fate, moment, protocol)));
+        }
+    }
+    Ok(pairs::cases(&all, |(fate, moment, protocol)| [fate, moment, protocol]))
+}
+
 fn full_in_each_phase(fate: Fate) -> Result {
     let mut bench = Bench::start()?;
     for _ in 0..repetitions() {
-        for moment in MOMENTS {
-            for protocol in bench.protocols()? {
-                bench.fill_disk_in_dump(moment, fate, protocol)?;
-            }
+        for (_, moment, protocol) in cases()?.into_iter().filter(|it| it.0 == fate) {
+            bench.fill_disk_in_dump(moment, fate, protocol)?;
         }
     }
     bench.finish()

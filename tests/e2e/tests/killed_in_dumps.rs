@@ -1,8 +1,9 @@
-//! SIGKILL in each phase of a dump.
+//! SIGKILL in each phase of a dump: every victim in every phase, every protocol in every phase, and every other two of what a
+//! [`Case`] consists of; with `REKINDLE_SOAK` all cases, again and again.
 
-use rekindle_e2e::faults::{Bench, Program, Victim};
-use rekindle_e2e::random::{Random, repetitions};
-use rekindle_e2e::{Fate, Moment, Result};
+use rekindle_e2e::faults::{Bench, Program, Victim, protocols};
+use rekindle_e2e::random::repetitions;
+use rekindle_e2e::{Fate, Moment, Result, pairs};
 
 /// In the order of a dump.
 const MOMENTS: [Moment; 10] = [
@@ -28,16 +29,36 @@ const MOMENTS: [Moment; 10] = [
     Moment::After("Finish"),
 ];
 
-/// One program outlives all that it can. With one repetition each phase is tried with one protocol, with more with all.
+/// What is done to one dump.
+#[derive(Clone)]
+struct Case {
+    /// One factor: the program and what becomes of it.
+    subject: (Program, Fate),
+    victim: Victim,
+    moment: Moment,
+    protocol: &'static str,
+}
+
+/// The cases to try, in the order of a dump.
+fn cases() -> Result<Vec<Case>> {
+    let mut all = Vec::new();
+    let (steady, hidden) = (Program::Steady, Program::Hidden);
+    for subject in [(steady, Fate::Killed), (steady, Fate::Running), (hidden, Fate::Running)] {
+        for victim in Victim::ALL {
+            for moment in MOMENTS {
+                all.extend(protocols()?.into_iter().map(|protocol| Case { subject, victim, moment, protocol }));
+            }
+        }
+    }
+    Ok(pairs::cases(&all, |it| [&it.subject, &it.victim, &it.moment, &it.protocol]))
+}
+
+/// One program outlives all that it can.
 fn killed_in_each_phase(victim: Victim) -> Result {
     let mut bench = Bench::start()?;
     for _ in 0..repetitions() {
-        for fate in [Fate::Killed, Fate::Running] {
-            for moment in MOMENTS {
-                for protocol in bench.protocols()? {
-                    bench.kill_in_dump(moment, victim, fate, protocol)?;
-                }
-            }
+        for case in cases()?.into_iter().filter(|it| (it.subject.0, it.victim) == (Program::Steady, victim)) {
+            bench.kill_in_dump(case.moment, victim, case.subject.1, case.protocol)?;
         }
     }
     bench.finish()
@@ -47,14 +68,8 @@ fn killed_in_each_phase(victim: Victim) -> Result {
 #[test]
 fn a_wrong_guess_beside_a_kill_in_any_phase_of_a_dump_is_in_no_image() -> Result {
     let mut bench = Bench::start_with(Program::Hidden)?;
-    let mut random = Random::new();
-    let mut cells: Vec<_> = MOMENTS.into_iter().flat_map(|moment| Victim::ALL.map(|victim| (moment, victim))).collect();
-    let count = if repetitions() > 1 { cells.len() } else { 16 };
-    for _ in 0..count {
-        let (moment, victim) = cells.swap_remove(random.below(cells.len() as u64) as usize);
-        for protocol in bench.protocols()? {
-            bench.kill_in_dump(moment, victim, Fate::Running, protocol)?;
-        }
+    for case in cases()?.into_iter().filter(|it| it.subject.0 == Program::Hidden) {
+        bench.kill_in_dump(case.moment, case.victim, case.subject.1, case.protocol)?;
     }
     bench.finish()
 }

@@ -42,7 +42,7 @@ fn can_be_killed(victim: Victim, moment: Moment) -> bool {
     }
 }
 
-/// So many times each is killed, at the least.
+/// So many times each is killed where tests may take long, for each repetition; otherwise once in each phase.
 const KILLS: u64 = 10;
 
 /// One image bears it all.
@@ -50,8 +50,8 @@ fn killed_in_each_phase(victim: Victim) -> Result {
     let mut bench = Bench::start()?;
     let image = bench.image()?;
     let moments: Vec<_> = MOMENTS.into_iter().filter(|it| can_be_killed(victim, it.0)).collect();
-    let kills = (KILLS * repetitions()).max(moments.len() as u64);
-    for (moment, opens) in moments.into_iter().cycle().take(kills as usize) {
+    let kills = if repetitions() > 1 { (KILLS * repetitions()) as usize } else { moments.len() };
+    for (moment, opens) in moments.into_iter().cycle().take(kills) {
         // The daemon ends what it was asked for, whether anybody waits for the answer or not.
         let opens = opens || (victim, moment) == (Victim::Criu, Moment::During("Resume"));
         bench.kill_in_restore(&image, moment, victim, opens)?;
