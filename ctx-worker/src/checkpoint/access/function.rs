@@ -33,7 +33,7 @@ impl Tracker {
         let object = worker.objects.get(handle)?;
         if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
             let function = ask(worker, object, &self.wrong);
-            self.functions.insert(handle, function);
+            self.functions.insert(handle, function, |handle| worker.objects.get(handle).is_some());
         }
         let function = self.functions.get_mut(&handle)?;
         let version = worker.globals.version();

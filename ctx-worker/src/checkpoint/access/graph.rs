@@ -24,9 +24,9 @@ impl Tracker {
     /// Adds what a launch of a graph may use.
     pub(super) fn graph(&mut self, worker: &Executor, handle: u64, access: &mut Access) {
         let Some(program) = worker.graphs.get(&handle).map(|graph| graph.program()) else { return };
-        if !self.graphs.contains_key(&handle) {
+        if self.graphs.get(&handle).is_none() {
             let names = self.names(worker, program);
-            self.graphs.insert(handle, names);
+            self.graphs.insert(handle, names, |handle| worker.graphs.contains_key(&handle));
         }
         let Some(names) = self.graphs.get(&handle) else { return };
         access.functions.extend(&names.functions);

@@ -26,12 +26,13 @@ mod command;
 mod function;
 mod graph;
 pub(crate) mod hash;
+mod known;
 pub(crate) mod observe;
 mod params;
 mod signature;
 mod units;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
 pub(crate) use params::Class;
 pub(crate) use units::{Unit, Versioned, join};
@@ -41,6 +42,7 @@ use rekindle_cuda_abi::table::Function as Line;
 use self::command::Fills;
 use self::function::Function;
 use self::graph::GraphNames;
+use self::known::Known;
 use self::params::TensorMaps;
 use self::units::Gathered;
 
@@ -121,13 +123,13 @@ impl Access {
 pub(crate) struct Tracker {
     gathered: Gathered,
     fills: Fills,
-    functions: HashMap<u64, Function>,
+    functions: Known<Function>,
     /// Names of kernels that wrote what they did not name.
     wrong: HashSet<String>,
     /// Names of kernels of which one did, nobody knows which.
     suspects: BTreeSet<String>,
     maps: TensorMaps,
-    graphs: HashMap<u64, GraphNames>,
+    graphs: Known<GraphNames>,
 }
 
 impl Tracker {
@@ -136,11 +138,11 @@ impl Tracker {
         Self {
             gathered: Gathered::default(),
             fills: Fills::new(table),
-            functions: HashMap::new(),
+            functions: Known::default(),
             wrong: HashSet::new(),
             suspects: BTreeSet::new(),
             maps: TensorMaps::default(),
-            graphs: HashMap::new(),
+            graphs: Known::default(),
         }
     }
 

@@ -1,0 +1,61 @@
+//! What the tracker knows of objects, by their handles.
+
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+
+/// How many entries there are at least before the first look for objects that are gone.
+const FEW: usize = 64;
+
+/// Entries by the handles of their objects. Nobody says when an object goes, since that would have to be said in each place
+/// where one may: entries of objects that are gone are dropped when there are twice as many as after the last such look.
+pub(super) struct Known<T> {
+    entries: HashMap<u64, T>,
+    look_at: usize,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), look_at: FEW }
+    }
+}
+
+impl<T> Known<T> {
+    /// Adds an entry, or replaces it. `lives` tells whether there is an object of a handle.
+    pub(super) fn insert(&mut self, handle: u64, entry: T, lives: impl Fn(u64) -> bool) {
+        if self.entries.len() >= self.look_at {
+            self.entries.retain(|handle, _| lives(*handle));
+            self.look_at = FEW.max(2 * self.entries.len());
+        }
+        self.entries.insert(handle, entry);
+    }
+}
+
+impl<T> Deref for Known<T> {
+    type Target = HashMap<u64, T>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.entries
+    }
+}
+
+impl<T> DerefMut for Known<T> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_objects_that_are_gone_go_too_and_those_of_others_stay() {
+        let mut known = Known::default();
+        // Ten live for ever, each other until the next comes.
+        for handle in 0..10_000 {
+            known.insert(handle, (), |it| it < 10 || it + 1 == handle);
+            assert!(known.len() <= 2 * FEW, "{}", known.len());
+        }
+        assert!((0..10).all(|handle| known.contains_key(&handle)));
+    }
+}
