@@ -5,11 +5,12 @@ use std::collections::HashSet;
 use rekindle_wire::control::{CheckInfo, Failure, Reply};
 
 use super::clients::{Client, ClientState};
+use super::peer::is_operator;
 use super::pidns::PidView;
 use super::process;
 use super::sys::Credentials;
 use super::worker::WorkerError;
-use super::{Daemon, connection, ipc, mappings};
+use super::{Daemon, ipc, mappings};
 
 /// What stands against a dump of each process of the tree that uses a GPU.
 pub(crate) fn check(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
@@ -25,7 +26,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
     let tree =
         process::tree(root).map_err(|e| Failure::internal(format!("cannot list the processes of the tree: {e}")))?;
     let owner = process::user(root);
-    if tree.is_empty() || !connection::is_operator(peer) && owner != Some(peer.uid) {
+    if tree.is_empty() || !is_operator(peer) && owner != Some(peer.uid) {
         return Err(Failure::refused(format!("there is no process {asked} of yours")));
     }
     let clients = daemon.registry.clients_among(&tree);

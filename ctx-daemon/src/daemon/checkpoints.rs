@@ -6,35 +6,27 @@
 //!   CRIU's plugin ───────── Pause ────────► a dump ── Progress ── (dump/)
 //! ```
 //!
+//! This is what is known of both; `orders` serves an order, `moment` waits for the application's moment.
+//!
 //! An order lasts as long as its connection, so that nothing of it is left behind when its maker is killed. A dump does not
 //! need one: `criu dump` and `podman container checkpoint` come without.
 
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Protocol, UnknownProtocol};
-use rekindle_wire::control::{DumpInfo, Failing, Failure, FailureKind, Reply, Request, WorkerRequest};
-use rekindle_wire::frame::{self, FrameError};
+use rekindle_images::Protocol;
+use rekindle_wire::control::DumpInfo;
 use thiserror::Error;
-use tracing::debug;
 
 use super::clients::Client;
-use super::connection::{self, MAX_REQUEST};
 use super::dump::Progress;
 use super::party::Party;
-use super::pidns::{PidError, PidView};
-use super::sys::Credentials;
-use super::worker::WorkerError;
-use super::{Daemon, at_once, lock, process, sys};
-use crate::limit::Limit;
+use super::{lock, process};
 
 /// Orders of one user or container at a time.
 const MOST_ORDERS: usize = 16;
-/// For how long a dump may wait for its application's moment: as long as it waits, no process of its tree gets a worker.
-const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How often it is looked whether the moment has come.
-const GLANCE: Duration = Duration::from_millis(1);
+pub(super) const GLANCE: Duration = Duration::from_millis(1);
 /// How long who says that it has is kept until it is at rest.
 const REST: Duration = Duration::from_secs(1);
 
@@ -65,62 +57,16 @@ struct Order {
 
 /// When the application says so, a dump begins.
 #[derive(Clone, Copy)]
-struct Moment {
+pub(super) struct Moment {
     /// For how long it is waited for.
-    patience: Duration,
-    has_come: bool,
+    pub(super) patience: Duration,
+    pub(super) has_come: bool,
 }
 
-/// Why a dump does not begin at a moment of the application's.
+/// One user or container has as many orders as it may.
 #[derive(Debug, Error)]
-pub(crate) enum MomentError {
-    #[error(
-        "none of its processes has said within {0} s that it is where it wants to be checkpointed (rekindle_checkpoint)"
-    )]
-    Never(u64),
-    #[error("whoever waited for the application's moment is gone")]
-    Gone,
-    #[error("{client} cannot be told that its moment is waited for: {source}")]
-    Untold { client: String, source: WorkerError },
-}
-
-impl Failing for MomentError {
-    fn kind(&self) -> FailureKind {
-        match self {
-            Self::Never(_) => FailureKind::Timeout,
-            Self::Gone => FailureKind::GivenUp,
-            Self::Untold { source, .. } => source.kind(),
-        }
-    }
-}
-
-/// Why nobody may have a tree dumped in this way.
-#[derive(Debug, Error)]
-enum OrderError {
-    #[error("there is no process {0} of yours")]
-    NoProcess(i32),
-    #[error(transparent)]
-    Pid(#[from] PidError),
-    #[error(transparent)]
-    Protocol(#[from] UnknownProtocol),
-    #[error("{0} has {MOST_ORDERS} checkpoints under way already: wait for one of them, or end its command")]
-    TooMany(Party),
-    #[error(
-        "only root and the user that rekindled runs as, on the host itself, may have a dump wait for the application's moment: dumps are theirs to make"
-    )]
-    MomentNotAllowed,
-    #[error("a dump waits for the application's moment for {} s at most", MOST_PATIENCE.as_secs())]
-    Patience,
-}
-
-impl Failing for OrderError {
-    fn kind(&self) -> FailureKind {
-        match self {
-            Self::Pid(error) => error.kind(),
-            _ => FailureKind::Refused,
-        }
-    }
-}
+#[error("{0} has {MOST_ORDERS} checkpoints under way already: wait for one of them, or end its command")]
+pub(super) struct TooManyOrders(Party);
 
 impl Checkpoints {
     /// The protocol that is ordered for a process, or for one that it is below.
@@ -176,30 +122,31 @@ impl Checkpoints {
     }
 
     /// From now on the next moment counts.
-    fn wait_again(&self, dump: &DumpGuard<'_>) {
+    pub(super) fn wait_again(&self, dump: &DumpGuard<'_>) {
         let mut inner = lock(&self.inner);
         let of_it = |order: &&mut Order| order.dump.as_ref().is_some_and(|it| Arc::ptr_eq(it, &dump.progress));
         inner.orders.iter_mut().filter(of_it).filter_map(|it| it.moment.as_mut()).for_each(|it| it.has_come = false);
     }
 
     /// The moment that a dump of this tree waits for, if it does.
-    fn moment(&self, dump: &DumpGuard<'_>) -> Option<Moment> {
+    pub(super) fn moment(&self, dump: &DumpGuard<'_>) -> Option<Moment> {
         let inner = lock(&self.inner);
         let of_it = |order: &&Order| order.dump.as_ref().is_some_and(|it| Arc::ptr_eq(it, &dump.progress));
         inner.orders.iter().filter(of_it).find_map(|it| it.moment)
     }
 
-    fn order(
+    /// Somebody is about to have a tree dumped, until the result is dropped.
+    pub(super) fn order(
         &self,
         party: Party,
         root: i32,
         protocol: Option<Protocol>,
         patience: Option<Duration>,
-    ) -> Result<OrderGuard<'_>, OrderError> {
+    ) -> Result<OrderGuard<'_>, TooManyOrders> {
         let mut inner = lock(&self.inner);
         let of_party = inner.orders.iter().filter(|it| it.party == party).count();
         if party != Party::Operator && of_party >= MOST_ORDERS {
-            return Err(OrderError::TooMany(party));
+            return Err(TooManyOrders(party));
         }
         inner.next += 1;
         let number = inner.next;
@@ -213,81 +160,7 @@ impl Checkpoints {
 pub(crate) struct DumpGuard<'a> {
     checkpoints: &'a Checkpoints,
     pub(crate) progress: Arc<Progress>,
-    root: i32,
-}
-
-/// What is said of a checkpoint beforehand.
-pub(crate) struct Asked {
-    pub(crate) root: i32,
-    pub(crate) protocol: Option<String>,
-    /// For how long the application's moment is waited for, if it is.
-    pub(crate) patience: Option<Duration>,
-}
-
-/// Waits until the application says that the moment has come, where that is ordered for this dump. One that copies memory
-/// beforehand waits twice: its image is of the moment after that copy. CRIU waits for the answer
-/// to its first question, and the processes run.
-pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
-    let Some(Moment { patience, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
-    daemon.checkpoints.wait_again(dump);
-    let mut told = Told { clients: Vec::new(), limit: daemon.config.quiesce_timeout };
-    let began = Instant::now();
-    let waited = loop {
-        let tree = process::tree(dump.root).unwrap_or_default();
-        if let Err(error) = told.tell(daemon.registry.clients_among(&tree)) {
-            break Err(error);
-        }
-        let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
-        dump.progress.waits(true, &pids);
-        match daemon.checkpoints.moment(dump) {
-            None => break Err(MomentError::Gone),
-            Some(moment) if moment.has_come => break Ok(()),
-            Some(_) if sys::is_hung_up(stream) => break Err(MomentError::Gone),
-            Some(_) if began.elapsed() >= patience => break Err(MomentError::Never(patience.as_secs())),
-            Some(_) => std::thread::sleep(GLANCE),
-        }
-    };
-    let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
-    dump.progress.waits(false, &pids);
-    waited
-}
-
-/// Clients that have been told that somebody waits. When this is dropped, nobody does.
-struct Told {
-    clients: Vec<Arc<Client>>,
-    /// How long a worker may take to hear of it.
-    limit: Limit,
-}
-
-impl Told {
-    /// Tells those that do not know yet. One that ends meanwhile need not know.
-    fn tell(&mut self, clients: Vec<Arc<Client>>) -> Result<(), MomentError> {
-        for client in clients {
-            if self.clients.iter().any(|it| Arc::ptr_eq(it, &client)) {
-                continue;
-            }
-            let asked = client.worker.ask(&WorkerRequest::Moment { awaited: true }, &[], self.limit);
-            match asked.map_err(|error| client.explain(error)) {
-                Ok(()) => self.clients.push(client),
-                Err(WorkerError::Ended) => {}
-                Err(source) => return Err(MomentError::Untold { client: client.to_string(), source }),
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Told {
-    /// One that cannot be told asks the daemon, in vain, until the next dump that waits for its moment is over.
-    fn drop(&mut self) {
-        let nobody_waits = WorkerRequest::Moment { awaited: false };
-        let deadline = self.limit.begins();
-        at_once(&self.clients, |client| {
-            if let Err(error) = client.worker.ask(&nobody_waits, &[], deadline) {
-                debug!(%client, %error, "cannot be told that its moment is not waited for any more");
-            }
-        });
-    }
+    pub(super) root: i32,
 }
 
 impl Drop for DumpGuard<'_> {
@@ -297,13 +170,15 @@ impl Drop for DumpGuard<'_> {
     }
 }
 
-struct OrderGuard<'a> {
+/// An order that holds.
+pub(super) struct OrderGuard<'a> {
     checkpoints: &'a Checkpoints,
     number: u64,
 }
 
 impl OrderGuard<'_> {
-    fn progress(&self) -> Option<DumpInfo> {
+    /// How far the dump is that it is about.
+    pub(super) fn progress(&self) -> Option<DumpInfo> {
         let inner = lock(&self.checkpoints.inner);
         let dump = inner.orders.iter().find(|it| it.number == self.number)?.dump.clone()?;
         drop(inner);
@@ -315,47 +190,4 @@ impl Drop for OrderGuard<'_> {
     fn drop(&mut self) {
         lock(&self.checkpoints.inner).orders.retain(|it| it.number != self.number);
     }
-}
-
-/// Serves an order until its connection closes.
-pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: (Credentials, Party), asked: &Asked) {
-    let _session = match daemon.connections.session(stream) {
-        Ok(session) => session,
-        Err(error) => return connection::fail(stream, error),
-    };
-    let order = match accept(daemon, peer, asked) {
-        Ok(order) => order,
-        Err(error) => return connection::fail(stream, error),
-    };
-    connection::reply(stream, &Reply::Awaited);
-    loop {
-        match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
-            Ok(message) if matches!(message.body, Request::Progress) => {
-                connection::reply(stream, &Reply::Progress(order.progress()));
-            }
-            Ok(_) => return connection::fail(stream, Failure::internal("only Progress can be asked now")),
-            Err(FrameError::Closed) => return,
-            Err(error) => return debug!(%error, "an order's connection closes"),
-        }
-    }
-}
-
-fn accept<'a>(
-    daemon: &'a Daemon,
-    (peer, party): (Credentials, Party),
-    asked: &Asked,
-) -> Result<OrderGuard<'a>, OrderError> {
-    let ours = PidView::of(peer.pid)?.to_ours(asked.root)?;
-    let owner = process::user(ours);
-    if owner.is_none() || !connection::is_operator(peer) && owner != Some(peer.uid) {
-        return Err(OrderError::NoProcess(asked.root));
-    }
-    let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
-    match asked.patience {
-        // It is somebody else's dump that would wait.
-        Some(_) if !connection::may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
-        Some(patience) if patience > MOST_PATIENCE => return Err(OrderError::Patience),
-        _ => {}
-    }
-    daemon.checkpoints.order(party, ours, protocol, asked.patience)
 }

@@ -107,6 +107,12 @@ impl Client {
 }
 
 impl Client {
+    /// Its process as that sees itself.
+    pub(crate) fn namespace_pid(&self) -> u32 {
+        let pids = process::namespace_pids(self.process.pid).unwrap_or_default();
+        pids.last().copied().unwrap_or(self.process.pid) as u32
+    }
+
     /// What an error of its worker's means. A worker ends as soon as its process closes the connection, which may be a
     /// little before that has ended.
     pub(crate) fn explain(&self, error: WorkerError) -> WorkerError {

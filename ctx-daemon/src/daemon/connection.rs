@@ -4,9 +4,8 @@
 //! `rekindle_wire::version`. What is
 //! malformed ends the connection with a line in the log; descriptors that came with it close with the message.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,16 +16,16 @@ use rekindle_wire::version::{control_version, is_spoken};
 use tracing::{debug, warn};
 
 use super::connections::Place;
+use super::message::{self, MAX_REQUEST};
 use super::party::Party;
-use super::pidns::{PidError, PidView};
+use super::peer::may_checkpoint;
+use super::pidns::PidError;
 use super::process::{self, Process};
 use super::sys::{self, Credentials};
-use super::{Daemon, attach, check, checkpoints, dump, gpus, grants, ipc, list, protocol, restore, takeover, thread};
+use super::{Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protocol, restore, takeover, thread};
 
 /// How long a connection may say nothing.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// No request is longer.
-pub(crate) const MAX_REQUEST: usize = 64 << 10;
 
 /// The socket that a connection came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,14 +88,14 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, pl
                 // Whatever is sent would be queued to the restored process.
                 Some("Reattach") => {}
                 Some("Attach") => attach::refuse(&stream, failure.reason),
-                _ => fail(&stream, failure),
+                _ => message::fail(&stream, failure),
             };
         }
     };
     match request {
         request if !door.leads_to(&request) => {
             warn!(pid = peer.pid, uid = peer.uid, "refused: asked for at the wrong socket");
-            fail(&stream, Failure::refused("this is not what this socket is for"));
+            message::fail(&stream, Failure::refused("this is not what this socket is for"));
         }
         Request::Attach(_) if peer.pid == 0 => {
             warn!("refused: a process in a pid namespace that is not seen from here");
@@ -113,37 +112,37 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, pl
             drop(pending);
             takeover::serve(daemon, stream, peer, process, attach, attached, fds);
         }
-        Request::List => reply(&stream, &list::clients(daemon, peer)),
-        Request::Status => reply(&stream, &list::status(daemon)),
-        Request::Calls { pid } => reply(&stream, &list::calls(daemon, peer, pid)),
-        Request::Access { pid } => reply(&stream, &list::access(daemon, peer, pid)),
+        Request::List => message::reply(&stream, &list::clients(daemon, peer)),
+        Request::Status => message::reply(&stream, &list::status(daemon)),
+        Request::Calls { pid } => message::reply(&stream, &list::calls(daemon, peer, pid)),
+        Request::Access { pid } => message::reply(&stream, &list::access(daemon, peer, pid)),
         Request::Check { pid } => {
             // The asker is not about to attach, be it in the tree or not.
             drop(pending);
-            reply(&stream, &check::check(daemon, peer, pid));
+            message::reply(&stream, &check::check(daemon, peer, pid));
         }
         Request::Checkpoint { root, protocol, moment_ms } => {
             // Who asks is not about to attach.
             drop(pending);
-            let asked = checkpoints::Asked { root, protocol, patience: moment_ms.map(Duration::from_millis) };
-            checkpoints::serve(daemon, &stream, (peer, party), &asked);
+            let asked = orders::Asked { root, protocol, patience: moment_ms.map(Duration::from_millis) };
+            orders::serve(daemon, &stream, (peer, party), &asked);
         }
         Request::Moment => {
             // It is a client, and not about to become one.
             drop(pending);
-            reply(&stream, &Reply::Moment { awaited: daemon.checkpoints.moment_has_come(process.pid) });
+            message::reply(&stream, &Reply::Moment { awaited: daemon.checkpoints.moment_has_come(process.pid) });
         }
-        Request::Protocol { pid, change } => reply(&stream, &protocol::serve(daemon, peer, pid, change)),
+        Request::Protocol { pid, change } => message::reply(&stream, &protocol::serve(daemon, peer, pid, change)),
         Request::Grant { container, pid, gpus, limits, protocol } => {
             drop(pending);
             let asked = grants::Asked { pid, gpus, limits, protocol };
-            reply(&stream, &grants::grant(daemon, peer, &container, &asked));
+            message::reply(&stream, &grants::grant(daemon, peer, &container, &asked));
         }
-        Request::Revoke { container } => reply(&stream, &grants::revoke(daemon, &container)),
+        Request::Revoke { container } => message::reply(&stream, &grants::revoke(daemon, &container)),
         Request::Import { token } => {
             // It is a client, and not about to become one.
             drop(pending);
-            reply(&stream, &ipc::import(daemon, process, &token));
+            message::reply(&stream, &ipc::import(daemon, process, &token));
         }
         Request::Gpus | Request::GpuMemory { .. } | Request::GpuProcesses { .. } | Request::GpuAsk(_) => {
             // As above.
@@ -151,18 +150,18 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, pl
             let answer = gpus::answer(daemon, peer, process, request);
             // What a daemon that stops cannot say the next one will: who finds the connection closed asks again.
             if !(daemon.is_stopping() && matches!(answer, Reply::Failed(_))) {
-                reply(&stream, &answer);
+                message::reply(&stream, &answer);
             }
         }
         Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) if !may_checkpoint(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason =
                 "only root, and the user that rekindled runs as, may dump and restore, and not from within a container";
-            fail(&stream, Failure::refused(reason));
+            message::fail(&stream, Failure::refused(reason));
         }
         // CRIU of a restore may be in the container's cgroup already, where runc puts it; that of a dump is not.
         Request::Pause { .. } if grants::contained(daemon, peer) => {
-            fail(&stream, Failure::refused("a container may not dump"));
+            message::fail(&stream, Failure::refused("a container may not dump"));
         }
         Request::Pause { root, leave_running } => {
             drop(pending);
@@ -181,25 +180,9 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, pl
         | Request::Finish
         | Request::Resume { .. }
         | Request::Progress => {
-            fail(&stream, Failure::internal("a connection does not begin with this"));
+            message::fail(&stream, Failure::internal("a connection does not begin with this"));
         }
     }
-}
-
-/// Whether a peer may dump and restore, and see everybody. What it may name is limited further by what it sees.
-pub(crate) fn is_operator(peer: Credentials) -> bool {
-    peer.uid == 0 || peer.uid == sys::own_uid()
-}
-
-/// Whether a peer may dump and restore. Root of a container may not: an image says itself which GPUs it wants.
-pub(crate) fn may_checkpoint(peer: Credentials) -> bool {
-    is_operator(peer) && matches!(PidView::of(peer.pid), Ok(PidView::Same))
-}
-
-/// The path of a directory, for messages.
-pub(crate) fn shown(dir: &OwnedFd) -> PathBuf {
-    let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
-    std::fs::read_link(link).unwrap_or_else(|_| "the image directory".into())
 }
 
 /// Who is at the other end. A process that is gone can ask for nothing.
@@ -259,17 +242,5 @@ fn asks(opening: &Opening) -> Option<&str> {
         serde_json::Value::String(name) => Some(name),
         serde_json::Value::Object(it) => it.keys().next().map(String::as_str),
         _ => None,
-    }
-}
-
-/// Answers that it cannot be done.
-pub(crate) fn fail(stream: &UnixStream, failure: impl Into<Failure>) {
-    reply(stream, &Reply::Failed(failure.into()));
-}
-
-/// Answers. A peer that does not wait for it is no concern of ours.
-pub(crate) fn reply(stream: &UnixStream, reply: &Reply) {
-    if let Err(error) = frame::send(stream, reply, &[], &[]) {
-        debug!(%error, "cannot reply");
     }
 }

@@ -11,11 +11,12 @@ use rekindle_wire::control::{Failure, Reply, Request};
 use rekindle_wire::gpus::name;
 use rekindle_wire::nvml::{Answer, Argument, Gpu, Gpus, HelperQuestion, Memory, Process, Question, fits};
 
+use super::Daemon;
+use super::peer::is_operator;
 use super::pidns::PidView;
 use super::process::{self, Process as Asker};
 use super::sys::Credentials;
 use super::worker::describe_all;
-use super::{Daemon, connection};
 
 /// `nvmlReturn_t`.
 const SUCCESS: u32 = 0;
@@ -145,7 +146,7 @@ fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let view = PidView::of(credentials.pid)?;
     let told = told_processes(daemon, device);
     let clients = daemon.registry.clients();
-    let operator = connection::is_operator(credentials);
+    let operator = is_operator(credentials);
     let shown = |pid: i32| {
         let allowed = operator || process::user(pid) == Some(credentials.uid);
         allowed.then(|| view.to_theirs(pid)).flatten().and_then(|pid| u32::try_from(pid).ok())

@@ -8,8 +8,8 @@
 //!
 //! Nothing is kept here: workers know the names and what their clients have, so a daemon that starts anew knows all again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_wire::control::{Failing, FailureKind, Reply};
@@ -18,10 +18,11 @@ use tracing::{debug, warn};
 
 use super::clients::Client;
 use super::grants::Allowed;
+use super::imports::Unfinished;
 use super::process::{self, Process};
 use super::worker::WorkerError;
-use super::{Daemon, at_once, lock, sys, wait_timeout};
-use crate::limit::{Deadline, Limit};
+use super::{Daemon, at_once, sys};
+use crate::limit::Deadline;
 
 /// How often it is looked whether a dump is over.
 const LOOK: Duration = Duration::from_millis(200);
@@ -108,47 +109,6 @@ fn once(
     Ok((!some_held).then_some(Reply::NotShared))
 }
 
-/// What is being taken from worker to worker. A dump that has put its hold on a tree waits for what began before, among those
-/// that might share with its clients; what begins later finds the hold.
-#[derive(Default)]
-pub(crate) struct UnderWay {
-    /// Whose they are, and by which process.
-    imports: Mutex<HashMap<u64, (Allowed, i32)>>,
-    over: Condvar,
-}
-
-struct Import<'a> {
-    all: &'a UnderWay,
-    number: u64,
-}
-
-impl UnderWay {
-    fn begin(&self, number: u64, of: Allowed, pid: i32) -> Import<'_> {
-        lock(&self.imports).insert(number, (of, pid));
-        Import { all: self, number }
-    }
-
-    /// Waits for those that have begun and that concern somebody; an error names one that takes longer.
-    fn wait_for(&self, concerns: impl Fn(&Allowed) -> bool, deadline: Deadline) -> Result<(), SharingError> {
-        let mut imports = lock(&self.imports);
-        let before: Vec<u64> = imports.iter().filter(|(_, (of, _))| concerns(of)).map(|(number, _)| *number).collect();
-        while let Some((_, pid)) = before.iter().find_map(|number| imports.get(number)) {
-            if deadline.is_over() {
-                return Err(SharingError::Takes { pid: *pid, limit: deadline.limit });
-            }
-            imports = wait_timeout(&self.over, imports, deadline.left());
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Import<'_> {
-    fn drop(&mut self) {
-        lock(&self.all.imports).remove(&self.number);
-        self.all.over.notify_all();
-    }
-}
-
 /// In one container, or both on the host.
 fn are_together(one: &Allowed, other: &Allowed) -> bool {
     (one.container.is_none() && other.container.is_none()) || one.is_with(other)
@@ -192,10 +152,8 @@ pub(crate) enum SharingError {
     Outside(#[from] SharedOutside),
     #[error("{0} does not say what it shares: {1}")]
     Unknown(String, WorkerError),
-    #[error(
-        "process {pid} takes memory from another process, and has not done so after {limit}, so that it is not known what the tree shares: dump again when it has"
-    )]
-    Takes { pid: i32, limit: Limit },
+    #[error(transparent)]
+    Unfinished(#[from] Unfinished),
 }
 
 impl Failing for SharingError {
@@ -203,7 +161,7 @@ impl Failing for SharingError {
         match self {
             Self::Outside(_) => FailureKind::Refused,
             Self::Unknown(_, error) => error.kind(),
-            Self::Takes { .. } => FailureKind::Timeout,
+            Self::Unfinished(_) => FailureKind::Timeout,
         }
     }
 }
@@ -280,30 +238,4 @@ fn outside(
         }
     }
     Ok(found)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dump_waits_for_what_concerns_it_and_not_for_ever() {
-        let all = UnderWay::default();
-        let import = all.begin(1, Allowed::default(), 77);
-        let long = Limit::fixed(Duration::from_secs(60)).begins();
-        all.wait_for(|_| false, long).unwrap();
-        let short = Limit::fixed(Duration::from_millis(20)).begins();
-        let error = all.wait_for(|_| true, short).unwrap_err().to_string();
-        assert!(error.contains("process 77") && error.contains("20 ms"), "{error}");
-        // What begins later is not waited for, and what ends is not waited for any longer.
-        std::thread::scope(|scope| {
-            let (say, said) = std::sync::mpsc::channel();
-            let waiting = scope.spawn(|| all.wait_for(move |_| say.send(()).is_ok(), long));
-            said.recv().unwrap();
-            let later = all.begin(2, Allowed::default(), 78);
-            drop(import);
-            waiting.join().unwrap().unwrap();
-            drop(later);
-        });
-    }
 }

@@ -9,12 +9,13 @@ use rekindle_wire::control::{CallInfo, ClientInfo, Failure, GpuInfo, Reply, Stat
 use rekindle_wire::gpus;
 use rekindle_wire::version::control_version;
 
+use super::Daemon;
 use super::clients::Client;
 use super::lost::Lost;
+use super::peer::is_operator;
 use super::pidns::PidView;
 use super::sys::Credentials;
 use super::worker::{Description, describe_all};
-use super::{Daemon, connection};
 
 /// The clients that the peer may know of: those it can see, and, unless it is an operator, its own user's.
 pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
@@ -24,7 +25,7 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
             return Reply::Failed(error.into());
         }
     };
-    let operator = connection::is_operator(peer);
+    let operator = is_operator(peer);
     let visible = |pid: i32| {
         let theirs = view.to_theirs(pid)?;
         (operator || super::process::user(pid) == Some(peer.uid)).then_some(theirs)
@@ -77,7 +78,7 @@ pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
 /// A client that the peer may ask about.
 pub(crate) fn client(daemon: &Daemon, peer: Credentials, pid: i32) -> Result<Arc<Client>, Failure> {
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(pid))?;
-    let allowed = connection::is_operator(peer) || super::process::user(ours) == Some(peer.uid);
+    let allowed = is_operator(peer) || super::process::user(ours) == Some(peer.uid);
     let clients = daemon.registry.clients_among(&[ours]);
     let client = clients.into_iter().next().filter(|_| allowed);
     client.ok_or_else(|| Failure::refused(format!("process {pid} is no client of yours")))

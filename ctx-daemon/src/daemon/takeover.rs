@@ -24,7 +24,7 @@ use super::process::{self, Process};
 use super::sys::{self, Credentials};
 use super::worker::{Worker, WorkerError};
 use super::worker_records::RecordError;
-use super::{Daemon, attach, connection};
+use super::{Daemon, attach, message};
 use crate::limit::Limit;
 
 /// How long a worker may take to open its ring.
@@ -82,7 +82,7 @@ pub(crate) fn serve(
         Err(error) => {
             warn!(worker = peer.pid, command, "not taken over: {error}");
             if let Ok(stream) = told {
-                connection::fail(&stream, error);
+                message::fail(&stream, error);
             }
         }
     }

@@ -28,7 +28,7 @@ use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 use tracing::{debug, info, warn};
 
-pub(crate) use self::describe::{Description, describe_all};
+pub(crate) use self::describe::describe_all;
 use super::process::Process;
 use super::sandbox::UidClaim;
 use super::{lock, sys};
@@ -150,6 +150,14 @@ pub(crate) struct Answered {
 
 /// What a worker has made to be shared, and what it needs of others.
 pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
+
+/// What `ps` shows of a worker.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Description {
+    pub(crate) device_memory: Vec<u64>,
+    pub(crate) pinned_memory: u64,
+    pub(crate) commands: u64,
+}
 
 /// A worker process.
 pub(crate) struct Worker {

@@ -283,6 +283,13 @@ fn one_whose_worker_is_stopped_fails_the_dump_by_the_configured_limit_and_says_s
         assert_eq!(unsafe { libc::kill(worker, signal) }, 0);
     };
     signal(libc::SIGSTOP);
+    // The thread that serves the daemon runs on until another of its threads has taken the signal.
+    eventually("all threads of the worker are stopped", || {
+        let threads = std::fs::read_dir(format!("/proc/{worker}/task")).unwrap();
+        let stat = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat")).unwrap();
+        let stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|it| it.starts_with('T'));
+        threads.map(|it| it.unwrap()).all(|it| stopped(stat(it))).then_some(())
+    });
     let (_session, reply) = Session::open(&daemon, &pause(client.pid, true), dir.path());
     signal(libc::SIGCONT);
     let reason = reason(reply);

@@ -22,6 +22,7 @@
 
 mod base;
 mod beside;
+mod error;
 mod files;
 mod freeze;
 mod manifest;
@@ -39,11 +40,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_images::{CompressionChoice, CreateOptions, ImageDir, ImageError, ImageWriter, PhaseName, Protocol};
-use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request};
+use rekindle_wire::control::{Failing, Failure, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
-use thiserror::Error;
 use tracing::{debug, info, warn};
 
+use self::error::{DumpError, SaveError};
 pub(super) use self::files::MOST as MOST_DATA_FILES;
 use self::freeze::FreezeWatch;
 use self::manifest::{Unattached, Whose};
@@ -51,85 +52,18 @@ pub(super) use self::manifest::{driver_build, driver_version, gpu, is_unattached
 use self::precopy::Planned;
 pub(super) use self::progress::Progress;
 use self::protocol::Chosen;
-use self::quiesce::{ClosedRing, QuiesceError};
-use self::save::{SaveError, SaveJob};
-use super::checkpoints::{self, DumpGuard, MomentError};
+use self::quiesce::ClosedRing;
+use self::save::SaveJob;
+use super::checkpoints::DumpGuard;
 use super::clients::{Client, HoldGuard, Pending};
-use super::connection::{self, MAX_REQUEST};
-use super::ipc::{self, SharingError};
-use super::pidns::{PidError, PidView};
+use super::ipc;
+use super::message::{self, MAX_REQUEST};
+use super::moment::wait_for_moment;
+use super::pidns::PidView;
 use super::process::{self, Process};
 use super::room::HoldsRoom;
 use super::sys::{self, Credentials};
 use super::{Daemon, at_once};
-use rekindle_ctx_worker::failure;
-
-/// Why a dump fails. The applications go on.
-#[derive(Debug, Error)]
-pub(super) enum DumpError {
-    #[error("the image directory must come with the request")]
-    NoDirectory,
-    #[error(transparent)]
-    Pid(#[from] PidError),
-    #[error("cannot list the processes of the tree: {0}")]
-    Tree(std::io::Error),
-    #[error(
-        "process {root} is being dumped already, with the tree of process {other}: wait until that is over; that one goes on"
-    )]
-    Overlaps { root: i32, other: i32 },
-    #[error(
-        "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free{}: free some or dump elsewhere",
-        if *.replaces { " beside the image that is there, which stays until the new one is whole" } else { "" }
-    )]
-    Space { needed: u64, free: u64, directory: String, replaces: bool },
-    #[error(transparent)]
-    Quiesce(#[from] QuiesceError),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error("{0} has lost its worker, and its GPU state with it: start it anew")]
-    LostWorker(String),
-    /// In whole words.
-    #[error("{0}")]
-    WithoutWorker(String),
-    #[error(transparent)]
-    Sharing(#[from] SharingError),
-    #[error(transparent)]
-    Save(#[from] SaveError),
-    #[error("CRIU has not dumped the connection of {0} to its worker: is the plugin of this version?")]
-    NoSocket(String),
-    #[error("{0} cannot be asked at this point of a dump")]
-    Order(&'static str),
-    #[error("{0} has ended while its memory was copied: dump again")]
-    EndedMeanwhile(String),
-    #[error("this dump has failed already: {0}")]
-    Failed(Failure),
-    #[error(transparent)]
-    Moment(#[from] MomentError),
-    #[error("the connection closed")]
-    Closed,
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
-}
-
-impl Failing for DumpError {
-    fn kind(&self) -> FailureKind {
-        match self {
-            Self::Pid(error) => error.kind(),
-            Self::Tree(error) | Self::Thread(error) => Failing::kind(error),
-            Self::Space { .. } => FailureKind::NoSpace,
-            Self::Quiesce(error) => error.kind(),
-            Self::Image(error) => failure::of_image(error),
-            Self::LostWorker(_) | Self::EndedMeanwhile(_) => FailureKind::LostPeer,
-            Self::WithoutWorker(_) | Self::Overlaps { .. } => FailureKind::Refused,
-            Self::Sharing(error) => error.kind(),
-            Self::Save(error) => error.kind(),
-            Self::NoDirectory | Self::NoSocket(_) | Self::Order(_) => FailureKind::Internal,
-            Self::Failed(failure) => failure.kind,
-            Self::Moment(error) => error.kind(),
-            Self::Closed => FailureKind::GivenUp,
-        }
-    }
-}
 
 /// A dump in progress.
 struct Dump<'a> {
@@ -181,15 +115,15 @@ pub(super) fn serve(
 ) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
-        Err(error) => return connection::fail(stream, error),
+        Err(error) => return message::fail(stream, error),
     };
     let ours = PidView::of(peer.pid).and_then(|view| view.to_ours(root));
     let under = daemon.checkpoints.begin(ours.unwrap_or(root));
-    if let Err(error) = checkpoints::wait_for_moment(daemon, stream, &under) {
+    if let Err(error) = wait_for_moment(daemon, stream, &under) {
         warn!(root, "dump failed: {error}");
         let failure = error.failure();
         under.progress.failed(&failure);
-        return connection::fail(stream, failure);
+        return message::fail(stream, failure);
     }
     let (mut dump, reply) = match Dump::pause(daemon, stream, peer, root, leave_running, fds, &under) {
         Ok(begun) => begun,
@@ -197,22 +131,22 @@ pub(super) fn serve(
             warn!(root, "dump failed: {error}");
             let failure = error.failure();
             under.progress.failed(&failure);
-            return connection::fail(stream, failure);
+            return message::fail(stream, failure);
         }
     };
-    connection::reply(stream, &reply);
+    message::reply(stream, &reply);
     loop {
         let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
             Ok(message) => message.body,
             Err(FrameError::Closed) => break,
             Err(error) => {
                 warn!(root, "dump: closing the connection: {error}");
-                connection::fail(stream, error);
+                message::fail(stream, error);
                 break;
             }
         };
         match dump.serve(request) {
-            Ok(reply) => connection::reply(stream, &reply),
+            Ok(reply) => message::reply(stream, &reply),
             Err(DumpError::Closed) => {
                 warn!(root, "dump given up: its connection closed before the image was durable");
                 break;
@@ -225,7 +159,7 @@ pub(super) fn serve(
                     // What was held is let go at once: CRIU may take its time to give up.
                     dump.stage = Stage::Failed(failure.clone());
                 }
-                connection::fail(stream, failure);
+                message::fail(stream, failure);
             }
         }
     }
@@ -294,7 +228,7 @@ impl<'a> Dump<'a> {
         progress.phase(PhaseName::Quiesce);
         if precopies {
             // The moment of the image is this one.
-            checkpoints::wait_for_moment(daemon, stream, under).inspect_err(|_| release(&planned))?;
+            wait_for_moment(daemon, stream, under).inspect_err(|_| release(&planned))?;
         }
         let quiesce_began = Instant::now();
         let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| release(&planned))?;
@@ -567,7 +501,7 @@ fn begin_image(dir: ImageDir, compression: CompressionChoice) -> Result<ImageWri
 
 /// The image's, and the one beside it if there is one.
 fn image_directories(fds: Vec<OwnedFd>) -> Result<(ImageDir, Option<ImageDir>), DumpError> {
-    let open = |dir: OwnedFd| ImageDir::from_fd(dir.as_fd(), connection::shown(&dir));
+    let open = |dir: OwnedFd| ImageDir::from_fd(dir.as_fd(), message::shown(&dir));
     let mut fds = fds.into_iter();
     match (fds.next(), fds.next(), fds.next()) {
         (Some(dir), beside, None) => Ok((open(dir)?, beside.map(open).transpose()?)),

@@ -11,9 +11,9 @@ use super::super::clients::Client;
 use super::super::links::Copied;
 use super::super::stage::InUse;
 use super::super::worker::WorkerError;
+use super::error::SaveError;
 use super::files::Files;
 use super::protocol::Chosen;
-use super::save::{SaveError, namespace_pid};
 use crate::limit::Limit;
 
 /// How often it is looked how far copies are, at first and at most.
@@ -82,7 +82,7 @@ impl Planned {
         }
         let began = Instant::now();
         let files = self.files(writer)?;
-        let known = writer.base().map(|base| base.known(namespace_pid(&self.client))).unwrap_or_default().to_bytes();
+        let known = writer.base().map(|base| base.known(self.client.namespace_pid())).unwrap_or_default().to_bytes();
         let mut last = u64::MAX;
         for round in 0..rounds {
             let request = WorkerRequest::Precopy {

@@ -20,16 +20,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rekindle_images::{Client as Record, Committed, ImageError, ImageWriter, PhaseName, Protocol};
-use rekindle_wire::control::{Failing, Failure, FailureKind, SavedCode, WorkerReply, WorkerRequest};
-use thiserror::Error;
+use rekindle_images::{Client as Record, Committed, ImageWriter, PhaseName, Protocol};
+use rekindle_wire::control::{SavedCode, WorkerReply, WorkerRequest};
 use tracing::{debug, info, warn};
 
 use super::super::clients::{Client, ClientState};
 use super::super::ipc::Sharing;
 use super::super::worker::WorkerError;
-use super::super::{lock, process, sys, thread, wait};
-use super::DumpError;
+use super::super::{lock, sys, thread, wait};
+use super::error::{DumpError, SaveError};
 use super::files::Files;
 use super::manifest::{self, Costs, Timeline, Whose};
 use super::precopy::{LOOK, Planned};
@@ -37,42 +36,6 @@ use super::progress::Progress;
 use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
 use crate::limit::Limit;
-use rekindle_ctx_worker::failure;
-
-/// Why there is no image.
-#[derive(Clone, Debug, Error)]
-#[error("{0}")]
-pub(in crate::daemon) struct SaveError(Failure);
-
-impl SaveError {
-    pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
-        let error = client.explain(error.clone());
-        Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
-    }
-
-    /// What was waited for has not come.
-    pub(super) fn stalled(limit: Limit, awaited: &str) -> Self {
-        let reason = format!("the image has not come further for {limit}: it waits for {awaited}; the processes go on");
-        Self(Failure::new(FailureKind::Timeout, reason))
-    }
-
-    /// Whoever wanted it does not wait for it any more.
-    pub(super) fn given_up() -> Self {
-        Self(Failure::new(FailureKind::GivenUp, "the dump was given up"))
-    }
-}
-
-impl Failing for SaveError {
-    fn kind(&self) -> FailureKind {
-        self.0.kind
-    }
-}
-
-impl From<ImageError> for SaveError {
-    fn from(error: ImageError) -> Self {
-        Self(Failure::new(failure::of_image(&error), error.to_string()))
-    }
-}
 
 /// When it began, and how it is done.
 pub(super) struct How {
@@ -214,7 +177,7 @@ impl SaveJob {
             if over {
                 let outcome = lock(&self.shared.state).outcome.clone();
                 // Without an outcome only if its thread panicked.
-                let lost = || Err(SaveError(Failure::internal("the daemon's saving thread is gone")));
+                let lost = || Err(SaveError::internal("the daemon's saving thread is gone"));
                 return Ok(outcome.unwrap_or_else(lost)?);
             }
             // Nothing may be asked before the answer, so this is the end.
@@ -299,7 +262,7 @@ impl Shared {
         });
         self.check()?;
         if saved.len() < planned.len() {
-            return Err(SaveError(Failure::internal("a thread of the daemon's that saves a process is gone")));
+            return Err(SaveError::internal("a thread of the daemon's that saves a process is gone"));
         }
         self.awaits(None, "the disk to take CRIU's files");
         // CRIU's files are written by now, and are half of the image.
@@ -311,7 +274,7 @@ impl Shared {
         let (Ok(synced_at), Some((finished_at, sockets)), Some(copied_at)) =
             (synced, state.finish.take(), state.copied_at)
         else {
-            return Err(SaveError(Failure::new(FailureKind::GivenUp, "the dump ended before it was whole")));
+            return Err(SaveError::not_whole());
         };
         let precopied = planned.iter().map(|it| it.precopied);
         let timeline = Timeline {
@@ -368,7 +331,7 @@ impl Shared {
     fn save_client(&self, writer: &ImageWriter, place: usize, planned: &Planned, all: usize) -> Option<Saved> {
         let client = &planned.client;
         // While it is there: a task that does not go on is killed when this dump is over.
-        let namespace_pid = namespace_pid(client) as i32;
+        let namespace_pid = client.namespace_pid() as i32;
         let mut open = None;
         let copied = || self.awaits(Some(place), &format!("{client} to be copied by its worker"));
         self.awaits(Some(place), &format!("the worker of {client} to begin"));
@@ -433,7 +396,7 @@ impl Shared {
             copying: planned.chosen.copying(),
             precopied: planned.files.is_some(),
         };
-        let known = writer.base().map(|base| base.known(namespace_pid(client))).unwrap_or_default();
+        let known = writer.base().map(|base| base.known(client.namespace_pid())).unwrap_or_default();
         let blob = known.to_bytes();
         let answered = client.worker.call(&request, &blob, &files.descriptors(), self.how.stall).map_err(failed)?;
         let WorkerReply::Begun { code, secured } = answered.reply else {
@@ -465,9 +428,9 @@ impl Shared {
                     debug!(%client, bytes, ?waits, "saved");
                     let mut record = Record::from_bytes(&answered.blob)?;
                     if !files.have_all_of(&record) {
-                        return Err(SaveError(Failure::internal(format!(
+                        return Err(SaveError::internal(format!(
                             "{client} cannot be saved: its worker says that its memory is in files that are not its own"
-                        ))));
+                        )));
                     }
                     record.index = index;
                     let mut state = lock(&self.state);
@@ -568,12 +531,6 @@ impl Shared {
         self.fail(error.clone());
         error
     }
-}
-
-/// The client's process as it sees itself.
-pub(super) fn namespace_pid(client: &Client) -> u32 {
-    let pids = process::namespace_pids(client.process.pid).unwrap_or_default();
-    pids.last().copied().unwrap_or(client.process.pid) as u32
 }
 
 /// What a worker's copy is waited for.

@@ -5,9 +5,10 @@ use rekindle_wire::control::{ContainerLimits, Failure, Reply};
 use rekindle_wire::gpus;
 use tracing::{info, warn};
 
+use super::super::peer::is_operator;
 use super::super::process::Process;
 use super::super::sys::Credentials;
-use super::super::{Daemon, connection, pidns, takeover};
+use super::super::{Daemon, pidns, takeover};
 use super::select::select;
 use super::{Container, Given, GrantError};
 
@@ -83,7 +84,7 @@ pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
 /// The root of a container is root as well: who gives must be on the host, and in no container that was given something
 /// (one may share the host's namespaces).
 fn is_operator_here(daemon: &Daemon, peer: Credentials) -> bool {
-    connection::is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer)
+    is_operator(peer) && takeover::is_neighbour(peer.pid) && !contained(daemon, peer)
 }
 
 /// A user who may connect may use GPUs on the host, and so may let containers that are nobody else's, as rootless engines

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_images::limits::MAX_ANCESTORS;
-use rekindle_images::{Client as Record, Gpu, Host, Image};
+use rekindle_images::{Client as Record, Gpu, Host, Image, ImageError};
 use rekindle_wire::attach::Attached;
 use rekindle_wire::control::{Allowances, Failing, FailureKind};
 use rekindle_wire::{Dialect, NotServed};
 use thiserror::Error;
 use tracing::warn;
 
+use rekindle_ctx_worker::failure;
 use rekindle_ctx_worker::state::{self, StateError};
 
 use super::super::dump::{MOST_DATA_FILES, driver_build, driver_version, gpu, is_unattached};
@@ -24,6 +25,8 @@ pub(in crate::daemon) enum CheckError {
     NotServed(String, NotServed),
     #[error("{0}: {1}")]
     NotRead(String, StateError),
+    #[error("bad image: {0}")]
+    Image(#[from] ImageError),
     #[error("bad image: {0}: its memory is in a data file of another process's")]
     Files(String),
     #[error("bad image: {client}: its memory is in {found} data files, and {MAX_DATA_FILES} are the most")]
@@ -56,6 +59,7 @@ impl Failing for CheckError {
     fn kind(&self) -> FailureKind {
         match self {
             Self::NotServed(..) | Self::NotRead(..) => FailureKind::Version,
+            Self::Image(error) => failure::of_image(error),
             Self::Files(_) | Self::TooManyFiles { .. } | Self::Socket(_) | Self::UnknownGpu(_) => FailureKind::BadImage,
             Self::Count { .. }
             | Self::Architecture { .. }
@@ -67,7 +71,7 @@ impl Failing for CheckError {
 }
 
 /// Checks what the image alone says; code is compared with its hashes, content of memory when it is loaded.
-pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
+pub(super) fn image(image: &Image) -> Result<(), CheckError> {
     let (mut sockets, mut owners) = (BTreeSet::new(), BTreeMap::new());
     for record in &image.manifest().clients {
         // Its interposer comes back with it, and goes on sending the commands that it was built to send.
@@ -78,17 +82,17 @@ pub(super) fn image(image: &Image) -> Result<(), super::RestoreError> {
         }
         for id in &record.socket_ids {
             if !sockets.insert(*id) {
-                return Err(CheckError::Socket(*id).into());
+                return Err(CheckError::Socket(*id));
             }
         }
         let files = record.data_files();
         if files.len() > MAX_DATA_FILES {
-            return Err(CheckError::TooManyFiles { client: name(record), found: files.len() }.into());
+            return Err(CheckError::TooManyFiles { client: name(record), found: files.len() });
         }
         for file in files.iter().filter(|it| it.depth == 0) {
             // A worker is given all of a file.
             if *owners.entry(file.index).or_insert(record.index) != record.index {
-                return Err(CheckError::Files(name(record)).into());
+                return Err(CheckError::Files(name(record)));
             }
         }
     }

@@ -14,8 +14,9 @@ use super::super::grants::Allowed;
 use super::super::pool::PoolError;
 use super::super::worker::{Patience, Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
+use super::error::RestoreError;
 use super::state::Restore;
-use super::{RestoreError, check, place};
+use super::{check, place};
 use crate::limit::Limit;
 
 /// A worker for each client that needs one, in their order.

@@ -17,6 +17,8 @@
 //! `Resume`, and the plugin kills what there is by then.
 
 mod check;
+mod connect;
+mod error;
 mod load;
 mod made;
 mod place;
@@ -28,101 +30,21 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_images::{ErrorKind, Image, ImageDir, ImageError};
-use rekindle_wire::control::{Allowances, Failing, Failure, FailureKind, Reply, Request};
+use rekindle_images::{ErrorKind, Image, ImageDir};
+use rekindle_wire::control::{Allowances, Failing, Failure, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
-use thiserror::Error;
 use tracing::{debug, info, warn};
 
-use self::check::CheckError;
+use self::error::RestoreError;
 use self::made::Maker;
-use self::shared::SharedError;
 use self::state::Restore;
 pub(super) use self::state::Restores;
 use super::clients::Seats;
-use super::connection::{self, MAX_REQUEST};
-use super::grants::{GrantError, ShareError};
-use super::pidns::{PidError, PidView};
-use super::pool::PoolError;
+use super::message::{self, MAX_REQUEST};
+use super::pidns::PidView;
 use super::process::Process;
 use super::sys::Credentials;
-use super::worker::WorkerError;
 use super::{Daemon, sys};
-use rekindle_ctx_worker::failure;
-
-/// Why a restore fails. Nothing of it is left with the daemon.
-#[derive(Debug, Error)]
-pub(super) enum RestoreError {
-    #[error("the image directory must come with the request")]
-    NoDirectory,
-    #[error(transparent)]
-    Pid(#[from] PidError),
-    #[error("bad image: {0}")]
-    Image(#[from] ImageError),
-    #[error(transparent)]
-    Check(#[from] CheckError),
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    #[error("{0}: {1}")]
-    Worker(String, WorkerError),
-    #[error("process {pid}: {source}")]
-    Shared { pid: i32, source: SharedError },
-    #[error("{0} has come back without its connection: is CRIU's plugin of this version?")]
-    NoConnection(String),
-    #[error("{0} has come back without the memory that it shares with its worker")]
-    NoMemory(String),
-    #[error("{0} shares GPU memory that is nowhere in the image")]
-    NotShared(String),
-    #[error("{0} and another process of the image cannot be told apart")]
-    Ambiguous(String),
-    #[error(transparent)]
-    Grant(#[from] GrantError),
-    #[error(transparent)]
-    Share(#[from] ShareError),
-    #[error(
-        "{0}: its container was given other GPUs than the image's are here: give it those, or have the image's where the container's are"
-    )]
-    OtherGpus(String),
-    #[error("CRIU has died")]
-    Orphaned,
-    #[error(
-        "{0} was killed before it was complete, and with it the restore; if criu does not end by itself, end it (docs/operating.md says why)"
-    )]
-    Died(String),
-    #[error(
-        "{needed} processes use the GPUs in this image, {taken} do so already, and the daemon's configuration allows {max} (pool.max)"
-    )]
-    Full { needed: usize, taken: usize, max: usize },
-    #[error("{0} cannot be asked at this point of a restore")]
-    Order(&'static str),
-    #[error("this restore has failed already: {0}")]
-    Failed(Failure),
-    #[error("cannot begin: {0}")]
-    Io(#[from] std::io::Error),
-}
-
-impl Failing for RestoreError {
-    fn kind(&self) -> FailureKind {
-        match self {
-            Self::Pid(error) => error.kind(),
-            Self::Image(error) => failure::of_image(error),
-            Self::Check(error) => error.kind(),
-            Self::Pool(error) => error.kind(),
-            Self::Worker(_, error) => error.kind(),
-            Self::Shared { source, .. } => source.kind(),
-            Self::NoMemory(_) | Self::NotShared(_) | Self::Ambiguous(_) => FailureKind::BadImage,
-            Self::Grant(error) => error.kind(),
-            Self::Share(error) => error.kind(),
-            Self::OtherGpus(_) | Self::Full { .. } => FailureKind::Refused,
-            Self::Orphaned => FailureKind::GivenUp,
-            Self::Died(_) => FailureKind::LostPeer,
-            Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,
-            Self::Failed(failure) => failure.kind,
-            Self::Io(error) => Failing::kind(error),
-        }
-    }
-}
-
 enum Stage {
     NotOurs,
     Restoring(Prepared),
@@ -180,25 +102,25 @@ pub(super) fn serve(
 ) {
     let _session = match daemon.connections.session(stream) {
         Ok(session) => session,
-        Err(error) => return connection::fail(stream, error),
+        Err(error) => return message::fail(stream, error),
     };
     let view = match PidView::of(peer.pid) {
         Ok(view) => view,
-        Err(error) => return connection::fail(stream, error),
+        Err(error) => return message::fail(stream, error),
     };
     let mut stage = match prepare(daemon, peer.pid, allowed.or(daemon.config.allowances), fds) {
         Ok(Some(prepared)) => {
             let reply = Reply::Prepared { restore: prepared.restore.id(), sockets: prepared.restore.sockets() };
-            connection::reply(stream, &reply);
+            message::reply(stream, &reply);
             Stage::Restoring(prepared)
         }
         Ok(None) => {
-            connection::reply(stream, &Reply::NotOurs);
+            message::reply(stream, &Reply::NotOurs);
             Stage::NotOurs
         }
         Err(error) => {
             warn!("restore failed: {error}");
-            return connection::fail(stream, error);
+            return message::fail(stream, error);
         }
     };
     loop {
@@ -215,12 +137,12 @@ pub(super) fn serve(
             Err(FrameError::Closed) => break,
             Err(error) => {
                 warn!("restore: closing the connection: {error}");
-                connection::fail(stream, error);
+                message::fail(stream, error);
                 break;
             }
         };
         match answer(&mut stage, view, &request) {
-            Ok(reply) => connection::reply(stream, &reply),
+            Ok(reply) => message::reply(stream, &reply),
             Err(error) => {
                 let failure = error.failure();
                 if !matches!(error, RestoreError::Failed(_) | RestoreError::Order(_)) {
@@ -228,7 +150,7 @@ pub(super) fn serve(
                     // Kills the workers: what was connected already sees its worker's death.
                     stage = Stage::Failed(failure.clone());
                 }
-                connection::fail(stream, failure);
+                message::fail(stream, failure);
             }
         }
     }
@@ -282,7 +204,7 @@ fn prepare(
     fds: Vec<OwnedFd>,
 ) -> Result<Option<Prepared>, RestoreError> {
     let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
-    let opened = ImageDir::from_fd(dir.as_fd(), connection::shown(&dir))?;
+    let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
     let image = match Image::open_at(opened) {
         Ok(image) => image,
         Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok(None),

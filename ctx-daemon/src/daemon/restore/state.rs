@@ -8,26 +8,21 @@
 //! ```
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 
 use rekindle_images::{Client as Record, Image};
-use rekindle_wire::Dialect;
-use rekindle_wire::attach::{Attach, Pinned};
 use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
-use rekindle_wire::frame::MAX_FDS;
 use tracing::{debug, info, warn};
 
 use super::super::clients::{Client, ClientState, Seats};
-use super::super::grants::Uuid;
-use super::super::process::{self, Process};
-use super::super::worker::{Patience, Worker, WorkerError};
-use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
+use super::super::lock;
+use super::super::process::Process;
+use super::super::worker::{Worker, WorkerError};
+use super::check;
+use super::error::RestoreError;
 use super::made::{Made, Maker};
-use super::shared::{self, SharedMemory};
-use super::{RestoreError, check};
-use crate::limit::{Deadline, Limit};
+use crate::limit::Limit;
 
 /// Of so many restores that were given up it is known what became of them.
 const GIVEN_UP: usize = 16;
@@ -87,34 +82,36 @@ impl Restores {
 pub(super) struct Restore {
     /// Cannot be guessed, so that no other process takes a client's place.
     id: u64,
-    clients: Vec<Restored>,
+    pub(super) clients: Vec<Restored>,
     /// Sockets of processes that were in the middle of their handshake.
     unattached: Vec<RestoredSocket>,
     maker: Arc<Maker>,
-    seats: Seats,
-    state: Mutex<State>,
-    changed: Condvar,
+    pub(super) seats: Seats,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
 }
 
 /// A client that comes back.
-struct Restored {
-    record: Record,
-    name: String,
-    worker: Arc<Worker>,
+pub(super) struct Restored {
+    pub(super) record: Record,
+    pub(super) name: String,
+    pub(super) worker: Arc<Worker>,
 }
 
+/// What has come of each, by its place.
 #[derive(Default)]
-struct State {
-    connections: HashMap<usize, Reattached>,
-    loaded: HashMap<usize, Result<(), WorkerError>>,
-    connected: HashMap<usize, Arc<Client>>,
+pub(super) struct State {
+    pub(super) connections: HashMap<usize, Reattached>,
+    pub(super) loaded: HashMap<usize, Result<(), WorkerError>>,
+    pub(super) connected: HashMap<usize, Arc<Client>>,
     open: bool,
 }
 
-struct Reattached {
-    process: Process,
-    cookie: u64,
-    stream: UnixStream,
+/// A restored process's connection.
+pub(super) struct Reattached {
+    pub(super) process: Process,
+    pub(super) cookie: u64,
+    pub(super) stream: UnixStream,
 }
 
 impl Restore {
@@ -195,122 +192,6 @@ impl Restore {
         self.changed.notify_all();
     }
 
-    /// A process is complete. Whether it is one of the clients; if so, it is connected to its worker now.
-    pub(super) fn resume(&self, daemon: &Arc<Daemon>, pid: i32) -> Result<bool, RestoreError> {
-        let process = Process::with_pid(pid)?;
-        // Its connection may still be on its way from the listener to here.
-        let Some(place) = self.place_of(process, daemon.config.quiesce_timeout.begins())? else {
-            return Ok(false);
-        };
-        let restored = &self.clients[place];
-        let has_ring = shared::has_ring(pid);
-        if !has_ring.map_err(|source| RestoreError::Shared { pid, source })? {
-            return Err(RestoreError::NoMemory(restored.name.clone()));
-        }
-        let pinned = restored.record.pinned.iter();
-        // With pieces its content would be ours to bring back, and it is no memfd of the process.
-        let pinned = pinned.filter(|it| it.pieces.is_empty());
-        let pinned: Vec<_> = pinned.map(|it| (it.address, it.size)).collect();
-        let memory = shared::take(pid, &pinned);
-        let memory = memory.map_err(|source| RestoreError::Shared { pid, source })?;
-        self.wait_until_loaded(place)?;
-        self.connect(daemon, place, process, memory)?;
-        Ok(true)
-    }
-
-    /// Which client a process is, when its connection is here.
-    fn place_of(&self, process: Process, deadline: Deadline) -> Result<Option<usize>, RestoreError> {
-        let pids = process::namespace_pids(process.pid)?;
-        let inner = pids.last().copied().unwrap_or(process.pid).unsigned_abs();
-        let mut state = lock(&self.state);
-        loop {
-            let here = |place: &usize| state.connections.get(place).map(|it| it.process);
-            let waiting = |place: &usize| !state.connected.contains_key(place);
-            let mut places = (0..self.clients.len()).filter(waiting);
-            if let Some(place) = places.find(|place| here(place) == Some(process)) {
-                return Ok(Some(place));
-            }
-            // Its pid in its own namespace is what it was. CRIU may have had another process of the tree make the
-            // connection, where both held the socket.
-            let same: Vec<_> = (0..self.clients.len())
-                .filter(waiting)
-                .filter(|place| self.clients[*place].record.namespace_pid == inner)
-                .collect();
-            if same.is_empty() {
-                return Ok(None);
-            }
-            if same.iter().all(|place| here(place).is_some()) {
-                return match (same.as_slice(), shared::has_ring(process.pid)) {
-                    // One of another pid namespace that happens to have the same number.
-                    (_, Ok(false)) => Ok(None),
-                    (_, Err(source)) => {
-                        let pid = process.pid;
-                        Err(RestoreError::Shared { pid, source })
-                    }
-                    ([place], Ok(true)) => Ok(Some(*place)),
-                    ([place, ..], Ok(true)) => Err(RestoreError::Ambiguous(self.clients[*place].name.clone())),
-                    ([], Ok(true)) => Ok(None),
-                };
-            }
-            if deadline.is_over() {
-                let missing = same.into_iter().find(|place| here(place).is_none());
-                let missing = missing.unwrap_or_default();
-                return Err(RestoreError::NoConnection(self.clients[missing].name.clone()));
-            }
-            state = wait_timeout(&self.changed, state, deadline.left());
-        }
-    }
-
-    fn wait_until_loaded(&self, place: usize) -> Result<(), RestoreError> {
-        let mut state = lock(&self.state);
-        loop {
-            // Any client's failure is the restore's.
-            for (place, result) in &state.loaded {
-                if let Err(error) = result {
-                    return Err(self.failure(*place, error.clone()));
-                }
-            }
-            if state.loaded.contains_key(&place) {
-                return Ok(());
-            }
-            state = wait(&self.changed, state);
-        }
-    }
-
-    fn connect(
-        &self,
-        daemon: &Arc<Daemon>,
-        place: usize,
-        process: Process,
-        memory: SharedMemory,
-    ) -> Result<(), RestoreError> {
-        let restored = &self.clients[place];
-        let Some(reattached) = lock(&self.state).connections.remove(&place) else {
-            return Err(RestoreError::NoConnection(restored.name.clone()));
-        };
-        let sees: Vec<Uuid> = restored.worker.attached().devices.iter().map(|it| it.uuid).collect();
-        let allowed = daemon.grants.of_restored(process, restored.record.grant.as_ref(), &sees)?;
-        if let Some(may) = allowed.gpus()
-            && !sees.iter().all(|it| may.contains(it))
-        {
-            return Err(RestoreError::OtherGpus(restored.name.clone()));
-        }
-        let client = Client::new(
-            process,
-            attach_of(&restored.record, reattached.cookie),
-            allowed,
-            Arc::clone(&restored.worker),
-            ClientState::Restoring,
-        );
-        lock(&self.state).connected.insert(place, Arc::clone(&client));
-        self.seats.fill(Arc::clone(&client));
-        attach::forget_when_dead(daemon, &client);
-        daemon.share(&client)?;
-        daemon.records.keep(restored.worker.process(), process, reattached.stream.as_fd());
-        let limit = daemon.config.stall_timeout;
-        send_memory(&restored.worker, reattached.stream, memory, limit).map_err(|error| self.failure(place, error))
-    }
-
     /// Opens all rings if every client is connected. Each worker answers within the limit.
     pub(super) fn open_if_whole(&self, limit: Limit) -> Result<bool, RestoreError> {
         let clients: Vec<_> = {
@@ -358,47 +239,12 @@ impl Restore {
         }
     }
 
-    fn failure(&self, place: usize, error: WorkerError) -> RestoreError {
+    pub(super) fn failure(&self, place: usize, error: WorkerError) -> RestoreError {
         RestoreError::Worker(self.clients[place].name.clone(), error)
-    }
-}
-
-/// As it would introduce itself now.
-fn attach_of(record: &Record, cookie: u64) -> Attach {
-    let settings = record.settings.iter();
-    Attach {
-        dialect: Dialect::from_parts(record.wire_version, &record.shared_state),
-        pid: i32::try_from(record.namespace_pid).unwrap_or_default(),
-        command: record.command.clone(),
-        socket: record.socket_path.to_string_lossy().into_owned(),
-        cookie,
-        settings: settings.map(|it| (it.name.clone(), it.value.clone())).collect(),
     }
 }
 
 fn sockets_of(record: &Record) -> impl Iterator<Item = RestoredSocket> {
     let path = record.socket_path.to_string_lossy();
     record.socket_ids.iter().map(move |id| RestoredSocket { id: *id, path: path.clone().into_owned() })
-}
-
-/// Hands a process's connection and memory to its worker, in as many messages as it takes.
-///
-/// Pinning takes as long as there is memory, so the limit is how long the worker may do nothing.
-fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory, limit: Limit) -> Result<(), WorkerError> {
-    let fixed = [OwnedFd::from(connection), memory.ring.into(), memory.staging.into()];
-    let (pinned, files): (Vec<Pinned>, Vec<_>) = memory.pinned.into_iter().unzip();
-    let files: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).collect();
-    let in_last = pinned.len().min(MAX_FDS - fixed.len());
-    let (first_pinned, last_pinned) = pinned.split_at(pinned.len() - in_last);
-    let (first_files, last_files) = files.split_at(files.len() - in_last);
-    let patience = Patience::WhileItWorks(limit);
-    let before = first_pinned.chunks(MAX_FDS).zip(first_files.chunks(MAX_FDS));
-    for (pinned, files) in before {
-        let pinned = pinned.to_vec();
-        worker.ask(&WorkerRequest::Pinned { pinned }, files, patience)?;
-    }
-    let mut fds = sys::raw(&fixed);
-    fds.extend(last_files);
-    let pinned = last_pinned.to_vec();
-    worker.ask(&WorkerRequest::Connect { pinned }, &fds, patience)
 }

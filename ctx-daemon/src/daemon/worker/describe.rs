@@ -10,20 +10,12 @@ use std::time::Duration;
 use rekindle_wire::control::{WorkerReply, WorkerRequest};
 use rekindle_wire::frame;
 
-use super::{Answered, DESCRIBE_TIMEOUT, Worker, WorkerError, lock, sys};
+use super::{Answered, DESCRIBE_TIMEOUT, Description, Worker, WorkerError, lock, sys};
 use crate::limit::{Deadline, Limit};
 
 /// How long a worker that is at something else may take to be through with it: most of what a worker is asked takes no time.
 const SOON: Limit = Limit::fixed(Duration::from_millis(100));
 const AT_ONCE: Limit = Limit::fixed(Duration::ZERO);
-
-/// What `ps` shows of a worker.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Description {
-    pub(crate) device_memory: Vec<u64>,
-    pub(crate) pinned_memory: u64,
-    pub(crate) commands: u64,
-}
 
 /// Asks all of these at once. Returns what each says, in their order, and what it said last where it has no time now.
 /// Takes little more than a second, however many do not answer.

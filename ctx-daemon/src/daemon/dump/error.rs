@@ -1,0 +1,126 @@
+//! Why a dump fails.
+
+use rekindle_ctx_worker::failure;
+use rekindle_images::ImageError;
+use rekindle_wire::control::{Failing, Failure, FailureKind};
+use thiserror::Error;
+
+use super::super::clients::Client;
+use super::super::ipc::SharingError;
+use super::super::moment::MomentError;
+use super::super::pidns::PidError;
+use super::super::worker::WorkerError;
+use super::quiesce::QuiesceError;
+use crate::limit::Limit;
+
+/// Why a dump fails. The applications go on.
+#[derive(Debug, Error)]
+pub(in crate::daemon) enum DumpError {
+    #[error("the image directory must come with the request")]
+    NoDirectory,
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error("cannot list the processes of the tree: {0}")]
+    Tree(std::io::Error),
+    #[error(
+        "process {root} is being dumped already, with the tree of process {other}: wait until that is over; that one goes on"
+    )]
+    Overlaps { root: i32, other: i32 },
+    #[error(
+        "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free{}: free some or dump elsewhere",
+        if *.replaces { " beside the image that is there, which stays until the new one is whole" } else { "" }
+    )]
+    Space { needed: u64, free: u64, directory: String, replaces: bool },
+    #[error(transparent)]
+    Quiesce(#[from] QuiesceError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("{0} has lost its worker, and its GPU state with it: start it anew")]
+    LostWorker(String),
+    /// In whole words.
+    #[error("{0}")]
+    WithoutWorker(String),
+    #[error(transparent)]
+    Sharing(#[from] SharingError),
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error("CRIU has not dumped the connection of {0} to its worker: is the plugin of this version?")]
+    NoSocket(String),
+    #[error("{0} cannot be asked at this point of a dump")]
+    Order(&'static str),
+    #[error("{0} has ended while its memory was copied: dump again")]
+    EndedMeanwhile(String),
+    #[error("this dump has failed already: {0}")]
+    Failed(Failure),
+    #[error(transparent)]
+    Moment(#[from] MomentError),
+    #[error("the connection closed")]
+    Closed,
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+impl Failing for DumpError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            Self::Tree(error) | Self::Thread(error) => Failing::kind(error),
+            Self::Space { .. } => FailureKind::NoSpace,
+            Self::Quiesce(error) => error.kind(),
+            Self::Image(error) => failure::of_image(error),
+            Self::LostWorker(_) | Self::EndedMeanwhile(_) => FailureKind::LostPeer,
+            Self::WithoutWorker(_) | Self::Overlaps { .. } => FailureKind::Refused,
+            Self::Sharing(error) => error.kind(),
+            Self::Save(error) => error.kind(),
+            Self::NoDirectory | Self::NoSocket(_) | Self::Order(_) => FailureKind::Internal,
+            Self::Failed(failure) => failure.kind,
+            Self::Moment(error) => error.kind(),
+            Self::Closed => FailureKind::GivenUp,
+        }
+    }
+}
+
+/// Why there is no image.
+#[derive(Clone, Debug, Error)]
+#[error("{0}")]
+pub(in crate::daemon) struct SaveError(Failure);
+
+impl SaveError {
+    pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
+        let error = client.explain(error.clone());
+        Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
+    }
+
+    /// What was waited for has not come.
+    pub(super) fn stalled(limit: Limit, awaited: &str) -> Self {
+        let reason = format!("the image has not come further for {limit}: it waits for {awaited}; the processes go on");
+        Self(Failure::new(FailureKind::Timeout, reason))
+    }
+
+    /// Something that cannot be.
+    pub(super) fn internal(reason: impl Into<String>) -> Self {
+        Self(Failure::internal(reason))
+    }
+
+    /// It is over, and something is missing.
+    pub(super) fn not_whole() -> Self {
+        Self(Failure::new(FailureKind::GivenUp, "the dump ended before it was whole"))
+    }
+
+    /// Whoever wanted it does not wait for it any more.
+    pub(super) fn given_up() -> Self {
+        Self(Failure::new(FailureKind::GivenUp, "the dump was given up"))
+    }
+}
+
+impl Failing for SaveError {
+    fn kind(&self) -> FailureKind {
+        self.0.kind
+    }
+}
+
+impl From<ImageError> for SaveError {
+    fn from(error: ImageError) -> Self {
+        Self(Failure::new(failure::of_image(&error), error.to_string()))
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory that is being taken from worker to worker.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex};
+
+use super::grants::Allowed;
+use super::{lock, wait_timeout};
+use crate::limit::{Deadline, Limit};
+
+/// A process takes memory of another, and does not come to an end.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "process {pid} takes memory from another process, and has not done so after {limit}, so that it is not known what the tree shares: dump again when it has"
+)]
+pub(super) struct Unfinished {
+    pid: i32,
+    limit: Limit,
+}
+
+/// What is being taken from worker to worker. A dump that has put its hold on a tree waits for what began before, among those
+/// that might share with its clients; what begins later finds the hold.
+#[derive(Default)]
+pub(super) struct Imports {
+    /// Whose they are, and by which process.
+    imports: Mutex<HashMap<u64, (Allowed, i32)>>,
+    over: Condvar,
+}
+
+/// One that is under way.
+pub(super) struct Import<'a> {
+    all: &'a Imports,
+    number: u64,
+}
+
+impl Imports {
+    /// One begins; it is over when the result is dropped.
+    pub(super) fn begin(&self, number: u64, of: Allowed, pid: i32) -> Import<'_> {
+        lock(&self.imports).insert(number, (of, pid));
+        Import { all: self, number }
+    }
+
+    /// Waits for those that have begun and that concern somebody; an error names one that takes longer.
+    pub(super) fn wait_for(&self, concerns: impl Fn(&Allowed) -> bool, deadline: Deadline) -> Result<(), Unfinished> {
+        let mut imports = lock(&self.imports);
+        let before: Vec<u64> = imports.iter().filter(|(_, (of, _))| concerns(of)).map(|(number, _)| *number).collect();
+        while let Some((_, pid)) = before.iter().find_map(|number| imports.get(number)) {
+            if deadline.is_over() {
+                return Err(Unfinished { pid: *pid, limit: deadline.limit });
+            }
+            imports = wait_timeout(&self.over, imports, deadline.left());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Import<'_> {
+    fn drop(&mut self) {
+        lock(&self.all.imports).remove(&self.number);
+        self.all.over.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_dump_waits_for_what_concerns_it_and_not_for_ever() {
+        let all = Imports::default();
+        let import = all.begin(1, Allowed::default(), 77);
+        let long = Limit::fixed(Duration::from_secs(60)).begins();
+        all.wait_for(|_| false, long).unwrap();
+        let short = Limit::fixed(Duration::from_millis(20)).begins();
+        let error = all.wait_for(|_| true, short).unwrap_err().to_string();
+        assert!(error.contains("process 77") && error.contains("20 ms"), "{error}");
+        // What begins later is not waited for, and what ends is not waited for any longer.
+        std::thread::scope(|scope| {
+            let (say, said) = std::sync::mpsc::channel();
+            let waiting = scope.spawn(|| all.wait_for(move |_| say.send(()).is_ok(), long));
+            said.recv().unwrap();
+            let later = all.begin(2, Allowed::default(), 78);
+            drop(import);
+            waiting.join().unwrap().unwrap();
+            drop(later);
+        });
+    }
+}

@@ -1,0 +1,30 @@
+//! What is said on a connection, and what comes with it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rekindle_wire::control::{Failure, Reply};
+use rekindle_wire::frame;
+use tracing::debug;
+
+/// No request is longer.
+pub(crate) const MAX_REQUEST: usize = 64 << 10;
+
+/// The path of a directory, for messages.
+pub(crate) fn shown(dir: &OwnedFd) -> PathBuf {
+    let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    std::fs::read_link(link).unwrap_or_else(|_| "the image directory".into())
+}
+
+/// Answers that it cannot be done.
+pub(crate) fn fail(stream: &UnixStream, failure: impl Into<Failure>) {
+    reply(stream, &Reply::Failed(failure.into()));
+}
+
+/// Answers. A peer that does not wait for it is no concern of ours.
+pub(crate) fn reply(stream: &UnixStream, reply: &Reply) {
+    if let Err(error) = frame::send(stream, reply, &[], &[]) {
+        debug!(%error, "cannot reply");
+    }
+}

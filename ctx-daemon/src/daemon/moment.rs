@@ -1,0 +1,104 @@
+//! A dump that begins when its application says so.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
+use thiserror::Error;
+use tracing::debug;
+
+use super::checkpoints::{DumpGuard, GLANCE, Moment};
+use super::clients::Client;
+use super::worker::WorkerError;
+use super::{Daemon, at_once, process, sys};
+use crate::limit::Limit;
+
+/// Why a dump does not begin at a moment of the application's.
+#[derive(Debug, Error)]
+pub(crate) enum MomentError {
+    #[error(
+        "none of its processes has said within {0} s that it is where it wants to be checkpointed (rekindle_checkpoint)"
+    )]
+    Never(u64),
+    #[error("whoever waited for the application's moment is gone")]
+    Gone,
+    #[error("{client} cannot be told that its moment is waited for: {source}")]
+    Untold { client: String, source: WorkerError },
+}
+
+impl Failing for MomentError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Never(_) => FailureKind::Timeout,
+            Self::Gone => FailureKind::GivenUp,
+            Self::Untold { source, .. } => source.kind(),
+        }
+    }
+}
+
+/// Waits until the application says that the moment has come, where that is ordered for this dump. One that copies memory
+/// beforehand waits twice: its image is of the moment after that copy. CRIU waits for the answer
+/// to its first question, and the processes run.
+pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
+    let Some(Moment { patience, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
+    daemon.checkpoints.wait_again(dump);
+    let mut told = Told { clients: Vec::new(), limit: daemon.config.quiesce_timeout };
+    let began = Instant::now();
+    let waited = loop {
+        let tree = process::tree(dump.root).unwrap_or_default();
+        if let Err(error) = told.tell(daemon.registry.clients_among(&tree)) {
+            break Err(error);
+        }
+        let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
+        dump.progress.waits(true, &pids);
+        match daemon.checkpoints.moment(dump) {
+            None => break Err(MomentError::Gone),
+            Some(moment) if moment.has_come => break Ok(()),
+            Some(_) if sys::is_hung_up(stream) => break Err(MomentError::Gone),
+            Some(_) if began.elapsed() >= patience => break Err(MomentError::Never(patience.as_secs())),
+            Some(_) => std::thread::sleep(GLANCE),
+        }
+    };
+    let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();
+    dump.progress.waits(false, &pids);
+    waited
+}
+
+/// Clients that have been told that somebody waits. When this is dropped, nobody does.
+struct Told {
+    clients: Vec<Arc<Client>>,
+    /// How long a worker may take to hear of it.
+    limit: Limit,
+}
+
+impl Told {
+    /// Tells those that do not know yet. One that ends meanwhile need not know.
+    fn tell(&mut self, clients: Vec<Arc<Client>>) -> Result<(), MomentError> {
+        for client in clients {
+            if self.clients.iter().any(|it| Arc::ptr_eq(it, &client)) {
+                continue;
+            }
+            let asked = client.worker.ask(&WorkerRequest::Moment { awaited: true }, &[], self.limit);
+            match asked.map_err(|error| client.explain(error)) {
+                Ok(()) => self.clients.push(client),
+                Err(WorkerError::Ended) => {}
+                Err(source) => return Err(MomentError::Untold { client: client.to_string(), source }),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Told {
+    /// One that cannot be told asks the daemon, in vain, until the next dump that waits for its moment is over.
+    fn drop(&mut self) {
+        let nobody_waits = WorkerRequest::Moment { awaited: false };
+        let deadline = self.limit.begins();
+        at_once(&self.clients, |client| {
+            if let Err(error) = client.worker.ask(&nobody_waits, &[], deadline) {
+                debug!(%client, %error, "cannot be told that its moment is not waited for any more");
+            }
+        });
+    }
+}

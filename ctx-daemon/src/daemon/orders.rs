@@ -1,0 +1,100 @@
+//! An order: who has CRIU make a checkpoint says how, and hears what becomes of it.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rekindle_images::UnknownProtocol;
+use rekindle_wire::control::{Failing, Failure, FailureKind, Reply, Request};
+use rekindle_wire::frame::{self, FrameError};
+use thiserror::Error;
+use tracing::debug;
+
+use super::checkpoints::{OrderGuard, TooManyOrders};
+use super::message::{self, MAX_REQUEST};
+use super::party::Party;
+use super::peer::{is_operator, may_checkpoint};
+use super::pidns::{PidError, PidView};
+use super::sys::Credentials;
+use super::{Daemon, process};
+
+/// For how long a dump may wait for its application's moment: as long as it waits, no process of its tree gets a worker.
+const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Why nobody may have a tree dumped in this way.
+#[derive(Debug, Error)]
+enum OrderError {
+    #[error("there is no process {0} of yours")]
+    NoProcess(i32),
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error(transparent)]
+    Protocol(#[from] UnknownProtocol),
+    #[error(transparent)]
+    TooMany(#[from] TooManyOrders),
+    #[error(
+        "only root and the user that rekindled runs as, on the host itself, may have a dump wait for the application's moment: dumps are theirs to make"
+    )]
+    MomentNotAllowed,
+    #[error("a dump waits for the application's moment for {} s at most", MOST_PATIENCE.as_secs())]
+    Patience,
+}
+
+impl Failing for OrderError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            _ => FailureKind::Refused,
+        }
+    }
+}
+
+/// What is said of a checkpoint beforehand.
+pub(crate) struct Asked {
+    pub(crate) root: i32,
+    pub(crate) protocol: Option<String>,
+    /// For how long the application's moment is waited for, if it is.
+    pub(crate) patience: Option<Duration>,
+}
+
+/// Serves an order until its connection closes.
+pub(crate) fn serve(daemon: &Daemon, stream: &UnixStream, peer: (Credentials, Party), asked: &Asked) {
+    let _session = match daemon.connections.session(stream) {
+        Ok(session) => session,
+        Err(error) => return message::fail(stream, error),
+    };
+    let order = match accept(daemon, peer, asked) {
+        Ok(order) => order,
+        Err(error) => return message::fail(stream, error),
+    };
+    message::reply(stream, &Reply::Awaited);
+    loop {
+        match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
+            Ok(message) if matches!(message.body, Request::Progress) => {
+                message::reply(stream, &Reply::Progress(order.progress()));
+            }
+            Ok(_) => return message::fail(stream, Failure::internal("only Progress can be asked now")),
+            Err(FrameError::Closed) => return,
+            Err(error) => return debug!(%error, "an order's connection closes"),
+        }
+    }
+}
+
+fn accept<'a>(
+    daemon: &'a Daemon,
+    (peer, party): (Credentials, Party),
+    asked: &Asked,
+) -> Result<OrderGuard<'a>, OrderError> {
+    let ours = PidView::of(peer.pid)?.to_ours(asked.root)?;
+    let owner = process::user(ours);
+    if owner.is_none() || !is_operator(peer) && owner != Some(peer.uid) {
+        return Err(OrderError::NoProcess(asked.root));
+    }
+    let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
+    match asked.patience {
+        // It is somebody else's dump that would wait.
+        Some(_) if !may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
+        Some(patience) if patience > MOST_PATIENCE => return Err(OrderError::Patience),
+        _ => {}
+    }
+    Ok(daemon.checkpoints.order(party, ours, protocol, asked.patience)?)
+}

@@ -1,0 +1,86 @@
+//! Why a restore fails.
+
+use rekindle_ctx_worker::failure;
+use rekindle_images::ImageError;
+use rekindle_wire::control::{Failing, Failure, FailureKind};
+use thiserror::Error;
+
+use super::super::grants::{GrantError, ShareError};
+use super::super::pidns::PidError;
+use super::super::pool::PoolError;
+use super::super::worker::WorkerError;
+use super::check::CheckError;
+use super::shared::SharedError;
+
+/// Why a restore fails. Nothing of it is left with the daemon.
+#[derive(Debug, Error)]
+pub(in crate::daemon) enum RestoreError {
+    #[error("the image directory must come with the request")]
+    NoDirectory,
+    #[error(transparent)]
+    Pid(#[from] PidError),
+    #[error("bad image: {0}")]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error("{0}: {1}")]
+    Worker(String, WorkerError),
+    #[error("process {pid}: {source}")]
+    Shared { pid: i32, source: SharedError },
+    #[error("{0} has come back without its connection: is CRIU's plugin of this version?")]
+    NoConnection(String),
+    #[error("{0} has come back without the memory that it shares with its worker")]
+    NoMemory(String),
+    #[error("{0} shares GPU memory that is nowhere in the image")]
+    NotShared(String),
+    #[error("{0} and another process of the image cannot be told apart")]
+    Ambiguous(String),
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error(
+        "{0}: its container was given other GPUs than the image's are here: give it those, or have the image's where the container's are"
+    )]
+    OtherGpus(String),
+    #[error("CRIU has died")]
+    Orphaned,
+    #[error(
+        "{0} was killed before it was complete, and with it the restore; if criu does not end by itself, end it (docs/operating.md says why)"
+    )]
+    Died(String),
+    #[error(
+        "{needed} processes use the GPUs in this image, {taken} do so already, and the daemon's configuration allows {max} (pool.max)"
+    )]
+    Full { needed: usize, taken: usize, max: usize },
+    #[error("{0} cannot be asked at this point of a restore")]
+    Order(&'static str),
+    #[error("this restore has failed already: {0}")]
+    Failed(Failure),
+    #[error("cannot begin: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl Failing for RestoreError {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Pid(error) => error.kind(),
+            Self::Image(error) => failure::of_image(error),
+            Self::Check(error) => error.kind(),
+            Self::Pool(error) => error.kind(),
+            Self::Worker(_, error) => error.kind(),
+            Self::Shared { source, .. } => source.kind(),
+            Self::NoMemory(_) | Self::NotShared(_) | Self::Ambiguous(_) => FailureKind::BadImage,
+            Self::Grant(error) => error.kind(),
+            Self::Share(error) => error.kind(),
+            Self::OtherGpus(_) | Self::Full { .. } => FailureKind::Refused,
+            Self::Orphaned => FailureKind::GivenUp,
+            Self::Died(_) => FailureKind::LostPeer,
+            Self::NoDirectory | Self::NoConnection(_) | Self::Order(_) => FailureKind::Internal,
+            Self::Failed(failure) => failure.kind,
+            Self::Io(error) => Failing::kind(error),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What connections share. It knows none of those that serve them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::checkpoints::Checkpoints;
+use super::clients::{Client, Registry};
+use super::connections::Connections;
+use super::grants::{Grants, ShareError};
+use super::imports::Imports;
+use super::links::Links;
+use super::lost::LostWorkers;
+use super::nvml::Nvml;
+use super::pool::Pool;
+use super::restore::Restores;
+use super::room::Rooms;
+use super::sandbox::Sandbox;
+use super::spawn::Spawner;
+use super::stage::Stage;
+use super::worker_records::WorkerRecords;
+use crate::config::Config;
+
+/// Everything that connections share.
+pub(super) struct Daemon {
+    pub(super) config: Config,
+    pub(super) pool: Arc<Pool>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) lost: Arc<LostWorkers>,
+    pub(super) restores: Restores,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) rooms: Arc<Rooms>,
+    pub(super) stage: Arc<Stage>,
+    pub(super) links: Arc<Links>,
+    pub(super) sandbox: Sandbox,
+    pub(super) grants: Arc<Grants>,
+    pub(super) records: Arc<WorkerRecords>,
+    pub(super) nvml: Nvml,
+    pub(super) connections: Arc<Connections>,
+    pub(super) imports: Imports,
+    pub(super) stopping: AtomicBool,
+}
+
+impl Daemon {
+    /// Begins to fill the pool and the stage; nobody connects yet.
+    ///
+    /// # Errors
+    /// There is no thread, or no memory, for them.
+    pub(super) fn start(config: Config, sandbox: Sandbox) -> io::Result<Self> {
+        let daemon = Self {
+            pool: Pool::new(Spawner::new(&config, &sandbox), config.spare),
+            registry: Arc::default(),
+            lost: Arc::default(),
+            restores: Restores::default(),
+            checkpoints: Checkpoints::default(),
+            rooms: Arc::default(),
+            stage: Stage::start(config.checkpoint.staging)?,
+            links: Links::new(&config.checkpoint),
+            sandbox,
+            grants: Arc::new(Grants::load(&config.state_dir, config.grants_required)),
+            records: Arc::new(WorkerRecords::open(&config.state_dir)),
+            nvml: Nvml::new(&config),
+            connections: Arc::new(Connections::new(config.connections)),
+            imports: Imports::default(),
+            stopping: AtomicBool::new(false),
+            config,
+        };
+        daemon.pool.keep_filled()?;
+        Ok(daemon)
+    }
+
+    /// Has a client's worker count what it has with what others of its container have.
+    pub(super) fn share(&self, client: &Client) -> Result<(), ShareError> {
+        let devices = match client.allowed.container {
+            Some(_) => self.pool.devices().map_err(|error| io::Error::other(error.to_string()))?,
+            None => return Ok(()),
+        };
+        self.grants.share(&client.allowed, &client.worker, &devices, self.config.quiesce_timeout)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
