@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::{ImageError, names, sys};
 
 /// The directory that an image is in.
@@ -40,7 +42,7 @@ impl ImageDir {
         let shown = shown.into();
         // Opened anew, not duplicated: a lock belongs to the open file, and the caller's
         // descriptor may be one that permits neither listing nor fsync.
-        match sys::open_at(fd, ".", libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+        match sys::open_at(fd, ".", OFlags::RDONLY | OFlags::DIRECTORY, 0) {
             Ok(dir) => Ok(Self { dir, shown }),
             Err(error) => Err(ImageError::io("open", shown.display().to_string(), error)),
         }
@@ -71,7 +73,7 @@ impl ImageDir {
     /// The file `name` and its length, if there is one.
     pub(crate) fn open_file(&self, name: &str) -> Result<Option<(File, u64)>, ImageError> {
         // Not blocking: a FIFO in place of a file must not hold up the reader.
-        let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match sys::open_at(self.dir.as_fd(), name, flags, 0) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -94,13 +96,13 @@ impl ImageDir {
 
     /// A new file, which must not be there yet, for its owner only.
     pub(crate) fn create_file(&self, name: &str) -> Result<File, ImageError> {
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         sys::open_at(self.dir.as_fd(), name, flags, 0o600).map_err(|error| ImageError::write(name, 0, error))
     }
 
     /// Opens a file to be written past the page cache, where its file system does that and it is worth it.
     pub(crate) fn open_direct(&self, name: &str) -> Option<File> {
-        let flags = libc::O_WRONLY | libc::O_DIRECT | libc::O_NOFOLLOW;
+        let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW;
         sys::open_at(self.dir.as_fd(), name, flags, 0).ok().filter(sys::is_worth_direct)
     }
 
@@ -125,7 +127,7 @@ impl ImageDir {
     /// The directory at a relative path; links are followed.
     pub(crate) fn open_below(&self, path: &Path) -> Result<Self, ImageError> {
         let shown = self.shown.join(path);
-        match sys::open_at(self.dir.as_fd(), path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+        match sys::open_at(self.dir.as_fd(), path, OFlags::RDONLY | OFlags::DIRECTORY, 0) {
             Ok(dir) => Ok(Self { dir, shown }),
             Err(error) => Err(ImageError::io("open", shown.display().to_string(), error)),
         }
@@ -148,7 +150,7 @@ impl ImageDir {
 
     /// The directory `name` in this one, if there is one; a link or a file of that name is none.
     pub(crate) fn inner_dir(&self, name: &str) -> Result<Option<Self>, ImageError> {
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         match sys::open_at(self.dir.as_fd(), name, flags, 0) {
             Ok(dir) => Ok(Some(Self { dir, shown: self.shown.join(name) })),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => Ok(None),
@@ -191,7 +193,7 @@ impl ImageDir {
         const PART: u64 = 64 << 20;
         let mut files = Vec::new();
         for name in self.names()? {
-            let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let file = match sys::open_at(self.dir.as_fd(), &name, flags, 0) {
                 Ok(file) => file,
                 // A link, a socket, or something that is gone.

@@ -4,13 +4,12 @@
 //! The image's files are looked at in its root directory without leaving it: its links may be absolute, or lead anywhere.
 
 use std::collections::BTreeSet;
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use thiserror::Error;
 
 /// Where distributions keep the C library and what else the loader finds without being told.
@@ -146,21 +145,9 @@ impl Image {
     }
 
     fn open_in(&self, path: &Path) -> io::Result<File> {
-        let path = CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)?;
-        // SAFETY: the structure is plain numbers, of which zero is each one's default.
-        let mut how: libc::open_how = unsafe { std::mem::zeroed() };
         // Without waiting: a FIFO of the image's must not hold us up.
-        how.flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-        how.resolve = libc::RESOLVE_IN_ROOT;
-        let size = size_of::<libc::open_how>();
-        let root = self.root.as_raw_fd();
-        // SAFETY: the path is a C string, and the structure is of the size that is given.
-        let fd = unsafe { libc::syscall(libc::SYS_openat2, root, path.as_ptr(), &raw const how, size) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just made this descriptor for us.
-        Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?.into())
     }
 }
 
@@ -180,6 +167,7 @@ fn newest_glibc(file: File) -> io::Result<Option<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{CWD, mkfifoat};
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
@@ -249,9 +237,7 @@ mod tests {
     #[test]
     fn a_fifo_in_the_librarys_place_does_not_hold_us_up() {
         let dir = image(&[("usr/lib/x86_64-linux-gnu/other", "")]);
-        let fifo = CString::new(dir.path().join(LIBC).as_os_str().as_bytes()).unwrap();
-        // SAFETY: a C string and a mode.
-        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        mkfifoat(CWD, dir.path().join(LIBC), Mode::RUSR | Mode::WUSR).unwrap();
         let ours = image(&[("libcuda.so.1", "GLIBC_2.28")]);
         Image::open(dir.path()).unwrap().check(&ours.path().join("libcuda.so.1")).unwrap();
     }

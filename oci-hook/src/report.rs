@@ -5,12 +5,13 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::parent_id;
 use std::path::Path;
 
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getppid, pidfd_getfd, pidfd_open};
 use serde_json::json;
 
 const STDERR: RawFd = 2;
@@ -60,16 +61,8 @@ fn stderr_is_null() -> bool {
 
 /// The open file itself, position and all, so that what podman writes next does not overwrite the line.
 fn parents_stderr() -> Option<File> {
-    let own = |fd: i64| {
-        // SAFETY: the kernel has just made the descriptor for us, where it is one.
-        RawFd::try_from(fd).ok().filter(|&fd| fd >= 0).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
-    };
-    let no_flags = 0;
-    // SAFETY: a pid and flags.
-    let parent = own(unsafe { libc::syscall(libc::SYS_pidfd_open, parent_id(), no_flags) })?;
-    // SAFETY: descriptors and flags.
-    let file = own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, parent.as_raw_fd(), STDERR, no_flags) })?;
-    Some(file.into())
+    let parent = pidfd_open(getppid()?, PidfdFlags::empty()).ok()?;
+    Some(pidfd_getfd(parent, STDERR, PidfdGetfdFlags::empty()).ok()?.into())
 }
 
 #[cfg(test)]
