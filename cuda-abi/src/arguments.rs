@@ -17,6 +17,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use crate::launch::{gather, size_of_parameters};
+use crate::raw;
 use crate::types::*;
 
 /// A value, or what the call answers with.
@@ -74,7 +75,7 @@ macro_rules! pointers {
             /// # Errors
             /// `CUDA_ERROR_INVALID_VALUE` where the caller passed none.
             pub fn require(self) -> Result<()> {
-                if self.is_null() { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
+                ensure(!self.is_null(), CUDA_ERROR_INVALID_VALUE)
             }
         }
     )*};
@@ -113,9 +114,8 @@ impl<'c, T: Copy> In<'c, T> {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` where there is none.
     pub fn read(self) -> Result<Passed<'c, T>> {
-        self.require()?;
-        // SAFETY: not null, so a value by the caller's promise, which `from_c` asks for.
-        Ok(Passed(unsafe { self.0.read_unaligned() }, PhantomData))
+        // SAFETY: null or a value by the caller's promise, which `from_c` asks for.
+        Ok(Passed(unsafe { raw::read(self.0) }?, PhantomData))
     }
 }
 
@@ -143,10 +143,8 @@ impl<T> Out<'_, T> {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` where there is no room for it.
     pub fn put(self, value: T) -> Result<()> {
-        self.require()?;
-        // SAFETY: not null, so writable by the caller's promise, which `from_c` asks for.
-        unsafe { self.0.write_unaligned(value) };
-        Ok(())
+        // SAFETY: null or writable by the caller's promise, which `from_c` asks for.
+        unsafe { raw::put(self.0, value) }
     }
 
     /// Writes a value that the caller need not want.
@@ -171,12 +169,8 @@ impl<T: Copy> InArray<'_, T> {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` where there are some and the array is null.
     pub fn values(self, count: Count) -> Result<Vec<T>> {
-        if count.0 == 0 {
-            return Ok(Vec::new());
-        }
-        self.require()?;
-        // SAFETY: not null, so as many values as the call's count says by the caller's promise, which `from_c` asks for.
-        Ok((0..count.0).map(|place| unsafe { self.0.add(place).read_unaligned() }).collect())
+        // SAFETY: null, or as many values as the call's count says, by the caller's promise, which `from_c` asks for.
+        unsafe { raw::values(self.0, count.0) }
     }
 }
 
@@ -252,11 +246,8 @@ impl<'c> Text<'c> {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` where there is none.
     pub fn read(self) -> Result<&'c CStr> {
-        if self.0.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        // SAFETY: not null, so a text that ends in a NUL by the caller's promise, which `from_c` asks for.
-        Ok(unsafe { CStr::from_ptr(self.0) })
+        // SAFETY: null, or a text that ends in a NUL, by the caller's promise, which `from_c` asks for.
+        unsafe { raw::text(self.0) }
     }
 }
 

@@ -9,8 +9,8 @@
 //!                                          └──> encoders, dispatch, entry points  (interposer, worker)
 //! ```
 //!
-//! What a call's arguments mean, which the interposer and the software GPU both read, is here once: [`arguments`] for the
-//! pointers themselves, [`launch`], [`copies`], [`batch`], [`jit`] and [`shapes`] for what lies behind them.
+//! What a call's arguments mean, which the interposer and the software GPU both read, is here once: [`arguments`] and
+//! [`raw`] for the pointers themselves, [`launch`], [`copies`], [`batch`], [`jit`] and [`shapes`] for what lies behind them.
 //!
 //! And of `libnvidia-ml.so.1` beside it, the table of its functions: [`nvml`].
 
@@ -27,6 +27,7 @@ pub mod lookup;
 pub mod nvml;
 #[cfg(feature = "private")]
 pub mod private;
+pub mod raw;
 pub mod shapes;
 pub mod table;
 pub mod types;

@@ -185,6 +185,30 @@ macro_rules! results {
     };
 }
 
+/// Turns what a function came to into what C gets.
+#[inline]
+pub fn code(result: Result<(), CUresult>) -> CUresult {
+    result.err().unwrap_or(CUDA_SUCCESS)
+}
+
+/// Turns what C got into success or an error.
+///
+/// # Errors
+/// The code, if it is not success.
+#[inline]
+pub fn check(result: CUresult) -> Result<(), CUresult> {
+    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
+}
+
+/// Whether a condition holds.
+///
+/// # Errors
+/// The code, if it does not.
+#[inline]
+pub fn ensure(condition: bool, otherwise: CUresult) -> Result<(), CUresult> {
+    if condition { Ok(()) } else { Err(otherwise) }
+}
+
 /// The name or text of an error as a C string, `None` for an unknown code.
 pub fn result_text(code: CUresult, name: bool) -> Option<*const c_char> {
     let index = RESULTS.binary_search_by_key(&code, |r| r.0).ok()?;

@@ -3,7 +3,7 @@
 use rekindle_cuda_abi::arguments::{Count, InArray, InOut, Out};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, edges, ensure};
+use super::{call, edges};
 use crate::Result;
 use crate::capture::{Mode, Status, exchange_mode};
 use crate::driver::driver;
@@ -165,5 +165,5 @@ pub fn cuThreadExchangeStreamCaptureMode(mode: InOut<u32>) -> CUresult {
         let new = Mode::new(*mode.read()?).unwrap_or(Mode::Relaxed);
         mode.put(exchange_mode(new) as u32)
     };
-    exchange().err().unwrap_or(CUDA_SUCCESS)
+    code(exchange())
 }

@@ -5,8 +5,8 @@ use std::ffi::c_char;
 use rekindle_cuda_abi::arguments::{Count, In, InOut, Out, OutArray};
 use rekindle_cuda_abi::types::*;
 
+use super::call;
 use super::params::{self, copy_task, fill_task, host_task, kernel_task, kernel_task_v1, task_of, words_task};
-use super::{call, ensure};
 use crate::Result;
 use crate::driver::driver;
 use crate::exec::{AUTO_FREE, Flat, Refusal, Step, TOPOLOGY_CHANGED, TYPE_CHANGED, allowed};

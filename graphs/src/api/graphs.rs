@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use rekindle_cuda_abi::arguments::{Count, InArray, Out, OutArray, Room, Text};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, edges, ensure};
+use super::{call, edges};
 use crate::Result;
 use crate::exec::is_programs;
 use crate::graph::{Edge, Graph, Owner};

@@ -29,12 +29,7 @@ use crate::graph::Edge;
 /// Runs a function's work where calls may be made, and turns its result into what C gets.
 fn call(work: impl FnOnce() -> Result<()>) -> CUresult {
     let ready = driver().and_then(|driver| driver.current()).map(drop);
-    ready.and_then(|()| work()).err().unwrap_or(CUDA_SUCCESS)
-}
-
-/// An error where a condition does not hold.
-fn ensure(condition: bool, code: CUresult) -> Result<()> {
-    if condition { Ok(()) } else { Err(code) }
+    code(ready.and_then(|()| work()))
 }
 
 /// Nodes, and what is known of the edges from them, if anything.

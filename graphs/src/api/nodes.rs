@@ -4,7 +4,7 @@ use rekindle_cuda_abi::arguments::{Count, In, InArray, InOut, NodeParams, Out};
 use rekindle_cuda_abi::types::*;
 
 use super::params::{self, fill_task, kernel_task, kernel_task_v1, task_of, words_task};
-use super::{call, edges, ensure};
+use super::{call, edges};
 use crate::Result;
 use crate::driver::driver;
 use crate::store::with;

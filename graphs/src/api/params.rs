@@ -5,7 +5,6 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::arguments::{In, NodeParams, Passed};
 use rekindle_cuda_abi::types::*;
 
-use super::ensure;
 use crate::Result;
 use crate::driver::driver;
 use crate::task::{Copy, Fill, Host, Kernel, Task, Words};

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, ensure};
+use super::call;
 use crate::Result;
 use crate::store::with;
 use crate::user::UserObject;

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use rekindle_cuda_abi::raw::put_text;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Device;
 
@@ -58,24 +59,7 @@ pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice)
         Err(error) => return error,
     };
     // SAFETY: cuda.h has `name` hold `len` bytes.
-    unsafe { put_text(name, len, &d.name) }
-}
-
-/// Copies a text with its NUL, cut to `len` bytes.
-///
-/// # Safety
-/// `out` is null or holds `len` bytes.
-unsafe fn put_text(out: *mut c_char, len: i32, text: &str) -> CUresult {
-    if out.is_null() || len <= 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    let bytes = text.len().min(len as usize - 1);
-    // SAFETY: at most `len` bytes with the NUL.
-    unsafe {
-        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), out, bytes);
-        *out.add(bytes) = 0;
-    }
-    CUDA_SUCCESS
+    code(unsafe { put_text(name, len, &d.name) })
 }
 
 pub(crate) unsafe fn cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
@@ -135,7 +119,7 @@ pub(crate) unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: i32, dev: CUdevi
         Err(error) => return error,
     };
     // SAFETY: cuda.h has the buffer hold `len` bytes.
-    unsafe { put_text(out, len, &d.pci_bus_id) }
+    code(unsafe { put_text(out, len, &d.pci_bus_id) })
 }
 
 pub(crate) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pci_bus_id: *const c_char) -> CUresult {

@@ -83,38 +83,5 @@ pub(crate) use crate::remote::{
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
 };
 
-use rekindle_cuda_abi::types::*;
-
-/// Turns the way functions here are written into what C gets.
-fn code(result: Result<(), CUresult>) -> CUresult {
-    result.err().unwrap_or(CUDA_SUCCESS)
-}
-
-/// Success, or the error.
-fn check(result: CUresult) -> Result<(), CUresult> {
-    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
-}
-
-/// Writes an out parameter; a null one is the caller's mistake.
-///
-/// # Safety
-/// `out` is null or writable.
-unsafe fn put<T>(out: *mut T, value: T) -> Result<(), CUresult> {
-    if out.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: not null, so writable by the caller's promise.
-    unsafe { out.write(value) };
-    Ok(())
-}
-
-/// Writes an out parameter that may be null.
-///
-/// # Safety
-/// `out` is null or writable.
-unsafe fn put_if<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: not null, so writable by the caller's promise.
-        unsafe { out.write(value) };
-    }
-}
+use rekindle_cuda_abi::raw::{put, put_if};
+use rekindle_cuda_abi::types::{check, code};

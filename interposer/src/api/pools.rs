@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::raw::read;
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::{
@@ -15,18 +16,6 @@ use super::{check, code, put};
 use crate::client::{self, Call};
 use crate::state::memory::Allocation;
 use crate::{log, rest};
-
-/// What a caller has put behind a pointer.
-///
-/// # Safety
-/// `pointer` is null or readable.
-unsafe fn read<T: Copy, P>(pointer: *const P) -> Result<T, CUresult> {
-    if pointer.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: not null, so readable by the caller's promise.
-    Ok(unsafe { pointer.cast::<T>().read_unaligned() })
-}
 
 /// Memory on the host, and memory for other processes, that the driver could give and this does not.
 fn refused<T>(what: &'static str) -> Result<T, CUresult> {
@@ -80,7 +69,7 @@ pub(crate) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
 /// `location` is null or a `CUmemLocation`.
 unsafe fn located(location: *mut c_void, kind: u64, what: &'static str) -> Result<CUdevice, CUresult> {
     // SAFETY: the caller's promise.
-    let location = unsafe { read::<CUmemLocation, _>(location) }?;
+    let location = unsafe { read(location.cast::<CUmemLocation>()) }?;
     // An enumeration: the upper half of its register means nothing.
     if kind as u32 != CU_MEM_ALLOCATION_TYPE_PINNED {
         return if kind as u32 == 2 { refused(what) } else { Err(CUDA_ERROR_INVALID_VALUE) };
@@ -114,7 +103,7 @@ pub(crate) unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64
 
 pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read::<CUmemPoolProps, _>(properties) }.and_then(|wanted| {
+    code(unsafe { read(properties.cast::<CUmemPoolProps>()) }.and_then(|wanted| {
         if out.is_null()
             || wanted.kind != CU_MEM_ALLOCATION_TYPE_PINNED
             || wanted.reserved != [0; 54]
@@ -164,8 +153,9 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mu
 pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
     code(Call::new(POOL_SET).and_then(|mut call| {
         // SAFETY: the caller's promise by cuda.h: a value of the attribute's type.
-        let number =
-            unsafe { if is_small(attribute) { u64::from(read::<u32, _>(value)?) } else { read::<u64, _>(value)? } };
+        let number = unsafe {
+            if is_small(attribute) { u64::from(read(value.cast::<u32>())?) } else { read(value.cast::<u64>())? }
+        };
         call.word(pool);
         call.word(u64::from(attribute));
         call.word(number);
@@ -203,7 +193,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
 
 pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { read::<CUmemLocation, _>(location) }.and_then(|location| {
+    code(unsafe { read(location.cast::<CUmemLocation>()) }.and_then(|location| {
         let mut call = Call::new(POOL_GET_ACCESS)?;
         call.word(pool);
         let device = device_of(location, "cuMemPoolGetAccess of the host")?;

@@ -35,10 +35,6 @@ pub(crate) fn register() {
     rekindle_graphs::register(&Process);
 }
 
-fn check(result: CUresult) -> Result<()> {
-    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
-}
-
 impl Driver for Process {
     fn current(&self) -> Result<CUcontext> {
         if crate::api::in_callback() {

@@ -2,17 +2,13 @@
 
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUdeviceptr,
-    CUmemcpyAttributes, CUresult, CUstream, CudaMemcpy3dBatchOp,
+    CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUdeviceptr, CUmemcpyAttributes,
+    CUresult, CUstream, CudaMemcpy3dBatchOp,
 };
 
 use super::{boxes, cuMemcpyAsync};
-use crate::status::{Result, ensure, put_if, status};
+use crate::status::{Result, check, ensure, put_if, status};
 use crate::{current, handles};
-
-fn done(result: CUresult) -> Result<()> {
-    ensure(result == CUDA_SUCCESS, result)
-}
 
 /// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
 unsafe fn each(
@@ -52,7 +48,7 @@ pub unsafe fn cuMemcpyBatchAsync(
     status(|| {
         arguments.and_then(|(targets, sources, sizes, of)| unsafe {
             each(count, on, fail_index, |i| {
-                done(cuMemcpyAsync(targets[i], sources[i], sizes[i], on))?;
+                check(cuMemcpyAsync(targets[i], sources[i], sizes[i], on))?;
                 Ok(of(i).order == SOURCE_DURING_CALL)
             })
         })
@@ -89,7 +85,7 @@ pub unsafe fn cuMemcpy3DBatchAsync(
             let element = |it| handles::array(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
             unsafe {
                 each(count, on, fail_index, |i| {
-                    done(boxes::copy_box(&operations[i].copy(element)?, on, false))?;
+                    check(boxes::copy_box(&operations[i].copy(element)?, on, false))?;
                     Ok(operations[i].order == SOURCE_DURING_CALL)
                 })
             }

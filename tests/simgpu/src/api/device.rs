@@ -11,7 +11,7 @@ use crate::attributes;
 use crate::config::config;
 use crate::context::Context;
 use crate::device::{Device, device, devices};
-use crate::status::{ensure, put, put_if, status, text};
+use crate::status::{ensure, put, put_if, put_text, status, text};
 
 pub unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> CUresult {
     status(|| {
@@ -29,17 +29,6 @@ pub unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUr
         device(dev)?;
         unsafe { put_text(name, len, &crate::config::config().name) }
     })
-}
-
-/// Writes as much of a text as there is room for, and a NUL.
-unsafe fn put_text(out: *mut c_char, len: i32, text: &str) -> crate::status::Result<()> {
-    ensure(!out.is_null() && len > 0, CUDA_ERROR_INVALID_VALUE)?;
-    let fits = text.len().min(len as usize - 1);
-    unsafe {
-        out.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), fits);
-        out.add(fits).write(0);
-    }
-    Ok(())
 }
 
 pub unsafe fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {

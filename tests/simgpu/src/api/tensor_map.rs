@@ -6,7 +6,7 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTE
 
 use crate::config::config;
 use crate::current;
-use crate::status::{Result, ensure, put, status};
+use crate::status::{Result, ensure, put, status, values};
 
 /// A `CUtensorMap`: the address first, then what it was encoded from.
 type Map = [u64; 16];
@@ -35,11 +35,6 @@ struct Tensor {
     alignment: u64,
 }
 
-unsafe fn list<T: Copy>(at: *const T, length: usize) -> Result<Vec<T>> {
-    ensure(!at.is_null() || length == 0, CUDA_ERROR_INVALID_VALUE)?;
-    Ok((0..length).map(|i| unsafe { at.add(i).read_unaligned() }).collect())
-}
-
 fn good(condition: bool) -> Result<()> {
     ensure(condition, CUDA_ERROR_INVALID_VALUE)
 }
@@ -66,13 +61,13 @@ impl Tensor {
         let packed = data_type > PACKED_8B;
         let alignment = if interleave == INTERLEAVE_32B || packed { 32 } else { 16 };
         good((address as u64).is_multiple_of(alignment))?;
-        let dims = unsafe { list(dims, rank as usize) }?;
+        let dims = unsafe { values(dims, rank as usize) }?;
         good(dims.iter().all(|dim| (1..=1 << 32).contains(dim)))?;
         good(!packed || dims[0].is_multiple_of(128))?;
         good(data_type != PACKED_8B || dims[0].is_multiple_of(2))?;
-        let strides = unsafe { list(strides, rank as usize - 1) }?;
+        let strides = unsafe { values(strides, rank as usize - 1) }?;
         good(strides.iter().all(|stride| *stride < 1 << 40 && stride.is_multiple_of(alignment)))?;
-        let steps = unsafe { list(steps, rank as usize) }?;
+        let steps = unsafe { values(steps, rank as usize) }?;
         let stepped = if interleave == 0 { &steps[1..] } else { &steps[..] };
         good(stepped.iter().all(|step| (1..=8).contains(step)))?;
         good(interleave != INTERLEAVE_32B || swizzle == SWIZZLE_32B)?;
@@ -120,7 +115,7 @@ pub unsafe fn cuTensorMapEncodeTiled(
     status(|| {
         let modes = [interleave, swizzle, promotion, fill];
         let tensor = unsafe { Tensor::new(map, data_type, rank, address, dims, strides, steps, modes) }?;
-        let boxes = unsafe { list(boxes, rank as usize) }?;
+        let boxes = unsafe { values(boxes, rank as usize) }?;
         good(boxes.iter().all(|size| (1..=256).contains(size)))?;
         tensor.fits(boxes[0].into())?;
         unsafe { tensor.write(map, address) }
@@ -157,7 +152,7 @@ pub unsafe fn cuTensorMapEncodeIm2col(
         let modes = [interleave, swizzle, promotion, fill];
         let tensor = unsafe { Tensor::new(map, data_type, rank, address, dims, strides, steps, modes) }?;
         good(rank >= 3)?;
-        let (lower, upper) = unsafe { (list(lower, rank as usize - 2)?, list(upper, rank as usize - 2)?) };
+        let (lower, upper) = unsafe { (values(lower, rank as usize - 2)?, values(upper, rank as usize - 2)?) };
         good(lower.iter().chain(&upper).all(|corner| corners(rank).contains(corner)))?;
         good((1..=256).contains(&channels) && pixels <= 1024)?;
         tensor.fits(channels.into())?;

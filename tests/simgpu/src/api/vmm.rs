@@ -13,7 +13,7 @@ use rekindle_cuda_abi::types::{
 use crate::config::config;
 use crate::device::{Device, device};
 use crate::memory::{space, vmm};
-use crate::status::{Result, ensure, put, status};
+use crate::status::{Result, ensure, put, read, status};
 
 /// The device that a property names: memory of the host is not supported.
 fn device_of(property: &CUmemAllocationProp) -> Result<&'static Device> {
@@ -21,11 +21,6 @@ fn device_of(property: &CUmemAllocationProp) -> Result<&'static Device> {
     ensure(property.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
     ensure(property.handle_types & !CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR == 0, CUDA_ERROR_NOT_SUPPORTED)?;
     device(property.location_id)
-}
-
-unsafe fn read<T: Copy>(pointer: *const T) -> Result<T> {
-    ensure(!pointer.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-    Ok(unsafe { pointer.read_unaligned() })
 }
 
 pub unsafe fn cuMemGetAllocationGranularity(
