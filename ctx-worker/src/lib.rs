@@ -5,21 +5,21 @@
 //!   application ──connection──> [connection thread] ──memfds──> executor
 //! ```
 //!
-//! The files lie in layers. A file is to import from its own layer and from those above it in this table; what still
-//! imports otherwise is listed in `scripts/cycles`.
+//! The files lie in layers. A file imports from its own layer and from those above it in this table. What is left to
+//! do: all layers import `Executor` of `serve/executor.rs`, whose fields become owners in the layers.
 //!
 //! | layer | holds |
 //! |---|---|
 //! | `gpu/` | the driver and its calls |
-//! | `session/` | the client's objects and their log, its limits |
-//! | `resources/` | memory of every kind, and code |
-//! | `schedule/` | dependencies of commands, deferred commands, waiting, rest |
-//! | `checkpoint/` | accesses of commands, copies of memory, saved state: save and load |
+//! | `session/` | the client's objects and their log, its streams and what waits for them, saved state's format |
+//! | `resources/` | the devices, memory of every kind with its limits, and code |
+//! | `schedule/` | dependencies of commands, deferred commands, rest |
+//! | `checkpoint/` | accesses of commands, copies of memory, save and load |
 //! | `serve/` | the start, the sandbox, the loop, commands of the client and requests of the daemon |
 //!
 //! The life of a command: `serve/request_loop.rs` takes it from the ring, `schedule/deferred.rs` keeps it while it may not go
 //! to the driver yet, `serve/executor.rs` hands it to the driver (through generated dispatch, `serve/commands.rs`,
-//! `serve/launch.rs` or `resources/code.rs`), `schedule/waiting.rs` answers it later if it waits. The life of a checkpoint:
+//! `serve/launch.rs` or `resources/code.rs`), `session/waiting.rs` answers it later if it waits. The life of a checkpoint:
 //! `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore: `checkpoint/load.rs`,
 //! then `Connect` in `serve/request_loop.rs`.
 
@@ -30,16 +30,17 @@ mod resources;
 mod schedule;
 mod serve;
 mod session;
+mod signal_stack;
 
 pub use checkpoint::engine::unit::written_memfd;
-pub use checkpoint::failure;
 pub use resources::prints::log_writer;
 pub use serve::{confinement, rejoin};
+pub use session::failure;
 pub use session::share;
 
 /// What an image keeps of a worker, as far as a daemon looks at it.
 pub mod state {
-    pub use crate::checkpoint::state::{StateError, check};
+    pub use crate::session::state::{StateError, check};
 }
 
 use std::os::unix::net::UnixStream;

@@ -12,16 +12,17 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::checkpoint::engine::Job;
-use crate::checkpoint::not_loaded::{NotLoaded, Why};
 use crate::checkpoint::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, MAPPED, PIECE, POOLED, PRINTED};
-use crate::checkpoint::state::{self, Mapped, State};
 use crate::resources::arrays::ARRAY_CONTENT;
+use crate::resources::job::Job;
 use crate::resources::memory;
+use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::resources::pinned;
 use crate::resources::textures::{needs_memory, recorded_value};
 use crate::resources::vmm::Alias;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::state::{self, Mapped, State};
 
 impl Executor {
     /// Restores everything but what the client shares. After an error the worker is of no use any more.

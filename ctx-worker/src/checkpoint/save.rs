@@ -14,12 +14,12 @@ use rekindle_wire::{command, layout, window};
 use thiserror::Error;
 
 use crate::checkpoint::copying::{Cancel, CopyError, Copying, Guard, Keeping, Place, Task};
-use crate::checkpoint::engine::{Job, jobs};
-use crate::checkpoint::state::{self, PinnedMemory, RecordedEvent, State, StateError};
 use crate::resources::arrays::ArrayError;
+use crate::resources::job::{Job, jobs};
 use crate::resources::vmm::Alias;
 use crate::schedule::times::Ages;
 use crate::serve::executor::Executor;
+use crate::session::state::{self, PinnedMemory, RecordedEvent, State, StateError};
 
 /// The kind of blob that holds a code image whose parts had not all arrived.
 pub(crate) const ARRIVING_CODE: u32 = 1;
@@ -366,7 +366,7 @@ impl Executor {
     }
 
     fn describe_windows(&self) -> Vec<Window> {
-        let device = |(i, d): (usize, &crate::serve::executor::Device)| {
+        let device = |(i, d): (usize, &crate::resources::device::Device)| {
             let start = window::device(i).start;
             let size = d.memory.client_reserved() - start;
             (size > 0).then_some(Window { kind: WindowKind::Device, address: start, size })
@@ -453,9 +453,9 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::load::read_mapped;
-    use crate::checkpoint::state::{Access, Mapped, Mapping, Reservation, bytes};
     use crate::resources::vmm::Vmm;
     use crate::serve::fixture;
+    use crate::session::state::{Access, Mapped, Mapping, Reservation, bytes};
 
     const MIB: u64 = 1 << 20;
 

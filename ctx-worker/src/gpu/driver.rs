@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rekindle_cuda_abi::types::{CUDA_SUCCESS, CUresult, result_name};
+use rekindle_cuda_abi::types::*;
 use thiserror::Error;
 
 #[allow(
@@ -44,6 +44,17 @@ pub(crate) struct CallFailed {
 /// Success, or which call failed and how.
 pub(crate) fn expect(call: &'static str, code: CUresult) -> Result<(), CallFailed> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(CallFailed { call, code }) }
+}
+
+/// Errors after which the context is lost, and every later call returns the same.
+pub(crate) fn is_sticky(code: CUresult) -> bool {
+    matches!(code, CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_NVLINK_UNCORRECTABLE) || loses_process(code)
+}
+
+/// Whether something runs or waits in one of the driver's streams.
+pub(crate) fn stream_is_busy(driver: &Driver, stream: CUstream) -> bool {
+    // SAFETY: the stream is the driver's own; a query has no other effect. After an error nothing runs any more.
+    unsafe { (driver.cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY }
 }
 
 /// Loads the driver. It stays loaded as long as the process lives.

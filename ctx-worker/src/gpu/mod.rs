@@ -1,4 +1,3 @@
 //! The driver: its library loaded, its calls checked.
 
 pub(crate) mod driver;
-pub(crate) mod peers;

@@ -11,12 +11,12 @@ use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use thiserror::Error;
 
-use crate::checkpoint::engine::Job;
 use crate::resources::boxes::ArrayPart;
-use crate::schedule::waiting::Then;
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::resources::job::Job;
+use crate::serve::executor::Executor;
 use crate::session::objects::Object;
+use crate::session::outcome::{Outcome, Refused, check};
+use crate::session::waiting::Then;
 
 /// The kind of blob that holds an array's content.
 pub(crate) const ARRAY_CONTENT: u32 = 2;

@@ -7,9 +7,9 @@ use rekindle_wire::command;
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
-use crate::schedule::waiting::Then;
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused, check};
+use crate::session::waiting::Then;
 
 /// A part of a box that lies in host memory with nothing between its rows.
 pub(crate) fn packed(host: *mut u8, size: [u64; 3]) -> CudaMemcpy3dSide {

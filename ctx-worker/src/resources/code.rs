@@ -10,11 +10,12 @@ use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::REPLY_BYTES;
 
-use crate::checkpoint::access::Versioned;
 use crate::resources::code_store::Image;
 use crate::resources::jit::JitOptions;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::resources::units::Versioned;
+use crate::serve::executor::Executor;
 use crate::session::objects::Object;
+use crate::session::outcome::{Outcome, Refused};
 
 /// A global variable of a module or library, as it lies in a context.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,12 +18,12 @@ use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::graph::{Program, Step, Task};
 use tracing::warn;
 
-use crate::checkpoint::state::{self, StateError};
 use crate::resources::boxes::between;
-use crate::schedule::waiting::Then;
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
-use crate::serve::launch;
+use crate::resources::launch_attributes::attributes;
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused, check};
+use crate::session::state::{self, StateError};
+use crate::session::waiting::Then;
 
 /// An executable graph of the client's.
 pub(crate) struct Graph {
@@ -218,7 +218,7 @@ impl Executor {
                     extra: std::ptr::null_mut(),
                 };
                 let kern = if is_kernel { real } else { 0 };
-                let attributes = launch::attributes(self, &launch)?;
+                let attributes = attributes(self, &launch)?;
                 let params = CudaKernelNodeParams { v1, kern, context };
                 Params::Kernel { params, bytes: launch.parameters.to_vec(), attributes }
             }

@@ -12,16 +12,17 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::time::Duration;
 
-use rekindle_images::{self as images, InitialHash};
+use rekindle_images::{self as images, InitialHash, PIECE_LENGTH};
 
-use crate::checkpoint::engine;
-use crate::checkpoint::not_loaded::NotLoaded;
 use crate::resources::code::Placed;
 use crate::resources::code_store::Global;
+use crate::resources::not_loaded::NotLoaded;
 use crate::serve::executor::Executor;
 
 /// How long a read may take. What runs on the device holds it up only where it is in the same hardware queue.
 const LIMIT: Duration = Duration::from_secs(1);
+/// The most bytes that are read at once.
+pub(crate) const MOST: u64 = PIECE_LENGTH;
 /// As many copies are enqueued at once: they find room in a hardware queue that has all that the client may have there
 /// (`waiting.rs`), so that enqueuing them does not block.
 const AT_ONCE: usize = 32;
@@ -35,7 +36,7 @@ impl Executor {
             return;
         }
         let Some(device) = self.readable(context) else { return };
-        let mut room = engine::MOST_PEEKED;
+        let mut room = MOST;
         let mut wanted: Vec<&mut Placed> = placed.iter_mut().filter(|p| names.contains(p.name.as_c_str())).collect();
         wanted.retain(|p| match room.checked_sub(p.size) {
             Some(left) if p.size > 0 => {

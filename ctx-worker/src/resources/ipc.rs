@@ -20,12 +20,13 @@ use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::ipc::{self, MAX_PIECES, Named, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
 use thiserror::Error;
 
-use crate::checkpoint::not_loaded::NotLoaded;
-use crate::checkpoint::state::{self, State};
 use crate::gpu::driver::{Driver, expect};
 use crate::resources::ipc_events::SavedEvents;
+use crate::resources::not_loaded::NotLoaded;
 use crate::resources::vmm::{self, Piece, Sharing};
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::state::{self, State};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const POSIX_FILE: u32 = 1;

@@ -21,13 +21,13 @@ use rekindle_wire::command::{self, NO_TICKET};
 use rekindle_wire::ipc::{Named, PieceId, Shared, SharedPiece, Token};
 use rekindle_wire::layout::SEALS;
 
-use crate::checkpoint::not_loaded::NotLoaded;
-use crate::checkpoint::state;
 use crate::gpu::driver::Driver;
 use crate::resources::ipc::{new_name, write_name};
+use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pinned::{is_sealed, map_at};
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused, check};
+use crate::session::state;
 
 /// Bytes of a page, and of an event in it.
 const PAGE: u64 = 64 << 10;
@@ -146,7 +146,7 @@ impl IpcEvents {
 
     /// An event's record is held.
     pub(crate) fn hold(&mut self, call: u16, parameters: &[u8]) {
-        let event = crate::schedule::dependencies::word(parameters, 0);
+        let event = Reader::new(parameters).word().ok();
         if Some(call) == self.record
             && let Some(place) = event.and_then(|handle| self.by_handle.get_mut(&handle))
             && let Some(page) = self.pages.get(&place.page)
@@ -391,16 +391,17 @@ impl Executor {
         if events.by_handle.is_empty() {
             return Ok(CUDA_SUCCESS);
         }
-        let word = |at| crate::schedule::dependencies::word(parameters, at).unwrap_or(0);
+        let mut reader = Reader::new(parameters);
+        let words = [reader.word().unwrap_or(0), reader.word().unwrap_or(0)];
         if Some(call) == events.record {
-            self.write_record(word(0), word(1))?;
+            self.write_record(words[0], words[1])?;
         } else if Some(call) == events.wait {
-            if let Some((address, count)) = self.waits_for(word(1)) {
-                let stream = self.handle_stream(word(0))?;
-                self.waiting.add_to(self.stream_key(word(0))?, 1);
+            if let Some((address, count)) = self.waits_for(words[1]) {
+                let stream = self.handle_stream(words[0])?;
+                self.waiting.add_to(self.stream_key(words[0])?, 1);
                 check(self.stream_op(stream, [WAIT, address, count]))?;
             }
-        } else if Some(call) == events.query && self.waits_for(word(0)).is_some() {
+        } else if Some(call) == events.query && self.waits_for(words[0]).is_some() {
             return Ok(CUDA_ERROR_NOT_READY);
         }
         Ok(CUDA_SUCCESS)

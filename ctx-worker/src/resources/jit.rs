@@ -7,7 +7,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::layout::REPLY_BYTES;
 
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
 
 /// `CU_JIT_*`.
 const THREADS_PER_BLOCK: u32 = 1;

@@ -11,8 +11,9 @@ use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::resources::code_store::Image;
 use crate::resources::jit::JitOptions;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
 use crate::session::objects::Object;
+use crate::session::outcome::{Outcome, Refused};
 
 /// A linker of the client's.
 pub(crate) struct Link {

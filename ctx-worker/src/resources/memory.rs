@@ -18,11 +18,10 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 use thiserror::Error;
 
-use crate::checkpoint::copying::Copying;
-use crate::checkpoint::state;
 use crate::gpu::driver::{CallFailed, Driver, expect};
 use crate::resources::ipc::POSIX_FILE;
 use crate::session::share::{Share, What};
+use crate::session::state;
 
 /// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
 const GRANULE: u64 = 2 << 20;
@@ -81,6 +80,12 @@ enum Backing {
     Slab { piece: u64, used: BTreeMap<u64, u64> },
 }
 
+/// A copy of device memory that goes on in the background while the client runs.
+pub(crate) trait BackgroundCopy: Send + Sync {
+    /// Memory at these addresses is about to be unmapped. Returns when the copy no longer uses it.
+    fn let_go(&self, start: u64, end: u64);
+}
+
 /// One device's memory.
 pub(crate) struct DeviceMemory {
     device: CUdevice,
@@ -106,7 +111,7 @@ pub(crate) struct DeviceMemory {
     /// Pieces to be mapped at an address instead of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
     /// A copy that is under way: what it needs stays mapped.
-    kept: Option<Arc<Copying>>,
+    kept: Option<Arc<dyn BackgroundCopy>>,
     /// What others of its container have counts too; as which device.
     share: Option<(Arc<Share>, What)>,
 }
@@ -136,7 +141,7 @@ impl DeviceMemory {
     }
 
     /// What this copy needs stays mapped; or nothing does any more.
-    pub(crate) fn set_kept(&mut self, by: Option<Arc<Copying>>) {
+    pub(crate) fn set_kept(&mut self, by: Option<Arc<dyn BackgroundCopy>>) {
         self.kept = by;
     }
 

@@ -4,8 +4,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::Launch;
 
-use crate::serve::executor::{Executor, Outcome, Refused};
-use crate::serve::launch::attributes;
+use crate::resources::launch_attributes::attributes;
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
 
 impl Executor {
     pub(crate) fn occupancy_block_size(

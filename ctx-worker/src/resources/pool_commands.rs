@@ -4,21 +4,12 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, WINDOW_FULL, default_pool};
 
-use crate::checkpoint::not_loaded::NotLoaded;
 use crate::resources::memory::{Allocation, MemoryError};
+use crate::resources::not_loaded::NotLoaded;
 use crate::resources::pools::{Pool, SEGMENT, rounded};
-use crate::schedule::deferred::{Entry, Progress};
-use crate::schedule::dependencies::{Uses, word};
-use crate::schedule::waiting::{StreamKey, Then};
-use crate::serve::executor::{Executor, Outcome, Refused};
-
-/// An allocation that is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pool: u64,
-    size: u64,
-    key: StreamKey,
-}
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::waiting::{PoolAllocation, StreamKey, Then};
 
 /// The least that a pool grows by where there is too little memory for a segment.
 const GRANULE: u64 = 2 << 20;
@@ -151,7 +142,7 @@ impl Executor {
         if size == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        let wanted = Wanted { pool, size, key };
+        let wanted = PoolAllocation { pool, size, key };
         self.pools.get(pool).map_err(Refused::Code)?;
         self.pools.settle_for(self.driver(), pool);
         let result = self.allocate_from_pool(&wanted, Some(stream), reply)?;
@@ -160,10 +151,7 @@ impl Executor {
         }
         // Frees that are held or under way may give what is missing.
         let device = self.pools.get(pool).map_err(Refused::Code)?.device;
-        if self.held_frees().any(|(_, _, allocation)| self.pools.device(allocation.pool) == Some(device)) {
-            // It is tried again whenever something held has gone.
-            let uses = Uses { context: self.header.context, ..Default::default() };
-            self.held.add(self.header, parameters.to_vec(), uses, Progress::Queued);
+        if self.defer_pool_alloc(device, parameters) {
             return Ok(Outcome::Later);
         }
         let of_device = self.pools.by_handle.values().filter(|p| p.device == device);
@@ -179,7 +167,7 @@ impl Executor {
     }
 
     /// The frees that an allocation has waited for have happened.
-    pub(crate) fn retry_pool_alloc(&mut self, wanted: &Wanted, reply: u16) {
+    pub(crate) fn retry_pool_alloc(&mut self, wanted: &PoolAllocation, reply: u16) {
         self.pools.settle(self.driver());
         let mut payload = Writer::new();
         let mut allocate = |executor: &mut Self| match executor.allocate_from_pool(wanted, None, &mut payload) {
@@ -200,7 +188,7 @@ impl Executor {
     /// to wait.
     fn allocate_from_pool(
         &mut self,
-        wanted: &Wanted,
+        wanted: &PoolAllocation,
         stream: Option<CUstream>,
         reply: &mut Writer,
     ) -> Result<CUresult, Refused> {
@@ -274,34 +262,10 @@ impl Executor {
         result
     }
 
-    /// Frees of memory from pools that are held, by their numbers.
-    fn held_frees(&self) -> impl Iterator<Item = (&Entry, u64, Allocation)> {
-        let frees = self.held.list.iter().filter(|e| e.header.call == command::POOL_FREE);
-        frees.filter_map(|entry| {
-            let address = word(&entry.parameters, 0)?;
-            let (_, allocation) = self.find_allocation(address)?;
-            (allocation.pool != 0).then_some((entry, address, allocation))
-        })
-    }
-
-    /// Takes an allocation over whose free in the same stream is held: what the stream does from here on comes after it.
-    /// It is the smallest of those of `length` to `most` bytes, and stays whole, since what is held before its free may
-    /// use all of it; the free is taken out, since its memory is in use again.
-    fn take_over_held(&mut self, wanted: &Wanted, length: u64, most: u64) -> Option<(u64, Allocation)> {
-        let fits = |(entry, address, allocation): (&Entry, u64, Allocation)| {
-            let found = rounded(allocation.size).filter(|found| (length..=most).contains(found))?;
-            let in_stream = entry.uses.lane.is_some_and(|lane| lane.key == wanted.key);
-            (in_stream && allocation.pool == wanted.pool).then_some((found, entry.id, address, allocation))
-        };
-        let (_, id, address, allocation) = self.held_frees().filter_map(fits).min_by_key(|found| found.0)?;
-        self.held.take_out(id);
-        Some((address, allocation))
-    }
-
     /// Memory that another stream has freed and not come to, behind whose free the stream then waits.
     fn take_behind_fence(
         &mut self,
-        wanted: &Wanted,
+        wanted: &PoolAllocation,
         stream: Option<CUstream>,
         length: u64,
     ) -> Result<Option<u64>, Refused> {
@@ -355,7 +319,7 @@ impl Executor {
         true
     }
 
-    fn find_allocation(&self, address: u64) -> Option<(usize, Allocation)> {
+    pub(crate) fn find_allocation(&self, address: u64) -> Option<(usize, Allocation)> {
         let found = self.devices.iter().enumerate();
         let mut found = found.filter_map(|(i, d)| Some((i, *d.memory.allocations().get(&address)?)));
         found.next()

@@ -17,9 +17,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::command::default_pool;
 
-use crate::checkpoint::state::{self, State};
 use crate::gpu::driver::Driver;
-use crate::schedule::waiting::StreamKey;
+use crate::session::state::{self, State};
+use crate::session::waiting::StreamKey;
 
 /// What a pool's memory grows by, as the driver's does.
 pub(crate) const SEGMENT: u64 = 32 << 20;

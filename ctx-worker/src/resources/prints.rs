@@ -21,9 +21,11 @@ use rekindle_wire::command::Kind;
 use rekindle_wire::layout::REPLY_BYTES;
 use tracing::{error, warn};
 
-use crate::checkpoint::not_loaded::NotLoaded;
-use crate::schedule::waiting::{PRINT_STREAM, StreamKey};
-use crate::serve::executor::{Executor, Outcome, Refused, is_sticky};
+use crate::gpu::driver::is_sticky;
+use crate::resources::not_loaded::NotLoaded;
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::waiting::{PRINT_STREAM, StreamKey};
 
 /// This process's stderr from before it was a memfd: where its own log goes.
 static LOG: OnceLock<File> = OnceLock::new();

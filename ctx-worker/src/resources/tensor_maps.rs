@@ -5,8 +5,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::tensor_map::{BYTES, Kind, MAX_RANK};
 
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused, check};
 
 /// A `CUtensorMap`: it must be aligned like this.
 #[repr(C, align(64))]

@@ -9,9 +9,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
 use crate::session::objects::Object;
+use crate::session::outcome::{Outcome, Refused, check};
 
 /// How many objects a restore makes, at most, to come to a value.
 const MOST_FILLERS: usize = 4096;

@@ -23,13 +23,13 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 use thiserror::Error;
 
-use crate::checkpoint::access::{self, Unit, Versioned};
-use crate::checkpoint::not_loaded::NotLoaded;
-use crate::checkpoint::state::{self, Mapped};
 use crate::gpu::driver::{CallFailed, Driver, expect};
-use crate::schedule::waiting::Then;
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::units::{self, Unit, Versioned};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused, check};
+use crate::session::state::{self, Mapped};
+use crate::session::waiting::Then;
 
 const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
 
@@ -132,7 +132,7 @@ impl Vmm {
 
     /// Runs of mappings without a gap.
     pub(crate) fn runs(&self) -> Vec<Unit> {
-        access::join(self.mappings.iter().map(|(base, mapping)| (*base, mapping.size)))
+        units::join(self.mappings.iter().map(|(base, mapping)| (*base, mapping.size)))
     }
 
     /// Runs that have a piece in common, each with each.

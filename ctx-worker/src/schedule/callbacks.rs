@@ -5,8 +5,9 @@ use rekindle_wire::codec::{Reader, Writer};
 
 use crate::schedule::deferred::Progress;
 use crate::schedule::dependencies::word;
-use crate::schedule::waiting::Then;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::waiting::Then;
 
 impl Executor {
     /// The application's callback thread has run one, and asks for the next.

@@ -25,8 +25,9 @@ use rekindle_wire::ring::CommandHeader;
 
 use crate::schedule::deferred_settings::Setting;
 use crate::schedule::dependencies::{EventUse, Role, Scope, Turn, Uses, word};
-use crate::schedule::waiting::{StreamKey, Then};
-use crate::serve::executor::{Executor, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::Refused;
+use crate::session::waiting::{StreamKey, Then};
 
 /// More held commands of one thread than this make it wait until there are half as many.
 const MANY: usize = 4096;

@@ -8,13 +8,13 @@ use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
 
+use crate::resources::launch_attributes::attributes;
 use crate::schedule::deferred::Progress;
 use crate::schedule::dependencies::{EventUse, Uses, word};
 use crate::schedule::event_fields;
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Refused};
-use crate::serve::launch::attributes;
+use crate::serve::executor::Executor;
 use crate::session::objects::Object;
+use crate::session::outcome::{Refused, check};
 
 /// Bytes that a command carries to the device at most.
 const INLINE: usize = 32 << 10;

@@ -7,11 +7,11 @@
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::checkpoint::state::FormerAttribute;
 use crate::schedule::deferred::Entry;
 use crate::schedule::dependencies::word;
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Refused, check};
+use crate::session::state::FormerAttribute;
 
 /// A value that an attribute had when a launch was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

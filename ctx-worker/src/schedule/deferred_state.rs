@@ -4,10 +4,10 @@
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::ring::CommandHeader;
 
-use crate::checkpoint::state::{self, Held, HeldCommand, HeldProgress, StateError, WaitingForRoom};
 use crate::schedule::deferred::{Entry, Progress};
 use crate::schedule::deferred_settings::Setting;
 use crate::serve::executor::Executor;
+use crate::session::state::{self, Held, HeldCommand, HeldProgress, StateError, WaitingForRoom};
 
 impl Executor {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.

@@ -6,8 +6,8 @@ use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::schedule::waiting::StreamKey;
 use crate::serve::executor::Executor;
+use crate::session::waiting::StreamKey;
 
 /// How a stream is ordered with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, ATTRIBUTE_BYTES, EVENT_ATTRIBUTES, Launch};
 
 use crate::schedule::dependencies::Shapes;
-use crate::serve::executor::Refused;
+use crate::session::outcome::Refused;
 
 /// Has a command name the event `to` wherever it names the event `from`. All other bytes stay as they are, and so does
 /// the length.

@@ -3,7 +3,8 @@
 use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::{MAX_MEM_OPS, MemOp};
 
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
 
 /// `CUstreamBatchMemOpParams`, of which every member begins alike: operation, address, value, flags.
 type Params = [u64; 6];

@@ -3,6 +3,7 @@
 pub(crate) mod callbacks;
 pub(crate) mod deferred;
 pub(crate) mod deferred_early;
+pub(crate) mod deferred_frees;
 pub(crate) mod deferred_settings;
 pub(crate) mod deferred_state;
 pub(crate) mod dependencies;
@@ -10,4 +11,3 @@ pub(crate) mod event_fields;
 pub(crate) mod mem_ops;
 pub(crate) mod rest;
 pub(crate) mod times;
-pub(crate) mod waiting;

@@ -9,8 +9,8 @@ use rekindle_wire::command;
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
-use crate::schedule::waiting::StreamKey;
 use crate::serve::executor::Executor;
+use crate::session::waiting::StreamKey;
 
 /// How a wait for the device ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use tracing::{info, warn};
 
 use crate::checkpoint::copying::Cancel;
 use crate::resources::pinned::Arrived;
-use crate::serve::signal_stack::Thread;
 use crate::serve::silence::{self, Silence};
 use crate::session::memory_pressure::OthersRoom;
+use crate::signal_stack::Thread;
 
 /// What comes from the daemon, or about it.
 pub(crate) enum Event {

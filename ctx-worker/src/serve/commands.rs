@@ -6,16 +6,13 @@ use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
+use crate::gpu::driver::stream_is_busy;
 use crate::resources::memory::MemoryError;
 use crate::resources::pinned;
-use crate::schedule::waiting::{StreamKey, Then};
-use crate::serve::executor::{Executor, Outcome, Refused, stream_is_busy};
+use crate::serve::executor::Executor;
 use crate::session::objects::{Object, Objects};
-
-/// Success, or the code as the command's end.
-pub(crate) fn check(code: CUresult) -> Result<(), Refused> {
-    if code == CUDA_SUCCESS { Ok(()) } else { Err(Refused::Code(code)) }
-}
+use crate::session::outcome::{Outcome, Refused, check};
+use crate::session::waiting::{StreamKey, Then};
 
 impl Executor {
     /// Executes a command of `wire::command`.

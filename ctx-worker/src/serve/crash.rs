@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::sync::OnceLock;
 
-use crate::serve::signal_stack::SignalStack;
+use crate::signal_stack::SignalStack;
 
 /// The signals of a crash, with their names.
 const SIGNALS: [(c_int, &str); 4] =

@@ -25,7 +25,6 @@ use rekindle_wire::control::Limits;
 use rekindle_wire::layout::Shared;
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
-use thiserror::Error;
 use tracing::{error, warn};
 
 use crate::checkpoint::access::Tracker;
@@ -34,15 +33,15 @@ use crate::checkpoint::access::observe::Observation;
 use crate::checkpoint::copying::Background;
 use crate::checkpoint::copying::{Clones, Guard, Place, Precopied};
 use crate::checkpoint::engine::{Buffers, Engine, Pace, Stage};
-use crate::gpu::driver::Driver;
+use crate::gpu::driver::{Driver, is_sticky, stream_is_busy};
 use crate::resources::arrays::Arrays;
 use crate::resources::code::Globals;
 use crate::resources::code_store::{CodeStore, Image};
+use crate::resources::device::Device;
 use crate::resources::graphs::Graphs;
 use crate::resources::ipc::Arrived;
 use crate::resources::ipc_events::IpcEvents;
 use crate::resources::linker::Link;
-use crate::resources::memory::DeviceMemory;
 use crate::resources::pinned::PinnedMemory;
 use crate::resources::pools::Pools;
 use crate::resources::prints::Prints;
@@ -51,44 +50,9 @@ use crate::resources::vmm::Vmm;
 use crate::schedule::deferred::Held;
 use crate::schedule::dependencies::Shapes;
 use crate::schedule::times::Ages;
-use crate::schedule::waiting::{StreamKey, Then, Waiting};
 use crate::session::objects::{Object, Objects};
-
-/// Why a command was not handed to the driver.
-#[derive(Clone, Copy, Debug, Error)]
-pub(crate) enum Refused {
-    /// It is no command: the client is broken or hostile.
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    /// As above.
-    #[error("no call has the number {0}")]
-    UnknownCall(u16),
-    /// It names what does not exist, or cannot be done; the code is the client's answer.
-    #[error("{}", result_name(*.0))]
-    Code(CUresult),
-}
-
-/// How a command ended.
-pub(crate) enum Outcome {
-    /// With this result.
-    Done(CUresult),
-    /// It waits, and answers later.
-    Later,
-}
-
-/// One of the worker's devices.
-pub(crate) struct Device {
-    pub(crate) device: CUdevice,
-    /// The driver's primary context, retained since the worker started.
-    pub(crate) primary: CUcontext,
-    /// The client has released it; a reset makes it new before the next use.
-    pub(crate) used: bool,
-    /// It has been reset: the driver then places code elsewhere than in a context of the worker's start, so a restore
-    /// resets it too.
-    pub(crate) reset: bool,
-    pub(crate) capability: (u32, u32),
-    pub(crate) memory: DeviceMemory,
-}
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::waiting::{StreamKey, Then, Waiting};
 
 /// The worker's state around the driver.
 pub(crate) struct Executor {
@@ -622,12 +586,6 @@ impl Executor {
     }
 }
 
-/// Whether something runs or waits in one of the driver's streams.
-pub(crate) fn stream_is_busy(driver: &Driver, stream: CUstream) -> bool {
-    // SAFETY: the stream is the driver's own; a query has no other effect. After an error nothing runs any more.
-    unsafe { (driver.cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY }
-}
-
 /// Whether a command that has failed can be executed again: it has taken nothing with it.
 fn is_repeatable(call: u16) -> bool {
     use command::{ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC};
@@ -636,11 +594,6 @@ fn is_repeatable(call: u16) -> bool {
 
 fn is_out_of_memory(outcome: &Result<Outcome, Refused>) -> bool {
     matches!(outcome, Ok(Outcome::Done(CUDA_ERROR_OUT_OF_MEMORY)) | Err(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY)))
-}
-
-/// Errors after which the context is lost, and every later call returns the same.
-pub(crate) fn is_sticky(code: CUresult) -> bool {
-    matches!(code, CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_NVLINK_UNCORRECTABLE) || loses_process(code)
 }
 
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, unused_variables, unused_mut, reason = "generated")]

@@ -13,6 +13,5 @@ pub(crate) mod refusal;
 pub mod rejoin;
 pub(crate) mod request_loop;
 pub(crate) mod sandbox;
-pub(crate) mod signal_stack;
 pub(crate) mod silence;
 pub(crate) mod start;

@@ -8,15 +8,15 @@ use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
 use thiserror::Error;
 
 use crate::checkpoint::copying::CopyError;
-use crate::checkpoint::failure;
-use crate::checkpoint::not_loaded::NotLoaded;
 use crate::checkpoint::save::SaveError;
 use crate::gpu::driver::CallFailed;
 use crate::resources::ipc::ShareError;
+use crate::resources::limits::NoRow;
+use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::rest::Broken;
-use crate::serve::executor::Refused;
 use crate::serve::request_loop::State;
-use crate::session::limits::NoRow;
+use crate::session::failure;
+use crate::session::outcome::Refused;
 
 /// Why a request of the daemon's is not done.
 #[derive(Debug, Error)]

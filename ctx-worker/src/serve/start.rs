@@ -20,10 +20,11 @@ use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
 use crate::checkpoint::access::observe::ObserveError;
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{self, CallFailed, Driver, LoadError, expect};
+use crate::resources::device::Device;
 use crate::resources::memory::DeviceMemory;
 use crate::serve::confinement::Confinement;
 use crate::serve::crash;
-use crate::serve::executor::{Device, Executor};
+use crate::serve::executor::Executor;
 use crate::serve::sandbox::{self, SandboxError};
 
 /// Attributes are asked for up to here; later ones are unknown to this version.

@@ -7,8 +7,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{Kind, Launch};
 
 use super::params::{Class, scan};
-use super::units::Unit;
 use super::{Access, Tracker, signature};
+use crate::resources::units::Unit;
 use crate::serve::executor::Executor;
 use crate::session::objects::Object;
 

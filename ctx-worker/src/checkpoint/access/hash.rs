@@ -6,8 +6,8 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::*;
 use rekindle_images::content::{CHUNK, ContentHash, ContentKey, DIGEST, Schedule, THREADS};
 
-use super::Unit;
 use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::resources::units::Unit;
 
 const PTX: &str = concat!(include_str!("../../../kernels/hash.ptx"), "\0");
 

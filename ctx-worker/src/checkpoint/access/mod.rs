@@ -35,7 +35,6 @@ mod units;
 use std::collections::{BTreeSet, HashSet};
 
 pub(crate) use params::Class;
-pub(crate) use units::{Unit, Versioned, join};
 
 use rekindle_cuda_abi::table::Function as Line;
 
@@ -45,6 +44,7 @@ use self::graph::GraphNames;
 use self::known::Known;
 use self::params::TensorMaps;
 use self::units::Gathered;
+use crate::resources::units::Unit;
 
 /// Units that a command may use.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,8 +24,9 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use super::hash::{Hasher, MOST_PIECES};
-use super::{Access, Class, Unit};
+use super::{Access, Class};
 use crate::gpu::driver::CallFailed;
+use crate::resources::units::Unit;
 use crate::schedule::rest::Broken;
 use crate::serve::executor::Executor;
 

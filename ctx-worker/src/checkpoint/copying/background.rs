@@ -16,13 +16,15 @@ use thiserror::Error;
 
 use super::guard::listed;
 use super::{Cancel, Copying};
-use crate::checkpoint::engine::{Engine, EngineError};
+use crate::checkpoint::engine::Engine;
 use crate::checkpoint::save::{Draft, Text};
-use crate::checkpoint::state::StateError;
 use crate::gpu::driver::CallFailed;
+use crate::resources::job::EngineError;
+use crate::resources::memory::BackgroundCopy;
 use crate::resources::vmm::{self, Alias, AliasError};
 use crate::serve::executor::Executor;
-use crate::serve::signal_stack::Thread;
+use crate::session::state::StateError;
+use crate::signal_stack::Thread;
 
 /// How long a copy that was given up may take to end, before the next one.
 pub(super) const GIVEN_UP: Duration = Duration::from_secs(5);
@@ -156,7 +158,8 @@ impl Executor {
             }
         };
         for device in &mut self.devices {
-            device.memory.set_kept(Some(Arc::clone(&copying)));
+            let copying: Arc<dyn BackgroundCopy> = Arc::clone(&copying) as _;
+            device.memory.set_kept(Some(copying));
         }
         cancel.begun(&copying);
         // It waits for the engine alone.
@@ -282,8 +285,8 @@ mod tests {
     use super::*;
     use crate::checkpoint::copying::tests::tasks;
     use crate::checkpoint::copying::{Keeping, Taken};
+    use crate::resources::device::Device;
     use crate::resources::memory::DeviceMemory;
-    use crate::serve::executor::Device;
     use crate::serve::fixture;
 
     /// A worker whose copy is about to write what a lane has read.

@@ -12,8 +12,10 @@ use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::window;
 
 use super::{Copying, Place, State};
-use crate::checkpoint::access::{Access, Set, Tracker, Unit};
+use crate::checkpoint::access::{Access, Set, Tracker};
 use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::resources::memory::BackgroundCopy;
+use crate::resources::units::Unit;
 use crate::serve::executor::Executor;
 
 /// As many kernels are named at most.
@@ -150,8 +152,21 @@ impl Copying {
         Ok(())
     }
 
-    /// Memory at these addresses is about to be unmapped: waits until nothing needs it.
-    pub(crate) fn let_go(&self, start: u64, end: u64) {
+    /// Places that have memory in a range of addresses.
+    fn places_in(&self, start: u64, end: u64, found: &mut Vec<Place>) {
+        let inner = self.lock();
+        let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
+        let within = inner.allocations[from..].iter().take_while(|(address, _)| *address < end);
+        found.extend(within.map(|(address, _)| Place::Allocation(*address)));
+    }
+
+    fn all_places(&self) -> Vec<Place> {
+        self.lock().places.keys().copied().collect()
+    }
+}
+
+impl BackgroundCopy for Copying {
+    fn let_go(&self, start: u64, end: u64) {
         if !self.protects() {
             return;
         }
@@ -189,18 +204,6 @@ impl Copying {
         {
             inner = self.wait(inner);
         }
-    }
-
-    /// Places that have memory in a range of addresses.
-    fn places_in(&self, start: u64, end: u64, found: &mut Vec<Place>) {
-        let inner = self.lock();
-        let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
-        let within = inner.allocations[from..].iter().take_while(|(address, _)| *address < end);
-        found.extend(within.map(|(address, _)| Place::Allocation(*address)));
-    }
-
-    fn all_places(&self) -> Vec<Place> {
-        self.lock().places.keys().copied().collect()
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) use self::clones::Clones;
 pub(crate) use self::guard::Guard;
 pub(crate) use self::precopy::Precopied;
 pub(crate) use self::room::Reserving;
-use crate::checkpoint::engine::{EngineError, Job};
+use crate::resources::job::{EngineError, Job};
 
 /// How a job's memory is kept as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::background::GIVEN_UP;
 use super::{Clones, CopyError};
 use crate::checkpoint::engine::StageError;
 use crate::serve::executor::Executor;
-use crate::serve::signal_stack::Thread;
+use crate::signal_stack::Thread;
 
 /// How soon who waits for clones to go sees that nobody waits any longer.
 const LOOK: Duration = Duration::from_millis(5);

@@ -8,8 +8,8 @@ use rekindle_wire::control::{Copying as How, Secured};
 
 use super::{Clones, CopyError, Keeping, Place, Precopied, Task};
 use crate::checkpoint::access::hash::{BATCH_BYTES, MOST_PIECES, Piece};
-use crate::checkpoint::engine::Job;
 use crate::gpu::driver::CallFailed;
+use crate::resources::job::Job;
 use crate::serve::executor::Executor;
 
 impl Executor {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::resources::memory::BackgroundCopy;
 use rekindle_images::Storage;
 
 const MIB: u64 = 1 << 20;

@@ -13,7 +13,9 @@ use thiserror::Error;
 use super::*;
 use crate::checkpoint::copying::{Keeping, Place, Task};
 use crate::gpu::driver::{self, LoadError};
+use crate::resources::job::{EngineError, jobs};
 use crate::resources::memory::DeviceMemory;
+use rekindle_images::ImageError;
 
 const NO_FLAGS: u32 = 0;
 /// The buffer that the link is measured with.

@@ -25,109 +25,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_images::{DataReader, DataWriter, ImageError, PIECE_LENGTH, Piece};
-use rekindle_wire::control::{Failing, FailureKind};
-use thiserror::Error;
+use rekindle_images::{DataReader, DataWriter, PIECE_LENGTH, Piece};
 use tracing::debug;
 
 pub(crate) use self::buffers::Buffers;
 use self::out::Out;
-pub(crate) use self::pace::{Pace, Transfer};
-pub(crate) use self::peek::MOST as MOST_PEEKED;
+pub(crate) use self::pace::Pace;
 pub(crate) use self::stage::{Stage, StageError};
 use crate::checkpoint::copying::Copying;
-use crate::checkpoint::failure;
 use crate::gpu::driver::{CallFailed, Driver, expect};
-use crate::resources::boxes::ArrayPart;
-use crate::serve::signal_stack::Thread;
-
-/// Why a copy was not finished.
-#[derive(Debug, Error)]
-pub(crate) enum EngineError {
-    #[error(transparent)]
-    Driver(#[from] CallFailed),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error("it was cancelled")]
-    Cancelled,
-    /// A job's memory is not as it was at the quiesce.
-    #[error("a guess of what is written was wrong: {length} bytes at {address:#x} were written while they were copied")]
-    WrongGuess { address: u64, length: u64 },
-    #[error("a copying thread failed")]
-    Lost,
-    #[error("there is no thread to copy: the machine or the daemon's user has no more")]
-    NoThread,
-}
-
-impl Failing for EngineError {
-    fn kind(&self) -> FailureKind {
-        match self {
-            Self::Image(error) => failure::of_image(error),
-            Self::Cancelled => FailureKind::GivenUp,
-            Self::WrongGuess { .. } => FailureKind::Mispredicted,
-            Self::Driver(_) | Self::Lost | Self::NoThread => FailureKind::Internal,
-        }
-    }
-}
-
-/// One piece of device memory to copy.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Job {
-    /// Its first byte on the device.
-    pub(crate) address: u64,
-    /// Its place in its region.
-    pub(crate) offset: u64,
-    /// At most [`PIECE_LENGTH`] when saving.
-    pub(crate) length: u64,
-    /// The worker's number of the device.
-    pub(crate) device: usize,
-    /// The driver's context to copy in.
-    pub(crate) context: CUcontext,
-    /// Of an array: the part, which has no address.
-    pub(crate) array: Option<ArrayPart>,
-}
-
-impl Job {
-    /// Copies the piece to the host, in stream order.
-    ///
-    /// # Safety
-    /// The device has the piece, and `host` room for it until the copy is done.
-    unsafe fn read(&self, driver: &Driver, host: *mut u8, stream: CUstream) -> Result<(), CallFailed> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if let Some(array) = &self.array {
-                let copy = array.copy(host, true);
-                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
-            }
-            let copied = (driver.cuMemcpyDtoHAsync_v2)(host.cast(), self.address, self.length as usize, stream);
-            expect("cuMemcpyDtoHAsync", copied)
-        }
-    }
-
-    /// Copies content from the host to the piece's place, in stream order.
-    ///
-    /// # Safety
-    /// The device has room for the piece, and the content lives until the copy is done.
-    unsafe fn write(&self, driver: &Driver, content: &[u8], stream: CUstream) -> Result<(), CallFailed> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if let Some(array) = &self.array {
-                let copy = array.copy(content.as_ptr().cast_mut(), false);
-                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
-            }
-            let copied = (driver.cuMemcpyHtoDAsync_v2)(self.address, content.as_ptr().cast(), content.len(), stream);
-            expect("cuMemcpyHtoDAsync", copied)
-        }
-    }
-}
-
-/// Cuts a region into jobs.
-pub(crate) fn jobs(address: u64, size: u64, device: usize, context: CUcontext) -> impl Iterator<Item = Job> {
-    (0..size.div_ceil(PIECE_LENGTH)).map(move |i| {
-        let offset = i * PIECE_LENGTH;
-        Job { address: address + offset, offset, length: PIECE_LENGTH.min(size - offset), device, context, array: None }
-    })
-}
+use crate::resources::job::{EngineError, Job};
+use crate::signal_stack::Thread;
 
 const LANE_STACK: usize = 1 << 20;
 /// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.

@@ -15,9 +15,10 @@
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 
 use super::stage::{Queue, Slot};
-use super::{EngineError, Lane, Pace, Stage, enter, wait};
+use super::{Lane, Pace, Stage, enter, wait};
 use crate::checkpoint::copying::{Copying, Taken};
 use crate::gpu::driver::Driver;
+use crate::resources::job::EngineError;
 
 /// How nice lanes are beside an application that runs: a core that nobody else wants is theirs, and of one that somebody
 /// does a tenth.

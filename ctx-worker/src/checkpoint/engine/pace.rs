@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::session::waiting::Transfer;
 use rekindle_wire::window::MAX_DEVICES;
 
 /// How long a lane gives way before a piece: what a transfer of 100 MB takes. Pieces then come at more than a tenth of a
@@ -48,14 +49,6 @@ struct Link {
     next: Mutex<Option<Instant>>,
     /// The application's transfers to the host that are not done.
     transfers: AtomicUsize,
-}
-
-/// A transfer that was counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Transfer {
-    device: usize,
-    /// While which copy.
-    copy: u64,
 }
 
 /// While it lives, a copy is under way.

@@ -3,14 +3,12 @@
 use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_images::PIECE_LENGTH;
 use tracing::warn;
 
 use super::{Engine, LOOK};
 use crate::gpu::driver::Driver;
+use crate::resources::initial::MOST;
 
-/// The most bytes of all regions together.
-pub(crate) const MOST: u64 = PIECE_LENGTH;
 /// A copy of a few bytes takes some 10 us: as long it is not worth a thread's sleep.
 const SPIN: Duration = Duration::from_micros(50);
 

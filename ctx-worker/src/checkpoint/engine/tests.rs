@@ -12,6 +12,8 @@ use rekindle_images::{ImageError, Storage};
 use super::stage::tests::{alone, unit};
 use super::*;
 use crate::checkpoint::copying::{Keeping, Place, Task};
+use crate::resources::initial::MOST;
+use crate::resources::job::jobs;
 
 const KEY: [u8; 16] = [3; 16];
 
@@ -232,9 +234,9 @@ fn a_little_memory_is_read_at_once_up_to_the_size_of_a_buffer() {
     let read = peek(&mut engine, &driver, &memory.0, &parts).unwrap();
     let expected = parts.map(|(at, length)| memory.0[at as usize..][..length as usize].to_vec());
     assert_eq!(read, expected);
-    let most = peek(&mut engine, &driver, &memory.0, &[(0, peek::MOST)]);
-    assert_eq!(most.map(|read| read[0].len() as u64), Some(peek::MOST));
-    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, peek::MOST), (0, 1)]), None);
+    let most = peek(&mut engine, &driver, &memory.0, &[(0, MOST)]);
+    assert_eq!(most.map(|read| read[0].len() as u64), Some(MOST));
+    assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, MOST), (0, 1)]), None);
     assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, u64::MAX), (0, 1)]), None);
 }
 

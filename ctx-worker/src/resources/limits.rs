@@ -10,8 +10,8 @@ use rekindle_wire::control::{ContainerLimits, Limits};
 use rekindle_wire::nvml::Memory;
 use thiserror::Error;
 
-use crate::serve::commands::check;
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused, check};
 use crate::session::share::Share;
 
 const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);

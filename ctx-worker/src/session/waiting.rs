@@ -14,9 +14,7 @@ use std::collections::{HashMap, VecDeque};
 
 use rekindle_cuda_abi::types::*;
 
-use crate::checkpoint::engine::Transfer;
 use crate::gpu::driver::Driver;
-use crate::resources::pool_commands::Wanted;
 
 /// How much may be in flight on a stream that is the first in its hardware queue.
 pub(crate) const CREDITS: u64 = 768;
@@ -107,8 +105,24 @@ const EVENT_STREAM: CUstream = u64::MAX;
 /// The name of streams that the client has destroyed, numbered by `thread`, while something runs in them.
 const DYING_STREAM: CUstream = u64::MAX - 1;
 
-/// A stream of the worker's, one in each context, in which there never is anything (see [`crate::resources::prints`]).
+/// A stream of the worker's, one in each context, in which there never is anything (see `resources/prints.rs`).
 pub(crate) const PRINT_STREAM: CUstream = u64::MAX - 1;
+
+/// A transfer of the application's that a copy has counted, to give way to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    pub(crate) device: usize,
+    /// While which copy.
+    pub(crate) copy: u64,
+}
+
+/// An allocation in a stream's order that the client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolAllocation {
+    pub(crate) pool: u64,
+    pub(crate) size: u64,
+    pub(crate) key: StreamKey,
+}
 
 /// What happens then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +142,7 @@ pub(crate) enum Then {
     /// An array is destroyed, and the call returns.
     DestroyArray { array: u64, reply: u16 },
     /// Frees that an allocation lacks have happened: it is tried again, and the call returns.
-    PoolAlloc { wanted: Wanted, reply: u16 },
+    PoolAlloc { wanted: PoolAllocation, reply: u16 },
     /// A stream that the client has destroyed is destroyed.
     Destroy(StreamKey),
     /// A graph of the driver's that the client has destroyed is destroyed.

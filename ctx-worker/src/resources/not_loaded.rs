@@ -9,15 +9,15 @@ use rekindle_wire::codec::Malformed;
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
-use crate::checkpoint::engine::EngineError;
-use crate::checkpoint::failure;
-use crate::checkpoint::state::StateError;
 use crate::gpu::driver::CallFailed;
 use crate::resources::arrays::ArrayError;
 use crate::resources::code_store::BrokenImage;
+use crate::resources::job::EngineError;
 use crate::resources::memory::MemoryError;
 use crate::resources::vmm::AliasError;
-use crate::serve::executor::Refused;
+use crate::session::failure;
+use crate::session::outcome::Refused;
+use crate::session::state::StateError;
 
 /// Why a worker does not become the client of an image.
 #[derive(Debug, Error)]

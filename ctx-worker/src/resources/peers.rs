@@ -7,7 +7,8 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command;
 use rekindle_wire::window;
 
-use crate::serve::executor::{Executor, Outcome, Refused};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
 
 impl Executor {
     pub(crate) fn peer_enable(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
