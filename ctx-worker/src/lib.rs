@@ -5,17 +5,18 @@
 //!   application ──connection──> [connection thread] ──memfds──> executor
 //! ```
 //!
-//! The files lie in layers. A file imports from its own layer and from those above it in this table. What is left to
-//! do: all layers import `Executor` of `serve/executor.rs`, whose fields become owners in the layers.
+//! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has
+//! owners of the worker's state; `Executor` (`serve/executor.rs`) has one of each. What is left to do: methods of
+//! `Executor` in lower layers become methods of these owners.
 //!
-//! | layer | holds |
-//! |---|---|
-//! | `gpu/` | the driver and its calls |
-//! | `session/` | the client's objects and their log, its streams and what waits for them, saved state's format |
-//! | `resources/` | the devices, memory of every kind with its limits, and code |
-//! | `schedule/` | dependencies of commands, deferred commands, rest |
-//! | `checkpoint/` | accesses of commands, copies of memory, save and load |
-//! | `serve/` | the start, the sandbox, the loop, commands of the client and requests of the daemon |
+//! | layer | holds | owner |
+//! |---|---|---|
+//! | `gpu/` | the driver, its calls and its current context | `Gpu` |
+//! | `session/` | the client's objects and their log, its streams and what waits for them, the command under way (`Call`), saved state's format | `Session` |
+//! | `resources/` | the devices, memory of every kind with its limits, and code | `Memory`, `Code` |
+//! | `schedule/` | dependencies of commands, deferred commands, rest | `Scheduler` |
+//! | `checkpoint/` | accesses of commands, copies of memory, save and load | `Checkpoint` |
+//! | `serve/` | the start, the sandbox, the loop, commands of the client and requests of the daemon | `Executor` |
 //!
 //! The life of a command: `serve/request_loop.rs` takes it from the ring, `schedule/deferred.rs` keeps it while it may not go
 //! to the driver yet, `serve/executor.rs` hands it to the driver (through generated dispatch, `serve/commands.rs`,

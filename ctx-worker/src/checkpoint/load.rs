@@ -42,7 +42,7 @@ impl Executor {
             .object_kinds
             .iter()
             .map(|k| {
-                let number = command::number(&self.table, &k.name);
+                let number = command::number(&self.session.table, &k.name);
                 number.map(|n| (k.kind, n)).ok_or_else(|| NotLoaded::UnknownCall(k.name.clone()))
             })
             .collect::<Result<_, _>>()?;
@@ -80,14 +80,14 @@ impl Executor {
             return Err(NotLoaded::CodeContent(hash.to_owned()));
         }
         let capability = self.capability();
-        let kept = self.code.keep(bytes, capability);
+        let kept = self.code.store.keep(bytes, capability);
         kept.map(drop).map_err(|why| NotLoaded::BrokenCode { hash: hash.to_owned(), why })
     }
 
     /// Executes a record of the object log.
     fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), NotLoaded> {
         let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
-        let name = command::name(&self.table, call).unwrap_or("?").to_owned();
+        let name = command::name(&self.session.table, call).unwrap_or("?").to_owned();
         let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
         self.header = CommandHeader { call, context: object.context, ..Default::default() };
         self.enter_context(object.context).map_err(|e| failed(e.into()))?;
@@ -96,18 +96,18 @@ impl Executor {
         let outcome = match call {
             command::MODULE_LOAD | command::LIBRARY_LOAD => {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
-                let image = self.code.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
+                let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
                 self.load_again(call, (kind, object.handle), &image, &mut args).map(|()| Outcome::Done(0))
             }
             command::LINK_ADD => {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
-                let image = self.code.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
+                let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 self.link_add(&mut args, &image, &mut reply).map(Outcome::Done)
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
-            call if call == self.function_load => self.load_function(object.handle).map(|()| Outcome::Done(0)),
+            call if call == self.code.function_load => self.load_function(object.handle).map(|()| Outcome::Done(0)),
             call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
             call => self.command(call, &mut args, &mut reply),
         };
@@ -122,23 +122,23 @@ impl Executor {
     fn restore_state(&mut self, client: &Client, state: &State, mapped: &Mapped) -> Result<(), NotLoaded> {
         let malformed = NotLoaded::worker_state;
         for (when, event) in (0..).zip(&state.recorded) {
-            self.recorded.insert(event.handle, when);
+            self.scheduler.times.recorded.insert(event.handle, when);
             if event.timed && event.age.is_finite() {
-                self.ages.insert(event.handle, event.age);
+                self.scheduler.times.ages.insert(event.handle, event.age);
             }
         }
         let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
         for (i, saved) in state.devices.iter().enumerate() {
-            let device = self.devices.get_mut(i).ok_or(NotLoaded::NoDevice)?;
+            let device = self.memory.devices.get_mut(i).ok_or(NotLoaded::NoDevice)?;
             device.memory.client_reserves(saved.reserved_to);
             device.memory.read_names(saved).map_err(malformed)?;
             if saved.reset {
                 self.reset_primary(i).map_err(|why| NotLoaded::Reset { device: i, why })?;
             }
         }
-        self.pools.read(state, self.devices.len()).map_err(malformed)?;
-        self.vmm.read(mapped, self.devices.len()).map_err(malformed)?;
-        self.expected_pins = client
+        self.memory.pools.read(state, self.memory.devices.len()).map_err(malformed)?;
+        self.memory.vmm.read(mapped, self.memory.devices.len()).map_err(malformed)?;
+        self.memory.expected_pins = client
             .pinned
             .iter()
             .map(|p| {
@@ -165,7 +165,7 @@ impl Executor {
                 self.restore_pooled(allocation.device as usize, allocation.address, memory)?;
                 continue;
             }
-            let device = self.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
+            let device = self.memory.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
             // The driver maps in the current context's process; any context of the device will do.
             device.memory.allocate_at(driver, allocation.address, memory).map_err(|source| NotLoaded::Memory {
                 what: "device",
@@ -189,6 +189,7 @@ impl Executor {
     fn compare_globals(&self, client: &Client) -> Result<(), NotLoaded> {
         for global in &client.globals {
             let (key, placed) = self
+                .code
                 .globals
                 .iter()
                 .filter(|((module, context), _)| {
@@ -220,7 +221,7 @@ impl Executor {
         };
         for a in &client.allocations {
             let device = a.device as usize;
-            add(a.address, device, self.devices[device].primary, &a.pieces);
+            add(a.address, device, self.memory.devices[device].primary, &a.pieces);
         }
         for g in &client.globals {
             let context =
@@ -230,9 +231,9 @@ impl Executor {
         for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
             list.extend(self.saved_array_jobs(blob)?);
         }
-        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let primaries: Vec<_> = self.memory.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
-        let engine = self.engine.as_mut().ok_or(NotLoaded::Busy)?;
+        let engine = self.checkpoint.engine.as_mut().ok_or(NotLoaded::Busy)?;
         engine.prepare(driver, &primaries)?;
         let loaded = engine.load(driver, &list, reader, &AtomicBool::new(false));
         self.context_changed();
@@ -242,8 +243,8 @@ impl Executor {
 
     fn context_of_global(&self, module: u64, address: u64) -> Option<u64> {
         let holds = |placed: &Vec<crate::resources::code::Placed>| placed.iter().any(|p| p.address == address);
-        let key = self.globals.iter().find(|((m, _), placed)| *m == module && holds(placed))?.0;
-        Some(self.objects.get(key.1)?.real)
+        let key = self.code.globals.iter().find(|((m, _), placed)| *m == module && holds(placed))?.0;
+        Some(self.session.objects.get(key.1)?.real)
     }
 
     fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
@@ -251,10 +252,10 @@ impl Executor {
         for blob in client.blobs.iter().filter(|b| !matches!(b.kind, ARRAY_CONTENT | MAPPED)) {
             let bytes = read_blob(blob, reader)?;
             match blob.kind {
-                ARRIVING_CODE => self.code.resume_arriving(blob.handle, bytes),
-                PRINTED => self.prints.resume(blob.handle, bytes)?,
+                ARRIVING_CODE => self.code.store.resume_arriving(blob.handle, bytes),
+                PRINTED => self.code.prints.resume(blob.handle, bytes)?,
                 CODE_LOG => {
-                    let logs = self.code_logs.entry((blob.handle >> 1) as u32).or_default();
+                    let logs = self.code.logs.entry((blob.handle >> 1) as u32).or_default();
                     logs[(blob.handle & 1) as usize] = bytes;
                 }
                 HELD_COMMANDS => {
@@ -271,12 +272,13 @@ impl Executor {
     /// which they were recorded, so that no time between two comes out negative.
     pub(crate) fn record_events(&mut self) -> Result<(), NotLoaded> {
         use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
-        let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
+        let mut events: Vec<(u64, u64)> =
+            self.scheduler.times.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         events.sort_unstable();
         // Later records come after these.
-        self.commands = self.commands.max(events.len() as u64);
+        self.scheduler.times.commands = self.scheduler.times.commands.max(events.len() as u64);
         for (_, event) in events {
-            let Some(object) = self.objects.get(event).copied() else { continue };
+            let Some(object) = self.session.objects.get(event).copied() else { continue };
             self.enter_context(object.context)?;
             // SAFETY: the handles are the driver's own.
             let result = unsafe { (self.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };

@@ -144,18 +144,18 @@ impl Executor {
     /// background, see [`Executor::progress`].
     pub(crate) fn begin_saving(&mut self, wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), SaveError> {
         self.leave_out(&wanted.elsewhere);
-        if let Some(why) = &self.unsavable {
+        if let Some(why) = &self.session.unsavable {
             return Err(SaveError::Unsavable(why.clone()));
         }
-        self.objects.settle();
-        if self.objects.is_cut() {
+        self.session.objects.settle();
+        if self.session.objects.is_cut() {
             return Err(SaveError::Unsavable(TOO_MUCH_UNLOADED.into()));
         }
         if let Some(why) = self.held_for_others() {
             return Err(SaveError::NotNow(why));
         }
         self.discard_finished();
-        if self.background.is_some() {
+        if self.checkpoint.copying.background.is_some() {
             return Err(CopyError::Already.into());
         }
         let aliases = self.map_aliases().map_err(CopyError::from)?;
@@ -169,9 +169,9 @@ impl Executor {
     fn begin_with(&mut self, aliases: &[Alias], wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), SaveError> {
         self.prepare_engine()?;
         // Every stream is idle: what was freed in its order is free.
-        self.pools.settle(self.driver());
+        self.memory.pools.settle(self.driver());
         self.join_reserving();
-        let precopied = if wanted.precopied { self.precopied.take() } else { None };
+        let precopied = if wanted.precopied { self.checkpoint.copying.precopied.take() } else { None };
         let writer = match &precopied {
             Some(precopied) => Arc::clone(&precopied.writer),
             None => Arc::new(wanted.writer),
@@ -190,7 +190,7 @@ impl Executor {
         // What `stop` has no use for stays for another copy of this state; who opens the ring gives it up.
         let mut room = match wanted.how {
             How::Stop => None,
-            _ => self.reserved.lock().ok().and_then(|mut reserved| reserved.take()),
+            _ => self.checkpoint.copying.reserved.lock().ok().and_then(|mut reserved| reserved.take()),
         };
         let secured = self.secure(&mut tasks, wanted.how, &wanted.key, room.as_mut(), precopied.as_ref(), &writer);
         let secured = match secured {
@@ -212,7 +212,7 @@ impl Executor {
         };
         let copying = Copying::new(tasks, room, false);
         let draft = Draft { client, texts, arrays, regions };
-        self.guard = Some(Guard::new(Arc::clone(&copying)));
+        self.checkpoint.copying.guard = Some(Guard::new(Arc::clone(&copying)));
         let begun = self.copy_in_background(copying, writer, wanted.cancel, aliases.to_vec(), Some(draft));
         begun?;
         Ok((code, secured))
@@ -227,11 +227,11 @@ impl Executor {
     ) -> Result<(Client, Vec<SavedCode>), SaveError> {
         let ages = self.event_ages();
 
-        let hashes: BTreeSet<_> = self.objects.log().iter().filter_map(|r| r.code).collect();
+        let hashes: BTreeSet<_> = self.session.objects.log().iter().filter_map(|r| r.code).collect();
         let code = hashes
             .iter()
             .map(|hash| {
-                let size = self.code.get(hash).map(|i| i.bytes.len() as u64);
+                let size = self.code.store.get(hash).map(|i| i.bytes.len() as u64);
                 size.map(|size| SavedCode { hash: hash.to_string(), size }).ok_or(SaveError::NoCode)
             })
             .collect::<Result<Vec<_>, _>>()?;
@@ -255,19 +255,19 @@ impl Executor {
     pub(crate) fn task(&self, place: Place, job: Job) -> Task {
         let shared = match place {
             Place::Allocation(address) => {
-                let memory = self.devices.get(job.device).map(|device| &device.memory);
+                let memory = self.memory.devices.get(job.device).map(|device| &device.memory);
                 let size = memory.and_then(|m| m.allocations().get(&address)).map_or(0, |a| a.size);
                 memory.is_some_and(|memory| memory.is_given_away(address, size))
             }
-            Place::Piece(handle) => self.vmm.pieces.get(&handle).is_none_or(|piece| piece.sharing.is_some()),
+            Place::Piece(handle) => self.memory.vmm.pieces.get(&handle).is_none_or(|piece| piece.sharing.is_some()),
             Place::Other => true,
         };
-        let closed = shared || self.surprised.contains(&place);
+        let closed = shared || self.checkpoint.copying.mispredicted.contains(&place);
         Task {
             job,
             place,
             keeping: if closed { Keeping::Closed } else { Keeping::Protected },
-            soon: self.written_soon.get(&place).copied().unwrap_or(u32::MAX),
+            soon: self.checkpoint.copying.written_soon.get(&place).copied().unwrap_or(u32::MAX),
             expected: None,
             before: None,
         }
@@ -279,7 +279,7 @@ impl Executor {
         all: &mut Vec<(Region, Place, Job)>,
     ) -> Vec<Allocation> {
         let mut list = Vec::new();
-        for (ordinal, device) in self.devices.iter().enumerate() {
+        for (ordinal, device) in self.memory.devices.iter().enumerate() {
             for (&address, allocation) in device.memory.allocations() {
                 let region = Region::Allocation(list.len());
                 let place = Place::Allocation(address);
@@ -296,7 +296,7 @@ impl Executor {
             }
         }
         for Alias { address, handle, piece } in aliases {
-            let Some(device) = self.devices.get(piece.device) else { continue };
+            let Some(device) = self.memory.devices.get(piece.device) else { continue };
             let region = Region::Allocation(list.len());
             let place = Place::Piece(*handle);
             all.extend(jobs(*address, piece.size, piece.device, device.primary).map(|j| (region, place, j)));
@@ -315,10 +315,10 @@ impl Executor {
 
     fn describe_globals(&self, all: &mut Vec<(Region, Place, Job)>) -> Result<Vec<Global>, SaveError> {
         let mut list = Vec::new();
-        let mut places: Vec<_> = self.globals.iter().collect();
+        let mut places: Vec<_> = self.code.globals.iter().collect();
         places.sort_by_key(|(key, _)| **key);
         for (&(module, context), globals) in places {
-            let known = self.objects.get(context).ok_or(SaveError::NoContext)?;
+            let known = self.session.objects.get(context).ok_or(SaveError::NoContext)?;
             let ordinal = known.parent as usize;
             for global in globals {
                 if global.size == 0 {
@@ -349,19 +349,19 @@ impl Executor {
                 texts.push(Text { kind, handle, bytes: bytes.to_vec() });
             }
         };
-        self.code.arriving().iter().for_each(|(number, bytes)| add(ARRIVING_CODE, *number, bytes));
+        self.code.store.arriving().iter().for_each(|(number, bytes)| add(ARRIVING_CODE, *number, bytes));
         self.held_bytes()?.iter().for_each(|held| add(HELD_COMMANDS, 0, held));
-        let mapped = self.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
+        let mapped = self.memory.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
         mapped.iter().for_each(|mapped| add(MAPPED, 0, mapped));
         self.graph_bytes()?.iter().for_each(|graphs| add(GRAPHS, 0, graphs));
-        (0..).zip(self.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
-        let logs = self.code_logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
+        (0..).zip(self.code.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
+        let logs = self.code.logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
         logs.for_each(|(handle, text)| add(CODE_LOG, handle, text));
         Ok(texts)
     }
 
     fn describe_gpus(&self) -> Vec<ClientGpu> {
-        let gpus = self.attached.devices.iter().enumerate();
+        let gpus = self.session.attached.devices.iter().enumerate();
         gpus.map(|(i, d)| ClientGpu { ordinal: i as u32, uuid: d.uuid }).collect()
     }
 
@@ -371,8 +371,8 @@ impl Executor {
             let size = d.memory.client_reserved() - start;
             (size > 0).then_some(Window { kind: WindowKind::Device, address: start, size })
         };
-        let mut windows: Vec<_> = self.devices.iter().enumerate().filter_map(device).collect();
-        let allocations = self.pinned.allocations();
+        let mut windows: Vec<_> = self.memory.devices.iter().enumerate().filter_map(device).collect();
+        let allocations = self.memory.pinned.allocations();
         if let Some((last, allocation)) = allocations.last_key_value() {
             let size = last + allocation.size - window::PINNED_BASE;
             windows.push(Window { kind: WindowKind::Pinned, address: window::PINNED_BASE, size });
@@ -381,13 +381,13 @@ impl Executor {
     }
 
     fn describe_kinds(&self) -> Vec<ObjectKind> {
-        let calls: BTreeSet<u16> = self.objects.log().iter().map(|r| r.call).collect();
-        let name = |call| command::name(&self.table, call).unwrap_or("?").to_owned();
+        let calls: BTreeSet<u16> = self.session.objects.log().iter().map(|r| r.call).collect();
+        let name = |call| command::name(&self.session.table, call).unwrap_or("?").to_owned();
         calls.into_iter().map(|call| ObjectKind { kind: u32::from(call), name: name(call) }).collect()
     }
 
     fn describe_objects(&self) -> Vec<Object> {
-        let records = self.objects.log().iter();
+        let records = self.session.objects.log().iter();
         records
             .map(|r| Object {
                 sequence: r.sequence,
@@ -403,7 +403,7 @@ impl Executor {
     }
 
     fn describe_pinned(&self) -> Vec<Pinned> {
-        let pinned = self.pinned.allocations().iter();
+        let pinned = self.memory.pinned.allocations().iter();
         pinned
             .map(|(&address, p)| Pinned { address, size: p.size, flags: u64::from(p.flags), pieces: Vec::new() })
             .collect()
@@ -413,7 +413,8 @@ impl Executor {
     pub(crate) fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, StateError> {
         let mut state = State::default();
         self.write_shared(&mut state);
-        let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
+        let mut recorded: Vec<(u64, u64)> =
+            self.scheduler.times.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();
         let event = |(_, handle): (u64, u64)| RecordedEvent {
             handle,
@@ -422,17 +423,17 @@ impl Executor {
             ..RecordedEvent::default()
         };
         state.recorded = recorded.into_iter().map(event).collect();
-        let pinned = self.pinned.allocations().iter();
+        let pinned = self.memory.pinned.allocations().iter();
         let pinned =
             pinned.map(|(&address, it)| PinnedMemory { address, context: it.context, ..PinnedMemory::default() });
         state.pinned = pinned.collect();
-        for device in &self.devices {
+        for device in &self.memory.devices {
             let reserved_to = device.memory.client_reserved();
             let mut saved = state::Device { reserved_to, reset: device.reset, ..state::Device::default() };
             device.memory.write_names(&mut saved);
             state.devices.push(saved);
         }
-        self.pools.write(&mut state);
+        self.memory.pools.write(&mut state);
         state::opaque(&state)
     }
 }
@@ -484,7 +485,7 @@ mod tests {
     #[test]
     fn a_client_whose_state_no_image_holds_is_refused_before_anything_is_copied() {
         let mut worker = fixture::executor();
-        worker.recorded = (0..400_000).map(|i| (Kind::Event.handle(i), i)).collect();
+        worker.scheduler.times.recorded = (0..400_000).map(|i| (Kind::Event.handle(i), i)).collect();
         let key = ContentKey::from_bytes([3; 16]);
         let writer = || DataWriter::new(tempfile::tempfile().unwrap(), 0, key).unwrap();
         let error = worker.begin_precopy(writer(), Arc::default()).unwrap_err();
@@ -494,7 +495,7 @@ mod tests {
         let error = worker.begin_saving(wanted).unwrap_err();
         assert!(matches!(error, SaveError::State(StateError::TooLong(_))), "{error}");
         assert_eq!(error.kind(), FailureKind::Refused);
-        assert!(worker.background.is_none());
+        assert!(worker.checkpoint.copying.background.is_none());
     }
 
     #[test]
@@ -502,7 +503,7 @@ mod tests {
         let saved = many(100_000);
         assert!(bytes(&saved).unwrap().len() as u64 > MAX_OPAQUE);
         let mut worker = fixture::executor();
-        worker.vmm.read(&saved, 2).unwrap();
+        worker.memory.vmm.read(&saved, 2).unwrap();
         let key = ContentKey::from_bytes([3; 16]);
         let file = tempfile::tempfile().unwrap();
         let writer = DataWriter::new(file.try_clone().unwrap(), 0, key).unwrap();

@@ -79,7 +79,7 @@ impl Executor {
 
     /// The driver's handle of an array, and its context.
     pub(crate) fn array(&self, handle: u64) -> Result<(CUarray, u64), Refused> {
-        match self.objects.get(handle) {
+        match self.session.objects.get(handle) {
             Some(o) if o.kind == Kind::Array => Ok((o.real, o.context)),
             _ => Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
         }
@@ -101,7 +101,7 @@ impl Executor {
         })?;
         self.keep_array(handle, real, 0, desc)?;
         self.count_arrays();
-        self.objects.record(command::ARRAY_CREATE, handle, context, args.all(), None);
+        self.session.objects.record(command::ARRAY_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
@@ -114,10 +114,10 @@ impl Executor {
         desc: CudaArray3dDescriptor,
     ) -> Result<(), Refused> {
         let object = Object { kind: Kind::Array, real, context: self.header.context, parent, allocates: false };
-        if !self.objects.insert(handle, object) {
+        if !self.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.arrays.shapes.insert(handle, desc);
+        self.memory.arrays.shapes.insert(handle, desc);
         Ok(())
     }
 
@@ -141,7 +141,7 @@ impl Executor {
             }
         })?;
         let object = Object { kind: Kind::MipmappedArray, real, context, parent: 0, allocates: false };
-        if !self.objects.insert(handle, object) {
+        if !self.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         for (level, array) in (0..).zip(levels) {
@@ -152,31 +152,31 @@ impl Executor {
         }
         // All levels at once: they are counted already.
         self.count_arrays();
-        self.objects.record(command::MIPMAP_CREATE, handle, context, args.all(), None);
+        self.session.objects.record(command::MIPMAP_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn array_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let handle = args.word()?;
         args.end()?;
-        match self.objects.get(handle) {
+        match self.session.objects.get(handle) {
             Some(o) if is_array(o) && o.parent == 0 => {}
             _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
         }
         // Like freed memory: everything before it may still use it.
-        let busy = self.waiting.busy(0);
+        let busy = self.session.waiting.busy(0);
         self.when_done(busy, Then::DestroyArray { array: handle, reply: self.header.reply })?;
         Ok(Outcome::Later)
     }
 
     /// Destroys an array that the device no longer uses.
     pub(crate) fn destroy_array(&mut self, handle: u64) -> CUresult {
-        let Some(object) = self.objects.get(handle).copied().filter(is_array) else {
+        let Some(object) = self.session.objects.get(handle).copied().filter(is_array) else {
             return CUDA_ERROR_INVALID_HANDLE;
         };
-        let gone = self.objects.remove(handle);
+        let gone = self.session.objects.remove(handle);
         for (handle, _) in &gone {
-            self.arrays.shapes.remove(handle);
+            self.memory.arrays.shapes.remove(handle);
         }
         self.count_arrays();
         if self.enter_context(object.context).is_err() {
@@ -196,10 +196,10 @@ impl Executor {
     pub(crate) fn clear_arrays(&mut self, context: u64) {
         // A level goes with the whole.
         let whole = |handle: &u64| {
-            let object = self.objects.get(*handle).filter(|o| o.context == context)?;
+            let object = self.session.objects.get(*handle).filter(|o| o.context == context)?;
             Some(if object.parent == 0 { *handle } else { object.parent })
         };
-        let gone: BTreeSet<u64> = self.arrays.shapes.keys().filter_map(whole).collect();
+        let gone: BTreeSet<u64> = self.memory.arrays.shapes.keys().filter_map(whole).collect();
         for handle in gone {
             self.destroy_array(handle);
         }
@@ -208,18 +208,18 @@ impl Executor {
     /// Bytes of the arrays on a device.
     fn array_bytes(&self, device: usize) -> u64 {
         let here = |handle: u64| {
-            let context = self.objects.get(handle).map_or(0, |o| o.context);
+            let context = self.session.objects.get(handle).map_or(0, |o| o.context);
             self.device_of_context(context).is_ok_and(|d| d == device)
         };
-        let bytes = self.arrays.shapes.iter().filter(|(h, _)| here(**h)).filter_map(|(_, d)| d.bytes());
+        let bytes = self.memory.arrays.shapes.iter().filter(|(h, _)| here(**h)).filter_map(|(_, d)| d.bytes());
         bytes.sum::<usize>() as u64
     }
 
     /// Has the client's arrays count towards its limits.
     fn count_arrays(&mut self) {
-        for device in 0..self.devices.len() {
+        for device in 0..self.memory.devices.len() {
             let bytes = self.array_bytes(device);
-            if let Some(device) = self.devices.get_mut(device) {
+            if let Some(device) = self.memory.devices.get_mut(device) {
                 device.memory.set_beside(bytes);
             }
         }
@@ -227,8 +227,8 @@ impl Executor {
 
     /// Bytes that the client has on each device.
     pub(crate) fn device_bytes(&self) -> Vec<u64> {
-        let devices = self.devices.iter().enumerate();
-        devices.map(|(i, d)| d.memory.bytes() + self.array_bytes(i) + self.vmm.bytes(i)).collect()
+        let devices = self.memory.devices.iter().enumerate();
+        devices.map(|(i, d)| d.memory.bytes() + self.array_bytes(i) + self.memory.vmm.bytes(i)).collect()
     }
 
     /// The blobs of all arrays, and for each the copies that make its pieces.
@@ -239,7 +239,7 @@ impl Executor {
             let size = desc.bytes().ok_or(ArrayError::NoSize)? as u64;
             Ok((Blob { kind: ARRAY_CONTENT, handle, device, size, pieces: Vec::new() }, jobs))
         };
-        self.arrays.shapes.iter().map(describe).collect()
+        self.memory.arrays.shapes.iter().map(describe).collect()
     }
 
     /// The copies of a saved array's pieces.
@@ -255,9 +255,9 @@ impl Executor {
     fn array_jobs(&self, handle: u64) -> Result<Vec<Job>, ArrayError> {
         let missing = || ArrayError::Missing(handle);
         let (array, context) = self.array(handle).map_err(|_| missing())?;
-        let extent = self.arrays.extent(handle).ok_or_else(missing)?;
+        let extent = self.memory.arrays.extent(handle).ok_or_else(missing)?;
         let device = self.device_of_context(context)?;
-        let context = self.objects.get(context).ok_or_else(missing)?.real;
+        let context = self.session.objects.get(context).ok_or_else(missing)?.real;
         let mut offset = 0;
         let job = |part: rekindle_wire::boxes::Part| {
             let (at, length) = (offset, part.bytes());

@@ -63,10 +63,10 @@ impl Executor {
                 let span = boxes::span(size, pitch, rows).ok_or(INVALID)?;
                 self.reachable(address, span)?;
                 self.allow_peer(address)?;
-                let owner = window::device_of(address).and_then(|d| self.devices.get(d));
+                let owner = window::device_of(address).and_then(|d| self.memory.devices.get(d));
                 let context = match owner {
                     Some(device) => device.primary,
-                    None => self.objects.get(self.header.context).map_or(0, |o| o.real),
+                    None => self.session.objects.get(self.header.context).map_or(0, |o| o.real),
                 };
                 let side = CudaMemcpy3dSide {
                     kind: CU_MEMORYTYPE_UNIFIED,
@@ -80,7 +80,7 @@ impl Executor {
             }
             End::Array { array, at } => {
                 let (real, context) = self.array(array)?;
-                let extent = self.arrays.extent(array).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+                let extent = self.memory.arrays.extent(array).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
                 let inside = |axis: usize| at[axis].checked_add(size[axis]).is_some_and(|end| end <= extent[axis]);
                 if !(0..3).all(inside) {
                     return Err(INVALID);
@@ -99,7 +99,7 @@ impl Executor {
             return check(unsafe { (self.driver().cuMemcpy3DAsync_v2)(copy, stream) });
         }
         for (side, context) in [&mut copy.dst, &mut copy.src].into_iter().zip(arrays) {
-            if let Some(object) = context.and_then(|c| self.objects.get(c)) {
+            if let Some(object) = context.and_then(|c| self.session.objects.get(c)) {
                 side.context = object.real;
             }
         }
@@ -138,7 +138,7 @@ impl Executor {
         let key = self.stream_key(stream)?;
         let real = self.handle_stream(stream)?;
         // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
-        let host = packed(unsafe { self.staging.add(chunk * CHUNK_SIZE) }, size);
+        let host = packed(unsafe { self.session.staging.add(chunk * CHUNK_SIZE) }, size);
         let (mut copy, arrays) = if to_device {
             (between(device.side, host, size), [device.array_context, None])
         } else {

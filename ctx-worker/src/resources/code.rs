@@ -73,13 +73,13 @@ impl Executor {
         let (number, offset, total) = (args.word()?, args.word()?, args.word()?);
         let bytes = args.blob()?;
         args.end()?;
-        self.code.part(number, offset, total, bytes).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))
+        self.code.store.part(number, offset, total, bytes).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))
     }
 
     /// The compute capability by which an image's entry is chosen. Devices of several kinds in one worker are not
     /// supported yet, which the worker says when it starts.
     pub(crate) fn capability(&self) -> (u32, u32) {
-        self.devices.first().map_or((0, 0), |d| d.capability)
+        self.memory.devices.first().map_or((0, 0), |d| d.capability)
     }
 
     fn load(&mut self, call: u16, kind: Kind, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
@@ -87,7 +87,7 @@ impl Executor {
         let mut options = JitOptions::read(args.blob()?)?;
         args.end()?;
         let image =
-            self.code.complete(number, self.capability()).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
+            self.code.store.complete(number, self.capability()).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
         let loaded = self.load_image(call, (kind, handle), &image, &mut options, args);
         self.answer_jit(&options, reply);
         match loaded {
@@ -136,14 +136,14 @@ impl Executor {
             }
         }))?;
         let context = if kind == Kind::Module { self.header.context } else { 0 };
-        if !self.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
+        if !self.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.objects.record(call, handle, self.header.context, args.all(), Some(image.hash));
+        self.session.objects.record(call, handle, self.header.context, args.all(), Some(image.hash));
         if image.prints {
-            self.prints.capture();
+            self.code.prints.capture();
         }
-        self.loaded.insert(handle, image.clone());
+        self.code.loaded.insert(handle, image.clone());
         if self.header.context != 0 {
             self.instantiate(handle)?;
         }
@@ -166,32 +166,32 @@ impl Executor {
         })?;
         let call = if kind == Kind::Module { command::MODULE_UNLOAD } else { command::LIBRARY_UNLOAD };
         // A module is unloaded in its own context, whatever the current one is.
-        let context = self.objects.get(handle).map_or(0, |o| o.context);
-        self.objects.unload(handle, call, context, args.all());
-        self.loaded.remove(&handle);
+        let context = self.session.objects.get(handle).map_or(0, |o| o.context);
+        self.session.objects.unload(handle, call, context, args.all());
+        self.code.loaded.remove(&handle);
         self.forget_code();
-        self.globals.retain(|(parent, _), _| *parent != handle);
+        self.code.globals.retain(|(parent, _), _| *parent != handle);
         Ok(())
     }
 
     /// Drops the images that no record needs any more, and cuts the log where those of unloaded code are too large.
     pub(crate) fn forget_code(&mut self) {
         // A restore needs images whose records are still to come.
-        if self.shared.is_none() {
+        if self.session.shared.is_none() {
             return;
         }
         loop {
-            let (loaded, needed) = self.objects.code();
-            self.code.keep_only(&needed);
-            if self.code.bytes_besides(&loaded) <= MOST_UNLOADED_BYTES {
+            let (loaded, needed) = self.session.objects.code();
+            self.code.store.keep_only(&needed);
+            if self.code.store.bytes_besides(&loaded) <= MOST_UNLOADED_BYTES {
                 return;
             }
-            self.objects.cut();
+            self.session.objects.cut();
         }
     }
 
     fn of_kind(&self, handle: u64, kind: Kind) -> Result<u64, Refused> {
-        match self.objects.get(handle) {
+        match self.session.objects.get(handle) {
             Some(o) if o.kind == kind => Ok(o.real),
             _ => Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
         }
@@ -202,10 +202,10 @@ impl Executor {
     /// place them alike.
     pub(crate) fn instantiate(&mut self, parent: u64) -> Result<(), Refused> {
         let context = self.header.context;
-        if context == 0 || self.globals.contains_key(&(parent, context)) {
+        if context == 0 || self.code.globals.contains_key(&(parent, context)) {
             return Ok(());
         }
-        let Some(image) = self.loaded.get(&parent).cloned() else { return Ok(()) };
+        let Some(image) = self.code.loaded.get(&parent).cloned() else { return Ok(()) };
         let placed = match &image.globals {
             Ok(globals) => {
                 let mut placed = Vec::new();
@@ -231,15 +231,15 @@ impl Executor {
             }
         };
         if !placed.is_empty() {
-            self.objects.record(command::INSTANTIATE, parent, context, &parent.to_le_bytes(), None);
+            self.session.objects.record(command::INSTANTIATE, parent, context, &parent.to_le_bytes(), None);
         }
-        self.globals.insert((parent, context), placed);
+        self.code.globals.insert((parent, context), placed);
         Ok(())
     }
 
     /// Whether a library has nothing for the current context's device.
     fn has_no_binary(&self, parent: u64) -> bool {
-        let Some(library) = self.objects.get(parent).filter(|o| o.kind == Kind::Library) else { return false };
+        let Some(library) = self.session.objects.get(parent).filter(|o| o.kind == Kind::Library) else { return false };
         let mut module = 0;
         // SAFETY: the handle is the driver's own, the out parameter a local.
         let answer = unsafe { (self.driver().cuLibraryGetModule)(&raw mut module, library.real) };
@@ -251,14 +251,14 @@ impl Executor {
     /// first use has its place in the log, and a restore loads the function there. Where the driver refuses, the call
     /// that uses the function gets the driver's answer.
     pub(crate) fn use_function(&mut self, handle: u64) {
-        if !self.objects.is_used(handle, self.header.context) {
+        if !self.session.objects.is_used(handle, self.header.context) {
             let _ = self.load_function(handle);
         }
     }
 
     /// The same, with the driver's answer.
     pub(crate) fn load_function(&mut self, handle: u64) -> Result<(), Refused> {
-        let object = *self.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.session.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let context = self.header.context;
         let mut function = object.real;
         if object.kind == Kind::Kernel {
@@ -272,31 +272,32 @@ impl Executor {
         }
         // SAFETY: the handle is the driver's own.
         check(unsafe { (self.driver().cuFuncLoad)(function) })?;
-        if self.objects.first_use(handle, context) {
-            self.objects.record(self.function_load, handle, context, &handle.to_le_bytes(), None);
+        if self.session.objects.first_use(handle, context) {
+            self.session.objects.record(self.code.function_load, handle, context, &handle.to_le_bytes(), None);
         }
         Ok(())
     }
 
     fn cannot_save(&mut self, why: String) {
-        self.unsavable.get_or_insert(why);
+        self.session.unsavable.get_or_insert(why);
     }
 
     /// Forgets where globals lay in a context that is gone.
     pub(crate) fn forget_globals(&mut self, context: u64) {
-        self.globals.retain(|(_, c), _| *c != context);
+        self.code.globals.retain(|(_, c), _| *c != context);
     }
 
     /// Whether a range lies in a global of the client's code.
     pub(crate) fn is_global(&self, address: u64, bytes: u64) -> bool {
-        self.globals
+        self.code
+            .globals
             .values()
             .flatten()
             .any(|g| address >= g.address && address.checked_add(bytes).is_some_and(|end| end <= g.address + g.size))
     }
 
     fn place(&self, parent: u64, name: &CStr) -> Result<(u64, u64), Refused> {
-        let object = self.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = self.session.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let (mut address, mut size) = (0, 0);
         // SAFETY: the handle is the driver's own; the others are locals and a C string.
         check(unsafe {
@@ -316,12 +317,12 @@ impl Executor {
         self.of_kind(parent, kind)?;
         self.instantiate(parent)?;
         let (address, size) = self.place(parent, name)?;
-        let known = self.globals.entry((parent, self.header.context)).or_default();
+        let known = self.code.globals.entry((parent, self.header.context)).or_default();
         if !known.iter().any(|g| g.address == address) {
             // The driver knows a variable that the image does not tell of.
             known.push(Placed::new(name, (address, size)));
             let call = if kind == Kind::Module { command::MODULE_GLOBAL } else { command::LIBRARY_GLOBAL };
-            self.objects.record(call, parent, self.header.context, args.all(), None);
+            self.session.objects.record(call, parent, self.header.context, args.all(), None);
         }
         reply.word(address);
         reply.word(size);
@@ -338,16 +339,16 @@ impl Executor {
         call: u16,
     ) -> Result<(), Refused> {
         // A library's module has the library's code.
-        let origin = match self.objects.get(parent) {
+        let origin = match self.session.objects.get(parent) {
             Some(o) if o.kind == Kind::Module && o.parent != 0 => o.parent,
             _ => parent,
         };
-        let allocates = self.loaded.get(&origin).is_some_and(|i| i.allocating.contains(&*name.to_string_lossy()));
+        let allocates = self.code.loaded.get(&origin).is_some_and(|i| i.allocating.contains(&*name.to_string_lossy()));
         let context = if kind == Kind::Function { self.header.context } else { 0 };
-        if !self.objects.insert(handle, Object { kind, real, context, parent, allocates }) {
+        if !self.session.objects.insert(handle, Object { kind, real, context, parent, allocates }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.objects.record(call, handle, self.header.context, args.all(), None);
+        self.session.objects.record(call, handle, self.header.context, args.all(), None);
         Ok(())
     }
 
@@ -377,7 +378,7 @@ impl Executor {
         if self.header.context == 0 {
             // Without a context the driver does not tell, and asking it in one would load the library there.
             let name = name.to_string_lossy();
-            let params = self.loaded.get(&library).and_then(|i| i.params.get(&*name));
+            let params = self.code.loaded.get(&library).and_then(|i| i.params.get(&*name));
             let params = params.ok_or(Refused::Code(CUDA_ERROR_INVALID_CONTEXT))?;
             reply.word(params.len() as u64);
             params.iter().for_each(|(offset, size)| reply.word(offset << 32 | size));
@@ -393,7 +394,7 @@ impl Executor {
     fn kernel_function(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (handle, kernel) = (args.word()?, args.word()?);
         args.end()?;
-        let object = *self.objects.get(kernel).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.session.objects.get(kernel).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let parent = self.of_kind(kernel, Kind::Kernel)?;
         self.instantiate(object.parent)?;
         let mut real = 0;
@@ -406,10 +407,10 @@ impl Executor {
             parent: kernel,
             allocates: object.allocates,
         };
-        if !self.objects.insert(handle, function) {
+        if !self.session.objects.insert(handle, function) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.objects.record(command::KERNEL_FUNCTION, handle, self.header.context, args.all(), None);
+        self.session.objects.record(command::KERNEL_FUNCTION, handle, self.header.context, args.all(), None);
         Ok(())
     }
 
@@ -423,17 +424,17 @@ impl Executor {
         check(unsafe { (self.driver().cuLibraryGetModule)(&raw mut real, parent) })?;
         let context = self.header.context;
         let module = Object { kind: Kind::Module, real, context, parent: library, allocates: false };
-        if !self.objects.insert(handle, module) {
+        if !self.session.objects.insert(handle, module) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.objects.record(command::LIBRARY_MODULE, handle, context, args.all(), None);
+        self.session.objects.record(command::LIBRARY_MODULE, handle, context, args.all(), None);
         Ok(())
     }
 
     fn kernel_names(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
         let (parent, start) = (args.word()?, args.word()? as usize);
         args.end()?;
-        let object = *self.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.session.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let driver = self.driver();
         let mut count = 0;
         let mut all = Vec::new();

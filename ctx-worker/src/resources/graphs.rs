@@ -110,7 +110,7 @@ impl Executor {
             command::GRAPH_DESTROY => {
                 let handle = args.word()?;
                 args.end()?;
-                let graph = self.graphs.remove(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+                let graph = self.code.graphs.remove(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
                 self.end_made(graph.made)?;
             }
             _ => return Err(Refused::UnknownCall(call)),
@@ -121,13 +121,13 @@ impl Executor {
     fn graph_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (handle, number, flags) = (args.word()?, args.word()?, args.word()?);
         args.end()?;
-        let bytes = self.code.take(number).map_err(|_| Malformed("a graph whose program has not come"))?;
-        if !Kind::GraphExec.owns(handle) || self.graphs.contains_key(&handle) {
+        let bytes = self.code.store.take(number).map_err(|_| Malformed("a graph whose program has not come"))?;
+        if !Kind::GraphExec.owns(handle) || self.code.graphs.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let mut graph = Graph::new(self.header.context, flags, Program::from_bytes(&bytes)?);
         graph.made = Some(self.make_graph(&graph.program, flags)?);
-        self.graphs.insert(handle, graph);
+        self.code.graphs.insert(handle, graph);
         Ok(())
     }
 
@@ -198,12 +198,13 @@ impl Executor {
     }
 
     fn params_in_context(&mut self, task: &Task) -> Result<Params, Refused> {
-        let context = self.objects.get(self.header.context).map_or(0, |o| o.real);
+        let context = self.session.objects.get(self.header.context).map_or(0, |o| o.real);
         Ok(match task {
             Task::Nothing => Params::Nothing,
             Task::Kernel(launch) => {
                 let launch = Launch::read(&mut Reader::new(launch))?;
-                let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+                let object =
+                    *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
                 let real = self.handle_function(launch.function)?;
                 let is_kernel = object.kind == Kind::Kernel;
                 if is_kernel {
@@ -287,7 +288,7 @@ impl Executor {
         let step = Step::read(&mut blob, place)?;
         blob.end()?;
         args.end()?;
-        let graph = self.graphs.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let graph = self.code.graphs.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let made = graph.made.as_ref().map(|made| (made.exec, made.nodes.get(place).copied().unwrap_or(0)));
         let old = graph.program.steps.get_mut(place).ok_or(Malformed("a step that a graph does not have"))?;
         let change = old.clone();
@@ -298,7 +299,7 @@ impl Executor {
         let Some((exec, node)) = made else { return Ok(()) };
         if self.set_step(exec, node, &change, &step).is_err() {
             // The driver does not change a node into everything that another could have been.
-            let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+            let graph = self.code.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let (program, flags) = (graph.program.clone(), graph.flags);
             let remade = self.make_graph(&program, flags);
             // Where that fails there is none: better no launch than one of what the program has changed.
@@ -306,7 +307,7 @@ impl Executor {
                 Ok(made) => (Some(made), None),
                 Err(refused) => (None, Some(refused)),
             };
-            let former = self.graphs.get_mut(&handle).and_then(|graph| std::mem::replace(&mut graph.made, made));
+            let former = self.code.graphs.get_mut(&handle).and_then(|graph| std::mem::replace(&mut graph.made, made));
             self.end_made(former)?;
             if let Some(refused) = failed {
                 return Err(refused);
@@ -351,14 +352,14 @@ impl Executor {
 
     /// The driver's executable graph, made now if a restore has not.
     fn exec_of(&mut self, handle: u64) -> Result<CUgraphExec, Refused> {
-        let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let graph = self.code.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         if let Some(made) = &graph.made {
             return Ok(made.exec);
         }
         let (program, flags) = (graph.program.clone(), graph.flags);
         let made = self.make_graph(&program, flags)?;
         let exec = made.exec;
-        if let Some(graph) = self.graphs.get_mut(&handle) {
+        if let Some(graph) = self.code.graphs.get_mut(&handle) {
             graph.made = Some(made);
         }
         Ok(exec)
@@ -374,11 +375,11 @@ impl Executor {
         self.notice_prints();
         if result == CUDA_SUCCESS {
             let key = self.stream_key(stream)?;
-            let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+            let graph = self.code.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let mut allocates = false;
             for function in &graph.functions {
-                self.waiting.launched(key, *function);
-                allocates |= self.objects.get(*function).is_some_and(|o| o.allocates);
+                self.session.waiting.launched(key, *function);
+                allocates |= self.session.objects.get(*function).is_some_and(|o| o.allocates);
             }
             self.launched(allocates);
         }
@@ -397,7 +398,7 @@ impl Executor {
     /// Has the driver end a graph when everything that runs now has ended: a launch of it may be under way.
     fn end_made(&mut self, made: Option<Made>) -> Result<(), Refused> {
         let Some(Made { exec, graph, .. }) = made else { return Ok(()) };
-        let busy = self.waiting.busy(0);
+        let busy = self.session.waiting.busy(0);
         self.when_done(busy, Then::DestroyGraph { exec, graph })
     }
 
@@ -413,9 +414,9 @@ impl Executor {
     /// A context goes, in which nothing runs any more, and what was made in it.
     pub(crate) fn clear_graphs(&mut self, context: u64) {
         let uses = |g: &Graph| g.context == context || g.program.steps.iter().any(|s| s.context == context);
-        let gone: Vec<u64> = self.graphs.iter().filter(|(_, g)| uses(g)).map(|(handle, _)| *handle).collect();
+        let gone: Vec<u64> = self.code.graphs.iter().filter(|(_, g)| uses(g)).map(|(handle, _)| *handle).collect();
         for handle in gone {
-            if let Some(Made { exec, graph, .. }) = self.graphs.remove(&handle).and_then(|g| g.made) {
+            if let Some(Made { exec, graph, .. }) = self.code.graphs.remove(&handle).and_then(|g| g.made) {
                 self.destroy_graph(exec, graph);
             }
         }
@@ -423,7 +424,7 @@ impl Executor {
 
     /// All programs as bytes of the saved state; `None` where there are none.
     pub(crate) fn graph_bytes(&self) -> Result<Option<Vec<u8>>, StateError> {
-        if self.graphs.is_empty() {
+        if self.code.graphs.is_empty() {
             return Ok(None);
         }
         let graph = |(&handle, graph): (&u64, &Graph)| state::Graph {
@@ -433,7 +434,7 @@ impl Executor {
             program: graph.program.to_bytes(),
             ..state::Graph::default()
         };
-        let graphs = self.graphs.iter().map(graph).collect();
+        let graphs = self.code.graphs.iter().map(graph).collect();
         state::bytes(&state::Graphs { graphs, ..state::Graphs::default() }).map(Some)
     }
 
@@ -442,16 +443,16 @@ impl Executor {
         let saved: state::Graphs = state::parse(bytes)?;
         for it in saved.graphs {
             let graph = Graph::new(it.context, it.flags, Program::from_bytes(&it.program)?);
-            self.graphs.insert(it.handle, graph);
+            self.code.graphs.insert(it.handle, graph);
         }
         Ok(())
     }
 
     /// The client's memory is all there after a restore: graphs are made, so that no launch waits for that.
     pub(crate) fn make_graphs(&mut self) {
-        let handles: Vec<u64> = self.graphs.keys().copied().collect();
+        let handles: Vec<u64> = self.code.graphs.keys().copied().collect();
         for handle in handles {
-            let context = self.graphs.get(&handle).map_or(0, |g| g.context);
+            let context = self.code.graphs.get(&handle).map_or(0, |g| g.context);
             self.header.context = context;
             let made = self.enter_context(context).and_then(|()| self.exec_of(handle));
             if let Err(refused) = made {

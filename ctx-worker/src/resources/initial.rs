@@ -47,7 +47,7 @@ impl Executor {
         });
         let driver = self.driver();
         // A copy in the background has it: then nothing is read, and nothing of these will be compared.
-        let Some(engine) = self.engine.as_mut() else { return };
+        let Some(engine) = self.checkpoint.engine.as_mut() else { return };
         for some in wanted.chunks_mut(AT_ONCE) {
             let regions: Vec<_> = some.iter().map(|p| (p.address, p.size)).collect();
             // SAFETY: the driver has just said that the variables lie there.
@@ -60,11 +60,12 @@ impl Executor {
 
     /// The device of a context whose variables are read.
     fn readable(&self, context: u64) -> Option<usize> {
-        let real = self.objects.get(context)?.real;
+        let real = self.session.objects.get(context)?.real;
         let ordinal = self.device_of_context(context).ok()?;
         // The engine's buffers are of the first one.
-        let reset = [0, ordinal].iter().any(|number| self.devices.get(*number).is_none_or(|device| device.reset));
-        (!reset && self.devices.get(ordinal)?.primary == real).then_some(ordinal)
+        let reset =
+            [0, ordinal].iter().any(|number| self.memory.devices.get(*number).is_none_or(|device| device.reset));
+        (!reset && self.memory.devices.get(ordinal)?.primary == real).then_some(ordinal)
     }
 
     /// Compares what a variable held here when its code was loaded with what it held then.
@@ -78,7 +79,7 @@ impl Executor {
         match placed.initial {
             Some(here) if here == before => Ok(()),
             Some(_) => {
-                let image = self.loaded.get(&parent);
+                let image = self.code.loaded.get(&parent);
                 let global = image.and_then(|i| i.globals.as_ref().ok()?.iter().find(|g| g.name == placed.name));
                 let names = global.map(|global| global.points_to.clone()).unwrap_or_default();
                 Err(NotLoaded::CodeMoved { variable: saved.name.clone(), names })

@@ -168,7 +168,7 @@ impl Executor {
             command::MEMORY_EXPORT => {
                 let address = args.word()?;
                 args.end()?;
-                let mut devices = self.devices.iter_mut();
+                let mut devices = self.memory.devices.iter_mut();
                 let token = devices.find_map(|device| device.memory.export(address, new_name));
                 write_name(reply, &token.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?);
             }
@@ -185,15 +185,15 @@ impl Executor {
 
     fn name_piece(&mut self, handle: u64) -> Result<Token, CUresult> {
         let driver = self.driver();
-        let piece = self.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let piece = self.memory.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         // The driver says whether it may be given away.
         export(driver, piece.real)?;
-        if let Some((token, _)) = self.vmm.exported.iter().find(|(_, named)| **named == handle) {
+        if let Some((token, _)) = self.memory.vmm.exported.iter().find(|(_, named)| **named == handle) {
             return Ok(*token);
         }
         let (token, id) = new_name().zip(new_name()).ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
         piece.sharing.get_or_insert(Sharing { id, came: false, elsewhere: false });
-        self.vmm.exported.insert(token, handle);
+        self.memory.vmm.exported.insert(token, handle);
         Ok(token)
     }
 
@@ -202,21 +202,22 @@ impl Executor {
         let handles = (0..count.min(MAX_PIECES as u64)).map(|_| args.word()).collect::<Result<Vec<u64>, _>>()?;
         args.end()?;
         let mut given = BTreeSet::new();
-        if !handles.iter().all(|h| Kind::Piece.owns(*h) && !self.vmm.pieces.contains_key(h) && given.insert(*h)) {
+        if !handles.iter().all(|h| Kind::Piece.owns(*h) && !self.memory.vmm.pieces.contains_key(h) && given.insert(*h))
+        {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        let Some((shared, files)) = self.arrived.tickets.remove(&ticket) else {
+        let Some((shared, files)) = self.memory.arrived.tickets.remove(&ticket) else {
             return Ok(Outcome::Done(NO_TICKET));
         };
         if shared.named == Named::Event || files.len() != handles.len() || shared.count != files.len() {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        let device = self.attached.devices.iter().position(|d| d.uuid == shared.device);
+        let device = self.session.attached.devices.iter().position(|d| d.uuid == shared.device);
         // One that this process may not use.
         let device = device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
         // As with what it makes: there must be room before it is there. What it has already needs none.
         let mut new = BTreeSet::new();
-        let more = shared.pieces.iter().filter(|piece| !self.vmm.has(&piece.id) && new.insert(piece.id));
+        let more = shared.pieces.iter().filter(|piece| !self.memory.vmm.has(&piece.id) && new.insert(piece.id));
         let bytes = more.fold(0_u64, |sum, piece| sum.saturating_add(piece.size));
         let driver = self.driver();
         let pieces = self.make_counted(device, bytes, || import_all(driver, &files, &shared.pieces))?;
@@ -226,7 +227,7 @@ impl Executor {
             let flags = PieceFlags::of(shared.flags);
             let sharing = Some(Sharing { id, came: true, elsewhere: false });
             let piece = Piece { real, size, device, handle_types: POSIX_FILE, flags, held: true, sharing };
-            self.vmm.pieces.insert(handle, piece);
+            self.memory.vmm.pieces.insert(handle, piece);
         }
         self.count_pieces();
         Ok(Outcome::Done(CUDA_SUCCESS))
@@ -238,7 +239,7 @@ impl Executor {
             return Ok((shared, vec![file]));
         }
         let (device, mut shared, pieces) = self.named(token).ok_or(ShareError::NoName)?;
-        shared.device = self.attached.devices.get(device).ok_or(ShareError::NoDevice)?.uuid;
+        shared.device = self.session.attached.devices.get(device).ok_or(ShareError::NoDevice)?.uuid;
         shared.count = pieces.len();
         let driver = self.driver();
         let mut files = Vec::new();
@@ -259,8 +260,8 @@ impl Executor {
             count: 0,
             pieces: Vec::new(),
         };
-        if let Some(handle) = self.vmm.exported.get(token) {
-            let piece = self.vmm.pieces.get(handle)?;
+        if let Some(handle) = self.memory.vmm.exported.get(token) {
+            let piece = self.memory.vmm.pieces.get(handle)?;
             let named = SharedPiece { id: piece.sharing?.id, size: piece.size };
             return Some((
                 piece.device,
@@ -268,7 +269,7 @@ impl Executor {
                 vec![(named, piece.real)],
             ));
         }
-        for (ordinal, device) in self.devices.iter_mut().enumerate() {
+        for (ordinal, device) in self.memory.devices.iter_mut().enumerate() {
             let Some((offset, size, pieces)) = device.memory.exported(token) else { continue };
             let mut named = Vec::new();
             for piece in pieces {
@@ -285,7 +286,7 @@ impl Executor {
         if shared.pieces.len() != files.len() || shared.count > MAX_PIECES {
             return Err(ShareError::Unfit);
         }
-        let tickets = &mut self.arrived.tickets;
+        let tickets = &mut self.memory.arrived.tickets;
         if let Some((before, its_files)) = tickets.get_mut(&ticket) {
             before.pieces.extend(shared.pieces);
             its_files.extend(files);
@@ -302,12 +303,12 @@ impl Executor {
     /// The ids of pieces that it has given away or may have, and of those that came from others.
     pub(crate) fn shares(&mut self) -> (Vec<PieceId>, Vec<PieceId>) {
         self.forget_events();
-        let of_devices = self.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id));
-        let of_vmm = self.vmm.pieces.values().filter_map(|p| p.sharing);
+        let of_devices = self.memory.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id));
+        let of_vmm = self.memory.vmm.pieces.values().filter_map(|p| p.sharing);
         let (came, own): (Vec<Sharing>, Vec<Sharing>) = of_vmm.partition(|it| it.came);
-        let arrived = self.arrived.tickets.values().flat_map(|(shared, _)| shared.pieces.iter().map(|p| p.id));
+        let arrived = self.memory.arrived.tickets.values().flat_map(|(shared, _)| shared.pieces.iter().map(|p| p.id));
         let ids = |list: Vec<Sharing>| list.into_iter().map(|it| it.id);
-        let (own_events, events) = self.ipc_events.shares();
+        let (own_events, events) = self.memory.ipc_events.shares();
         let own = ids(own).chain(of_devices).chain(own_events);
         (own.collect(), ids(came).chain(arrived).chain(events).collect())
     }
@@ -315,10 +316,10 @@ impl Executor {
     /// Who saves what: nothing twice, and not what others save.
     pub(crate) fn leave_out(&mut self, elsewhere: &BTreeSet<PieceId>) {
         self.forget_events();
-        self.ipc_events.leave_out(elsewhere);
+        self.memory.ipc_events.leave_out(elsewhere);
         let mut saved: BTreeSet<PieceId> =
-            self.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id)).collect();
-        for sharing in self.vmm.pieces.values_mut().filter_map(|p| p.sharing.as_mut()) {
+            self.memory.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id)).collect();
+        for sharing in self.memory.vmm.pieces.values_mut().filter_map(|p| p.sharing.as_mut()) {
             sharing.elsewhere = elsewhere.contains(&sharing.id) || !saved.insert(sharing.id);
         }
     }
@@ -326,7 +327,7 @@ impl Executor {
     /// All pieces that have ids, and events that processes share, for the image.
     pub(crate) fn write_shared(&self, out: &mut State) {
         let mut all = Vec::new();
-        for (device, it) in self.devices.iter().enumerate() {
+        for (device, it) in self.memory.devices.iter().enumerate() {
             all.extend(it.memory.ids().map(|(id, _, size)| Wanted {
                 id,
                 device,
@@ -336,7 +337,7 @@ impl Executor {
                 elsewhere: false,
             }));
         }
-        for piece in self.vmm.pieces.values() {
+        for piece in self.memory.vmm.pieces.values() {
             let Some(Sharing { id, elsewhere, .. }) = piece.sharing else { continue };
             let Piece { device, size, handle_types, flags, .. } = *piece;
             all.push(Wanted { id, device, size, handle_types, flags, elsewhere });
@@ -351,7 +352,7 @@ impl Executor {
             ..Default::default()
         };
         out.shared = all.into_iter().map(piece).collect();
-        out.shared_events = Some(self.ipc_events.write()).into();
+        out.shared_events = Some(self.memory.ipc_events.write()).into();
     }
 
     /// Makes the pieces anew whose content an image's client has, and says which there are, with descriptors from `first`
@@ -368,12 +369,12 @@ impl Executor {
         let driver = self.driver();
         if first == 0 {
             for it in wanted.iter().filter(|it| !it.elsewhere) {
-                let device = self.devices.get(it.device).ok_or(NotLoaded::NoDevice)?.device;
+                let device = self.memory.devices.get(it.device).ok_or(NotLoaded::NoDevice)?.device;
                 let properties = vmm::properties(device, it.handle_types | POSIX_FILE, it.flags);
                 let failed = |code| NotLoaded::Shared { what: "made", code };
                 let real = vmm::create(driver, it.size, &properties).map_err(failed)?;
-                self.arrived.files.insert(it.id, export(driver, real).map_err(failed)?);
-                if let Some(twice) = self.arrived.made.insert(it.id, real) {
+                self.memory.arrived.files.insert(it.id, export(driver, real).map_err(failed)?);
+                if let Some(twice) = self.memory.arrived.made.insert(it.id, real) {
                     // SAFETY: the driver's own handle, of which nothing is mapped.
                     expect("cuMemRelease", unsafe { (driver.cuMemRelease)(twice) })?;
                 }
@@ -382,14 +383,14 @@ impl Executor {
         if first == 0 {
             for page in events.pages.iter().filter(|it| !it.elsewhere) {
                 let file = page.make(&events).ok_or(NotLoaded::NoEvents)?;
-                self.arrived.files.insert(page.id, file);
+                self.memory.arrived.files.insert(page.id, file);
             }
         }
-        let here: BTreeSet<PieceId> = self.arrived.files.keys().copied().collect();
+        let here: BTreeSet<PieceId> = self.memory.arrived.files.keys().copied().collect();
         let all = wanted.iter().map(|it| it.id).chain(events.pages.iter().map(|it| it.id));
         let needed = all.filter(|id| !here.contains(id)).collect::<BTreeSet<_>>();
         let mut made = Made { count: here.len(), needed: needed.into_iter().collect(), ..Made::default() };
-        for (id, file) in self.arrived.files.iter().skip(first).take(PIECES_AT_A_TIME) {
+        for (id, file) in self.memory.arrived.files.iter().skip(first).take(PIECES_AT_A_TIME) {
             made.ids.push(*id);
             made.files.push(file.try_clone().map_err(NotLoaded::NoDescriptor)?);
         }
@@ -398,14 +399,14 @@ impl Executor {
 
     /// Pieces that others have made.
     pub(crate) fn take_shared(&mut self, ids: Vec<PieceId>, files: Vec<OwnedFd>) {
-        self.arrived.files.extend(ids.into_iter().zip(files));
+        self.memory.arrived.files.extend(ids.into_iter().zip(files));
     }
 
     /// Has the pieces of a restored client that others share be the ones that were made, or came, before.
     pub(crate) fn map_made(&mut self) -> Result<(), NotLoaded> {
         let driver = self.driver();
-        for device in &mut self.devices {
-            device.memory.use_made(|id| self.arrived.take(driver, id))?;
+        for device in &mut self.memory.devices {
+            device.memory.use_made(|id| self.memory.arrived.take(driver, id))?;
         }
         Ok(())
     }
@@ -414,8 +415,8 @@ impl Executor {
     pub(crate) fn all_shared_is_mapped(&mut self, state: &State) -> Result<(), NotLoaded> {
         let (_, events) = read_shared(state).map_err(NotLoaded::worker_state)?;
         self.restore_events(events)?;
-        self.arrived.all_taken();
-        self.devices.iter_mut().for_each(|device| device.memory.all_made_are_used());
+        self.memory.arrived.all_taken();
+        self.memory.devices.iter_mut().for_each(|device| device.memory.all_made_are_used());
         Ok(())
     }
 }

@@ -261,12 +261,12 @@ impl Executor {
                 args.end()?;
                 self.handle_event(handle)?;
                 let (page, index) = self.free_event().map_err(Refused::Code)?;
-                self.ipc_events.by_handle.insert(handle, Place { page, index, held: VecDeque::new() });
+                self.memory.ipc_events.by_handle.insert(handle, Place { page, index, held: VecDeque::new() });
             }
             command::EVENT_EXPORT => {
                 let handle = args.word()?;
                 args.end()?;
-                let events = &mut self.ipc_events;
+                let events = &mut self.memory.ipc_events;
                 // Of one that came from elsewhere it has no handle to give.
                 let own = |place: &Place| events.pages.get(&place.page).is_some_and(|page| !page.came);
                 if !events.by_handle.get(&handle).is_some_and(own) {
@@ -283,7 +283,7 @@ impl Executor {
                 let (ticket, handle) = (args.word()?, args.word()?);
                 args.end()?;
                 self.handle_event(handle)?;
-                let Some((shared, mut files)) = self.arrived.ticket(ticket) else {
+                let Some((shared, mut files)) = self.memory.arrived.ticket(ticket) else {
                     return Ok(Outcome::Done(NO_TICKET));
                 };
                 let (Named::Event, Some(file), Some(piece)) = (shared.named, files.pop(), shared.pieces.first()) else {
@@ -291,7 +291,7 @@ impl Executor {
                 };
                 self.open_page(piece.id, file, true).map_err(Refused::Code)?;
                 let place = Place { page: piece.id, index: shared.offset, held: VecDeque::new() };
-                self.ipc_events.by_handle.insert(handle, place);
+                self.memory.ipc_events.by_handle.insert(handle, place);
             }
             // Whatever came before it has been executed, or is held.
             _ => args.end()?,
@@ -302,14 +302,14 @@ impl Executor {
     /// An event that nobody has had.
     fn free_event(&mut self) -> Result<(PieceId, u64), CUresult> {
         self.forget_events();
-        let free = self.ipc_events.pages.iter_mut().find(|(_, page)| !page.came && page.used < PER_PAGE);
+        let free = self.memory.ipc_events.pages.iter_mut().find(|(_, page)| !page.came && page.used < PER_PAGE);
         if let Some((id, page)) = free {
             page.used += 1;
             return Ok((*id, page.used - 1));
         }
         let (id, file) = new_name().zip(page_file()).ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
         self.open_page(id, file, false)?;
-        if let Some(page) = self.ipc_events.pages.get_mut(&id) {
+        if let Some(page) = self.memory.ipc_events.pages.get_mut(&id) {
             page.used = 1;
         }
         Ok((id, 0))
@@ -317,16 +317,16 @@ impl Executor {
 
     /// Drops events that are destroyed, and pages of which none is left once nothing uses them any more.
     pub(crate) fn forget_events(&mut self) {
-        let (objects, events) = (&self.objects, &mut self.ipc_events);
+        let (objects, events) = (&self.session.objects, &mut self.memory.ipc_events);
         events.by_handle.retain(|handle, _| objects.get(*handle).is_some());
         events.exported.retain(|_, handle| objects.get(*handle).is_some());
-        if !self.waiting.busy(0).is_empty() {
+        if !self.session.waiting.busy(0).is_empty() {
             return;
         }
         let used: BTreeSet<PieceId> = events.by_handle.values().map(|place| place.page).collect();
         let unused: Vec<PieceId> = events.pages.keys().filter(|id| !used.contains(*id)).copied().collect();
         for id in unused {
-            if let Some(page) = self.ipc_events.pages.remove(&id) {
+            if let Some(page) = self.memory.ipc_events.pages.remove(&id) {
                 self.unregister_page(page.at);
                 // SAFETY: mapped by `open_page`; no event of it is left, and no stream is busy.
                 unsafe { libc::munmap(page.at as *mut _, PAGE as usize) };
@@ -336,13 +336,13 @@ impl Executor {
 
     /// Maps a page, and lets devices use it.
     fn open_page(&mut self, id: PieceId, file: OwnedFd, came: bool) -> Result<(), CUresult> {
-        if self.ipc_events.pages.contains_key(&id) {
+        if self.memory.ipc_events.pages.contains_key(&id) {
             return Ok(());
         }
         if !is_sealed(&file, PAGE) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let taken: BTreeSet<u64> = self.ipc_events.pages.values().map(|page| page.at).collect();
+        let taken: BTreeSet<u64> = self.memory.ipc_events.pages.values().map(|page| page.at).collect();
         let free = (0..).map(|i| PAGES_AT + i * PAGE).find(|at| !taken.contains(at));
         let at = free.filter(|at| map_at(&file, *at, PAGE).is_some()).ok_or(CUDA_ERROR_MAP_FAILED)?;
         if let Err(code) = self.register_page(at) {
@@ -350,13 +350,13 @@ impl Executor {
             unsafe { libc::munmap(at as *mut _, PAGE as usize) };
             return Err(code);
         }
-        self.ipc_events.pages.insert(id, Page { file, at, came, elsewhere: false, used: PER_PAGE });
+        self.memory.ipc_events.pages.insert(id, Page { file, at, came, elsewhere: false, used: PER_PAGE });
         Ok(())
     }
 
     fn register_page(&mut self, at: u64) -> Result<(), CUresult> {
         const PORTABLE_AND_MAPPED: u32 = 3;
-        let primary = self.devices.first().map_or(0, |d| d.primary);
+        let primary = self.memory.devices.first().map_or(0, |d| d.primary);
         self.enter_real(primary).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
         // SAFETY: the page is mapped as long as it is registered.
         let result = unsafe { (self.driver().cuMemHostRegister_v2)(at as *mut _, PAGE as usize, PORTABLE_AND_MAPPED) };
@@ -365,7 +365,7 @@ impl Executor {
     }
 
     fn unregister_page(&mut self, at: u64) {
-        let primary = self.devices.first().map_or(0, |d| d.primary);
+        let primary = self.memory.devices.first().map_or(0, |d| d.primary);
         if self.enter_real(primary).is_ok() {
             // SAFETY: registered by `register_page`; no stream is busy with it.
             unsafe { (self.driver().cuMemHostUnregister)(at as *mut _) };
@@ -375,19 +375,19 @@ impl Executor {
 
     /// A device's context, which is reset, no longer knows what it has registered.
     pub(crate) fn unregister_events(&mut self, ordinal: usize) {
-        let pages: Vec<u64> = self.ipc_events.pages.values().map(|page| page.at).collect();
+        let pages: Vec<u64> = self.memory.ipc_events.pages.values().map(|page| page.at).collect();
         pages.into_iter().filter(|_| ordinal == 0).for_each(|at| self.unregister_page(at));
     }
 
     /// And again, afterwards.
     pub(crate) fn register_events(&mut self, ordinal: usize) -> Result<(), Refused> {
-        let pages: Vec<u64> = self.ipc_events.pages.values().map(|page| page.at).collect();
+        let pages: Vec<u64> = self.memory.ipc_events.pages.values().map(|page| page.at).collect();
         pages.into_iter().filter(|_| ordinal == 0).try_for_each(|at| self.register_page(at)).map_err(Refused::Code)
     }
 
     /// What a call about an event that is shared does beside what the driver has done.
     pub(crate) fn ipc_event_call(&mut self, call: u16, parameters: &[u8]) -> Result<CUresult, Refused> {
-        let events = &self.ipc_events;
+        let events = &self.memory.ipc_events;
         if events.by_handle.is_empty() {
             return Ok(CUDA_SUCCESS);
         }
@@ -398,7 +398,7 @@ impl Executor {
         } else if Some(call) == events.wait {
             if let Some((address, count)) = self.waits_for(words[1]) {
                 let stream = self.handle_stream(words[0])?;
-                self.waiting.add_to(self.stream_key(words[0])?, 1);
+                self.session.waiting.add_to(self.stream_key(words[0])?, 1);
                 check(self.stream_op(stream, [WAIT, address, count]))?;
             }
         } else if Some(call) == events.query && self.waits_for(words[0]).is_some() {
@@ -408,8 +408,8 @@ impl Executor {
     }
 
     fn write_record(&mut self, event: u64, stream: u64) -> Result<(), Refused> {
-        let Some(place) = self.ipc_events.by_handle.get_mut(&event) else { return Ok(()) };
-        let Some(page) = self.ipc_events.pages.get(&place.page) else { return Ok(()) };
+        let Some(place) = self.memory.ipc_events.by_handle.get_mut(&event) else { return Ok(()) };
+        let Some(page) = self.memory.ipc_events.pages.get(&place.page) else { return Ok(()) };
         let count = match place.held.pop_front() {
             Some(count) => count,
             None => page.recorded(place.index).fetch_add(1, AcqRel) + 1,
@@ -419,7 +419,7 @@ impl Executor {
         let before = count.saturating_sub(SLOTS);
         let late = before > 0 && !has_come(slot, before);
         let real = self.handle_stream(stream)?;
-        self.waiting.add_to(self.stream_key(stream)?, 2);
+        self.session.waiting.add_to(self.stream_key(stream)?, 2);
         if late {
             check(self.stream_op(real, [WAIT, address, before]))?;
         }
@@ -428,8 +428,8 @@ impl Executor {
 
     /// The slot that must come to a value before an event is as far as it is recorded now; None if it is.
     fn waits_for(&self, event: u64) -> Option<(u64, u64)> {
-        let place = self.ipc_events.by_handle.get(&event)?;
-        let page = self.ipc_events.pages.get(&place.page)?;
+        let place = self.memory.ipc_events.by_handle.get(&event)?;
+        let page = self.memory.ipc_events.pages.get(&place.page)?;
         let count = page.recorded(place.index).load(Acquire);
         let slot = page.slot(place.index, count);
         (!has_come(slot, count)).then_some((std::ptr::from_ref(slot) as u64, count))
@@ -449,8 +449,8 @@ impl Executor {
 
     /// What an event's name stands for.
     pub(crate) fn named_event(&self, token: &Token) -> Option<(Shared, OwnedFd)> {
-        let place = self.ipc_events.by_handle.get(self.ipc_events.exported.get(token)?)?;
-        let page = self.ipc_events.pages.get(&place.page)?;
+        let place = self.memory.ipc_events.by_handle.get(self.memory.ipc_events.exported.get(token)?)?;
+        let page = self.memory.ipc_events.pages.get(&place.page)?;
         let shared = Shared {
             named: Named::Event,
             device: [0; 16],
@@ -467,21 +467,22 @@ impl Executor {
     pub(crate) fn restore_events(&mut self, saved: SavedEvents) -> Result<(), NotLoaded> {
         for page in &saved.pages {
             let file = self
+                .memory
                 .arrived
                 .file(&page.id)
                 .ok_or(NotLoaded::Image("the image lacks events that its processes share"))?;
             let opened = self.open_page(page.id, file, page.came);
             opened.map_err(NotLoaded::Events)?;
-            if let Some(open) = self.ipc_events.pages.get_mut(&page.id) {
+            if let Some(open) = self.memory.ipc_events.pages.get_mut(&page.id) {
                 open.used = page.used;
             }
         }
-        let known = |place: &Place| self.ipc_events.pages.contains_key(&place.page) && place.index < PER_PAGE;
+        let known = |place: &Place| self.memory.ipc_events.pages.contains_key(&place.page) && place.index < PER_PAGE;
         if !saved.by_handle.values().all(known) {
             return Err(NotLoaded::Image("the image's events have no place"));
         }
-        self.ipc_events.by_handle = saved.by_handle;
-        self.ipc_events.exported = saved.exported;
+        self.memory.ipc_events.by_handle = saved.by_handle;
+        self.memory.ipc_events.exported = saved.exported;
         Ok(())
     }
 }

@@ -95,16 +95,16 @@ impl Executor {
         options.answer(reply);
         let logs = [options.log(0), options.log(1)];
         if logs.iter().all(Vec::is_empty) {
-            self.code_logs.remove(&self.header.thread);
+            self.code.logs.remove(&self.header.thread);
         } else {
-            self.code_logs.insert(self.header.thread, logs);
+            self.code.logs.insert(self.header.thread, logs);
         }
     }
 
     pub(crate) fn code_log(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (which, offset) = (args.word()? as usize, args.word()? as usize);
         args.end()?;
-        let Entry::Occupied(mut logs) = self.code_logs.entry(self.header.thread) else {
+        let Entry::Occupied(mut logs) = self.code.logs.entry(self.header.thread) else {
             reply.blob(&[]);
             return Ok(Outcome::Done(CUDA_SUCCESS));
         };
@@ -157,12 +157,12 @@ mod tests {
             Reader::new(reply.bytes()).blob().unwrap().to_vec()
         };
         for thread in 1..=1000 {
-            worker.code_logs.insert(thread, [b"said".to_vec(), long.clone()]);
+            worker.code.logs.insert(thread, [b"said".to_vec(), long.clone()]);
             assert_eq!(read(&mut worker, thread, 0, 0), b"said");
             let part = read(&mut worker, thread, 1, 0);
-            assert!(!part.is_empty() && part.len() < long.len() && worker.code_logs.len() == 1);
+            assert!(!part.is_empty() && part.len() < long.len() && worker.code.logs.len() == 1);
             assert_eq!(part.len() + read(&mut worker, thread, 1, part.len()).len(), long.len());
-            assert!(worker.code_logs.is_empty());
+            assert!(worker.code.logs.is_empty());
             assert_eq!(read(&mut worker, thread, 1, 0), b"");
         }
     }
@@ -171,9 +171,9 @@ mod tests {
     fn a_compilation_that_says_nothing_leaves_no_log() {
         let mut worker = fixture::executor();
         let options = JitOptions::read(&blob(&[(7, 3)])).unwrap();
-        worker.code_logs.insert(0, [b"before".to_vec(), Vec::new()]);
+        worker.code.logs.insert(0, [b"before".to_vec(), Vec::new()]);
         worker.answer_jit(&options, &mut Writer::new());
-        assert!(worker.code_logs.is_empty());
+        assert!(worker.code.logs.is_empty());
     }
 
     #[test]

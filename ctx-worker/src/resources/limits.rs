@@ -24,8 +24,8 @@ pub(crate) struct NoRow;
 impl Executor {
     /// From here on no more than this. What the client has already it keeps.
     pub(crate) fn set_limits(&mut self, limits: Limits) {
-        self.limits = limits;
-        for device in &mut self.devices {
+        self.memory.limits = limits;
+        for device in &mut self.memory.devices {
             device.memory.set_limit(limits.device_memory.unwrap_or(u64::MAX));
         }
     }
@@ -38,13 +38,13 @@ impl Executor {
         gpus: &[[u8; 16]],
         limits: ContainerLimits,
     ) -> Result<(), NoRow> {
-        let sees = self.attached.devices.iter().map(|it| it.uuid);
+        let sees = self.session.attached.devices.iter().map(|it| it.uuid);
         let row = usize::try_from(row).unwrap_or(usize::MAX);
         let share = Share::new(table, row, limits, gpus, sees).ok_or(NoRow)?;
-        for (at, device) in self.devices.iter_mut().enumerate() {
+        for (at, device) in self.memory.devices.iter_mut().enumerate() {
             device.memory.belong(Arc::clone(&share), at);
         }
-        self.pinned.belong(share);
+        self.memory.pinned.belong(share);
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Executor {
         bytes: u64,
         make: impl Fn() -> Result<T, CUresult>,
     ) -> Result<T, Refused> {
-        let counted = |executor: &Self| match executor.devices.get(device) {
+        let counted = |executor: &Self| match executor.memory.devices.get(device) {
             Some(d) if d.memory.take_share(bytes) => make().inspect_err(|_| d.memory.publish()),
             _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
         };
@@ -70,15 +70,15 @@ impl Executor {
 
     /// Whether so much more may be pinned.
     pub(crate) fn pinned_fits(&self, bytes: u64) -> Result<(), Refused> {
-        let pinned = self.pinned.bytes();
-        let limit = self.limits.pinned_memory.unwrap_or(u64::MAX);
-        let fits = pinned.saturating_add(bytes) <= limit && self.pinned.take(bytes);
+        let pinned = self.memory.pinned.bytes();
+        let limit = self.memory.limits.pinned_memory.unwrap_or(u64::MAX);
+        let fits = pinned.saturating_add(bytes) <= limit && self.memory.pinned.take(bytes);
         if fits { Ok(()) } else { Err(OUT_OF_MEMORY) }
     }
 
     /// What is free and what there is on each device, whatever the client may have.
     pub(crate) fn memory_of_devices(&mut self) -> Result<Vec<Memory>, Refused> {
-        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let primaries: Vec<_> = self.memory.devices.iter().map(|d| d.primary).collect();
         let memory = primaries.into_iter().map(|primary| {
             self.enter_real(primary)?;
             let (mut free, mut total) = (0, 0);
@@ -96,11 +96,11 @@ impl Executor {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out parameters are locals.
         check(unsafe { (self.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
-        let room = self.devices.get(device).map_or(0, |d| d.memory.room());
+        let room = self.memory.devices.get(device).map_or(0, |d| d.memory.room());
         // What clones take for a while is the client's to have.
         let free = (free as u64).saturating_add(self.taken_by_clones(device));
         reply.word(free.min(room));
-        let most = self.devices.get(device).map_or(u64::MAX, |d| d.memory.most());
+        let most = self.memory.devices.get(device).map_or(u64::MAX, |d| d.memory.most());
         reply.word((total as u64).min(most));
         Ok(Outcome::Done(CUDA_SUCCESS))
     }

@@ -34,7 +34,7 @@ impl Executor {
             command::LINK_CREATE => self.link_create(args)?,
             command::LINK_ADD => {
                 let number = Reader::word_at(args.all(), 2)?;
-                let arrived = self.code.complete(number, self.capability());
+                let arrived = self.code.store.complete(number, self.capability());
                 let image = arrived.map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
                 self.link_add(args, &image, reply)?
             }
@@ -45,7 +45,7 @@ impl Executor {
                 args.end()?;
                 self.link(handle)?;
                 self.drop_link(handle);
-                self.objects.remove(handle);
+                self.session.objects.remove(handle);
                 CUDA_SUCCESS
             }
             _ => return Err(Refused::UnknownCall(call)),
@@ -54,7 +54,7 @@ impl Executor {
     }
 
     fn link(&mut self, handle: u64) -> Result<&mut Link, Refused> {
-        self.links.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))
+        self.code.links.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))
     }
 
     fn link_create(&mut self, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
@@ -70,11 +70,11 @@ impl Executor {
         }
         let context = self.header.context;
         let object = Object { kind: Kind::Linker, real, context, parent: 0, allocates: false };
-        if !self.objects.insert(handle, object) {
+        if !self.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.objects.record(command::LINK_CREATE, handle, context, args.all(), None);
-        self.links.insert(handle, Link { real, options, output: Vec::new() });
+        self.session.objects.record(command::LINK_CREATE, handle, context, args.all(), None);
+        self.code.links.insert(handle, Link { real, options, output: Vec::new() });
         Ok(CUDA_SUCCESS)
     }
 
@@ -94,7 +94,7 @@ impl Executor {
         let result = link_data(driver, (real, kind), data, name, options);
         self.answer_link(handle, reply)?;
         if result == CUDA_SUCCESS {
-            self.objects.record(command::LINK_ADD, handle, self.header.context, args.all(), Some(image.hash));
+            self.session.objects.record(command::LINK_ADD, handle, self.header.context, args.all(), Some(image.hash));
         }
         Ok(result)
     }
@@ -121,7 +121,7 @@ impl Executor {
         reply.word(link.output.len() as u64);
         self.answer_link(handle, reply)?;
         if result == CUDA_SUCCESS {
-            self.objects.record(command::LINK_COMPLETE, handle, self.header.context, args.all(), None);
+            self.session.objects.record(command::LINK_COMPLETE, handle, self.header.context, args.all(), None);
         }
         Ok(result)
     }
@@ -137,7 +137,7 @@ impl Executor {
 
     /// Destroys the driver's side of a linker, if the handle is one's.
     pub(crate) fn drop_link(&mut self, handle: u64) {
-        if let Some(link) = self.links.remove(&handle) {
+        if let Some(link) = self.code.links.remove(&handle) {
             // SAFETY: the handle is the driver's own, and not used again.
             unsafe { (self.driver().cuLinkDestroy)(link.real) };
         }

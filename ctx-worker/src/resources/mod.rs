@@ -26,3 +26,93 @@ pub(crate) mod tensor_maps;
 pub(crate) mod textures;
 pub(crate) mod units;
 pub(crate) mod vmm;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rekindle_cuda_abi::table::Function;
+use rekindle_wire::command;
+use rekindle_wire::control::Limits;
+
+use self::arrays::Arrays;
+use self::code::Globals;
+use self::code_store::{CodeStore, Image};
+use self::device::Device;
+use self::graphs::Graphs;
+use self::ipc::Arrived;
+use self::ipc_events::IpcEvents;
+use self::linker::Link;
+use self::pinned::PinnedMemory;
+use self::pools::Pools;
+use self::prints::Prints;
+use self::textures::Filler;
+use self::vmm::Vmm;
+
+/// The devices, and the client's memory of every kind.
+pub(crate) struct Memory {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) pools: Pools,
+    pub(crate) vmm: Vmm,
+    pub(crate) pinned: PinnedMemory,
+    /// Pinned memory that a restored client has, until its memfds are here.
+    pub(crate) expected_pins: Vec<(u64, pinned::Allocation)>,
+    pub(crate) arrays: Arrays,
+    /// Textures and surfaces that a restore has made only to come to the values of others.
+    pub(crate) fillers: Vec<Filler>,
+    /// Memory of other processes that has come and is not imported yet.
+    pub(crate) arrived: Arrived,
+    pub(crate) ipc_events: IpcEvents,
+    pub(crate) limits: Limits,
+}
+
+impl Memory {
+    /// The memory of a worker that has no client yet.
+    pub(crate) fn new(devices: Vec<Device>, table: &[Function]) -> Self {
+        Self {
+            pools: Pools::new(devices.len()),
+            devices,
+            vmm: Vmm::default(),
+            pinned: PinnedMemory::default(),
+            expected_pins: Vec::new(),
+            arrays: Arrays::default(),
+            fillers: Vec::new(),
+            arrived: Arrived::default(),
+            ipc_events: IpcEvents::new(table),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// The client's code: modules and libraries, linkers, graphs, and what kernels print.
+pub(crate) struct Code {
+    /// Images of code, by their hashes.
+    pub(crate) store: CodeStore,
+    /// The image that each module or library was loaded from.
+    pub(crate) loaded: HashMap<u64, Arc<Image>>,
+    /// Where their variables lie.
+    pub(crate) globals: Globals,
+    pub(crate) links: HashMap<u64, Link>,
+    pub(crate) graphs: Graphs,
+    /// What the last compilation of each of the client's threads has said, until the thread has read it: information,
+    /// errors.
+    pub(crate) logs: HashMap<u32, [Vec<u8>; 2]>,
+    pub(crate) prints: Prints,
+    /// The number of `cuFuncLoad`.
+    pub(crate) function_load: u16,
+}
+
+impl Code {
+    /// The code of a worker that has no client yet.
+    pub(crate) fn new(table: &[Function]) -> Self {
+        Self {
+            store: CodeStore::default(),
+            loaded: HashMap::new(),
+            globals: Globals::default(),
+            links: HashMap::new(),
+            graphs: Graphs::new(),
+            logs: HashMap::new(),
+            prints: Prints::default(),
+            function_load: command::number(table, "cuFuncLoad").unwrap_or(u16::MAX),
+        }
+    }
+}

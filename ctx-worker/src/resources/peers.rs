@@ -15,14 +15,14 @@ impl Executor {
         let (peer, flags) = (args.word()?, args.word32()?);
         args.end()?;
         let (here, owner) = (self.device_of_context(self.header.context)?, self.device_of_context(peer)?);
-        let real = self.objects.get(peer).map_or(0, |o| o.real);
+        let real = self.session.objects.get(peer).map_or(0, |o| o.real);
         // SAFETY: the context is the driver's own.
         let result = unsafe { (self.driver().cuCtxEnablePeerAccess)(real, flags) };
         if result == CUDA_SUCCESS {
-            let (driver, device) = (self.driver(), self.devices[here].device);
-            let opened = self.devices[owner].memory.open_to(driver, device);
+            let (driver, device) = (self.driver(), self.memory.devices[here].device);
+            let opened = self.memory.devices[owner].memory.open_to(driver, device);
             let context = self.header.context;
-            self.objects.record_change(command::PEER_ENABLE, context, context, args.all(), None);
+            self.session.objects.record_change(command::PEER_ENABLE, context, context, args.all(), None);
             opened.map_err(|failed| Refused::Code(failed.code))?;
         }
         Ok(Outcome::Done(result))
@@ -32,16 +32,16 @@ impl Executor {
         let peer = args.word()?;
         args.end()?;
         let (here, owner) = (self.device_of_context(self.header.context)?, self.device_of_context(peer)?);
-        let real = self.objects.get(peer).map_or(0, |o| o.real);
+        let real = self.session.objects.get(peer).map_or(0, |o| o.real);
         // SAFETY: the context is the driver's own.
         let result = unsafe { (self.driver().cuCtxDisablePeerAccess)(real) };
         if result == CUDA_SUCCESS {
             let mut enabled = Writer::new();
             enabled.word(peer);
             enabled.word(0);
-            self.objects.unrecord(command::PEER_ENABLE, self.header.context, enabled.bytes());
-            let (driver, device) = (self.driver(), self.devices[here].device);
-            let closed = self.devices[owner].memory.close_to(driver, device);
+            self.session.objects.unrecord(command::PEER_ENABLE, self.header.context, enabled.bytes());
+            let (driver, device) = (self.driver(), self.memory.devices[here].device);
+            let closed = self.memory.devices[owner].memory.close_to(driver, device);
             closed.map_err(|failed| Refused::Code(failed.code))?;
         }
         Ok(Outcome::Done(result))
@@ -62,7 +62,7 @@ impl Executor {
         if !apart(to) && !apart(from) {
             return Ok(None);
         }
-        let context = |owner: Option<usize>| self.devices.get(owner.unwrap_or(here)).map_or(0, |d| d.primary);
+        let context = |owner: Option<usize>| self.memory.devices.get(owner.unwrap_or(here)).map_or(0, |d| d.primary);
         // SAFETY: both ranges are memory of this client, which the caller has checked; the contexts are the driver's own.
         Ok(Some(unsafe {
             let (to, from) = (context(to), context(from));
@@ -72,7 +72,9 @@ impl Executor {
 
     /// Whether a device can be let in to another's memory.
     pub(crate) fn may_access(&self, device: usize, owner: usize) -> bool {
-        let (Some(device), Some(owner)) = (self.devices.get(device), self.devices.get(owner)) else { return false };
+        let (Some(device), Some(owner)) = (self.memory.devices.get(device), self.memory.devices.get(owner)) else {
+            return false;
+        };
         let mut can = 0;
         // SAFETY: the out parameter is a local.
         let result = unsafe { (self.driver().cuDeviceCanAccessPeer)(&raw mut can, device.device, owner.device) };

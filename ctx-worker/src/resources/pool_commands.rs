@@ -30,30 +30,30 @@ impl Executor {
             command::POOL_TRIM => self.pool_trim(args)?,
             command::POOL_GET => {
                 let (pool, attribute) = (args.word()?, args.word32()?);
-                reply.word(self.pools.get(pool).and_then(|p| p.attribute(attribute)).map_err(Refused::Code)?);
+                reply.word(self.memory.pools.get(pool).and_then(|p| p.attribute(attribute)).map_err(Refused::Code)?);
             }
             command::POOL_SET => {
                 let (pool, attribute, value) = (args.word()?, args.word32()?, args.word()?);
-                let set = self.pools.get(pool).and_then(|p| p.set_attribute(attribute, value));
+                let set = self.memory.pools.get(pool).and_then(|p| p.set_attribute(attribute, value));
                 set.map_err(Refused::Code)?;
             }
             command::POOL_SET_ACCESS => self.pool_set_access(args)?,
             command::POOL_GET_ACCESS => {
                 let (pool, device) = (args.word()?, args.word()?);
                 self.device(device)?;
-                let pool = self.pools.get(pool).map_err(Refused::Code)?;
+                let pool = self.memory.pools.get(pool).map_err(Refused::Code)?;
                 let open = pool.device as u64 == device || pool.access.contains(&(device as usize));
                 reply.word(if open { u64::from(CU_MEM_ACCESS_READWRITE) } else { 0 });
             }
             command::POOL_CURRENT => {
                 let device = args.word()?;
                 self.device(device)?;
-                reply.word(self.pools.current(device as usize));
+                reply.word(self.memory.pools.current(device as usize));
             }
             command::POOL_SET_CURRENT => {
                 let (device, pool) = (args.word()?, args.word()?);
                 self.device(device)?;
-                self.pools.set_current(device as usize, pool).map_err(Refused::Code)?;
+                self.memory.pools.set_current(device as usize, pool).map_err(Refused::Code)?;
             }
             _ => return Err(Refused::UnknownCall(call)),
         }
@@ -64,35 +64,35 @@ impl Executor {
     fn pool_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (handle, device, maximum) = (args.word()?, args.word()?, args.word()?);
         self.device(device)?;
-        if !Kind::MemPool.owns(handle) || self.pools.by_handle.contains_key(&handle) {
+        if !Kind::MemPool.owns(handle) || self.memory.pools.by_handle.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.pools.by_handle.insert(handle, Pool::new(device as usize, maximum));
+        self.memory.pools.by_handle.insert(handle, Pool::new(device as usize, maximum));
         Ok(())
     }
 
     fn pool_destroy(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let handle = args.word()?;
-        let pool = self.pools.get(handle).map_err(Refused::Code)?;
+        let pool = self.memory.pools.get(handle).map_err(Refused::Code)?;
         let device = pool.device;
         if handle == default_pool(device) {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         pool.dying = true;
-        if self.pools.current(device) == handle {
-            self.pools.set_current(device, default_pool(device)).map_err(Refused::Code)?;
+        if self.memory.pools.current(device) == handle {
+            self.memory.pools.set_current(device, default_pool(device)).map_err(Refused::Code)?;
         }
-        self.pools.settle(self.driver());
-        let surplus = self.pools.surplus();
+        self.memory.pools.settle(self.driver());
+        let surplus = self.memory.pools.surplus();
         self.unmap_segments(surplus);
         Ok(())
     }
 
     fn pool_trim(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (handle, keep) = (args.word()?, args.word()?);
-        self.pools.get(handle).map_err(Refused::Code)?;
-        self.pools.settle(self.driver());
-        let pool = self.pools.get(handle).map_err(Refused::Code)?;
+        self.memory.pools.get(handle).map_err(Refused::Code)?;
+        self.memory.pools.settle(self.driver());
+        let pool = self.memory.pools.get(handle).map_err(Refused::Code)?;
         let gone = pool.shrink(keep).into_iter().map(|address| (pool.device, address)).collect();
         self.unmap_segments(gone);
         Ok(())
@@ -101,7 +101,7 @@ impl Executor {
     fn pool_set_access(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (handle, ordinal, access) = (args.word()?, args.word()?, args.word32()?);
         let device = self.device(ordinal)?;
-        let owner = self.pools.get(handle).map_err(Refused::Code)?.device;
+        let owner = self.memory.pools.get(handle).map_err(Refused::Code)?.device;
         let open = access == CU_MEM_ACCESS_READWRITE;
         // A device keeps its own memory, and there is no reading without writing here.
         if !open && access != 0 {
@@ -112,19 +112,19 @@ impl Executor {
         }
         let mut can = 0;
         // SAFETY: the out parameter is a local.
-        unsafe { (self.driver().cuDeviceCanAccessPeer)(&raw mut can, device, self.devices[owner].device) };
+        unsafe { (self.driver().cuDeviceCanAccessPeer)(&raw mut can, device, self.memory.devices[owner].device) };
         if open && can == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_DEVICE));
         }
         let driver = self.driver();
-        let pool = self.pools.get(handle).map_err(Refused::Code)?;
+        let pool = self.memory.pools.get(handle).map_err(Refused::Code)?;
         if open {
             pool.access.insert(ordinal as usize);
         } else {
             pool.access.remove(&(ordinal as usize));
         }
         let segments: Vec<u64> = pool.segment_addresses().collect();
-        let memory = &mut self.devices[owner].memory;
+        let memory = &mut self.memory.devices[owner].memory;
         for address in segments {
             let changed =
                 if open { memory.allow(driver, address, device) } else { memory.deny(driver, address, device) };
@@ -138,27 +138,27 @@ impl Executor {
         args.end()?;
         let parameters = args.all();
         let key = self.stream_key(stream)?;
-        let pool = if pool == 0 { self.pools.current(self.device_of_context(key.context)?) } else { pool };
+        let pool = if pool == 0 { self.memory.pools.current(self.device_of_context(key.context)?) } else { pool };
         if size == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let wanted = PoolAllocation { pool, size, key };
-        self.pools.get(pool).map_err(Refused::Code)?;
-        self.pools.settle_for(self.driver(), pool);
+        self.memory.pools.get(pool).map_err(Refused::Code)?;
+        self.memory.pools.settle_for(self.driver(), pool);
         let result = self.allocate_from_pool(&wanted, Some(stream), reply)?;
         if result != CUDA_ERROR_OUT_OF_MEMORY {
             return Ok(Outcome::Done(result));
         }
         // Frees that are held or under way may give what is missing.
-        let device = self.pools.get(pool).map_err(Refused::Code)?.device;
+        let device = self.memory.pools.get(pool).map_err(Refused::Code)?.device;
         if self.defer_pool_alloc(device, parameters) {
             return Ok(Outcome::Later);
         }
-        let of_device = self.pools.by_handle.values().filter(|p| p.device == device);
+        let of_device = self.memory.pools.by_handle.values().filter(|p| p.device == device);
         let mut streams: Vec<StreamKey> = of_device.flat_map(Pool::pending_streams).collect();
         streams.sort_unstable_by_key(|k| (k.context, k.handle, k.thread));
         streams.dedup();
-        streams.retain(|key| self.waiting.real(*key).is_some());
+        streams.retain(|key| self.session.waiting.real(*key).is_some());
         if streams.is_empty() {
             return Ok(Outcome::Done(result));
         }
@@ -168,7 +168,7 @@ impl Executor {
 
     /// The frees that an allocation has waited for have happened.
     pub(crate) fn retry_pool_alloc(&mut self, wanted: &PoolAllocation, reply: u16) {
-        self.pools.settle(self.driver());
+        self.memory.pools.settle(self.driver());
         let mut payload = Writer::new();
         let mut allocate = |executor: &mut Self| match executor.allocate_from_pool(wanted, None, &mut payload) {
             Ok(result) => result,
@@ -193,7 +193,7 @@ impl Executor {
         reply: &mut Writer,
     ) -> Result<CUresult, Refused> {
         let Some(length) = rounded(wanted.size) else { return Ok(CUDA_ERROR_OUT_OF_MEMORY) };
-        let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
+        let pool = self.memory.pools.get(wanted.pool).map_err(Refused::Code)?;
         let device = pool.device;
         let mut size = wanted.size;
         let mut take_over = |this: &mut Self, most| {
@@ -206,7 +206,7 @@ impl Executor {
             Some(address) => address,
             None => match self.grow_pool(wanted.pool, length) {
                 Ok(()) => {
-                    let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
+                    let pool = self.memory.pools.get(wanted.pool).map_err(Refused::Code)?;
                     pool.take(length, wanted.key).ok_or(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY))?
                 }
                 Err(MemoryError::Window(end)) if end != u64::MAX => {
@@ -224,7 +224,7 @@ impl Executor {
             },
         };
         let allocation = Allocation { size, context: 0, pool: wanted.pool };
-        self.devices[device].memory.add(address, allocation);
+        self.memory.devices[device].memory.add(address, allocation);
         reply.word(address);
         reply.word(device as u64);
         reply.word(wanted.pool);
@@ -234,24 +234,26 @@ impl Executor {
     /// Maps more memory for a pool; where there is too little, after taking what other pools of the device do not use.
     fn grow_pool(&mut self, handle: u64, length: u64) -> Result<(), MemoryError> {
         let driver = self.driver();
-        let Some(pool) = self.pools.by_handle.get(&handle) else { return Err(MemoryError::Window(u64::MAX)) };
+        let Some(pool) = self.memory.pools.by_handle.get(&handle) else { return Err(MemoryError::Window(u64::MAX)) };
         let (device, access) = (pool.device, pool.access.clone());
         let mut result = Err(MemoryError::Window(u64::MAX));
         for (attempt, step) in [SEGMENT, GRANULE, GRANULE].into_iter().enumerate() {
             let size = length.next_multiple_of(step);
-            if !self.pools.by_handle.get(&handle).is_some_and(|p| p.may_grow(size)) {
+            if !self.memory.pools.by_handle.get(&handle).is_some_and(|p| p.may_grow(size)) {
                 continue;
             }
             if attempt == 2 && !self.shrink_pools(device) {
                 break;
             }
-            result = self.devices[device].memory.map_segment(driver, size).map(|address| {
-                if let Some(pool) = self.pools.by_handle.get_mut(&handle) {
+            result = self.memory.devices[device].memory.map_segment(driver, size).map(|address| {
+                if let Some(pool) = self.memory.pools.by_handle.get_mut(&handle) {
                     pool.grow(address, size);
                 }
-                for other in access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect::<Vec<_>>() {
+                for other in
+                    access.iter().filter_map(|d| self.memory.devices.get(*d)).map(|d| d.device).collect::<Vec<_>>()
+                {
                     // It was opened to this device before, so there is no reason why this fails.
-                    let _ = self.devices[device].memory.allow(driver, address, other);
+                    let _ = self.memory.devices[device].memory.allow(driver, address, other);
                 }
             });
             match result {
@@ -270,7 +272,7 @@ impl Executor {
         length: u64,
     ) -> Result<Option<u64>, Refused> {
         let Some(stream) = stream else { return Ok(None) };
-        let pool = self.pools.get(wanted.pool).map_err(Refused::Code)?;
+        let pool = self.memory.pools.get(wanted.pool).map_err(Refused::Code)?;
         if !pool.allows_internal_dependencies() {
             return Ok(None);
         }
@@ -295,12 +297,12 @@ impl Executor {
         }
         let driver = self.driver();
         self.enter_context(key.context)?;
-        let fence = self.pools.fence(driver, key.context).map_err(Refused::Code)?;
+        let fence = self.memory.pools.fence(driver, key.context).map_err(Refused::Code)?;
         // SAFETY: both handles are the driver's own.
         let recorded = unsafe { (driver.cuEventRecord)(fence.event, real) };
-        self.devices[ordinal].memory.take_out(address);
+        self.memory.devices[ordinal].memory.take_out(address);
         let length = rounded(allocation.size).unwrap_or(allocation.size);
-        if let Some(pool) = self.pools.by_handle.get_mut(&allocation.pool) {
+        if let Some(pool) = self.memory.pools.by_handle.get_mut(&allocation.pool) {
             pool.give_behind(address, length, key, fence);
         }
         Ok(Outcome::Done(recorded))
@@ -311,33 +313,33 @@ impl Executor {
         let Some((ordinal, allocation)) = self.find_allocation(address).filter(|(_, a)| a.pool != 0) else {
             return false;
         };
-        self.devices[ordinal].memory.take_out(address);
+        self.memory.devices[ordinal].memory.take_out(address);
         let length = rounded(allocation.size).unwrap_or(allocation.size);
-        if let Some(pool) = self.pools.by_handle.get_mut(&allocation.pool) {
+        if let Some(pool) = self.memory.pools.by_handle.get_mut(&allocation.pool) {
             pool.give(address, length);
         }
         true
     }
 
     pub(crate) fn find_allocation(&self, address: u64) -> Option<(usize, Allocation)> {
-        let found = self.devices.iter().enumerate();
+        let found = self.memory.devices.iter().enumerate();
         let mut found = found.filter_map(|(i, d)| Some((i, *d.memory.allocations().get(&address)?)));
         found.next()
     }
 
     /// The client has waited for something: what pools hold beyond their thresholds is given back.
     pub(crate) fn release_pools(&mut self) {
-        if self.pools.hold_memory() {
-            self.pools.settle(self.driver());
-            let surplus = self.pools.surplus();
+        if self.memory.pools.hold_memory() {
+            self.memory.pools.settle(self.driver());
+            let surplus = self.memory.pools.surplus();
             self.unmap_segments(surplus);
         }
     }
 
     /// Gives back all that the pools of a device do not use, whatever their thresholds say. `false` if that is nothing.
     pub(crate) fn shrink_pools(&mut self, device: usize) -> bool {
-        self.pools.settle(self.driver());
-        let of_device = self.pools.by_handle.values_mut().filter(|p| p.device == device);
+        self.memory.pools.settle(self.driver());
+        let of_device = self.memory.pools.by_handle.values_mut().filter(|p| p.device == device);
         let gone: Vec<(usize, u64)> = of_device.flat_map(|p| p.shrink(0)).map(|address| (device, address)).collect();
         let some = !gone.is_empty();
         self.unmap_segments(gone);
@@ -348,8 +350,8 @@ impl Executor {
     pub(crate) fn reset_pools(&mut self, device: usize) -> Result<(), Refused> {
         // Other contexts may be using them.
         self.finish_streams(0)?;
-        let gone = self.pools.reset(device).into_iter().map(|address| (device, address)).collect();
-        let memory = &mut self.devices[device].memory;
+        let gone = self.memory.pools.reset(device).into_iter().map(|address| (device, address)).collect();
+        let memory = &mut self.memory.devices[device].memory;
         let allocated: Vec<u64> =
             memory.allocations().iter().filter(|(_, a)| a.pool != 0).map(|(address, _)| *address).collect();
         allocated.into_iter().for_each(|address| memory.take_out(address));
@@ -360,7 +362,7 @@ impl Executor {
     fn unmap_segments(&mut self, segments: Vec<(usize, u64)>) {
         let driver = self.driver();
         for (device, address) in segments {
-            if let Err(failed) = self.devices[device].memory.unmap_segment(driver, address) {
+            if let Err(failed) = self.memory.devices[device].memory.unmap_segment(driver, address) {
                 tracing::warn!("memory of a pool at {address:#x} was not given back: {failed}");
             }
         }
@@ -369,10 +371,10 @@ impl Executor {
     /// Maps what an image's pools had.
     pub(crate) fn restore_pools(&mut self) -> Result<(), NotLoaded> {
         let driver = self.driver();
-        for (device, address, length, access) in self.pools.segments() {
-            let others: Vec<_> = access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect();
+        for (device, address, length, access) in self.memory.pools.segments() {
+            let others: Vec<_> = access.iter().filter_map(|d| self.memory.devices.get(*d)).map(|d| d.device).collect();
             let memory =
-                &mut self.devices.get_mut(device).ok_or(NotLoaded::Image("a pool's device is not here"))?.memory;
+                &mut self.memory.devices.get_mut(device).ok_or(NotLoaded::Image("a pool's device is not here"))?.memory;
             let failed = |source| NotLoaded::Memory { what: "a pool's", address, source };
             memory.map_segment_at(driver, address, length).map_err(failed)?;
             for other in others {
@@ -391,11 +393,11 @@ impl Executor {
     ) -> Result<(), NotLoaded> {
         let wrong = || NotLoaded::OutsidePool(address);
         let length = rounded(allocation.size).ok_or_else(wrong)?;
-        let pool = self.pools.by_handle.get_mut(&allocation.pool).filter(|p| p.device == device);
+        let pool = self.memory.pools.by_handle.get_mut(&allocation.pool).filter(|p| p.device == device);
         if !pool.ok_or_else(wrong)?.take_at(address, length) {
             return Err(wrong());
         }
-        self.devices[device].memory.add(address, allocation);
+        self.memory.devices[device].memory.add(address, allocation);
         Ok(())
     }
 }

@@ -147,23 +147,23 @@ impl Executor {
     /// Something has synchronised: the driver writes what kernels have printed so far, and the client learns that
     /// there is text.
     pub(crate) fn collect_prints(&mut self) {
-        if self.prints.files.is_none() {
+        if self.code.prints.files.is_none() {
             return;
         }
-        for context in self.objects.of_kind(Kind::Context) {
+        for context in self.session.objects.of_kind(Kind::Context) {
             if self.enter_context(context).is_ok() {
                 self.flush_driver(context);
             }
         }
         let _ = self.enter_context(self.header.context);
-        self.prints.read();
+        self.code.prints.read();
         self.announce_prints();
     }
 
     /// A kernel is launched, at which the driver may have written what others have printed.
     pub(crate) fn notice_prints(&mut self) {
-        if self.prints.files.is_some() {
-            self.prints.read();
+        if self.code.prints.files.is_some() {
+            self.code.prints.read();
             self.announce_prints();
         }
     }
@@ -174,7 +174,7 @@ impl Executor {
         let driver = self.driver();
         let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
         const NON_BLOCKING: u32 = 1;
-        let stream = self.waiting.stream(key, || {
+        let stream = self.session.waiting.stream(key, || {
             let mut stream = 0;
             // SAFETY: the out parameter is a local; the context is current.
             match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
@@ -194,18 +194,18 @@ impl Executor {
 
     /// Tells the client whether there is text to fetch.
     fn announce_prints(&self) {
-        if let Some(shared) = self.shared {
-            shared.header().printed.store(u32::from(!self.prints.is_empty()), Ordering::Release);
+        if let Some(shared) = self.session.shared {
+            shared.header().printed.store(u32::from(!self.code.prints.is_empty()), Ordering::Release);
         }
     }
 
     /// Gives the client a part of what is pending.
     pub(crate) fn fetch_prints(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         args.end()?;
-        let output = self.prints.pending.iter().position(|p| !p.is_empty());
+        let output = self.code.prints.pending.iter().position(|p| !p.is_empty());
         let part = match output {
             Some(output) => {
-                let pending = &mut self.prints.pending[output];
+                let pending = &mut self.code.prints.pending[output];
                 let room = pending.len().min(REPLY_BYTES - 32);
                 pending.drain(..room).collect()
             }
@@ -213,7 +213,7 @@ impl Executor {
         };
         self.announce_prints();
         reply.word(output.unwrap_or(0) as u64);
-        reply.word(u64::from(!self.prints.is_empty()));
+        reply.word(u64::from(!self.code.prints.is_empty()));
         reply.blob(&part);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }

@@ -143,7 +143,7 @@ impl Executor {
 
     /// Where accesses are tracked, a map names what it was encoded for.
     fn remember_map(&mut self, map: [u8; BYTES], address: u64) {
-        if let Some(tracker) = &mut self.tracker {
+        if let Some(tracker) = &mut self.checkpoint.tracker {
             tracker.encoded(map, address);
         }
     }

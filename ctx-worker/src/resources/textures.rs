@@ -92,11 +92,11 @@ impl Executor {
         let value = self.make_with_value(&descriptors, wanted.value)?;
         let context = self.header.context;
         let object = Object { kind, real: value, context, parent: descriptors.parent, allocates: false };
-        if !self.objects.insert(wanted.handle, object) {
+        if !self.session.objects.insert(wanted.handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let call = if kind == Kind::TexObject { command::TEXTURE_CREATE } else { command::SURFACE_CREATE };
-        self.objects.record(call, wanted.handle, context, &wanted.record(value), None);
+        self.session.objects.record(call, wanted.handle, context, &wanted.record(value), None);
         reply.word(value);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -113,7 +113,7 @@ impl Executor {
             CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
                 parent = resource.words[0];
                 let kind = if resource.kind == CU_RESOURCE_TYPE_ARRAY { Kind::Array } else { Kind::MipmappedArray };
-                resource.words[0] = match self.objects.get(parent) {
+                resource.words[0] = match self.session.objects.get(parent) {
                     Some(o) if o.kind == kind => o.real,
                     _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
                 };
@@ -147,8 +147,8 @@ impl Executor {
     fn make_with_value(&mut self, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
         let (context, texture) = (self.header.context, d.texture.is_some());
         let is_it = |f: &Filler| f.value == wanted && f.context == context && f.texture == texture;
-        if let Some(at) = self.fillers.iter().position(is_it) {
-            self.fillers.swap_remove(at);
+        if let Some(at) = self.memory.fillers.iter().position(is_it) {
+            self.memory.fillers.swap_remove(at);
             self.unmake(wanted, texture);
         }
         for _ in 0..MOST_FILLERS {
@@ -156,14 +156,14 @@ impl Executor {
             if wanted == 0 || value == wanted {
                 return Ok(value);
             }
-            self.fillers.push(Filler { context, value, texture });
+            self.memory.fillers.push(Filler { context, value, texture });
         }
         Err(Refused::Code(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION))
     }
 
     /// Destroys what filled gaps: all that a restore makes is made.
     pub(crate) fn destroy_fillers(&mut self) {
-        for filler in std::mem::take(&mut self.fillers) {
+        for filler in std::mem::take(&mut self.memory.fillers) {
             if self.enter_context(filler.context).is_ok() {
                 self.unmake(filler.value, filler.texture);
             }
@@ -181,7 +181,7 @@ impl Executor {
     fn texture_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let handle = args.word()?;
         args.end()?;
-        let Some(object) = self.objects.get(handle).copied() else {
+        let Some(object) = self.session.objects.get(handle).copied() else {
             // It went with its array, or its memory was gone at the restore.
             return Ok(Outcome::Done(CUDA_SUCCESS));
         };
@@ -189,7 +189,7 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
         }
         self.enter_context(object.context)?;
-        self.objects.remove(handle);
+        self.session.objects.remove(handle);
         let result = self.unmake(object.real, object.kind == Kind::TexObject);
         self.enter_context(self.header.context)?;
         Ok(Outcome::Done(result))

@@ -359,31 +359,31 @@ impl Executor {
                 if !is_in(&window::reserved(), address, size) {
                     return Err(Malformed("a reservation outside its window").into());
                 }
-                if !self.vmm.is_free(address, size) {
+                if !self.memory.vmm.is_free(address, size) {
                     return Err(Refused::Code(CUDA_ERROR_OUT_OF_MEMORY));
                 }
                 let driver = self.driver();
-                self.vmm.keep_windows(driver).map_err(Refused::Code)?;
-                self.vmm.reservations.insert(address, size);
+                self.memory.vmm.keep_windows(driver).map_err(Refused::Code)?;
+                self.memory.vmm.reservations.insert(address, size);
             }
             command::ADDRESS_FREE => {
                 let (address, size) = (args.word()?, args.word()?);
-                if self.vmm.reservations.get(&address) != Some(&size) || self.vmm.is_used(address, size) {
+                if self.memory.vmm.reservations.get(&address) != Some(&size) || self.memory.vmm.is_used(address, size) {
                     return Err(INVALID_VALUE);
                 }
-                self.vmm.reservations.remove(&address);
+                self.memory.vmm.reservations.remove(&address);
             }
             command::PIECE_CREATE => self.piece_create(args)?,
             command::PIECE_RELEASE => {
                 let handle = args.word()?;
-                let piece = self.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
+                let piece = self.memory.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
                 piece.held = false;
-                check(self.vmm.drop_unused(driver, handle))?;
+                check(self.memory.vmm.drop_unused(driver, handle))?;
                 self.count_pieces();
             }
             command::PIECE_RETAIN => {
                 let handle = args.word()?;
-                self.vmm.pieces.get_mut(&handle).ok_or(INVALID_VALUE)?.held = true;
+                self.memory.vmm.pieces.get_mut(&handle).ok_or(INVALID_VALUE)?.held = true;
             }
             command::PIECE_MAP => self.piece_map(args)?,
             command::PIECE_UNMAP => return self.piece_unmap(args),
@@ -409,7 +409,7 @@ impl Executor {
     fn piece_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (handle, size, ordinal) = (args.word()?, args.word()?, args.word()?);
         let (handle_types, flags) = (args.word32()?, PieceFlags::of(args.word()?));
-        if !Kind::Piece.owns(handle) || self.vmm.pieces.contains_key(&handle) {
+        if !Kind::Piece.owns(handle) || self.memory.vmm.pieces.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let (driver, device) = (self.driver(), self.device(ordinal)?);
@@ -417,39 +417,39 @@ impl Executor {
         let properties = properties(device, handle_types, flags);
         let real = self.make_counted(ordinal, size, || create(driver, size, &properties))?;
         let piece = Piece { real, size, device: ordinal, handle_types, flags, held: true, sharing: None };
-        self.vmm.pieces.insert(handle, piece);
+        self.memory.vmm.pieces.insert(handle, piece);
         self.count_pieces();
         Ok(())
     }
 
     /// What counts towards the client's limits.
     pub(crate) fn count_pieces(&mut self) {
-        for (ordinal, device) in self.devices.iter_mut().enumerate() {
-            device.memory.set_pieces(self.vmm.counted(ordinal));
+        for (ordinal, device) in self.memory.devices.iter_mut().enumerate() {
+            device.memory.set_pieces(self.memory.vmm.counted(ordinal));
         }
     }
 
     fn piece_map(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
         let (address, size, offset) = (args.word()?, args.word()?, args.word()?);
         let (handle, flags) = (args.word()?, args.word()?);
-        let piece = self.vmm.pieces.get(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
-        if !self.vmm.is_reserved(address, size) {
+        let piece = self.memory.vmm.pieces.get(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
+        if !self.memory.vmm.is_reserved(address, size) {
             return Err(INVALID_VALUE);
         }
         // SAFETY: a piece of the client's, at addresses that it has reserved; the driver refuses those that are taken.
         check(unsafe { (self.driver().cuMemMap)(address, size as usize, offset as usize, piece.real, flags) })?;
-        self.vmm.mappings.insert(address, Mapping { size, piece: handle, access: BTreeMap::new() });
+        self.memory.vmm.mappings.insert(address, Mapping { size, piece: handle, access: BTreeMap::new() });
         Ok(())
     }
 
     fn piece_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let (address, size) = (args.word()?, args.word()?);
         args.end()?;
-        if !self.vmm.is_reserved(address, size) {
+        if !self.memory.vmm.is_reserved(address, size) {
             return Err(INVALID_VALUE);
         }
         // As in the driver, nothing uses it any more when it goes.
-        let busy = self.waiting.busy(0);
+        let busy = self.session.waiting.busy(0);
         self.when_done(busy, Then::Unmap { address, size, reply: self.header.reply })?;
         Ok(Outcome::Later)
     }
@@ -462,10 +462,10 @@ impl Executor {
         if result != CUDA_SUCCESS {
             return result;
         }
-        let gone: Vec<u64> = self.vmm.mappings.range(address..address + size).map(|(base, _)| *base).collect();
+        let gone: Vec<u64> = self.memory.vmm.mappings.range(address..address + size).map(|(base, _)| *base).collect();
         for base in gone {
-            if let Some(mapping) = self.vmm.mappings.remove(&base) {
-                let dropped = self.vmm.drop_unused(driver, mapping.piece);
+            if let Some(mapping) = self.memory.vmm.mappings.remove(&base) {
+                let dropped = self.memory.vmm.drop_unused(driver, mapping.piece);
                 result = if result == CUDA_SUCCESS { dropped } else { result };
             }
         }
@@ -480,7 +480,7 @@ impl Executor {
             let (ordinal, flags) = (args.word()?, args.word32()?);
             wanted.push((ordinal as usize, flags, self.device(ordinal)?));
         }
-        if !self.vmm.covers(address, size) {
+        if !self.memory.vmm.covers(address, size) {
             return Err(INVALID_VALUE);
         }
         let access: Vec<_> = wanted
@@ -493,7 +493,8 @@ impl Executor {
             .collect();
         check(set_access(self.driver(), address, size, &access))?;
         // The driver sets it for whole mappings.
-        for (_, mapping) in self.vmm.mappings.range_mut(..address + size).filter(|(base, m)| **base + m.size > address)
+        for (_, mapping) in
+            self.memory.vmm.mappings.range_mut(..address + size).filter(|(base, m)| **base + m.size > address)
         {
             for &(ordinal, flags, _) in &wanted {
                 mapping.access.insert(ordinal, flags);
@@ -506,26 +507,26 @@ impl Executor {
     pub(crate) fn restore_vmm(&mut self) -> Result<(), NotLoaded> {
         let driver = self.driver();
         let failed = |what, at, code| NotLoaded::NotToBeHad { what, at, code };
-        if !self.vmm.reservations.is_empty() {
-            let kept = self.vmm.keep_windows(driver);
+        if !self.memory.vmm.reservations.is_empty() {
+            let kept = self.memory.vmm.keep_windows(driver);
             kept.map_err(|code| failed("the window at", window::RESERVED_BASE, code))?;
         }
-        for (&handle, piece) in &mut self.vmm.pieces {
+        for (&handle, piece) in &mut self.memory.vmm.pieces {
             if let Some(sharing) = &piece.sharing {
-                piece.real = self.arrived.take(driver, &sharing.id)?;
+                piece.real = self.memory.arrived.take(driver, &sharing.id)?;
                 continue;
             }
-            let device = self.devices.get(piece.device).ok_or(NotLoaded::NoDevice)?.device;
+            let device = self.memory.devices.get(piece.device).ok_or(NotLoaded::NoDevice)?.device;
             let properties = properties(device, piece.handle_types, piece.flags);
             piece.real = create(driver, piece.size, &properties).map_err(|code| failed("memory", handle, code))?;
         }
-        for (&address, mapping) in self.vmm.mappings.iter() {
+        for (&address, mapping) in self.memory.vmm.mappings.iter() {
             let failed = |code| failed("the mapping at", address, code);
-            let piece = self.vmm.pieces.get(&mapping.piece).ok_or(NotLoaded::Image("a mapping of nothing"))?;
+            let piece = self.memory.vmm.pieces.get(&mapping.piece).ok_or(NotLoaded::Image("a mapping of nothing"))?;
             // SAFETY: a piece and a reservation that were just made.
             let mapped = unsafe { (driver.cuMemMap)(address, mapping.size as usize, 0, piece.real, 0) };
             let allowed = |(ordinal, flags): (&usize, &u32)| {
-                let location_id = self.devices.get(*ordinal)?.device;
+                let location_id = self.memory.devices.get(*ordinal)?.device;
                 Some(CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id, flags: *flags })
             };
             let access: Vec<_> = mapping.access.iter().filter_map(allowed).collect();
@@ -545,15 +546,15 @@ impl Executor {
 
     /// Maps every piece where it can be read and written. [`Executor::unmap_aliases`] ends that.
     pub(crate) fn map_aliases(&mut self) -> Result<Vec<Alias>, AliasError> {
-        let places = self.vmm.places().ok_or(AliasError::TooMuch)?;
+        let places = self.memory.vmm.places().ok_or(AliasError::TooMuch)?;
         if !places.is_empty() {
             let driver = self.driver();
-            let kept = self.vmm.keep_windows(driver);
+            let kept = self.memory.vmm.keep_windows(driver);
             kept.map_err(AliasError::Reserve)?;
         }
         let mut mapped = Vec::new();
         for alias in &places {
-            let device = self.devices.get(alias.piece.device).map_or(0, |d| d.device);
+            let device = self.memory.devices.get(alias.piece.device).map_or(0, |d| d.device);
             match map_alias(self.driver(), alias, device) {
                 Ok(()) => mapped.push(*alias),
                 Err(error) => {

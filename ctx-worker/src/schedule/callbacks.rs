@@ -14,7 +14,9 @@ impl Executor {
     pub(crate) fn callback_next(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let done = args.word()?;
         args.end()?;
-        if (done != 0 && !self.held.callback_returned(done)) || self.held.callback_thread != 0 {
+        if (done != 0 && !self.scheduler.deferred.callback_returned(done))
+            || self.scheduler.deferred.callback_thread != 0
+        {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let slot = self.header.reply;
@@ -25,7 +27,7 @@ impl Executor {
                 Ok(Outcome::Done(CUDA_SUCCESS))
             }
             None => {
-                self.held.callback_thread = slot;
+                self.scheduler.deferred.callback_thread = slot;
                 Ok(Outcome::Later)
             }
         }
@@ -33,18 +35,18 @@ impl Executor {
 
     /// Has the waiting callback thread run what is ready.
     pub(crate) fn run_callback(&mut self) {
-        if self.held.callback_thread == 0 {
+        if self.scheduler.deferred.callback_thread == 0 {
             return;
         }
         if let Some(callback) = self.next_callback() {
-            let slot = std::mem::take(&mut self.held.callback_thread);
+            let slot = std::mem::take(&mut self.scheduler.deferred.callback_thread);
             self.answer(slot, CUDA_SUCCESS, callback.bytes());
         }
     }
 
     fn next_callback(&mut self) -> Option<Writer> {
-        while let Some(id) = self.held.ready.pop_front() {
-            let Some(entry) = self.held.entry(id) else { continue };
+        while let Some(id) = self.scheduler.deferred.ready.pop_front() {
+            let Some(entry) = self.scheduler.deferred.entry(id) else { continue };
             let Progress::Callback(status) = entry.progress else { continue };
             let mut callback = Writer::new();
             callback.word(id);
@@ -52,7 +54,7 @@ impl Executor {
             for word in [parameter(3), parameter(1), parameter(2), parameter(4), status as u64] {
                 callback.word(word);
             }
-            self.held.running.insert(id);
+            self.scheduler.deferred.running.insert(id);
             return Some(callback);
         }
         None
@@ -61,7 +63,7 @@ impl Executor {
     /// A thread of the application's asks to go on when little of what it sent is held.
     pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         args.end()?;
-        self.held.waiting_for_room.push((self.header.thread, self.header.reply));
+        self.scheduler.deferred.waiting_for_room.push((self.header.thread, self.header.reply));
         self.show_pressure();
         Ok(Outcome::Later)
     }
@@ -69,10 +71,10 @@ impl Executor {
     /// A thread of the application's has ended: its default streams are destroyed once they are idle.
     pub(crate) fn thread_end(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         args.end()?;
-        for key in self.waiting.streams_of_thread(self.header.thread) {
+        for key in self.session.waiting.streams_of_thread(self.header.thread) {
             self.enter_context(key.context)?;
-            let Some(real) = self.waiting.real(key) else { continue };
-            match self.waiting.retire(key) {
+            let Some(real) = self.session.waiting.real(key) else { continue };
+            match self.session.waiting.retire(key) {
                 Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
                 // SAFETY: the stream is the driver's own, idle, and its thread is gone.
                 None => drop(unsafe { (self.driver().cuStreamDestroy_v2)(real) }),

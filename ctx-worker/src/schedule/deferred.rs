@@ -254,10 +254,10 @@ impl Held {
 impl Executor {
     /// Executes a command, or holds it. An error means that the client does not speak our language, and is given up.
     pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
-        self.commands += 1;
+        self.scheduler.times.commands += 1;
         let uses = self.uses(&header, parameters);
         let waits = matches!(uses.turn, Turn::Callback | Turn::AtRest(_));
-        if waits || self.held.blocked.holds(&uses) || !self.has_room(&uses) {
+        if waits || self.scheduler.deferred.blocked.holds(&uses) || !self.has_room(&uses) {
             return self.hold(header, parameters, uses);
         }
         self.count_step(&uses);
@@ -268,30 +268,30 @@ impl Executor {
 
     /// Whether something waits that the executor must look at again and again.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty() || !self.held.is_at_rest()
+        !self.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
     }
 
     /// Whether the command's stream takes it now.
     fn has_room(&mut self, uses: &Uses) -> bool {
         let Some(lane) = uses.lane.filter(|_| uses.turn != Turn::Ask) else { return true };
-        match self.held.closing {
-            None => self.waiting.has_room(self.driver(), lane.key),
-            Some(steps) => steps > 0 && self.waiting.is_idle(lane.key),
+        match self.scheduler.deferred.closing {
+            None => self.session.waiting.has_room(self.driver(), lane.key),
+            Some(steps) => steps > 0 && self.session.waiting.is_idle(lane.key),
         }
     }
 
     /// A command of this stream goes to the driver.
     fn count_step(&mut self, uses: &Uses) {
         if uses.lane.is_some() && uses.turn != Turn::Ask {
-            self.held.closing = self.held.closing.map(|steps| steps.saturating_sub(1));
+            self.scheduler.deferred.closing = self.scheduler.deferred.closing.map(|steps| steps.saturating_sub(1));
         }
     }
 
     /// Records a private event where much has been enqueued, to learn later how much of it is done.
     fn tick(&mut self, uses: &Uses) {
-        let Some(lane) = uses.lane.filter(|lane| self.waiting.wants_tick(lane.key)) else { return };
+        let Some(lane) = uses.lane.filter(|lane| self.session.waiting.wants_tick(lane.key)) else { return };
         if self.enter_context(lane.key.context).is_ok() {
-            self.waiting.tick(self.driver(), lane.key);
+            self.session.waiting.tick(self.driver(), lane.key);
         }
     }
 
@@ -301,13 +301,13 @@ impl Executor {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
-        self.ipc_events.hold(header.call, parameters);
+        self.memory.ipc_events.hold(header.call, parameters);
         let mut header = header;
-        if !self.held.blocked.holds(&uses) {
+        if !self.scheduler.deferred.blocked.holds(&uses) {
             match uses.lane {
-                Some(lane) if !self.has_room(&uses) => drop(self.held.full.insert(lane.key)),
+                Some(lane) if !self.has_room(&uses) => drop(self.scheduler.deferred.full.insert(lane.key)),
                 // Its turn has come.
-                _ => self.held.changed = true,
+                _ => self.scheduler.deferred.changed = true,
             }
         }
         match header.call {
@@ -333,13 +333,13 @@ impl Executor {
                     Err(refused) => return Err(refused),
                 }
                 header.reply = 0;
-                self.held.add(header, parameters.to_vec(), uses, Progress::Queued);
+                self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued);
             }
             command::COPY_FROM_CHUNK => self.hold_chunk(header, parameters, &uses)?,
             command::COPY_BOX_FROM_CHUNK => self.hold_box_chunk(header, parameters, &uses)?,
-            _ => self.held.add(header, parameters.to_vec(), uses, Progress::Queued),
+            _ => self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued),
         }
-        if self.held.bytes > MOST_BYTES {
+        if self.scheduler.deferred.bytes > MOST_BYTES {
             self.give_up(&"it sends more and more behind what it holds up itself");
         }
         self.show_pressure();
@@ -349,43 +349,43 @@ impl Executor {
 
     /// Whether it records an event that something held names, and could be executed otherwise.
     fn only_an_event_holds(&mut self, uses: &Uses) -> bool {
-        uses.events.iter().any(|e| e.1 == EventUse::Record && self.held.blocked.named.contains(&e.0))
-            && !self.held.blocked.lane(uses)
-            && !self.held.blocked.ending.contains(&uses.context)
+        uses.events.iter().any(|e| e.1 == EventUse::Record && self.scheduler.deferred.blocked.named.contains(&e.0))
+            && !self.scheduler.deferred.blocked.lane(uses)
+            && !self.scheduler.deferred.blocked.ending.contains(&uses.context)
             && self.has_room(uses)
     }
 
     /// Executes what need not be held any more, in its order.
     pub(crate) fn look_at_held(&mut self) {
-        if self.held.looking {
+        if self.scheduler.deferred.looking {
             return;
         }
-        let (driver, waiting) = (self.driver(), &mut self.waiting);
-        let room = |stream: &StreamKey| match self.held.closing {
+        let (driver, waiting) = (self.driver(), &mut self.session.waiting);
+        let room = |stream: &StreamKey| match self.scheduler.deferred.closing {
             None => waiting.has_room(driver, *stream),
             Some(steps) => steps > 0 && waiting.is_idle(*stream),
         };
-        if self.held.full.iter().any(room) {
-            self.held.changed = true;
+        if self.scheduler.deferred.full.iter().any(room) {
+            self.scheduler.deferred.changed = true;
         }
-        while std::mem::take(&mut self.held.changed) {
-            self.held.looking = true;
+        while std::mem::take(&mut self.scheduler.deferred.changed) {
+            self.scheduler.deferred.looking = true;
             if let Err(refused) = self.look_once() {
                 self.give_up(&refused);
             }
-            self.held.looking = false;
+            self.scheduler.deferred.looking = false;
             self.show_pressure();
             self.run_callback();
         }
     }
 
     fn look_once(&mut self) -> Result<(), Refused> {
-        let held = &mut self.held;
+        let held = &mut self.scheduler.deferred;
         held.blocked = Blocked::default();
         (held.bytes, held.by_thread, held.full) = (0, HashMap::new(), HashSet::new());
         for mut entry in std::mem::take(&mut held.list) {
-            if self.held.blocked.holds(&entry.uses) || !self.goes(&mut entry)? {
-                self.held.keep(entry);
+            if self.scheduler.deferred.blocked.holds(&entry.uses) || !self.goes(&mut entry)? {
+                self.scheduler.deferred.keep(entry);
             }
         }
         Ok(())
@@ -394,18 +394,18 @@ impl Executor {
     /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
     fn goes(&mut self, entry: &mut Entry) -> Result<bool, Refused> {
         if entry.progress == Progress::Queued && !self.has_room(&entry.uses) {
-            self.held.full.extend(entry.uses.lane.map(|lane| lane.key));
+            self.scheduler.deferred.full.extend(entry.uses.lane.map(|lane| lane.key));
             return Ok(false);
         }
         if entry.progress == Progress::Queued {
             self.count_step(&entry.uses);
         }
-        let arrival = self.held.arrivals.remove(&entry.id);
+        let arrival = self.scheduler.deferred.arrivals.remove(&entry.id);
         match (entry.uses.turn, entry.progress, arrival) {
             (Turn::Callback | Turn::AtRest(_), Progress::Queued, _) => {
                 entry.progress = Progress::OnDevice;
                 if let Err(code) = self.wait_on_device(entry) {
-                    self.held.arrived(entry.id, code);
+                    self.scheduler.deferred.arrived(entry.id, code);
                 }
                 Ok(false)
             }
@@ -417,10 +417,10 @@ impl Executor {
                     return Ok(true);
                 }
                 entry.progress = Progress::Callback(result);
-                self.held.ready.push_back(entry.id);
+                self.scheduler.deferred.ready.push_back(entry.id);
                 Ok(false)
             }
-            (_, Progress::Callback(_), _) => Ok(self.held.returned.remove(&entry.id)),
+            (_, Progress::Callback(_), _) => Ok(self.scheduler.deferred.returned.remove(&entry.id)),
             (..) => {
                 if entry.settings.is_empty() {
                     self.perform(entry.header, &entry.parameters)?;
@@ -446,23 +446,23 @@ impl Executor {
                 self.handle_stream(stream).map_err(code)?;
                 vec![self.stream_key(stream).map_err(code)?]
             }
-            _ => self.waiting.busy(0),
+            _ => self.session.waiting.busy(0),
         };
         self.when_done(streams, Then::Held(entry.id)).map_err(code)
     }
 
     /// Says whether some thread is far ahead, and lets those go on that no longer are.
     pub(crate) fn show_pressure(&mut self) {
-        let Some(shared) = self.shared else { return };
-        let many = self.held.by_thread.values().any(|n| *n > MANY);
+        let Some(shared) = self.session.shared else { return };
+        let many = self.scheduler.deferred.by_thread.values().any(|n| *n > MANY);
         shared.header().pressure.store(u32::from(many), Release);
-        if self.held.waiting_for_room.is_empty() {
+        if self.scheduler.deferred.waiting_for_room.is_empty() {
             return;
         }
-        let threads = std::mem::take(&mut self.held.waiting_for_room);
+        let threads = std::mem::take(&mut self.scheduler.deferred.waiting_for_room);
         for (thread, slot) in threads {
-            if self.held.of_thread(thread) > MANY / 2 {
-                self.held.waiting_for_room.push((thread, slot));
+            if self.scheduler.deferred.of_thread(thread) > MANY / 2 {
+                self.scheduler.deferred.waiting_for_room.push((thread, slot));
             } else {
                 self.answer(slot, CUDA_SUCCESS, &[]);
             }

@@ -24,8 +24,8 @@ impl Executor {
     /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
     /// recorded anew.
     pub(crate) fn set_event_aside(&mut self, event: u64) -> Result<(), Refused> {
-        let object = *self.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-        let created = self.objects.log().iter().find(|r| r.owner == event).cloned();
+        let object = *self.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let created = self.session.objects.log().iter().find(|r| r.owner == event).cloned();
         let created = created.ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let flags = word(&created.args, 1).unwrap_or(0);
         self.enter_context(object.context)?;
@@ -36,34 +36,35 @@ impl Executor {
             error => return Err(Refused::Code(error)),
         }
         // Numbers of clients count up from 1.
-        self.held.next += 1;
-        let aside = Kind::Event.handle(1 << 47 | self.held.next);
+        self.scheduler.deferred.next += 1;
+        let aside = Kind::Event.handle(1 << 47 | self.scheduler.deferred.next);
         let mut args = Writer::new();
         args.word(aside);
         args.word(flags);
-        self.objects.insert(aside, object);
-        self.objects.record(created.call, aside, object.context, args.bytes(), None);
-        self.objects.replace(event, Object { real, ..object });
-        if let Some(when) = self.recorded.remove(&event) {
-            self.recorded.insert(aside, when);
+        self.session.objects.insert(aside, object);
+        self.session.objects.record(created.call, aside, object.context, args.bytes(), None);
+        self.session.objects.replace(event, Object { real, ..object });
+        if let Some(when) = self.scheduler.times.recorded.remove(&event) {
+            self.scheduler.times.recorded.insert(aside, when);
         }
-        if let Some(age) = self.ages.remove(&event) {
-            self.ages.insert(aside, age);
+        if let Some(age) = self.scheduler.times.ages.remove(&event) {
+            self.scheduler.times.ages.insert(aside, age);
         }
         let is = |e: &(u64, EventUse)| e.0 == event;
-        for entry in self.held.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
+        for entry in self.scheduler.deferred.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
             for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {
                 use_.0 = aside;
             }
-            event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
+            event_fields::rename(&self.scheduler.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
         }
         // It goes when nothing held names it any more.
-        let destroy = command::number(&self.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
+        let destroy =
+            command::number(&self.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
         let parameters = aside.to_le_bytes().to_vec();
         let uses = self.uses(&header, &parameters);
-        self.held.add(header, parameters, uses, Progress::Queued);
-        self.held.changed = true;
+        self.scheduler.deferred.add(header, parameters, uses, Progress::Queued);
+        self.scheduler.deferred.changed = true;
         Ok(())
     }
 
@@ -72,7 +73,7 @@ impl Executor {
         let mut args = Reader::new(parameters);
         let (target, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
         let stream = args.word()?;
-        if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.staging.is_null() {
+        if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.session.staging.is_null() {
             return self.perform(header, parameters);
         }
         for offset in (0..bytes).step_by(INLINE) {
@@ -82,7 +83,7 @@ impl Executor {
             args.word(stream);
             args.blob(&copied);
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
-            self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+            self.scheduler.deferred.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }
         self.chunk_is_free(chunk);
         Ok(())
@@ -101,7 +102,7 @@ impl Executor {
         let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, bytes) else {
             return self.perform(header, parameters);
         };
-        if self.staging.is_null() {
+        if self.session.staging.is_null() {
             return self.perform(header, parameters);
         }
         let mut offset = 0;
@@ -115,7 +116,7 @@ impl Executor {
             BoxCopy { chunk: 0, end, source: None, size: part.size, stream: copy.stream }.write(&mut args);
             args.blob(&copied);
             let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
-            self.held.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+            self.scheduler.deferred.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }
         self.chunk_is_free(chunk);
         Ok(())
@@ -127,14 +128,14 @@ impl Executor {
         // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
         // meanwhile harms its own copy.
         unsafe {
-            let from = self.staging.add(chunk * CHUNK_SIZE + offset);
+            let from = self.session.staging.add(chunk * CHUNK_SIZE + offset);
             std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
         }
         copied
     }
 
     fn chunk_is_free(&self, chunk: usize) {
-        if let Some(shared) = self.shared {
+        if let Some(shared) = self.session.shared {
             reply::finish(shared.chunk(chunk));
         }
     }
@@ -144,7 +145,7 @@ impl Executor {
         const MAX_THREADS: u32 = 0;
         const MAX_DYNAMIC_SHARED: u32 = 8;
         let launch = Launch::read(&mut Reader::new(parameters))?;
-        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let mut function = self.handle_function(launch.function)?;
         if object.kind == Kind::Kernel {
             self.instantiate(object.parent)?;
@@ -157,7 +158,7 @@ impl Executor {
             }
         }
         let device = self.device_of_context(self.header.context)?;
-        let limits = self.attached.devices.get(device);
+        let limits = self.session.attached.devices.get(device);
         let limit = |n: usize| limits.and_then(|d| d.attributes.get(n)).map_or(0, |a| a.1 as u32);
         let within = |sizes: [u32; 3], first: usize| (0..3).all(|i| (1..=limit(first + i)).contains(&sizes[i]));
         let threads = launch.block.iter().map(|n| u64::from(*n)).product::<u64>();
@@ -193,7 +194,7 @@ impl Executor {
         let driver = self.driver();
         if attributes.iter().any(|it| it.id == COOPERATIVE && it.value[0] as u32 != 0) {
             let (mut fitting, mut processors) = (0, 0);
-            let device = self.devices[self.device_of_context(self.header.context)?].device;
+            let device = self.memory.devices[self.device_of_context(self.header.context)?].device;
             // SAFETY: out parameters are locals, the handle the driver's own.
             let results = unsafe {
                 [

@@ -12,7 +12,7 @@ use crate::session::waiting::PoolAllocation;
 impl Executor {
     /// Frees of memory from pools that are held, by their numbers.
     fn held_frees(&self) -> impl Iterator<Item = (&Entry, u64, Allocation)> {
-        let frees = self.held.list.iter().filter(|e| e.header.call == command::POOL_FREE);
+        let frees = self.scheduler.deferred.list.iter().filter(|e| e.header.call == command::POOL_FREE);
         frees.filter_map(|entry| {
             let address = word(&entry.parameters, 0)?;
             let (_, allocation) = self.find_allocation(address)?;
@@ -35,18 +35,18 @@ impl Executor {
             (in_stream && allocation.pool == wanted.pool).then_some((found, entry.id, address, allocation))
         };
         let (_, id, address, allocation) = self.held_frees().filter_map(fits).min_by_key(|found| found.0)?;
-        self.held.take_out(id);
+        self.scheduler.deferred.take_out(id);
         Some((address, allocation))
     }
 
     /// Defers the allocation under way where a deferred free gives memory of its device back. Whether it is deferred: then
     /// it is tried again whenever a deferred command has gone.
     pub(crate) fn defer_pool_alloc(&mut self, device: usize, parameters: &[u8]) -> bool {
-        if !self.held_frees().any(|(_, _, allocation)| self.pools.device(allocation.pool) == Some(device)) {
+        if !self.held_frees().any(|(_, _, allocation)| self.memory.pools.device(allocation.pool) == Some(device)) {
             return false;
         }
         let uses = Uses { context: self.header.context, ..Default::default() };
-        self.held.add(self.header, parameters.to_vec(), uses, Progress::Queued);
+        self.scheduler.deferred.add(self.header, parameters.to_vec(), uses, Progress::Queued);
         true
     }
 }

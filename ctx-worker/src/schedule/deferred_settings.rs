@@ -52,8 +52,8 @@ fn launched(entry: &Entry) -> Option<u64> {
 impl Executor {
     /// Takes note of what held launches have of an attribute that this call is about to set.
     pub(crate) fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
-        let of_kernel = match self.attribute_setters.iter().position(|call| *call == header.call)? {
-            _ if self.held.list.is_empty() => return None,
+        let of_kernel = match self.scheduler.attribute_setters.iter().position(|call| *call == header.call)? {
+            _ if self.scheduler.deferred.list.is_empty() => return None,
             at => at == 1,
         };
         // cuFuncSetAttribute(function, attribute, value), cuKernelSetAttribute(attribute, value, kernel, device).
@@ -61,7 +61,7 @@ impl Executor {
         let function = word(parameters, function)?;
         let attribute = u32::try_from(word(parameters, attribute)?).ok()?;
         let kept = |entry: &Entry| entry.settings.iter().any(|s| s.of_kernel == of_kernel && s.attribute == attribute);
-        let launches = self.held.list.iter().filter(|entry| !kept(entry));
+        let launches = self.scheduler.deferred.list.iter().filter(|entry| !kept(entry));
         let launches = launches.filter_map(|entry| Some((entry.id, entry.header.context, launched(entry)?)));
         let of_it: Vec<_> = launches.filter(|(_, _, other)| self.is_same_code(function, *other)).collect();
         let launches = self.with_values(of_it, attribute);
@@ -94,7 +94,7 @@ impl Executor {
         for (id, _, _, before) in launches {
             let is_now = now.iter().find(|launch| launch.0 == id).map(|launch| launch.3);
             if is_now != Some(before)
-                && let Some(entry) = self.held.list.iter_mut().find(|entry| entry.id == id)
+                && let Some(entry) = self.scheduler.deferred.list.iter_mut().find(|entry| entry.id == id)
             {
                 entry.settings.push(Setting { of_kernel, attribute, value: before });
             }
@@ -137,7 +137,7 @@ impl Executor {
     /// Whether two handles name one function, or a kernel and its function in a context.
     fn is_same_code(&self, one: u64, other: u64) -> bool {
         let of = |handle: u64| {
-            let object = self.objects.get(handle)?;
+            let object = self.session.objects.get(handle)?;
             let is_of_kernel = Kind::Kernel.owns(object.parent);
             Some((if is_of_kernel { object.parent } else { handle }, object.real))
         };
@@ -168,9 +168,10 @@ impl Executor {
 
     fn set_attribute(&mut self, context: u64, handle: u64, setting: Setting) -> Result<(), Refused> {
         let Setting { of_kernel, attribute, value } = setting;
-        let kernel = if Kind::Kernel.owns(handle) { handle } else { self.objects.get(handle).map_or(0, |o| o.parent) };
+        let kernel =
+            if Kind::Kernel.owns(handle) { handle } else { self.session.objects.get(handle).map_or(0, |o| o.parent) };
         if of_kernel && Kind::Kernel.owns(kernel) {
-            let device = self.devices[self.device_of_context(context)?].device;
+            let device = self.memory.devices[self.device_of_context(context)?].device;
             let kernel = self.handle_kernel(kernel)?;
             // SAFETY: the handles are the driver's own.
             return check(unsafe { (self.driver().cuKernelSetAttribute)(attribute, value, kernel, device) });

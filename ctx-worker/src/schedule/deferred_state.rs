@@ -12,7 +12,7 @@ use crate::session::state::{self, Held, HeldCommand, HeldProgress, StateError, W
 impl Executor {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.
     pub(crate) fn held_bytes(&self) -> Result<Option<Vec<u8>>, StateError> {
-        let held = &self.held;
+        let held = &self.scheduler.deferred;
         if held.list.is_empty() && held.callback_thread == 0 && held.waiting_for_room.is_empty() {
             return Ok(None);
         }
@@ -53,9 +53,9 @@ impl Executor {
     pub(crate) fn restore_held(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
         let saved: Held = state::parse(bytes)?;
         let slot = |word: u32| u16::try_from(word).map_err(|_| Malformed("a reply slot that does not exist"));
-        self.held.callback_thread = slot(saved.callback_thread)?;
+        self.scheduler.deferred.callback_thread = slot(saved.callback_thread)?;
         for it in &saved.waiting_for_room {
-            self.held.waiting_for_room.push((it.thread, slot(it.reply)?));
+            self.scheduler.deferred.waiting_for_room.push((it.thread, slot(it.reply)?));
         }
         for it in saved.commands {
             let header = CommandHeader {
@@ -67,8 +67,8 @@ impl Executor {
             };
             let progress = it.progress.enum_value().map_err(|_| Malformed("a held command in no known state"))?;
             match progress {
-                HeldProgress::READY => self.held.ready.push_back(it.id),
-                HeldProgress::RUNNING => drop(self.held.running.insert(it.id)),
+                HeldProgress::READY => self.scheduler.deferred.ready.push_back(it.id),
+                HeldProgress::RUNNING => drop(self.scheduler.deferred.running.insert(it.id)),
                 HeldProgress::QUEUED => {}
             }
             let progress = match progress {
@@ -77,7 +77,14 @@ impl Executor {
             };
             let uses = self.uses(&header, &it.parameters);
             let settings = it.settings.iter().map(Setting::restored).collect();
-            self.held.restore(Entry { id: it.id, header, parameters: it.parameters, uses, progress, settings });
+            self.scheduler.deferred.restore(Entry {
+                id: it.id,
+                header,
+                parameters: it.parameters,
+                uses,
+                progress,
+                settings,
+            });
         }
         Ok(())
     }

@@ -141,7 +141,7 @@ impl Executor {
         let mut uses = Uses { context: header.context, ..Default::default() };
         let stream = |at: usize| word(parameters, at).and_then(|handle| self.lane(header, handle));
         let event = |at: usize, what| word(parameters, at).map(|handle| (handle, what));
-        if let Some(shape) = self.shapes.0.get(usize::from(header.call)) {
+        if let Some(shape) = self.scheduler.shapes.0.get(usize::from(header.call)) {
             uses.lane = shape.stream.and_then(stream);
             uses.events.extend(shape.events.iter().filter_map(|&(at, what)| event(at, what)));
             (uses.scope, uses.turn) = (shape.scope, shape.turn);
@@ -183,7 +183,7 @@ impl Executor {
                 uses.context = word(parameters, 0).unwrap_or(0);
                 // A context that was let go is made anew.
                 let ordinal = word(parameters, 1).and_then(|o| usize::try_from(o).ok());
-                if ordinal.and_then(|o| self.devices.get(o)).is_some_and(|d| d.used) {
+                if ordinal.and_then(|o| self.memory.devices.get(o)).is_some_and(|d| d.used) {
                     uses.turn = Turn::AtRest(0);
                 }
             }
@@ -237,8 +237,8 @@ impl Executor {
             CU_STREAM_LEGACY => Lane { key: key(context, 0), role: Role::Legacy },
             CU_STREAM_PER_THREAD => Lane { key: key(context, header.thread), role: Role::Blocking },
             handle => {
-                let stream = self.objects.get(handle).filter(|o| o.kind == Kind::Stream)?;
-                let role = if self.held.is_free(handle) { Role::Free } else { Role::Blocking };
+                let stream = self.session.objects.get(handle).filter(|o| o.kind == Kind::Stream)?;
+                let role = if self.scheduler.deferred.is_free(handle) { Role::Free } else { Role::Blocking };
                 Lane { key: key(stream.context, 0), role }
             }
         })

@@ -124,12 +124,12 @@ mod tests {
         let header = CommandHeader { call: command::LAUNCH, context, ..Default::default() };
         let uses = worker.uses(&header, bytes.bytes());
         assert_eq!(uses.events, [(event, EventUse::Record)]);
-        worker.held.restore(fixture::entry(1, header, bytes.into_bytes(), uses));
+        worker.scheduler.deferred.restore(fixture::entry(1, header, bytes.into_bytes(), uses));
         worker.set_event_aside(event).unwrap();
 
         // The command that destroys it is held behind, and has the next number.
-        let aside = Kind::Event.handle(1 << 47 | (worker.held.next - 1));
-        let entry = worker.held.entry(1).unwrap();
+        let aside = Kind::Event.handle(1 << 47 | (worker.scheduler.deferred.next - 1));
+        let entry = worker.scheduler.deferred.entry(1).unwrap();
         let held = Launch::read(&mut Reader::new(&entry.parameters)).unwrap();
         assert_eq!(held.parameters, event.to_le_bytes());
         assert_eq!(held.events().collect::<Vec<_>>(), [aside]);

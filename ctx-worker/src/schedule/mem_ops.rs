@@ -31,7 +31,7 @@ impl Executor {
         if params.len() > MAX_MEM_OPS {
             return Err(Malformed("more operations than a stream takes at once").into());
         }
-        self.waiting.add_to(self.stream_key(handle)?, params.len() as u64);
+        self.session.waiting.add_to(self.stream_key(handle)?, params.len() as u64);
         // SAFETY: as many structures of the driver's layout as are said, which it has read when it returns; the words
         // lie in the client's memory, checked above.
         let result = unsafe {

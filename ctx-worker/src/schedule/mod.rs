@@ -11,3 +11,46 @@ pub(crate) mod event_fields;
 pub(crate) mod mem_ops;
 pub(crate) mod rest;
 pub(crate) mod times;
+
+use rekindle_cuda_abi::table::Function;
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::command;
+
+use self::deferred::Held;
+use self::dependencies::Shapes;
+use self::times::Times;
+use crate::session::waiting::Then;
+
+/// What decides which command goes to the driver when.
+pub(crate) struct Scheduler {
+    /// What each line of the table has to do with streams and events.
+    pub(crate) shapes: Shapes,
+    /// Commands that wait in software.
+    pub(crate) deferred: Held,
+    /// When events were recorded.
+    pub(crate) times: Times,
+    /// What has ended since the last look; kept for its memory.
+    pub(crate) finished: Vec<(Then, CUresult)>,
+    /// The number of `cuEventRecord`.
+    pub(crate) event_record: u16,
+    /// The numbers of the forms of `cuEventElapsedTime`.
+    pub(crate) elapsed: [u16; 2],
+    /// The numbers of `cuFuncSetAttribute` and `cuKernelSetAttribute`.
+    pub(crate) attribute_setters: [u16; 2],
+}
+
+impl Scheduler {
+    /// The scheduler of a worker that has no client yet.
+    pub(crate) fn new(table: &[Function]) -> Self {
+        let number = |name| command::number(table, name).unwrap_or(u16::MAX);
+        Self {
+            shapes: Shapes::new(table),
+            deferred: Held::default(),
+            times: Times::default(),
+            finished: Vec::new(),
+            event_record: number("cuEventRecord"),
+            elapsed: ["cuEventElapsedTime", "cuEventElapsedTime_v2"].map(number),
+            attribute_setters: ["cuFuncSetAttribute", "cuKernelSetAttribute"].map(number),
+        }
+    }
+}

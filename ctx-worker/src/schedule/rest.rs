@@ -78,14 +78,14 @@ impl Executor {
         loop {
             self.poll();
             let mut busy = None;
-            for key in self.waiting.busy(0) {
+            for key in self.session.waiting.busy(0) {
                 if self.enter_context(key.context).is_err() {
                     continue;
                 }
-                let Some(real) = self.waiting.real(key) else { continue };
+                let Some(real) = self.session.waiting.real(key) else { continue };
                 // SAFETY: the handle is the driver's own.
                 match unsafe { (self.driver().cuStreamQuery)(real) } {
-                    CUDA_SUCCESS => self.waiting.all_done(key),
+                    CUDA_SUCCESS => self.session.waiting.all_done(key),
                     CUDA_ERROR_NOT_READY => busy = busy.or(Some(key)),
                     code => {
                         self.note_sticky(code);
@@ -94,7 +94,7 @@ impl Executor {
                 }
             }
             match busy {
-                None if self.waiting.is_empty() && self.held.is_at_rest() => {
+                None if self.session.waiting.is_empty() && self.scheduler.deferred.is_at_rest() => {
                     self.collect_prints();
                     return Ok(Rest::Idle);
                 }
@@ -113,7 +113,7 @@ impl Executor {
         };
         let device = self.device_of_context(key.context).unwrap_or(0);
         let mut kernels: Vec<String> = Vec::new();
-        for function in self.waiting.launches(key) {
+        for function in self.session.waiting.launches(key) {
             let name = self.kernel_name(function);
             if kernels.len() < NAMED && !kernels.contains(&name) {
                 kernels.push(name);
@@ -129,8 +129,8 @@ impl Executor {
     /// The name of a function or kernel, from the command that looked it up.
     fn kernel_name(&self, handle: u64) -> String {
         let looked_up = |call| matches!(call, command::MODULE_FUNCTION | command::LIBRARY_KERNEL);
-        let of = |handle| self.objects.log().iter().find(|r| r.owner == handle && looked_up(r.call));
-        let record = of(handle).or_else(|| of(self.objects.get(handle).map_or(0, |o| o.parent)));
+        let of = |handle| self.session.objects.log().iter().find(|r| r.owner == handle && looked_up(r.call));
+        let record = of(handle).or_else(|| of(self.session.objects.get(handle).map_or(0, |o| o.parent)));
         let name = record.and_then(|r| {
             let mut args = Reader::new(&r.args);
             args.word().ok()?;

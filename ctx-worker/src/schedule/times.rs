@@ -25,6 +25,19 @@ use crate::serve::executor::Executor;
 /// Events that were recorded before a restore and not since: how many milliseconds before the save.
 pub(crate) type Ages = HashMap<u64, f64>;
 
+/// When events were recorded, and before a restore.
+#[derive(Default)]
+pub(crate) struct Times {
+    /// How many commands have come.
+    pub(crate) commands: u64,
+    /// Events that were recorded, and by which command: its number.
+    pub(crate) recorded: HashMap<u64, u64>,
+    /// Events that were recorded before a restore.
+    pub(crate) ages: Ages,
+    /// In each context that has such events, one that was recorded at the restore.
+    pub(crate) restored_at: HashMap<u64, CUevent>,
+}
+
 /// How many milliseconds before `now` each event came; `None` for one that keeps no time. `elapsed` is the time from one
 /// to the other, `None` where there is none.
 fn ages_before(
@@ -50,19 +63,19 @@ fn ages_before(
 impl Executor {
     /// A command has recorded an event.
     pub(crate) fn event_recorded(&mut self, event: u64) {
-        self.recorded.insert(event, self.commands);
-        self.ages.remove(&event);
+        self.scheduler.times.recorded.insert(event, self.scheduler.times.commands);
+        self.scheduler.times.ages.remove(&event);
     }
 
     /// An object is gone, which may have been an event.
     pub(crate) fn forget_event(&mut self, handle: u64) {
-        self.recorded.remove(&handle);
-        self.ages.remove(&handle);
+        self.scheduler.times.recorded.remove(&handle);
+        self.scheduler.times.ages.remove(&handle);
     }
 
     /// A context is about to go.
     pub(crate) fn forget_times(&mut self, context: u64) {
-        if let Some(moment) = self.restored_at.remove(&context) {
+        if let Some(moment) = self.scheduler.times.restored_at.remove(&context) {
             // SAFETY: made by `mark_restore`, and not used again.
             unsafe { (self.driver().cuEventDestroy_v2)(moment) };
         }
@@ -71,8 +84,8 @@ impl Executor {
     /// How many milliseconds ago each recorded event came, of those whose times are kept. The device is at rest.
     pub(crate) fn event_ages(&mut self) -> Ages {
         let mut by_context: HashMap<u64, Vec<(u64, CUevent)>> = HashMap::new();
-        for event in self.recorded.keys() {
-            if let Some(object) = self.objects.get(*event) {
+        for event in self.scheduler.times.recorded.keys() {
+            if let Some(object) = self.session.objects.get(*event) {
                 by_context.entry(object.context).or_default().push((*event, object.real));
             }
         }
@@ -92,26 +105,32 @@ impl Executor {
     /// Adds the ages of a context's events, which is current.
     fn add_ages(&self, ages: &mut Ages, context: u64, events: &[(u64, CUevent)], now: CUevent) {
         // An event of before the restore stands where the restore stands.
-        let moment = self.restored_at.get(&context).copied();
-        let stands_for = |event: u64, real| self.ages.get(&event).and(moment).unwrap_or(real);
+        let moment = self.scheduler.times.restored_at.get(&context).copied();
+        let stands_for = |event: u64, real| self.scheduler.times.ages.get(&event).and(moment).unwrap_or(real);
         let reals: Vec<CUevent> = events.iter().map(|(event, real)| stands_for(*event, *real)).collect();
         for ((event, _), since) in events.iter().zip(ages_before(now, &reals, |a, b| self.elapsed(a, b))) {
-            let before = self.ages.get(event).copied().unwrap_or(0.0);
+            let before = self.scheduler.times.ages.get(event).copied().unwrap_or(0.0);
             ages.extend(since.map(|since| (*event, since + before)));
         }
     }
 
     /// From now on the moment of the restore stands for the events of before it.
     pub(crate) fn mark_restore(&mut self) {
-        let mut contexts: Vec<u64> =
-            self.ages.keys().filter_map(|event| self.objects.get(*event)).map(|event| event.context).collect();
+        let mut contexts: Vec<u64> = self
+            .scheduler
+            .times
+            .ages
+            .keys()
+            .filter_map(|event| self.session.objects.get(*event))
+            .map(|event| event.context)
+            .collect();
         contexts.sort_unstable();
         contexts.dedup();
         for context in contexts {
             if self.enter_context(context).is_ok()
                 && let Some(moment) = self.record_now()
             {
-                self.restored_at.insert(context, moment);
+                self.scheduler.times.restored_at.insert(context, moment);
             }
         }
     }
@@ -140,14 +159,14 @@ impl Executor {
     /// Corrects the answer of `cuEventElapsedTime`, which has succeeded, where one of the events comes from before a
     /// restore.
     pub(crate) fn correct_elapsed(&self, parameters: &[u8], payload: &mut Writer) {
-        let event = |at| word(parameters, at).and_then(|event| Some((event, self.objects.get(event)?)));
+        let event = |at| word(parameters, at).and_then(|event| Some((event, self.session.objects.get(event)?)));
         let Some(((start, of_start), (end, of_end))) = event(0).zip(event(1)) else { return };
         let Ok(measured) = Reader::new(payload.bytes()).word() else { return };
         let measured = f32::from_bits(measured as u32);
-        let moment = self.restored_at.get(&of_start.context).copied();
+        let moment = self.scheduler.times.restored_at.get(&of_start.context).copied();
         let from_moment = || moment.and_then(|moment| self.elapsed(moment, of_end.real)).unwrap_or(measured);
         let to_moment = || moment.and_then(|moment| self.elapsed(of_start.real, moment)).unwrap_or(measured);
-        let milliseconds = match (self.ages.get(&start), self.ages.get(&end)) {
+        let milliseconds = match (self.scheduler.times.ages.get(&start), self.scheduler.times.ages.get(&end)) {
             (None, None) => return,
             (Some(start), Some(end)) => start - end,
             (Some(start), None) => f64::from(from_moment()) + start,
@@ -175,7 +194,7 @@ mod tests {
 
     /// What the client is answered.
     fn answered(worker: &Executor, start: u64, end: u64) -> f32 {
-        let real = |event: u64| worker.objects.get(event).unwrap().real;
+        let real = |event: u64| worker.session.objects.get(event).unwrap().real;
         let (mut parameters, mut payload) = (Writer::new(), Writer::new());
         parameters.word(start);
         parameters.word(end);
@@ -192,8 +211,8 @@ mod tests {
             let event = Kind::Event.handle(*number);
             clock::set(*when);
             fixture::event(&mut worker, context, event);
-            clock::record(worker.objects.get(event).unwrap().real);
-            worker.commands += 1;
+            clock::record(worker.session.objects.get(event).unwrap().real);
+            worker.scheduler.times.commands += 1;
             worker.event_recorded(event);
         }
         (worker, context)
@@ -203,7 +222,7 @@ mod tests {
     fn restored(saved: &mut Executor, events: &[(u64, u64)]) -> Executor {
         let (ages, now) = (saved.event_ages(), clock::now());
         let (mut worker, _) = recorded(events);
-        worker.ages = ages;
+        worker.scheduler.times.ages = ages;
         clock::set(now + HOUR);
         clock::advance_at_each_record(5_000);
         worker.record_events().unwrap();
@@ -237,7 +256,7 @@ mod tests {
         clock::advance(1_000_000_000);
         let new = Kind::Event.handle(1000);
         fixture::event(&mut worker, context, new);
-        clock::record(worker.objects.get(new).unwrap().real);
+        clock::record(worker.session.objects.get(new).unwrap().real);
         worker.event_recorded(new);
         for (number, _) in &events {
             let old = Kind::Event.handle(*number);
@@ -259,14 +278,14 @@ mod tests {
         let mut worker = restored(&mut saved, &events);
         let [a, b] = [1, 2].map(|number| Kind::Event.handle(number));
         clock::advance(2_000_000);
-        clock::record(worker.objects.get(b).unwrap().real);
+        clock::record(worker.session.objects.get(b).unwrap().real);
         worker.event_recorded(b);
-        assert!(worker.ages.contains_key(&a) && !worker.ages.contains_key(&b));
+        assert!(worker.scheduler.times.ages.contains_key(&a) && !worker.scheduler.times.ages.contains_key(&b));
         worker.forget_event(a);
-        assert!(worker.ages.is_empty() && worker.recorded.len() == 1);
-        assert_eq!(worker.restored_at.len(), 1);
+        assert!(worker.scheduler.times.ages.is_empty() && worker.scheduler.times.recorded.len() == 1);
+        assert_eq!(worker.scheduler.times.restored_at.len(), 1);
         worker.forget_times(context);
-        assert!(worker.restored_at.is_empty());
+        assert!(worker.scheduler.times.restored_at.is_empty());
     }
 
     proptest! {

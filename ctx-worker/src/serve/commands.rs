@@ -88,8 +88,8 @@ impl Executor {
         if owner == here || !self.may_access(here, owner) {
             return Ok(());
         }
-        let (driver, device) = (self.driver(), self.devices[here].device);
-        let Some(memory) = self.devices.get_mut(owner).map(|d| &mut d.memory) else { return Ok(()) };
+        let (driver, device) = (self.driver(), self.memory.devices[here].device);
+        let Some(memory) = self.memory.devices.get_mut(owner).map(|d| &mut d.memory) else { return Ok(()) };
         memory.allow(driver, address, device).map_err(|failed| Refused::Code(failed.code))
     }
 
@@ -98,15 +98,15 @@ impl Executor {
     /// the driver knows, and which never are host memory of the worker's.
     pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
         let end = address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
-        let in_device = self.devices.iter().any(|d| {
+        let in_device = self.memory.devices.iter().any(|d| {
             let allocations = d.memory.allocations();
             allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
         });
         let in_pinned = || {
-            let allocations = self.pinned.allocations();
+            let allocations = self.memory.pinned.allocations();
             allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
         };
-        if in_device || in_pinned() || self.vmm.covers(address, bytes) || self.is_global(address, bytes) {
+        if in_device || in_pinned() || self.memory.vmm.covers(address, bytes) || self.is_global(address, bytes) {
             return Ok(());
         }
         Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))
@@ -137,7 +137,7 @@ impl Executor {
         let key = self.stream_key(stream)?;
         let real = self.handle_stream(stream)?;
         // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
-        let host = unsafe { self.staging.add(chunk * CHUNK_SIZE) };
+        let host = unsafe { self.session.staging.add(chunk * CHUNK_SIZE) };
         // SAFETY: `bytes` at most a chunk; the device range was checked.
         check(unsafe {
             if to_device {
@@ -156,13 +156,13 @@ impl Executor {
     fn stream_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let handle = args.word()?;
         args.end()?;
-        let object = *self.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.session.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         if object.kind != Kind::Stream {
             return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
         }
-        self.objects.remove(handle);
-        self.held.stream_destroyed(handle);
-        match self.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
+        self.session.objects.remove(handle);
+        self.scheduler.deferred.stream_destroyed(handle);
+        match self.session.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
             Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
             // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it any more.
             None => check(unsafe { (self.driver().cuStreamDestroy_v2)(object.real) })?,
@@ -174,9 +174,9 @@ impl Executor {
         let stream = args.word()?;
         args.end()?;
         let key = self.stream_key(stream)?;
-        if self.waiting.is_at_rest(key) {
+        if self.session.waiting.is_at_rest(key) {
             // What ended in an error counts as done, too: the driver says which it was.
-            let answer = match self.waiting.real(key) {
+            let answer = match self.session.waiting.real(key) {
                 Some(real) => {
                     self.enter_context(key.context)?;
                     // SAFETY: the stream is the driver's own; a query has no other effect.
@@ -201,13 +201,13 @@ impl Executor {
         let real = self.handle_event(event)?;
         // The event's record as it is now, whatever is recorded later: a stream of our own waits for it, one in which
         // nothing else waits.
-        let context = self.objects.get(event).map_or(0, |o| o.context);
+        let context = self.session.objects.get(event).map_or(0, |o| o.context);
         self.enter_context(context)?;
         let driver = self.driver();
-        let key = self.waiting.event_stream(context);
+        let key = self.session.waiting.event_stream(context);
         const NON_BLOCKING: u32 = 1;
         let is_busy = |stream| stream_is_busy(driver, stream);
-        let own = self.waiting.enqueue(key, is_busy, || {
+        let own = self.session.waiting.enqueue(key, is_busy, || {
             let mut stream = 0;
             // SAFETY: the out parameter is a local; the context is current.
             match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
@@ -226,7 +226,7 @@ impl Executor {
     fn context_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let context = args.word()?;
         args.end()?;
-        let busy = self.waiting.busy(context);
+        let busy = self.session.waiting.busy(context);
         self.when_done(busy, Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)
     }
@@ -239,9 +239,9 @@ impl Executor {
         if size == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        let mut given = self.devices[ordinal].memory.allocate(driver, size, context);
+        let mut given = self.memory.devices[ordinal].memory.allocate(driver, size, context);
         if matches!(given, Err(MemoryError::Driver(_))) && self.shrink_pools(ordinal) {
-            given = self.devices[ordinal].memory.allocate(driver, size, context);
+            given = self.memory.devices[ordinal].memory.allocate(driver, size, context);
         }
         match given {
             Ok(address) => {
@@ -259,23 +259,19 @@ impl Executor {
 
     /// The worker's number of the device that a context is on.
     pub(crate) fn device_of_context(&self, context: u64) -> Result<usize, Refused> {
-        match self.objects.get(context) {
-            // A context's parent is its device.
-            Some(o) if o.kind == Kind::Context => Ok(o.parent as usize),
-            _ => Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT)),
-        }
+        self.session.device_of_context(context)
     }
 
     fn mem_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let address = args.word()?;
         args.end()?;
-        let found = self.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
+        let found = self.memory.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
         found.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         if self.free_to_pool(address) {
             return Ok(Outcome::Done(CUDA_SUCCESS));
         }
         // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
-        let busy = self.waiting.busy(0);
+        let busy = self.session.waiting.busy(0);
         self.when_done(busy, Then::Free { address, reply: self.header.reply })?;
         Ok(Outcome::Later)
     }
@@ -283,7 +279,7 @@ impl Executor {
     fn window_reserved(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let (ordinal, end) = (args.word()?, args.word()?);
         args.end()?;
-        let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get_mut(o));
+        let device = usize::try_from(ordinal).ok().and_then(|o| self.memory.devices.get_mut(o));
         device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.memory.client_reserves(end);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -294,19 +290,19 @@ impl Executor {
         let allocation = pinned::Allocation { size, flags, context: self.header.context };
         if let Err(refused) = self.pinned_fits(size) {
             // It is not waited for any longer.
-            self.pinned.arrived.take(address, Some(serial));
+            self.memory.pinned.arrived.take(address, Some(serial));
             return Err(refused);
         }
-        Ok(Outcome::Done(self.pinned.map(self.driver(), address, Some(serial), allocation)))
+        Ok(Outcome::Done(self.memory.pinned.map(self.driver(), address, Some(serial), allocation)))
     }
 
     fn pinned_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let address = args.word()?;
         args.end()?;
-        if !self.pinned.allocations().contains_key(&address) {
+        if !self.memory.pinned.allocations().contains_key(&address) {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        let busy = self.waiting.busy(0);
+        let busy = self.session.waiting.busy(0);
         self.when_done(busy, Then::Unpin { address, reply: self.header.reply })?;
         Ok(Outcome::Later)
     }
@@ -314,17 +310,17 @@ impl Executor {
     fn context_retain(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
         args.end()?;
-        let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
+        let device = self.memory.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
         if device.used {
             self.reset_primary(ordinal)?;
         }
-        let (real, device) = (self.devices[ordinal].primary, self.devices[ordinal].device);
+        let (real, device) = (self.memory.devices[ordinal].primary, self.memory.devices[ordinal].device);
         if flags != 0 {
             // SAFETY: no pointers. Of no effect on a context that is active already except for its scheduling flags,
             // which concern a waiting thread, and no thread waits in the driver here.
             unsafe { (self.driver().cuDevicePrimaryCtxSetFlags_v2)(device, flags) };
         }
-        if self.objects.get(handle).is_none() {
+        if self.session.objects.get(handle).is_none() {
             self.new_context(handle, real, ordinal, command::CONTEXT_RETAIN, args)?;
         }
         self.api_version(real, reply)
@@ -339,10 +335,10 @@ impl Executor {
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
         let object = Object { kind: Kind::Context, real, context: handle, parent: ordinal as u64, allocates: false };
-        if !self.objects.insert(handle, object) {
+        if !self.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.objects.record(call, handle, 0, args.all(), None);
+        self.session.objects.record(call, handle, 0, args.all(), None);
         Ok(())
     }
 
@@ -357,7 +353,7 @@ impl Executor {
     fn context_create(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
         args.end()?;
-        let device = self.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.device;
+        let device = self.memory.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.device;
         let mut real = 0;
         // SAFETY: the out parameter is a local.
         check(unsafe { (self.driver().cuCtxCreate_v2)(&raw mut real, flags, device) })?;
@@ -368,13 +364,13 @@ impl Executor {
 
     /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
     pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
-        for key in self.waiting.busy(context) {
-            if let Some(real) = self.waiting.real(key) {
+        for key in self.session.waiting.busy(context) {
+            if let Some(real) = self.session.waiting.real(key) {
                 self.enter_context(key.context)?;
                 // SAFETY: the handle is the driver's own.
                 unsafe { (self.driver().cuStreamSynchronize)(real) };
             }
-            self.waiting.all_done(key);
+            self.session.waiting.all_done(key);
         }
         self.poll();
         self.collect_prints();
@@ -392,7 +388,7 @@ impl Executor {
         self.finish_streams(handle)?;
         self.enter_context(handle)?;
         let driver = self.driver();
-        for device in &mut self.devices {
+        for device in &mut self.memory.devices {
             let mine = |a: &crate::resources::memory::Allocation| a.context == handle;
             let gone: Vec<u64> =
                 device.memory.allocations().iter().filter(|(_, a)| mine(a)).map(|(address, _)| *address).collect();
@@ -401,23 +397,23 @@ impl Executor {
             }
         }
         let pins: Vec<u64> =
-            self.pinned.allocations().iter().filter(|(_, a)| a.context == handle).map(|(a, _)| *a).collect();
+            self.memory.pinned.allocations().iter().filter(|(_, a)| a.context == handle).map(|(a, _)| *a).collect();
         for address in pins {
-            self.pinned.unmap(driver, address);
+            self.memory.pinned.unmap(driver, address);
         }
         self.clear_arrays(handle);
         self.clear_graphs(handle);
-        for (gone, _) in take(&mut self.objects) {
+        for (gone, _) in take(&mut self.session.objects) {
             self.forget_event(gone);
-            self.held.stream_destroyed(gone);
+            self.scheduler.deferred.stream_destroyed(gone);
             self.drop_link(gone);
-            self.loaded.remove(&gone);
+            self.code.loaded.remove(&gone);
         }
         self.forget_times(handle);
         self.forget_code();
-        self.waiting.forget_context(handle);
-        self.objects.unrecord_naming(command::PEER_ENABLE, handle);
-        self.pools.forget_context(handle);
+        self.session.waiting.forget_context(handle);
+        self.session.objects.unrecord_naming(command::PEER_ENABLE, handle);
+        self.memory.pools.forget_context(handle);
         self.forget_globals(handle);
         Ok(())
     }
@@ -426,8 +422,8 @@ impl Executor {
         let handle = args.word()?;
         args.end()?;
         let ordinal = self.device_of_context(handle)?;
-        let real = self.objects.get(handle).map_or(0, |o| o.real);
-        if real == self.devices[ordinal].primary {
+        let real = self.session.objects.get(handle).map_or(0, |o| o.real);
+        if real == self.memory.devices[ordinal].primary {
             return Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT));
         }
         self.clear_context(handle, |objects| objects.destroy_context(handle, command::CONTEXT_DESTROY, args.all()))?;
@@ -455,10 +451,10 @@ impl Executor {
         args.end()?;
         let ordinal = self.device_of_context(handle)?;
         self.clear_context(handle, |objects| objects.remove_context(handle))?;
-        self.objects.remove(handle);
+        self.session.objects.remove(handle);
         // The command came in a context that is no more.
         self.header.context = 0;
-        self.devices[ordinal].used = true;
+        self.memory.devices[ordinal].used = true;
         Ok(ordinal)
     }
 
@@ -468,20 +464,20 @@ impl Executor {
         self.finish_streams(0)?;
         self.wait_for_background();
         let driver = self.driver();
-        match &mut self.engine {
+        match &mut self.checkpoint.engine {
             Some(engine) => engine.release(driver, ordinal),
             // A disk hangs, and no lane will use the device any more.
             None => {
                 if ordinal == 0 {
-                    self.buffers.unregister(driver);
+                    self.checkpoint.buffers.unregister(driver);
                 }
-                self.reset_meanwhile.push(ordinal);
+                self.checkpoint.reset_meanwhile.push(ordinal);
             }
         }
         self.release_hasher(ordinal);
         self.unregister_staging(ordinal);
         self.unregister_events(ordinal);
-        let device = self.devices[ordinal].device;
+        let device = self.memory.devices[ordinal].device;
         let mut real = 0;
         // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
         let result = unsafe {
@@ -490,11 +486,11 @@ impl Executor {
         };
         self.context_changed();
         check(result)?;
-        self.devices[ordinal].primary = real;
-        self.devices[ordinal].used = false;
-        self.devices[ordinal].reset = true;
+        self.memory.devices[ordinal].primary = real;
+        self.memory.devices[ordinal].used = false;
+        self.memory.devices[ordinal].reset = true;
         // As a worker's start does, for the sake of the addresses that later code gets.
-        let hasher = self.hasher.prepare(self.driver(), (ordinal, device), real);
+        let hasher = self.checkpoint.hasher.prepare(self.driver(), (ordinal, device), real);
         self.context_changed();
         hasher.map_err(|failed| Refused::Code(failed.code))?;
         self.register_staging(ordinal)?;
@@ -504,15 +500,15 @@ impl Executor {
     /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered
     /// memory is portable).
     pub(crate) fn register_staging(&mut self, ordinal: usize) -> Result<(), Refused> {
-        if ordinal != 0 || self.staging.is_null() {
+        if ordinal != 0 || self.session.staging.is_null() {
             return Ok(());
         }
-        self.enter_real(self.devices[0].primary)?;
+        self.enter_real(self.memory.devices[0].primary)?;
         const PORTABLE_AND_MAPPED: u32 = 3;
         // SAFETY: the staging is mapped as long as there is a client.
         check(unsafe {
             (self.driver().cuMemHostRegister_v2)(
-                self.staging.cast(),
+                self.session.staging.cast(),
                 rekindle_wire::layout::STAGING_SIZE,
                 PORTABLE_AND_MAPPED,
             )
@@ -520,9 +516,9 @@ impl Executor {
     }
 
     fn unregister_staging(&mut self, ordinal: usize) {
-        if ordinal == 0 && !self.staging.is_null() {
+        if ordinal == 0 && !self.session.staging.is_null() {
             // SAFETY: registered by `register_staging`; nothing copies through it now.
-            unsafe { (self.driver().cuMemHostUnregister)(self.staging.cast()) };
+            unsafe { (self.driver().cuMemHostUnregister)(self.session.staging.cast()) };
         }
     }
 }

@@ -118,19 +118,19 @@ pub(crate) fn executor() -> Executor {
 pub(crate) fn context(worker: &mut Executor) -> u64 {
     let handle = Kind::Context.handle(1);
     let object = Object { kind: Kind::Context, real: 0x1000, context: handle, parent: 0, allocates: false };
-    assert!(worker.objects.insert(handle, object));
+    assert!(worker.session.objects.insert(handle, object));
     handle
 }
 
 /// Gives the client an event.
 pub(crate) fn event(worker: &mut Executor, context: u64, handle: u64) {
     let object = Object { kind: Kind::Event, real: clock::new(), context, parent: 0, allocates: false };
-    assert!(worker.objects.insert(handle, object));
-    let create = command::number(&worker.table, "cuEventCreate").unwrap();
+    assert!(worker.session.objects.insert(handle, object));
+    let create = command::number(&worker.session.table, "cuEventCreate").unwrap();
     let mut args = Writer::new();
     args.word(handle);
     args.word(0);
-    worker.objects.record(create, handle, context, args.bytes(), None);
+    worker.session.objects.record(create, handle, context, args.bytes(), None);
 }
 
 /// A held command whose turn has not come.

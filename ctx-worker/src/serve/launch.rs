@@ -14,7 +14,7 @@ use crate::session::outcome::{Outcome, Refused};
 impl Executor {
     pub(crate) fn launch(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let launch = Launch::read(args)?;
-        let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let function = self.handle_function(launch.function)?;
         if object.kind == Kind::Kernel {
             self.instantiate(object.parent)?;
@@ -64,11 +64,11 @@ impl Executor {
         };
         self.notice_prints();
         if result == CUDA_SUCCESS {
-            self.waiting.launched(self.stream_key(launch.stream)?, launch.function);
+            self.session.waiting.launched(self.stream_key(launch.stream)?, launch.function);
             self.launched(object.allocates);
             // The launch was one of the events' records too.
             for event in launch.events() {
-                if self.objects.get(event).is_some() {
+                if self.session.objects.get(event).is_some() {
                     self.event_recorded(event);
                 }
             }
@@ -78,8 +78,8 @@ impl Executor {
 
     /// A kernel was launched; whether its code calls `malloc` on the device.
     pub(crate) fn launched(&mut self, allocates: bool) {
-        if allocates && self.unsavable.is_none() {
-            self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
+        if allocates && self.session.unsavable.is_none() {
+            self.session.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
         }
     }
 
@@ -95,7 +95,7 @@ impl Executor {
         let mut allocates = false;
         for _ in 0..count {
             let launch = Launch::read(&mut Reader::new(args.blob()?))?;
-            let object = *self.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+            let object = *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let context = self.stream_key(launch.stream)?.context;
             self.enter_context(context)?;
             let before = std::mem::replace(&mut self.header.context, context);
@@ -134,7 +134,7 @@ impl Executor {
         };
         if result == CUDA_SUCCESS {
             self.launched(allocates);
-            keys.into_iter().for_each(|(key, function)| self.waiting.launched(key, function));
+            keys.into_iter().for_each(|(key, function)| self.session.waiting.launched(key, function));
         }
         Ok(Outcome::Done(result))
     }

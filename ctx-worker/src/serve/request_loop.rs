@@ -89,13 +89,16 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
         }
     };
     // Whoever started it; not kept, so that its connection ends with it.
-    let ready =
-        WorkerReply::Ready { attached: executor.attached.clone(), wire: control_version(), oldest: OLDEST_CONTROL };
+    let ready = WorkerReply::Ready {
+        attached: executor.session.attached.clone(),
+        wire: control_version(),
+        oldest: OLDEST_CONTROL,
+    };
     if let Some(asker) = channel.asker() {
         channel.answer(&asker, ready, Vec::new());
     }
     let asking = Arc::clone(&channel);
-    executor.others_room = Some(Box::new(move |first| asking.is_room_coming(first)));
+    executor.checkpoint.copying.memory_pressure = Some(Box::new(move |first| asking.is_room_coming(first)));
     let mut server = Server::new(executor, channel);
     server.run(&events);
     ExitCode::SUCCESS
@@ -220,7 +223,7 @@ impl Server {
     }
 
     fn sleep(&self, consumer: &Consumer, timeout: Duration) {
-        self.channel.sleeps_on(self.executor.shared);
+        self.channel.sleeps_on(self.executor.session.shared);
         // News that came before the line above rang no bell, and those that come from here on ring it.
         consumer.sleep(timeout, || self.channel.news.load(Ordering::Acquire));
         self.channel.sleeps_on(None);
@@ -231,7 +234,7 @@ impl Server {
             Event::Request(message, asker) => (*message, asker),
             Event::DaemonGone => {
                 // Its host memory is nobody's any more.
-                self.executor.stage.end();
+                self.executor.checkpoint.stage.end();
                 match self.state {
                     State::Closing | State::Quiesced => self.open(),
                     // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
@@ -294,7 +297,7 @@ impl Server {
 
     fn code_and_file(&self, hash: &str, fds: Vec<OwnedFd>) -> Result<(Arc<Image>, File), Refusal> {
         let parsed = hash.parse().map_err(|_| Refusal::NoHash(hash.to_owned()))?;
-        let image = self.executor.code.get(&parsed).ok_or_else(|| Refusal::NoCode(hash.to_owned()))?;
+        let image = self.executor.code.store.get(&parsed).ok_or_else(|| Refusal::NoCode(hash.to_owned()))?;
         let file = fds.into_iter().next().ok_or(Refusal::Lacks("no file came with the request"))?;
         Ok((image, channel::file(file)))
     }
@@ -370,8 +373,8 @@ impl Server {
                 return Ok((WorkerReply::Begun { code, secured }, Vec::new()));
             }
             (WorkerRequest::Pace { bandwidth, application_first }, _) => {
-                self.executor.pace.limit(&bandwidth);
-                self.executor.pace.application_first(application_first);
+                self.executor.checkpoint.pace.limit(&bandwidth);
+                self.executor.checkpoint.pace.application_first(application_first);
             }
             (WorkerRequest::Progress, State::Open | State::Closing | State::Quiesced) => {
                 return Ok(match self.executor.progress()? {
@@ -413,14 +416,14 @@ impl Server {
             (WorkerRequest::Describe, _) => {
                 let description = WorkerReply::Description {
                     device_memory: self.executor.device_bytes(),
-                    pinned_memory: self.executor.pinned.allocations().values().map(|p| p.size).sum(),
-                    commands: self.executor.commands,
+                    pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
+                    commands: self.executor.scheduler.times.commands,
                 };
                 return Ok((description, Vec::new()));
             }
             (WorkerRequest::Remember { protocol }, _) => self.channel.remember(protocol),
             (WorkerRequest::Moment { awaited }, _) => {
-                if let Some(shared) = self.executor.shared {
+                if let Some(shared) = self.executor.session.shared {
                     shared.header().moment.store(u32::from(awaited), Ordering::Release);
                 }
             }
@@ -449,7 +452,7 @@ impl Server {
         let served = attach.dialect.is_served().map_err(Refusal::from);
         let result = served.and_then(|()| self.share(fds, &attach.dialect)).and_then(|()| self.begin(0));
         let answer = match &result {
-            Ok(()) => Answer::Attached(self.executor.attached.clone()),
+            Ok(()) => Answer::Attached(self.executor.session.attached.clone()),
             Err(refusal) => Answer::Refused { reason: refusal.to_string() },
         };
         // The ring is open before the client hears of it; a client that is gone shows on the connection.
@@ -462,9 +465,9 @@ impl Server {
     }
 
     fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
-        let arrived = self.executor.pinned.arrived.clone();
+        let arrived = self.executor.memory.pinned.arrived.clone();
         self.channel
-            .serve_client(connection, attach, self.executor.attached.clone(), arrived)
+            .serve_client(connection, attach, self.executor.session.attached.clone(), arrived)
             .map_err(Refusal::NoThread)
     }
 
@@ -485,13 +488,13 @@ impl Server {
         if shared.version() != Some(dialect.version) {
             return Err(Refusal::OtherRing(dialect.version));
         }
-        self.executor.shared = Some(shared);
-        self.executor.staging = staging;
+        self.executor.session.shared = Some(shared);
+        self.executor.session.staging = staging;
         self.executor.register_staging(0).map_err(Refusal::Staging)
     }
 
     fn begin(&mut self, head: u64) -> Result<(), Refusal> {
-        let shared = self.executor.shared.ok_or(Refusal::Lacks("there is no ring"))?;
+        let shared = self.executor.session.shared.ok_or(Refusal::Lacks("there is no ring"))?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
         // Whoever waited for a restored process waits no more.
         shared.header().moment.store(0, Ordering::Release);
@@ -503,12 +506,12 @@ impl Server {
     fn quiesce(&mut self, timeout: Duration) -> Result<WorkerReply, Refusal> {
         if self.state == State::Open {
             self.closing = Closing::new();
-            self.executor.held.close(0);
+            self.executor.scheduler.deferred.close(0);
             self.state = State::Closing;
             self.channel.silence.listen(true);
         }
         let rest = self.executor.drain(timeout).inspect_err(|_| self.open())?;
-        self.closing.look(self.executor.waiting.busy(0));
+        self.closing.look(self.executor.session.waiting.busy(0));
         Ok(match rest {
             Rest::Idle => {
                 self.state = State::Quiesced;
@@ -531,9 +534,9 @@ impl Server {
         self.state = State::Closing;
         let began = Instant::now();
         let mut consumer = self.consumer.take().ok_or(Refusal::Lacks("there is no ring"))?;
-        self.executor.held.close(1);
+        self.executor.scheduler.deferred.close(1);
         self.executor.poll();
-        while !self.executor.held.has_stepped() && began.elapsed() < timeout {
+        while !self.executor.scheduler.deferred.has_stepped() && began.elapsed() < timeout {
             match consumer.take() {
                 Ok(Some((header, parameters))) => {
                     if let Err(refused) = self.executor.execute(header, parameters) {
@@ -548,14 +551,14 @@ impl Server {
             }
         }
         self.consumer = Some(consumer);
-        self.executor.held.close(0);
+        self.executor.scheduler.deferred.close(0);
         self.quiesce(timeout.saturating_sub(began.elapsed()))
     }
 
     fn open(&mut self) {
         self.executor.before_opening();
         self.channel.silence.listen(false);
-        self.executor.held.open();
+        self.executor.scheduler.deferred.open();
         self.state = State::Open;
     }
 
@@ -590,12 +593,12 @@ impl Server {
         let mut files = std::mem::take(&mut self.pinned_ahead);
         files.extend(pinned.into_iter().zip(fds));
         for (what, file) in files {
-            self.executor.pinned.arrived.put(what, file);
+            self.executor.memory.pinned.arrived.put(what, file);
         }
         let driver = self.executor.driver();
-        for (address, allocation) in std::mem::take(&mut self.executor.expected_pins) {
+        for (address, allocation) in std::mem::take(&mut self.executor.memory.expected_pins) {
             self.executor.enter_context(allocation.context).map_err(|error| Refusal::Pinned { address, error })?;
-            let result = self.executor.pinned.map(driver, address, None, allocation);
+            let result = self.executor.memory.pinned.map(driver, address, None, allocation);
             crate::gpu::driver::expect("mapping pinned memory", result)
                 .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
@@ -626,10 +629,10 @@ mod tests {
             let (channel, _events) = channel::start(socket).unwrap();
             let mut server = Server::new(fixture::executor(), channel);
             server.state = state;
-            *server.executor.reserved.lock().unwrap() = Some(Clones::imagined(4096));
+            *server.executor.checkpoint.copying.reserved.lock().unwrap() = Some(Clones::imagined(4096));
             server.handle(Event::DaemonGone);
             assert_eq!(server.state, State::Open);
-            assert!(server.executor.reserved.lock().unwrap().is_none(), "it was {state:?}");
+            assert!(server.executor.checkpoint.copying.reserved.lock().unwrap().is_none(), "it was {state:?}");
             // The channel's thread ends a worker without a client when this end is closed.
             std::mem::forget(daemon);
         }

@@ -30,13 +30,13 @@ pub(crate) struct Function {
 impl Tracker {
     /// Looks a function up, and what it may use besides what its parameters name.
     pub(super) fn know(&mut self, worker: &Executor, handle: u64) -> Option<&Function> {
-        let object = worker.objects.get(handle)?;
+        let object = worker.session.objects.get(handle)?;
         if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
             let function = ask(worker, object, &self.wrong);
-            self.functions.insert(handle, function, |handle| worker.objects.get(handle).is_some());
+            self.functions.insert(handle, function, |handle| worker.session.objects.get(handle).is_some());
         }
         let function = self.functions.get_mut(&handle)?;
-        let version = worker.globals.version();
+        let version = worker.code.globals.version();
         if function.globals.0 != version {
             function.globals = (version, globals(worker, handle));
         }
@@ -149,9 +149,9 @@ fn globals(worker: &Executor, handle: u64) -> Vec<Unit> {
     let mut at = handle;
     // From a function to its kernel or module, to the library.
     for _ in 0..4 {
-        let of_this = worker.globals.iter().filter(|((parent, _), _)| *parent == at);
+        let of_this = worker.code.globals.iter().filter(|((parent, _), _)| *parent == at);
         units.extend(of_this.flat_map(|(_, placed)| placed.iter().map(|g| Unit::new(g.address, g.size))));
-        match worker.objects.get(at) {
+        match worker.session.objects.get(at) {
             Some(object) if object.parent != 0 && object.kind != Kind::Library => at = object.parent,
             _ => break,
         }

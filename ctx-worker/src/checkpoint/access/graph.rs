@@ -23,10 +23,10 @@ pub(crate) struct GraphNames {
 impl Tracker {
     /// Adds what a launch of a graph may use.
     pub(super) fn graph(&mut self, worker: &Executor, handle: u64, access: &mut Access) {
-        let Some(program) = worker.graphs.get(&handle).map(|graph| graph.program()) else { return };
+        let Some(program) = worker.code.graphs.get(&handle).map(|graph| graph.program()) else { return };
         if self.graphs.get(&handle).is_none() {
             let names = self.names(worker, program);
-            self.graphs.insert(handle, names, |handle| worker.graphs.contains_key(&handle));
+            self.graphs.insert(handle, names, |handle| worker.code.graphs.contains_key(&handle));
         }
         let Some(names) = self.graphs.get(&handle) else { return };
         access.functions.extend(&names.functions);

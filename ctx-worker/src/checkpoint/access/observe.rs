@@ -100,13 +100,13 @@ impl Executor {
     /// Why that cannot be.
     pub(crate) fn start_observing(&mut self, limit: u64) -> Result<(), ObserveError> {
         let key = ContentKey::random()?;
-        let mut hasher = Hasher::new(&key, self.devices.len(), limit);
-        for (ordinal, device) in self.devices.iter().enumerate() {
+        let mut hasher = Hasher::new(&key, self.memory.devices.len(), limit);
+        for (ordinal, device) in self.memory.devices.iter().enumerate() {
             hasher.prepare(self.driver(), (ordinal, device.device), device.primary)?;
         }
         self.context_changed();
         let last = Some(HashMap::new());
-        self.observed = Some(Box::new(Observation { hasher, limit, last, restless: false, stopped: false }));
+        self.checkpoint.observed = Some(Box::new(Observation { hasher, limit, last, restless: false, stopped: false }));
         *report() = Some(AccessReport::default());
         Ok(())
     }
@@ -114,25 +114,25 @@ impl Executor {
     /// A primary context is about to be reset.
     pub(crate) fn release_hasher(&mut self, ordinal: usize) {
         let driver = self.driver();
-        self.hasher.release(driver, ordinal);
-        if let Some(observation) = &mut self.observed {
+        self.checkpoint.hasher.release(driver, ordinal);
+        if let Some(observation) = &mut self.checkpoint.observed {
             observation.hasher.release(driver, ordinal);
         }
     }
 
     /// A command is about to be executed. `None` where it concerns no memory.
     pub(crate) fn watch(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Watch> {
-        let mut observation = self.observed.take()?;
+        let mut observation = self.checkpoint.observed.take()?;
         let watch = observation.watch(self, header, parameters);
-        self.observed = Some(observation);
+        self.checkpoint.observed = Some(observation);
         watch
     }
 
     /// It has been handed to the driver.
     pub(crate) fn watched(&mut self, watch: Watch) {
-        if let Some(mut observation) = self.observed.take() {
+        if let Some(mut observation) = self.checkpoint.observed.take() {
             observation.watched(self, watch);
-            self.observed = Some(observation);
+            self.checkpoint.observed = Some(observation);
         }
     }
 
@@ -147,7 +147,7 @@ impl Executor {
     /// Multiprocessors of a device.
     pub(crate) fn processors(&self, ordinal: usize) -> u32 {
         const MULTIPROCESSOR_COUNT: usize = 16;
-        let described = self.attached.devices.get(ordinal);
+        let described = self.session.attached.devices.get(ordinal);
         described.and_then(|d| d.attributes.get(MULTIPROCESSOR_COUNT)).map_or(1, |a| a.1.unsigned_abs())
     }
 
@@ -156,13 +156,14 @@ impl Executor {
         let deadline = Instant::now() + patience;
         let rest = loop {
             let mut busy = false;
-            for key in self.waiting.busy(0) {
-                let Some(real) = self.waiting.real(key).filter(|_| self.enter_context(key.context).is_ok()) else {
+            for key in self.session.waiting.busy(0) {
+                let Some(real) = self.session.waiting.real(key).filter(|_| self.enter_context(key.context).is_ok())
+                else {
                     continue;
                 };
                 // SAFETY: the handle is the driver's own.
                 match unsafe { (self.driver().cuStreamQuery)(real) } {
-                    CUDA_SUCCESS => self.waiting.all_done(key),
+                    CUDA_SUCCESS => self.session.waiting.all_done(key),
                     CUDA_ERROR_NOT_READY => busy = true,
                     code => return Err(Broken(code)),
                 }
@@ -264,7 +265,7 @@ impl Observation {
         }
         let known = self.last.take().filter(|_| before).unwrap_or_default();
         let mut content = HashMap::with_capacity(units.len());
-        for (ordinal, device) in worker.devices.iter().enumerate() {
+        for (ordinal, device) in worker.memory.devices.iter().enumerate() {
             let own = units.iter().filter(|(of, _)| *of == ordinal).map(|(_, unit)| *unit);
             let (old, new): (Vec<Unit>, Vec<Unit>) = own.partition(|unit| known.contains_key(unit));
             content.extend(old.into_iter().filter_map(|unit| Some((unit, *known.get(&unit)?))));
@@ -279,7 +280,7 @@ impl Observation {
 
 /// Counts a command.
 fn count_command(worker: &Executor, access: &Access, call: u16) {
-    let Some(tracker) = &worker.tracker else { return };
+    let Some(tracker) = &worker.checkpoint.tracker else { return };
     let classes: Vec<_> = access.functions.iter().filter_map(|f| Some(tracker.function(*f)?.0)).collect();
     count(|report| {
         for class in &classes {
@@ -301,7 +302,7 @@ fn count_command(worker: &Executor, access: &Access, call: u16) {
 /// Says what a command is, whose kernels name everything from now on.
 fn blame(worker: &mut Executor, watch: &Watch) -> String {
     let mut names: Vec<String> = Vec::new();
-    let Some(tracker) = &mut worker.tracker else { return String::new() };
+    let Some(tracker) = &mut worker.checkpoint.tracker else { return String::new() };
     for function in &watch.access.functions {
         if let Some((_, name)) = tracker.function(*function)
             && !names.iter().any(|known| known == name)
@@ -311,7 +312,7 @@ fn blame(worker: &mut Executor, watch: &Watch) -> String {
     }
     names.iter().for_each(|name| tracker.was_wrong(name));
     match names.as_slice() {
-        [] => command::name(&worker.table, watch.call).unwrap_or("a command").to_owned(),
+        [] => command::name(&worker.session.table, watch.call).unwrap_or("a command").to_owned(),
         [one] if watch.call != command::GRAPH_LAUNCH => one.clone(),
         all if all.len() > NAMED => format!("a graph of {} kernels: {}, ...", all.len(), all[..NAMED].join(", ")),
         all => format!("a graph of {}", all.join(", ")),
@@ -321,20 +322,20 @@ fn blame(worker: &mut Executor, watch: &Watch) -> String {
 /// Units that the primary context of a device can read, with that device.
 fn readable(worker: &Executor, units: &[Unit]) -> Vec<(usize, Unit)> {
     let mut globals = HashMap::new();
-    for ((_, context), placed) in worker.globals.iter() {
+    for ((_, context), placed) in worker.code.globals.iter() {
         let device = worker.device_of_context(*context).ok();
-        let real = worker.objects.get(*context).map(|o| o.real);
-        let primary = device.filter(|ordinal| worker.devices.get(*ordinal).map(|d| d.primary) == real);
+        let real = worker.session.objects.get(*context).map(|o| o.real);
+        let primary = device.filter(|ordinal| worker.memory.devices.get(*ordinal).map(|d| d.primary) == real);
         globals.extend(placed.iter().map(|global| (global.address, primary)));
     }
     let device = |unit: &Unit| {
         if let Some(ordinal) = rekindle_wire::window::device_of(unit.start) {
-            let memory = &worker.devices.get(ordinal)?.memory;
+            let memory = &worker.memory.devices.get(ordinal)?.memory;
             return (!memory.is_given_away(unit.start, unit.size())).then_some(ordinal);
         }
         match globals.get(&unit.start) {
             Some(primary) => *primary,
-            None => worker.vmm.readable(unit),
+            None => worker.memory.vmm.readable(unit),
         }
     };
     units.iter().filter_map(|unit| Some((device(unit)?, *unit))).collect()

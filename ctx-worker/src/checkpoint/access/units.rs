@@ -20,13 +20,13 @@ pub(crate) struct Gathered {
 impl Gathered {
     /// Gathers anew what has changed.
     pub(crate) fn update(&mut self, worker: &Executor) {
-        let versions = (worker.vmm.version(), worker.globals.version());
+        let versions = (worker.memory.vmm.version(), worker.code.globals.version());
         if self.versions.0 != versions.0 {
-            self.runs = worker.vmm.runs();
-            self.shared = worker.vmm.shared_runs();
+            self.runs = worker.memory.vmm.runs();
+            self.shared = worker.memory.vmm.shared_runs();
         }
         if self.versions.1 != versions.1 {
-            self.globals = worker.globals.values().flatten().map(|g| Unit::new(g.address, g.size)).collect();
+            self.globals = worker.code.globals.values().flatten().map(|g| Unit::new(g.address, g.size)).collect();
             self.globals.sort();
             self.globals.dedup_by_key(|unit| unit.start);
         }
@@ -40,12 +40,13 @@ impl Gathered {
     /// the list of variables.
     pub(crate) fn find(&self, worker: &Executor, address: u64) -> Option<Unit> {
         if let Some(device) = window::device_of(address) {
-            let (start, allocation) = worker.devices.get(device)?.memory.allocations().range(..=address).next_back()?;
+            let (start, allocation) =
+                worker.memory.devices.get(device)?.memory.allocations().range(..=address).next_back()?;
             let unit = Unit::new(*start, allocation.size);
             return (address < unit.end).then_some(unit);
         }
         if window::pinned().contains(&address) {
-            let (start, allocation) = worker.pinned.allocations().range(..=address).next_back()?;
+            let (start, allocation) = worker.memory.pinned.allocations().range(..=address).next_back()?;
             let unit = Unit::new(*start, allocation.size);
             return (address < unit.end).then_some(unit);
         }
@@ -53,7 +54,7 @@ impl Gathered {
             return find_in(&self.runs, address);
         }
         if Kind::Array.owns(address) {
-            return worker.arrays.extent(address).map(|_| Unit::array(address));
+            return worker.memory.arrays.extent(address).map(|_| Unit::array(address));
         }
         find_in(&self.globals, address)
     }
@@ -80,7 +81,7 @@ impl Gathered {
         if first.is_some_and(|unit| end <= unit.end) || bytes == 1 {
             return;
         }
-        if let Some(device) = window::device_of(address).and_then(|device| worker.devices.get(device)) {
+        if let Some(device) = window::device_of(address).and_then(|device| worker.memory.devices.get(device)) {
             let after = device.memory.allocations().range(address.saturating_add(1)..end);
             after.for_each(|(start, allocation)| found(Unit::new(*start, allocation.size)));
         }
@@ -92,7 +93,7 @@ impl Gathered {
 
     /// All units of device memory that have bytes at addresses.
     pub(crate) fn all(&self, worker: &Executor) -> Vec<Unit> {
-        let allocations = worker.devices.iter().flat_map(|d| d.memory.allocations());
+        let allocations = worker.memory.devices.iter().flat_map(|d| d.memory.allocations());
         let allocations = allocations.map(|(start, allocation)| Unit::new(*start, allocation.size));
         allocations.chain(self.runs.iter().copied()).chain(self.globals.iter().copied()).collect()
     }

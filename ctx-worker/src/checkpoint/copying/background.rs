@@ -107,9 +107,9 @@ impl Failing for CopyError {
 
 impl Executor {
     pub(crate) fn prepare_engine(&mut self) -> Result<(), CopyError> {
-        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
+        let primaries: Vec<_> = self.memory.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
-        let engine = self.engine.as_mut().ok_or(CopyError::Already)?;
+        let engine = self.checkpoint.engine.as_mut().ok_or(CopyError::Already)?;
         let prepared = engine.prepare(driver, &primaries);
         self.context_changed();
         Ok(prepared?)
@@ -142,12 +142,12 @@ impl Executor {
             Some((engine, result))
         };
         let started = Thread::named("copy").spawn(work);
-        let engine = self.engine.take();
+        let engine = self.checkpoint.engine.take();
         let (thread, engine) = match (started, engine) {
             (Ok(thread), Some(engine)) => (thread, engine),
             (started, engine) => {
-                self.engine = engine;
-                self.guard = None;
+                self.checkpoint.engine = engine;
+                self.checkpoint.copying.guard = None;
                 // Where there is a thread, it ends without an engine.
                 drop(hand_over);
                 drop(started.map(JoinHandle::join));
@@ -157,20 +157,20 @@ impl Executor {
                 return Err(CopyError::Thread);
             }
         };
-        for device in &mut self.devices {
+        for device in &mut self.memory.devices {
             let copying: Arc<dyn BackgroundCopy> = Arc::clone(&copying) as _;
             device.memory.set_kept(Some(copying));
         }
         cancel.begun(&copying);
         // It waits for the engine alone.
         let _ = hand_over.send(engine);
-        self.background = Some(Background { copying, thread: Some(thread), result: None, draft });
+        self.checkpoint.copying.background = Some(Background { copying, thread: Some(thread), result: None, draft });
         Ok(())
     }
 
     /// How far the copy is. Once it is over this is said once.
     pub(crate) fn progress(&mut self) -> Result<Progress, CopyError> {
-        let copying = match &self.background {
+        let copying = match &self.checkpoint.copying.background {
             None => return Err(CopyError::Nothing),
             Some(background) => Arc::clone(&background.copying),
         };
@@ -182,12 +182,12 @@ impl Executor {
             });
         }
         self.join_background();
-        let Some(background) = self.background.take() else { return Err(CopyError::Nothing) };
+        let Some(background) = self.checkpoint.copying.background.take() else { return Err(CopyError::Nothing) };
         let (waits, ran) = self.end_guard();
         let texts = match background.result.unwrap_or(Err(EngineError::Lost)) {
             Ok(texts) => texts,
             Err(error) => {
-                self.precopied = None;
+                self.checkpoint.copying.precopied = None;
                 if !matches!(error, EngineError::WrongGuess { .. }) {
                     return Err(error.into());
                 }
@@ -198,7 +198,7 @@ impl Executor {
         let client = match background.draft {
             Some(draft) => Some(Box::new(draft.complete(copying.pieces()?, texts))),
             None => {
-                if let Some(precopied) = &mut self.precopied {
+                if let Some(precopied) = &mut self.checkpoint.copying.precopied {
                     precopied.add(copying.copied_pieces());
                 }
                 None
@@ -210,14 +210,14 @@ impl Executor {
 
     /// Takes the engine back from a copy that is over, or about to be.
     fn join_background(&mut self) {
-        let Some(background) = &mut self.background else { return };
+        let Some(background) = &mut self.checkpoint.copying.background else { return };
         if let Some(thread) = background.thread.take() {
             let ended = thread.join().ok().flatten();
             let (engine, result) =
                 ended.map_or((None, Err(EngineError::Lost)), |(engine, result)| (Some(engine), result));
-            (self.engine, background.result) = (engine, Some(result));
-            let reset = std::mem::take(&mut self.reset_meanwhile);
-            self.engine.iter_mut().for_each(|engine| reset.iter().for_each(|device| engine.forget(*device)));
+            (self.checkpoint.engine, background.result) = (engine, Some(result));
+            let reset = std::mem::take(&mut self.checkpoint.reset_meanwhile);
+            self.checkpoint.engine.iter_mut().for_each(|engine| reset.iter().for_each(|device| engine.forget(*device)));
         }
     }
 
@@ -232,7 +232,7 @@ impl Executor {
     }
 
     fn discard(&mut self, which: impl FnOnce(&Copying) -> bool) {
-        if self.background.as_ref().is_some_and(|background| which(&background.copying))
+        if self.checkpoint.copying.background.as_ref().is_some_and(|background| which(&background.copying))
             && let Err(why) = self.progress()
         {
             tracing::debug!("a copy that nobody asked about: {why}");
@@ -247,7 +247,7 @@ impl Executor {
     /// device any more, nor will.
     pub(crate) fn wait_for_background(&mut self) {
         self.join_reserving();
-        if let Some(background) = &self.background {
+        if let Some(background) = &self.checkpoint.copying.background {
             let copying = &background.copying;
             if !copying.wait_unless_failed() {
                 copying.wait_until_quiet();
@@ -263,16 +263,16 @@ impl Executor {
     /// The ring is about to be opened: a copy that needs it closed is given up, and what was prepared for one that did not
     /// begin is given back.
     pub(crate) fn before_opening(&mut self) {
-        if let Some(background) = &self.background
+        if let Some(background) = &self.checkpoint.copying.background
             && (!background.copying.may_open() || background.draft.is_none())
         {
             background.copying.fail();
             background.copying.wait_until_quiet();
         }
-        if let Some(background) = &self.background {
+        if let Some(background) = &self.checkpoint.copying.background {
             background.copying.application_runs();
         }
-        self.precopied = None;
+        self.checkpoint.copying.precopied = None;
         self.join_reserving();
         self.give_up_reserved();
     }
@@ -293,17 +293,25 @@ mod tests {
     fn copying(goes_on: Receiver<()>) -> (Executor, Taken) {
         let mut worker = fixture::executor();
         let memory = DeviceMemory::new(0, 0);
-        worker.devices.push(Device { device: 0, primary: 1, used: true, reset: false, capability: (9, 0), memory });
+        worker.memory.devices.push(Device {
+            device: 0,
+            primary: 1,
+            used: true,
+            reset: false,
+            capability: (9, 0),
+            memory,
+        });
         worker.prepare_engine().unwrap();
         let copying = Copying::new(tasks(Keeping::Protected), None, false);
         let taken = copying.take().unwrap();
-        let (engine, of_thread) = (worker.engine.take().unwrap(), Arc::clone(&copying));
+        let (engine, of_thread) = (worker.checkpoint.engine.take().unwrap(), Arc::clone(&copying));
         let thread = std::thread::spawn(move || {
             let _ = goes_on.recv();
             of_thread.end();
             Some((engine, Err(EngineError::Cancelled)))
         });
-        worker.background = Some(Background { copying, thread: Some(thread), result: None, draft: None });
+        worker.checkpoint.copying.background =
+            Some(Background { copying, thread: Some(thread), result: None, draft: None });
         (worker, taken)
     }
 
@@ -314,22 +322,22 @@ mod tests {
         let (gives_up, given_up) = channel();
         std::thread::spawn(move || {
             let (mut worker, taken) = copying(goes_on);
-            let copying = Arc::clone(&worker.background.as_ref().unwrap().copying);
-            let buffers = worker.buffers.clone();
+            let copying = Arc::clone(&worker.checkpoint.copying.background.as_ref().unwrap().copying);
+            let buffers = worker.checkpoint.buffers.clone();
             copying.is_read(&taken);
             gives_up.send(copying).unwrap();
             worker.reset_primary(0).unwrap();
             says.send("reset").unwrap();
-            assert!(worker.engine.is_none() && worker.devices[0].reset);
+            assert!(worker.checkpoint.engine.is_none() && worker.memory.devices[0].reset);
             // The lane that hangs may read its buffer yet.
             assert!(buffers.are_mapped());
             assert!(matches!(worker.prepare_engine(), Err(CopyError::Already)));
             disk.send(()).unwrap();
-            worker.background.as_ref().unwrap().copying.wait_until_over_for(Duration::from_secs(60));
+            worker.checkpoint.copying.background.as_ref().unwrap().copying.wait_until_over_for(Duration::from_secs(60));
             worker.discard_finished();
-            assert!(worker.background.is_none() && worker.reset_meanwhile.is_empty());
+            assert!(worker.checkpoint.copying.background.is_none() && worker.checkpoint.reset_meanwhile.is_empty());
             // With streams and events of the context as it is now.
-            assert!(worker.engine.as_ref().is_some_and(|engine| engine.has_nothing_of(0)));
+            assert!(worker.checkpoint.engine.as_ref().is_some_and(|engine| engine.has_nothing_of(0)));
             worker.prepare_engine().unwrap();
             says.send("prepared").unwrap();
         });

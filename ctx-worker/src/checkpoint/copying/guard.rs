@@ -210,7 +210,7 @@ impl BackgroundCopy for Copying {
 impl Executor {
     /// A command is about to go to the driver, while memory is not copied yet that it may write.
     pub(crate) fn look_out(&mut self, header: &CommandHeader, parameters: &[u8]) {
-        let Some(mut guard) = self.guard.take() else { return };
+        let Some(mut guard) = self.checkpoint.copying.guard.take() else { return };
         if guard.copying.protects() && self.enter_context(header.context).is_ok() {
             let access = self.access_of(header, parameters);
             guard.ran.extend(&access.functions);
@@ -227,7 +227,7 @@ impl Executor {
                 let _ = self.enter_context(header.context);
             }
         }
-        self.guard = Some(guard);
+        self.checkpoint.copying.guard = Some(guard);
     }
 
     fn hold_back(&mut self, guard: &mut Guard, places: &[Place]) {
@@ -235,9 +235,9 @@ impl Executor {
         let driver = self.driver();
         let copying = Arc::clone(&guard.copying);
         let cloned = copying.secure(driver, places, |device| {
-            let primary = self.devices.get(device)?.primary;
+            let primary = self.memory.devices.get(device)?.primary;
             self.enter_real(primary).ok()?;
-            self.hasher.stream(device)
+            self.checkpoint.hasher.stream(device)
         });
         if guard.copying.unsafe_left.load(Ordering::Acquire) < left {
             guard.waits.commands += 1;
@@ -253,7 +253,7 @@ impl Executor {
             if window::device_of(unit.start).is_some() {
                 copying.places_in(unit.start, unit.end, &mut places);
             } else if window::reserved().contains(&unit.start) {
-                places.extend(self.vmm.pieces_in(unit.start, unit.end).map(Place::Piece));
+                places.extend(self.memory.vmm.pieces_in(unit.start, unit.end).map(Place::Piece));
             }
         }
         places
@@ -261,19 +261,19 @@ impl Executor {
 
     /// Nothing is looked at any more. Says what was waited for, and the names of kernels that ran meanwhile.
     pub(crate) fn end_guard(&mut self) -> (Waits, BTreeSet<String>) {
-        let Some(guard) = self.guard.take() else { return Default::default() };
-        for device in &mut self.devices {
+        let Some(guard) = self.checkpoint.copying.guard.take() else { return Default::default() };
+        for device in &mut self.memory.devices {
             device.memory.set_kept(None);
         }
-        self.written_soon = guard.named;
-        let name = |function: &u64| Some(self.tracker.as_ref()?.function(*function)?.1.to_owned());
+        self.checkpoint.copying.written_soon = guard.named;
+        let name = |function: &u64| Some(self.checkpoint.tracker.as_ref()?.function(*function)?.1.to_owned());
         (guard.waits, guard.ran.iter().filter_map(name).collect())
     }
 
     /// A copy has failed for one of these kernels: the next one relies less on what is thought of them.
     pub(crate) fn guessed_wrong(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
-        self.surprised.extend(copying.wrong_places());
-        if let Some(tracker) = &mut self.tracker {
+        self.checkpoint.copying.mispredicted.extend(copying.wrong_places());
+        if let Some(tracker) = &mut self.checkpoint.tracker {
             tracker.one_was_wrong(ran);
         }
     }
@@ -286,16 +286,16 @@ impl Executor {
 
     /// Asks the tracker, which is away meanwhile; `None` where it is away already.
     pub(crate) fn with_tracker<T>(&mut self, ask: impl FnOnce(&mut Tracker, &Self) -> T) -> Option<T> {
-        let mut tracker = self.tracker.take()?;
+        let mut tracker = self.checkpoint.tracker.take()?;
         let answer = ask(&mut tracker, self);
-        self.tracker = Some(tracker);
+        self.checkpoint.tracker = Some(tracker);
         Some(answer)
     }
 
     /// A command changes what is known of a graph.
     pub(crate) fn graph_may_change(&mut self, header: &CommandHeader, parameters: &[u8]) {
         if matches!(header.call, command::GRAPH_CREATE | command::GRAPH_SET | command::GRAPH_DESTROY)
-            && let Some(tracker) = &mut self.tracker
+            && let Some(tracker) = &mut self.checkpoint.tracker
             && let Some(handle) = crate::schedule::dependencies::word(parameters, 0)
         {
             tracker.graph_changed(handle);
@@ -313,7 +313,7 @@ mod tests {
         let mut worker = fixture::executor();
         let header = CommandHeader { call: command::STREAM_SYNC, ..Default::default() };
         assert_eq!(worker.access_of(&header, &[0; 8]), Access::nothing());
-        worker.tracker = None;
+        worker.checkpoint.tracker = None;
         assert_eq!(worker.access_of(&header, &[0; 8]), Access::unknown());
         assert_eq!(Access::unknown().writes, Set::Everything);
     }

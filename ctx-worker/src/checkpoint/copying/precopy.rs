@@ -43,14 +43,15 @@ impl Executor {
     /// Begins to copy while the client runs; or again what has changed since, into the same file.
     pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), CopyError> {
         self.discard_finished();
-        if self.background.is_some() {
+        if self.checkpoint.copying.background.is_some() {
             return Err(CopyError::Already);
         }
         // Before anything is copied that no image could be made of; the ages of events are not known yet.
         self.state_bytes(&Ages::new())?;
         self.prepare_engine()?;
         // Another image's is of no use.
-        let precopied = self.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
+        let precopied =
+            self.checkpoint.copying.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
         let aliases = self.map_aliases()?;
         let mut all = Vec::new();
@@ -64,7 +65,7 @@ impl Executor {
             task.before = precopied.before(task.place, task.job.offset, task.job.length);
         }
         let writer = Arc::clone(&precopied.writer);
-        self.precopied = Some(precopied);
+        self.checkpoint.copying.precopied = Some(precopied);
         let copying = Copying::new(tasks, None, true);
         self.copy_in_background(copying, writer, cancel, aliases, None)
     }

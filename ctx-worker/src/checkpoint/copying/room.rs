@@ -30,16 +30,16 @@ impl Executor {
         bytes: Option<u64>,
         done: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<()> {
-        let devices: Vec<_> = self.devices.iter().map(|d| (d.device, d.primary)).collect();
+        let devices: Vec<_> = self.memory.devices.iter().map(|d| (d.device, d.primary)).collect();
         let has = |ordinal: usize| {
-            let memory = self.devices.get(ordinal).map_or(0, |d| d.memory.bytes());
-            memory.saturating_add(self.vmm.bytes(ordinal))
+            let memory = self.memory.devices.get(ordinal).map_or(0, |d| d.memory.bytes());
+            memory.saturating_add(self.memory.vmm.bytes(ordinal))
         };
         // Each job begins at a boundary of its own.
         let wanted: Vec<u64> =
             (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
-        let (driver, reserved) = (self.driver(), Arc::clone(&self.reserved));
-        let before = self.background.as_ref().map(|background| Arc::clone(&background.copying));
+        let (driver, reserved) = (self.driver(), Arc::clone(&self.checkpoint.copying.reserved));
+        let before = self.checkpoint.copying.background.as_ref().map(|background| Arc::clone(&background.copying));
         let hurry = Arc::new(AtomicBool::new(false));
         let hurries = Arc::clone(&hurry);
         let work = move || {
@@ -54,7 +54,7 @@ impl Executor {
             done();
         };
         self.join_reserving();
-        self.reserving = Some(Reserving { thread: Thread::named("reserve").spawn(work)?, hurry });
+        self.checkpoint.copying.reserving = Some(Reserving { thread: Thread::named("reserve").spawn(work)?, hurry });
         Ok(())
     }
 
@@ -71,22 +71,23 @@ impl Executor {
             false => self.discard_finished(),
         }
         // What came of a copy is told to who asks about it, and not lost for this.
-        let Some(engine) = self.engine.as_ref().filter(|_| self.background.is_none()) else {
+        let Some(engine) = self.checkpoint.engine.as_ref().filter(|_| self.checkpoint.copying.background.is_none())
+        else {
             // What lies there stays until it is written, and no more is put there.
-            self.stage.end();
+            self.checkpoint.stage.end();
             return Err(CopyError::Already);
         };
         let stage = engine.stage.clone();
         self.join_reserving();
         let work = move || done(stage.set(unit, &units, new));
         let thread = Thread::named("reserve").spawn(work).map_err(CopyError::Spawn)?;
-        self.reserving = Some(Reserving { thread, hurry: Arc::default() });
+        self.checkpoint.copying.reserving = Some(Reserving { thread, hurry: Arc::default() });
         Ok(())
     }
 
     /// Waits until memory has been set aside that is being so: with what there is now.
     pub(crate) fn join_reserving(&mut self) {
-        if let Some(Reserving { thread, hurry }) = self.reserving.take() {
+        if let Some(Reserving { thread, hurry }) = self.checkpoint.copying.reserving.take() {
             hurry.store(true, Relaxed);
             drop(thread.join());
         }
@@ -94,8 +95,9 @@ impl Executor {
 
     /// Bytes of a device's memory that clones take.
     pub(crate) fn taken_by_clones(&self, device: usize) -> u64 {
-        let aside = self.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
-        let used = self.background.as_ref().map(|background| background.copying.reserved(device));
+        let aside =
+            self.checkpoint.copying.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
+        let used = self.checkpoint.copying.background.as_ref().map(|background| background.copying.reserved(device));
         aside.unwrap_or(0).saturating_add(used.unwrap_or(0))
     }
 
@@ -103,12 +105,12 @@ impl Executor {
     /// copied, its own or others'. `first`: the command has not tried again yet.
     pub(crate) fn make_room(&mut self, first: bool) -> bool {
         self.join_reserving();
-        if (0..self.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
-            return self.others_room.as_ref().is_some_and(|is_coming| is_coming(first));
+        if (0..self.memory.devices.len()).all(|device| self.taken_by_clones(device) == 0) {
+            return self.checkpoint.copying.memory_pressure.as_ref().is_some_and(|is_coming| is_coming(first));
         }
         self.give_up_reserved();
         // One that was given up may hang for a disk's sake.
-        self.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
+        self.checkpoint.copying.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
     }
 
     /// Another client finds no memory: what is set aside and not used yet is given back.
@@ -119,7 +121,7 @@ impl Executor {
 
     /// Gives back device memory that was set aside and is not used.
     pub(crate) fn give_up_reserved(&mut self) {
-        let reserved = self.reserved.lock().ok().and_then(|mut reserved| reserved.take());
+        let reserved = self.checkpoint.copying.reserved.lock().ok().and_then(|mut reserved| reserved.take());
         reserved.into_iter().for_each(|reserved| reserved.release(self.driver()));
     }
 }

@@ -41,7 +41,7 @@ impl Executor {
                 task.keeping = room.take(device, length).map_or(Keeping::Protected, Keeping::Cloned);
             }
         }
-        self.hasher.set_key(self.driver(), key)?;
+        self.checkpoint.hasher.set_key(self.driver(), key)?;
         let began = Instant::now();
         let is_cloned = |task: &Task| matches!(task.keeping, Keeping::Cloned(_));
         self.hash_tasks(tasks, is_cloned)?;
@@ -78,7 +78,7 @@ impl Executor {
 
     /// Hashes those of the jobs, as many at a time as there is room for; clones are made in passing.
     pub(crate) fn hash_tasks(&mut self, tasks: &mut [Task], which: impl Fn(&Task) -> bool) -> Result<(), CopyError> {
-        for ordinal in 0..self.devices.len() {
+        for ordinal in 0..self.memory.devices.len() {
             let own = |task: &Task| which(task) && task.job.device == ordinal && task.place != Place::Other;
             let mut all: Vec<usize> = (0..tasks.len()).filter(|i| own(&tasks[*i])).collect();
             while !all.is_empty() {
@@ -102,7 +102,7 @@ impl Executor {
     fn hash_batch(&mut self, ordinal: usize, tasks: &[Task], batch: &[usize]) -> Result<Vec<PieceHash>, CopyError> {
         let processors = self.processors(ordinal);
         let driver = self.driver();
-        let Some(device) = self.devices.get(ordinal) else { return Ok(Vec::new()) };
+        let Some(device) = self.memory.devices.get(ordinal) else { return Ok(Vec::new()) };
         let (place, primary) = ((ordinal, device.device), device.primary);
         let piece = |i: &usize| {
             let Task { job, keeping, .. } = tasks[*i];
@@ -112,11 +112,11 @@ impl Executor {
         let pieces: Vec<_> = batch.iter().map(piece).collect();
         let copies = pieces.iter().any(|piece| piece.target != 0);
         let hashes = (|| -> Result<_, CallFailed> {
-            self.hasher.prepare(driver, place, primary)?;
-            let Some(table) = self.hasher.table(driver, ordinal, &pieces)? else { return Ok(None) };
+            self.checkpoint.hasher.prepare(driver, place, primary)?;
+            let Some(table) = self.checkpoint.hasher.table(driver, ordinal, &pieces)? else { return Ok(None) };
             // SAFETY: the jobs' memory is mapped, nothing runs that would write it, and clones were taken for them.
-            unsafe { self.hasher.enqueue(driver, (ordinal, processors), &table, copies)? };
-            self.hasher.fetch(driver, ordinal, &table).map(Some)
+            unsafe { self.checkpoint.hasher.enqueue(driver, (ordinal, processors), &table, copies)? };
+            self.checkpoint.hasher.fetch(driver, ordinal, &table).map(Some)
         })();
         match hashes? {
             Some(hashes) => Ok(hashes.into_iter().map(PieceHash::from).collect()),

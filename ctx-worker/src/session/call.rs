@@ -1,0 +1,67 @@
+//! The command under way: what it is executed with, and what it names.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::ring::CommandHeader;
+
+use crate::gpu::Gpu;
+use crate::gpu::driver::stream_is_busy;
+use crate::session::Session;
+use crate::session::outcome::Refused;
+use crate::session::waiting::{StreamKey, Then};
+
+/// The command under way, with the driver and the session that it is executed in.
+pub(crate) struct Call<'a> {
+    pub(crate) gpu: &'a mut Gpu,
+    pub(crate) session: &'a mut Session,
+    /// The command's header. Its context and its thread say what the command's parameters mean.
+    pub(crate) header: CommandHeader,
+}
+
+impl Call<'_> {
+    /// Makes the client's context the driver's current one; 0 leaves none.
+    pub(crate) fn enter(&mut self, context: u64) -> Result<(), Refused> {
+        self.session.enter(self.gpu, context)
+    }
+
+    /// Makes the command's own context current again.
+    pub(crate) fn enter_own(&mut self) -> Result<(), Refused> {
+        self.enter(self.header.context)
+    }
+
+    /// The stream that a parameter of the command names.
+    pub(crate) fn stream_key(&self, handle: u64) -> Result<StreamKey, Refused> {
+        self.session.stream_key(&self.header, handle)
+    }
+
+    /// The driver's handle of a stream in which the command is about to enqueue something.
+    pub(crate) fn stream(&mut self, handle: u64) -> Result<CUstream, Refused> {
+        let key = self.stream_key(handle)?;
+        let (driver, objects) = (self.gpu.driver, &self.session.objects);
+        let is_busy = |stream| stream_is_busy(driver, stream);
+        let real = self.session.waiting.enqueue(key, is_busy, || match handle {
+            CU_STREAM_LEGACY => Ok(CU_STREAM_LEGACY),
+            CU_STREAM_PER_THREAD => {
+                let mut stream = 0;
+                // SAFETY: the out parameter is a local; the context is current.
+                match unsafe { (driver.cuStreamCreate)(&raw mut stream, 0) } {
+                    CUDA_SUCCESS => Ok(stream),
+                    error => Err(error),
+                }
+            }
+            handle => objects.get(handle).map(|o| o.real).ok_or(CUDA_ERROR_INVALID_HANDLE),
+        });
+        real.map_err(Refused::Code)
+    }
+
+    /// Waits for everything in these streams, then does something. Streams of other contexts are marked in theirs.
+    pub(crate) fn when_done(&mut self, streams: Vec<StreamKey>, then: Then) -> Result<(), Refused> {
+        let mut marks = Vec::with_capacity(streams.len());
+        for key in streams {
+            self.enter(key.context)?;
+            marks.push(self.session.waiting.mark(self.gpu.driver, key).map_err(Refused::Code)?);
+        }
+        self.enter_own()?;
+        self.session.waiting.add(marks, then);
+        Ok(())
+    }
+}
