@@ -32,6 +32,11 @@ impl Writer {
         self.bytes.extend_from_slice(&word.to_le_bytes());
     }
 
+    /// Appends half a word. Halves come in pairs.
+    pub fn half(&mut self, half: u32) {
+        self.bytes.extend_from_slice(&half.to_le_bytes());
+    }
+
     /// Appends a blob: its length, its bytes, and zeros to the next multiple of eight.
     pub fn blob(&mut self, blob: &[u8]) {
         self.word(blob.len() as u64);
@@ -80,9 +85,11 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Malformed("word"))?))
     }
 
-    /// The word at a place in parameters that begin with words only.
-    pub fn word_at(bytes: &[u8], place: usize) -> Result<u64, Malformed> {
-        Reader::new(bytes.get(place * 8..).unwrap_or_default()).word()
+    /// The next half of a word.
+    pub fn half(&mut self) -> Result<u32, Malformed> {
+        let bytes = self.all.get(self.at..self.at + 4).ok_or(Malformed("ends before its last parameter"))?;
+        self.at += 4;
+        Ok(u32::from_le_bytes(bytes.try_into().map_err(|_| Malformed("half"))?))
     }
 
     /// The next word as a 32-bit number.
@@ -105,6 +112,13 @@ impl<'a> Reader<'a> {
     /// The next text.
     pub fn text(&mut self) -> Result<&'a CStr, Malformed> {
         CStr::from_bytes_with_nul(self.blob()?).map_err(|_| Malformed("text without an end, or with two"))
+    }
+
+    /// All that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        let rest = &self.all[self.at..];
+        self.at = self.all.len();
+        rest
     }
 
     /// Checks that nothing is left.

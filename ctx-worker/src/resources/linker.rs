@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{self, Kind, LinkAdd};
 use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::resources::code_store::Image;
@@ -33,7 +33,7 @@ impl Executor {
         let result = match call {
             command::LINK_CREATE => self.link_create(args)?,
             command::LINK_ADD => {
-                let number = Reader::word_at(args.all(), 2)?;
+                let number = LinkAdd::read(&mut args.clone())?.image;
                 let arrived = self.code.store.complete(number, self.capability());
                 let image = arrived.map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
                 self.link_add(args, &image, reply)?
