@@ -3,7 +3,7 @@
 use rekindle_cuda_abi::table::{Effect, Function};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
-use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::command::{self, Clause, Kind, Launch};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::serve::executor::Executor;
@@ -73,30 +73,118 @@ pub(crate) struct Uses {
     pub(crate) turn: Turn,
 }
 
-/// The same for a line of the table: where its parameters are.
+/// The same for all commands of one number: in which words of its parameters each is.
 #[derive(Debug, Default)]
 struct Shape {
+    /// The context that it needs, where that is not the current one.
+    context: Option<usize>,
     stream: Option<usize>,
+    /// Words that name events.
     events: Vec<(usize, EventUse)>,
-    scope: Scope,
-    turn: Turn,
+    /// Words that name what is ordered like an event, and is none.
+    alone: Vec<usize>,
+    /// Launch attributes, which may name events.
+    attributes: Option<usize>,
+    scope: ScopeShape,
+    turn: TurnShape,
 }
 
-/// All lines of the table.
+#[derive(Debug, Default)]
+enum ScopeShape {
+    #[default]
+    Nothing,
+    Context(usize),
+    Everything,
+}
+
+#[derive(Debug, Default)]
+enum TurnShape {
+    #[default]
+    Execute,
+    Ask,
+    Callback,
+    AtRest,
+    EndsContext(usize),
+    /// At rest, where the context of the device was used and let go.
+    Renews(usize),
+}
+
+/// All lines of the table, and all commands that are declared besides.
 #[derive(Debug)]
-pub(crate) struct Shapes(Vec<Shape>);
+pub(crate) struct Shapes {
+    lines: Vec<Shape>,
+    /// By the number behind [`command::FIRST`].
+    commands: Vec<Option<Shape>>,
+}
 
 impl Shapes {
     pub(crate) fn new(table: &[Function]) -> Self {
-        Self(table.iter().map(shape).collect())
+        let mut commands = Vec::new();
+        for declaration in command::DECLARED {
+            let place = usize::from(declaration.number - command::FIRST);
+            if commands.len() <= place {
+                commands.resize_with(place + 1, || None);
+            }
+            commands[place] = Some(declared(declaration.clauses));
+        }
+        Self { lines: table.iter().map(shape).collect(), commands }
     }
 
-    /// Which words of a command's parameters name events, of a line of the table.
+    fn get(&self, call: u16) -> Option<&Shape> {
+        match call.checked_sub(command::FIRST) {
+            None => self.lines.get(usize::from(call)),
+            Some(place) => self.commands.get(usize::from(place))?.as_ref(),
+        }
+    }
+
+    /// Which words of a command's parameters name events.
     pub(crate) fn events(&self, call: u16) -> impl Iterator<Item = usize> {
-        self.0.get(usize::from(call)).into_iter().flat_map(|shape| shape.events.iter().map(|(word, _)| *word))
+        self.get(call).into_iter().flat_map(|shape| shape.events.iter().map(|(word, _)| *word))
+    }
+
+    /// Whether a command has launch attributes, which may name events.
+    pub(crate) fn has_attributes(&self, call: u16) -> bool {
+        self.get(call).is_some_and(|shape| shape.attributes.is_some())
     }
 }
 
+/// What a command's declaration says.
+fn declared(clauses: &[Clause]) -> Shape {
+    let mut shape = Shape::default();
+    for clause in clauses {
+        match *clause {
+            Clause::InStream(place) => shape.stream = Some(place),
+            Clause::WaitsFor(place) => shape.events.push((place, EventUse::Wait)),
+            Clause::RecordsBy(place) => shape.attributes = Some(place),
+            Clause::Alone(place) => shape.alone.push(place),
+            Clause::AfterEverything => shape.scope = ScopeShape::Everything,
+            Clause::AfterContext(place) => shape.scope = ScopeShape::Context(place),
+            Clause::AtRest => shape.turn = TurnShape::AtRest,
+            Clause::EndsContext(place) => {
+                shape.scope = ScopeShape::Context(place);
+                shape.turn = TurnShape::EndsContext(place);
+            }
+            Clause::Renews { context, device } => {
+                shape.context = Some(context);
+                shape.turn = TurnShape::Renews(device);
+            }
+            Clause::Callback => shape.turn = TurnShape::Callback,
+            // About memory.
+            Clause::Through(_)
+            | Clause::Writes { .. }
+            | Clause::Reads { .. }
+            | Clause::WritesBox { .. }
+            | Clause::ReadsBox { .. }
+            | Clause::Operates(_)
+            | Clause::Launches
+            | Clause::LaunchesEach(_)
+            | Clause::LaunchesGraph(_) => {}
+        }
+    }
+    shape
+}
+
+/// What a line of the table says.
 fn shape(function: &Function) -> Shape {
     let mut shape = Shape::default();
     if !function.route.travels() {
@@ -119,12 +207,12 @@ fn shape(function: &Function) -> Shape {
     if matches!(function.symbol.as_str(), "cuStreamQuery" | "cuEventQuery")
         || function.symbol.starts_with("cuEventElapsedTime")
     {
-        shape.turn = Turn::Ask;
+        shape.turn = TurnShape::Ask;
     }
     // What else sets something the driver does at once, and held launches keep what they had (`held_settings`). For a limit
     // it waits itself.
     if function.symbol == "cuCtxSetLimit" {
-        shape.scope = Scope::Everything;
+        shape.scope = ScopeShape::Everything;
     }
     shape
 }
@@ -138,95 +226,45 @@ impl Executor {
     /// What a command has to do with streams and events. One that names what does not exist has nothing to do with
     /// any: it fails when it is executed, at once.
     pub(crate) fn uses(&self, header: &CommandHeader, parameters: &[u8]) -> Uses {
-        let mut uses = Uses { context: header.context, ..Default::default() };
-        let stream = |at: usize| word(parameters, at).and_then(|handle| self.lane(header, handle));
-        let event = |at: usize, what| word(parameters, at).map(|handle| (handle, what));
-        if let Some(shape) = self.scheduler.shapes.0.get(usize::from(header.call)) {
-            uses.lane = shape.stream.and_then(stream);
-            uses.events.extend(shape.events.iter().filter_map(|&(at, what)| event(at, what)));
-            (uses.scope, uses.turn) = (shape.scope, shape.turn);
-            return uses;
+        let Some(shape) = self.scheduler.shapes.get(header.call) else {
+            // Of a number that is nobody's: it is refused, after everything that is deferred.
+            return Uses { context: header.context, scope: Scope::Everything, ..Default::default() };
+        };
+        let at = |place: usize| word(parameters, place);
+        let mut events: Vec<_> = shape.events.iter().filter_map(|&(place, what)| Some((at(place)?, what))).collect();
+        events.extend(shape.alone.iter().filter_map(|&place| Some((at(place)?, EventUse::Destroy))));
+        // Most launches have no attributes, so no events.
+        if shape.attributes.and_then(at).is_some_and(|length| length != 0)
+            && let Ok(launch) = Launch::read(&mut Reader::new(parameters))
+        {
+            events.extend(launch.events().map(|event| (event, EventUse::Record)));
         }
-        match header.call {
-            command::LAUNCH => {
-                uses.lane = stream(5);
-                // Most have no attributes, so no events.
-                const ATTRIBUTES_LENGTH: usize = 6;
-                if word(parameters, ATTRIBUTES_LENGTH).is_some_and(|length| length != 0)
-                    && let Ok(launch) = Launch::read(&mut Reader::new(parameters))
-                {
-                    uses.events.extend(launch.events().map(|event| (event, EventUse::Record)));
-                }
-            }
-            command::COPY | command::COPY_FROM_CHUNK | command::COPY_TO_CHUNK => uses.lane = stream(3),
-            command::COPY_BYTES => uses.lane = stream(1),
-            command::STREAM_SYNC | command::STREAM_DESTROY | command::MEM_OPS => uses.lane = stream(0),
-            command::HOST_FUNC => {
-                uses.lane = stream(0);
-                uses.turn = Turn::Callback;
-            }
-            command::EVENT_SYNC => uses.events.extend(event(0, EventUse::Wait)),
-            command::CONTEXT_SYNC => uses.scope = word(parameters, 0).map_or(Scope::Nothing, Scope::Context),
-            command::MEM_FREE | command::PIECE_UNMAP | command::PINNED_UNMAP | command::THREAD_END => {
-                uses.scope = Scope::Everything
-            }
-            command::MODULE_UNLOAD | command::LIBRARY_UNLOAD => {
-                uses.scope = Scope::Everything;
-                uses.turn = Turn::AtRest(0);
-            }
-            command::CONTEXT_RESET | command::CONTEXT_RELEASE | command::CONTEXT_DESTROY => {
-                let context = word(parameters, 0).unwrap_or(0);
-                uses.scope = Scope::Context(context);
-                uses.turn = Turn::AtRest(context);
-            }
-            command::CONTEXT_RETAIN => {
-                uses.context = word(parameters, 0).unwrap_or(0);
+        Uses {
+            context: shape.context.map_or(header.context, |place| at(place).unwrap_or(0)),
+            lane: shape.stream.and_then(at).and_then(|handle| self.lane(header, handle)),
+            events,
+            scope: match shape.scope {
+                ScopeShape::Nothing => Scope::Nothing,
+                ScopeShape::Context(place) => at(place).map_or(Scope::Nothing, Scope::Context),
+                ScopeShape::Everything => Scope::Everything,
+            },
+            turn: match shape.turn {
+                TurnShape::Execute => Turn::Execute,
+                TurnShape::Ask => Turn::Ask,
+                TurnShape::Callback => Turn::Callback,
+                TurnShape::AtRest => Turn::AtRest(0),
+                TurnShape::EndsContext(place) => Turn::AtRest(at(place).unwrap_or(0)),
                 // A context that was let go is made anew.
-                let ordinal = word(parameters, 1).and_then(|o| usize::try_from(o).ok());
-                if ordinal.and_then(|o| self.memory.devices.get(o)).is_some_and(|d| d.used) {
-                    uses.turn = Turn::AtRest(0);
-                }
-            }
-            command::COPY_BOX => uses.lane = stream(15),
-            command::COPY_BOX_FROM_CHUNK | command::COPY_BOX_TO_CHUNK | command::COPY_BOX_BYTES => {
-                uses.lane = stream(10)
-            }
-            command::POOL_FREE => uses.lane = stream(1),
-            // Launches of one graph follow each other, and a change is for those after it.
-            command::GRAPH_LAUNCH | command::GRAPH_UPLOAD => {
-                uses.lane = stream(1);
-                uses.events.extend(event(0, EventUse::Destroy));
-            }
-            command::GRAPH_SET | command::GRAPH_DESTROY => uses.events.extend(event(0, EventUse::Destroy)),
-            command::GRAPH_CREATE => {}
-            // The driver waits for all streams when an array is destroyed, host callbacks included (driver 580, an H100);
-            // nobody waits for the end of a texture.
-            command::ARRAY_DESTROY | command::MIPMAP_DESTROY | command::TEXTURE_DESTROY => {
-                uses.scope = Scope::Everything;
-            }
-            // Memory of a pool is there at once, whatever is held in the stream that gets it.
-            command::POOL_CREATE..=command::POOL_SET_CURRENT => {}
-            // What is mapped anew was not used before; what loses access or its addresses is not used any more.
-            command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {}
-            // It is of no stream.
-            command::MEMORY_EXPORT..=command::EVENT_FENCE => {}
-            command::TENSOR_MAP => {}
-            // What is held in the meantime was enqueued with the access that there was.
-            command::PEER_ENABLE => {}
-            // They make objects, or ask for what does not change.
-            command::FIRST..=command::LAUNCH
-            | command::ARRAY_CREATE
-            | command::MIPMAP_CREATE
-            | command::TEXTURE_CREATE
-            | command::SURFACE_CREATE
-            | command::CALLBACK_NEXT
-            | command::HELD_ROOM => {}
-            command::MEM_INFO | command::OCCUPANCY_BLOCK_SIZE | command::OCCUPANCY_CLUSTERS | command::PRINTS => {}
-            command::LINK_CREATE..=command::CODE_LOG => {}
-            // Until it says here what it has to do with streams, it comes after everything that is held.
-            _ => uses.scope = Scope::Everything,
+                TurnShape::Renews(place) if self.is_let_go(at(place)) => Turn::AtRest(0),
+                TurnShape::Renews(_) => Turn::Execute,
+            },
         }
-        uses
+    }
+
+    /// Whether the primary context of a device was used, and let go.
+    fn is_let_go(&self, ordinal: Option<u64>) -> bool {
+        let ordinal = ordinal.and_then(|o| usize::try_from(o).ok());
+        ordinal.and_then(|o| self.memory.devices.get(o)).is_some_and(|device| device.used)
     }
 
     /// The stream that a command's parameter names.
@@ -242,5 +280,43 @@ impl Executor {
                 Lane { key: key(stream.context, 0), role }
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::fixture;
+    use std::fmt::Write;
+
+    /// What each command has to do with streams and events, found by parameters that tell their places: word 5 holds 1005.
+    /// Commands that have nothing to do with any are left out.
+    fn observed() -> String {
+        let worker = fixture::executor();
+        let table = rekindle_cuda_abi::table::parse(rekindle_cuda_abi::table::TEXT).unwrap();
+        let mut out = String::new();
+        for call in command::FIRST..u16::MAX {
+            let Some(name) = command::name(&table, call) else { continue };
+            let parameters = |stream: Option<usize>| -> Vec<u8> {
+                let word = |at| if Some(at) == stream { CU_STREAM_LEGACY } else { 1000 + at as u64 };
+                (0..20).map(word).flat_map(u64::to_le_bytes).collect()
+            };
+            let header = CommandHeader { call, context: 7, ..Default::default() };
+            let uses = worker.uses(&header, &parameters(None));
+            let in_stream = |at: &usize| worker.uses(&header, &parameters(Some(*at))).lane.is_some();
+            let stream: Vec<usize> = (0..20).filter(in_stream).collect();
+            if uses == (Uses { context: 7, ..Default::default() }) && stream.is_empty() {
+                continue;
+            }
+            write!(out, "{name} stream {stream:?} events {:?}", uses.events).unwrap();
+            writeln!(out, " {:?} {:?} in {}", uses.scope, uses.turn, uses.context).unwrap();
+        }
+        out
+    }
+
+    #[test]
+    fn each_command_is_ordered_as_it_was_when_that_was_written_by_hand() {
+        let kept = include_str!("dependencies_of_commands.txt");
+        assert_eq!(observed(), kept);
     }
 }

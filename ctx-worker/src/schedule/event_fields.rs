@@ -2,7 +2,7 @@
 //! or what a kernel takes, which may equal an event's handle by chance or by intent.
 
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{self, ATTRIBUTE_BYTES, EVENT_ATTRIBUTES, Launch};
+use rekindle_wire::command::{ATTRIBUTE_BYTES, EVENT_ATTRIBUTES, Launch};
 
 use crate::schedule::dependencies::Shapes;
 use crate::session::outcome::Refused;
@@ -14,23 +14,20 @@ pub(crate) fn rename(shapes: &Shapes, call: u16, parameters: &mut Vec<u8>, from:
         let field = parameters.get_mut(at * 8..at * 8 + 8).filter(|field| **field == from.to_le_bytes());
         field.into_iter().for_each(|field| field.copy_from_slice(&to.to_le_bytes()));
     };
-    match call {
-        command::EVENT_SYNC => word(0),
-        command::LAUNCH => {
-            let launch = Launch::read(&mut Reader::new(parameters))?;
-            let mut attributes = launch.attributes.to_vec();
-            for attribute in attributes.chunks_exact_mut(ATTRIBUTE_BYTES) {
-                let (id, value) = attribute.split_at_mut(8);
-                let names_event = EVENT_ATTRIBUTES.iter().any(|event| *id == u64::from(*event).to_le_bytes());
-                if names_event && value.starts_with(&from.to_le_bytes()) {
-                    value[..8].copy_from_slice(&to.to_le_bytes());
-                }
+    shapes.events(call).for_each(&mut word);
+    if shapes.has_attributes(call) {
+        let launch = Launch::read(&mut Reader::new(parameters))?;
+        let mut attributes = launch.attributes.to_vec();
+        for attribute in attributes.chunks_exact_mut(ATTRIBUTE_BYTES) {
+            let (id, value) = attribute.split_at_mut(8);
+            let names_event = EVENT_ATTRIBUTES.iter().any(|event| *id == u64::from(*event).to_le_bytes());
+            if names_event && value.starts_with(&from.to_le_bytes()) {
+                value[..8].copy_from_slice(&to.to_le_bytes());
             }
-            let mut renamed = Writer::new();
-            Launch { attributes: &attributes, ..launch }.write(&mut renamed);
-            *parameters = renamed.into_bytes();
         }
-        call => shapes.events(call).for_each(word),
+        let mut renamed = Writer::new();
+        Launch { attributes: &attributes, ..launch }.write(&mut renamed);
+        *parameters = renamed.into_bytes();
     }
     Ok(())
 }
@@ -41,7 +38,7 @@ mod tests {
     use crate::schedule::dependencies::EventUse;
     use crate::serve::fixture;
     use rekindle_cuda_abi::table;
-    use rekindle_wire::command::Kind;
+    use rekindle_wire::command::{self, Kind};
     use rekindle_wire::ring::CommandHeader;
 
     fn words(words: &[u64]) -> Vec<u8> {
@@ -84,6 +81,21 @@ mod tests {
         let mut bytes = launch(from);
         rename(&Shapes::new(&[]), command::LAUNCH, &mut bytes, from, to).unwrap();
         assert_eq!(bytes, launch(to));
+    }
+
+    #[test]
+    fn a_command_that_waits_for_an_event_has_it_renamed_and_a_graph_that_equals_it_keeps_its_name() {
+        let (from, to) = (Kind::Event.handle(7), Kind::Event.handle(1 << 47 | 1));
+        let shapes = Shapes::new(&[]);
+        let renamed = |call| {
+            let mut bytes = words(&[from, from]);
+            rename(&shapes, call, &mut bytes, from, to).unwrap();
+            bytes
+        };
+        assert_eq!(renamed(command::EVENT_SYNC), words(&[to, from]));
+        for call in [command::GRAPH_LAUNCH, command::COPY, command::STREAM_SYNC, command::MEM_FREE] {
+            assert_eq!(renamed(call), words(&[from, from]));
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! What each command may read and write.
 
 use rekindle_cuda_abi::table::Function as Line;
-use rekindle_wire::boxes::{BoxCopy, End, span};
+use rekindle_wire::boxes::{End, span};
 use rekindle_wire::codec::{Malformed, Reader};
-use rekindle_wire::command::{self, Launch, MemOp};
+use rekindle_wire::command::{self, Clause, Field, Launch, MemOp};
 use rekindle_wire::ring::CommandHeader;
 
 use super::{Access, Tracker};
@@ -52,6 +52,11 @@ pub(super) fn ends(ends: &[(End, bool)], size: [u64; 3]) -> impl Iterator<Item =
     })
 }
 
+/// Reads parameters from one of their words on.
+fn reader(parameters: &[u8], place: usize) -> Reader<'_> {
+    Reader::new(parameters.get(place * 8..).unwrap_or_default())
+}
+
 impl Tracker {
     /// What a command may do that is about to go to the driver, whose context is current. A command that this does not
     /// understand may do anything.
@@ -84,6 +89,19 @@ impl Tracker {
         self.gathered.overlapping(worker, address, bytes, |unit| access.add(unit, written));
     }
 
+    /// One end of a copy of a box: in which words the end and the size of the box begin.
+    fn a_box(
+        &self,
+        worker: &Executor,
+        (parameters, end, size, written): (&[u8], usize, usize, bool),
+        access: &mut Access,
+    ) -> Result<(), Malformed> {
+        let end = End::take(&mut reader(parameters, end))?;
+        let size = <[u64; 3]>::take(&mut reader(parameters, size))?;
+        ends(&[(end, written)], size).for_each(|end| self.range(worker, end, access));
+        Ok(())
+    }
+
     fn command(
         &mut self,
         worker: &Executor,
@@ -91,71 +109,47 @@ impl Tracker {
         parameters: &[u8],
         access: &mut Access,
     ) -> Result<(), Malformed> {
-        let mut args = Reader::new(parameters);
-        match call {
-            command::LAUNCH => self.launch(worker, &Launch::read(&mut args)?, access),
-            command::LAUNCH_ON_DEVICES => {
-                let (_flags, count) = (args.word()?, args.word()?);
-                for _ in 0..count {
-                    let launch = Launch::read(&mut Reader::new(args.blob()?))?;
-                    self.launch(worker, &launch, access);
+        let Some(declaration) = command::declaration(call) else {
+            // Of a number that is nobody's.
+            access.everything();
+            return Ok(());
+        };
+        let at = |place| word(parameters, place).ok_or(Malformed("ends before its last parameter"));
+        for clause in declaration.clauses {
+            match *clause {
+                Clause::Writes { address, bytes } => self.range(worker, (at(address)?, at(bytes)?, true), access),
+                Clause::Reads { address, bytes } => self.range(worker, (at(address)?, at(bytes)?, false), access),
+                Clause::WritesBox { end, size } => self.a_box(worker, (parameters, end, size, true), access)?,
+                Clause::ReadsBox { end, size } => self.a_box(worker, (parameters, end, size, false), access)?,
+                Clause::Operates(place) => {
+                    let mut operations = Reader::new(reader(parameters, place).blob()?);
+                    while operations.end().is_err() {
+                        let operation = MemOp::read(&mut operations)?;
+                        // Waits are 1 and 4, writes 2 and 5.
+                        let written = matches!(operation.operation, 2 | 5);
+                        self.range(worker, (operation.address, operation.width(), written), access);
+                    }
                 }
-            }
-            command::GRAPH_LAUNCH => self.graph(worker, args.word()?, access),
-            command::COPY => {
-                let (target, source, bytes) = (args.word()?, args.word()?, args.word()?);
-                self.range(worker, (target, bytes, true), access);
-                self.range(worker, (source, bytes, false), access);
-            }
-            command::COPY_BYTES => {
-                let (target, _stream) = (args.word()?, args.word()?);
-                let bytes = args.blob()?.len() as u64;
-                self.range(worker, (target, bytes, true), access);
-            }
-            command::COPY_FROM_CHUNK | command::COPY_TO_CHUNK => {
-                let (device, _chunk, bytes) = (args.word()?, args.word()?, args.word()?);
-                self.range(worker, (device, bytes, call == command::COPY_FROM_CHUNK), access);
-            }
-            command::COPY_BOX => {
-                let copy = BoxCopy::read(&mut args, true)?;
-                let source = copy.source.ok_or(Malformed("a copy without source"))?;
-                ends(&[(copy.end, true), (source, false)], copy.size).for_each(|end| self.range(worker, end, access));
-            }
-            command::COPY_BOX_FROM_CHUNK | command::COPY_BOX_TO_CHUNK => {
-                let copy = BoxCopy::read(&mut args, false)?;
-                let written = call == command::COPY_BOX_FROM_CHUNK;
-                ends(&[(copy.end, written)], copy.size).for_each(|end| self.range(worker, end, access));
-            }
-            command::COPY_BOX_BYTES => {
-                let (copy, _) = BoxCopy::read_with_bytes(&mut args)?;
-                ends(&[(copy.end, true)], copy.size).for_each(|end| self.range(worker, end, access));
-            }
-            command::MEM_OPS => {
-                let _stream = args.word()?;
-                let mut operations = Reader::new(args.blob()?);
-                while operations.end().is_err() {
-                    let operation = MemOp::read(&mut operations)?;
-                    // Waits are 1 and 4, writes 2 and 5.
-                    let written = matches!(operation.operation, 2 | 5);
-                    self.range(worker, (operation.address, operation.width(), written), access);
+                Clause::Launches => self.launch(worker, &Launch::read(&mut Reader::new(parameters))?, access),
+                Clause::LaunchesEach(place) => {
+                    for launch in Vec::<&[u8]>::take(&mut reader(parameters, place))? {
+                        self.launch(worker, &Launch::read(&mut Reader::new(launch))?, access);
+                    }
                 }
+                Clause::LaunchesGraph(place) => self.graph(worker, at(place)?, access),
+                // About its order.
+                Clause::InStream(_)
+                | Clause::WaitsFor(_)
+                | Clause::RecordsBy(_)
+                | Clause::Alone(_)
+                | Clause::AfterEverything
+                | Clause::AfterContext(_)
+                | Clause::AtRest
+                | Clause::EndsContext(_)
+                | Clause::Renews { .. }
+                | Clause::Callback
+                | Clause::Through(_) => {}
             }
-            // They make and end objects and memory, order streams, and ask.
-            command::CONTEXT_RETAIN..=command::PINNED_UNMAP
-            | command::CODE_PART..=command::INSTANTIATE
-            | command::ARRAY_CREATE..=command::TEXTURE_DESTROY
-            | command::POOL_CREATE..=command::POOL_SET_CURRENT
-            | command::PEER_ENABLE..=command::PEER_DISABLE
-            | command::ADDRESS_RESERVE..=command::TENSOR_MAP
-            | command::MEMORY_EXPORT..=command::EVENT_FENCE
-            | command::HOST_FUNC..=command::THREAD_END
-            | command::OCCUPANCY_BLOCK_SIZE..=command::PRINTS
-            | command::LINK_CREATE..=command::CODE_LOG
-            | command::MEM_INFO
-            | command::GRAPH_CREATE..=command::GRAPH_SET
-            | command::GRAPH_UPLOAD..=command::GRAPH_DESTROY => {}
-            // Until it says here what it does.
-            _ => access.everything(),
         }
         Ok(())
     }
@@ -163,7 +157,9 @@ impl Tracker {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Set;
     use super::*;
+    use crate::resources::code::Placed;
     use rekindle_cuda_abi::table;
 
     #[test]
@@ -187,5 +183,64 @@ mod tests {
         assert_eq!(fill(100, 1, 10, 3), 210);
         assert_eq!(fill(100, 1, 10, 0), 0);
         assert_eq!(fill(u64::MAX, 1, 10, 3), u64::MAX);
+    }
+
+    /// A variable of a kibibyte each, at these addresses.
+    const VARIABLES: [u64; 3] = [0x7000_0000_0000, 0x7000_0000_1000, 0x7000_0000_2000];
+
+    /// Which variables a command reads and which it writes; `None` where it may do anything.
+    fn accessed(call: u16, parameters: &[u8]) -> Option<(Vec<usize>, Vec<usize>)> {
+        let mut worker = crate::serve::fixture::executor();
+        let placed =
+            VARIABLES.map(|address| Placed { name: c"variable".into(), address, size: 1 << 10, initial: None });
+        worker.code.globals.insert((1, 2), placed.into());
+        let access = worker.access_of(&CommandHeader { call, ..Default::default() }, parameters);
+        let found = |set: &Set| match set {
+            Set::Everything => None,
+            Set::Units(units) => {
+                Some(units.iter().filter_map(|u| VARIABLES.iter().position(|v| *v == u.start)).collect())
+            }
+        };
+        Some((found(&access.reads)?, found(&access.writes)?))
+    }
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn what_commands_access_is_what_their_parameters_name() {
+        let [a, b, _] = VARIABLES;
+        let end = |address| [0, address, 0x800, 1, 0];
+        let two_rows = [16, 2, 1];
+        let copy = [&[0, 0][..], &end(a), &end(b), &two_rows, &[0]].concat();
+        let chunk = [&[0, 0][..], &end(a), &two_rows, &[0]].concat();
+        let bytes = [&chunk[..], &[32, 1, 2, 3, 4]].concat();
+        let operations = [0, 96, 1, a, 5, 0, 2, b, 5, 0, 6, 0, 0, 0];
+        let rw = |read: &[usize], written: &[usize]| Some((read.to_vec(), written.to_vec()));
+        let cases = [
+            (command::COPY, &[a, b, 8, 0][..], rw(&[0, 1], &[0])),
+            (command::COPY, &[a, b, 0x1001, 0], rw(&[0, 1, 2], &[0, 1])),
+            (command::COPY, &[a, b], None),
+            (command::COPY_BYTES, &[b, a, 8, 1], rw(&[1], &[1])),
+            (command::COPY_FROM_CHUNK, &[b, 1, 8, a], rw(&[1], &[1])),
+            (command::COPY_TO_CHUNK, &[b, 1, 8, a], rw(&[1], &[])),
+            // The second row of the destination lies behind its variable, and before the next.
+            (command::COPY_BOX, &copy, rw(&[0, 1], &[0])),
+            (command::COPY_BOX_FROM_CHUNK, &chunk, rw(&[0], &[0])),
+            (command::COPY_BOX_TO_CHUNK, &chunk, rw(&[0], &[])),
+            (command::COPY_BOX_BYTES, &bytes, rw(&[0], &[0])),
+            (command::COPY_BOX, &chunk[..10], None),
+            (command::MEM_OPS, &operations, rw(&[0, 1], &[1])),
+            (command::MEM_OPS, &operations[..5], None),
+            (command::MEM_FREE, &[a], rw(&[], &[])),
+            (command::POOL_FREE, &[a, 0], rw(&[], &[])),
+            (command::GRAPH_SET, &[a, 0, 0], rw(&[], &[])),
+            (command::TENSOR_MAP, &[0, 0, 1, a], rw(&[], &[])),
+            (command::FIRST + 4000, &[a], None),
+        ];
+        for (call, parameters, expected) in cases {
+            assert_eq!(accessed(call, &words(parameters)), expected, "{call:#x} {parameters:x?}");
+        }
     }
 }
