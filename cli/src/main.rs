@@ -23,6 +23,7 @@ mod failure;
 mod flatten;
 mod image;
 mod output;
+mod process;
 mod protocol;
 mod ps;
 mod restore;

@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use super::{Fate, Options, base};
 use crate::criu;
 use crate::failure::Failure;
+use crate::process::Process;
 
 /// CRIU's log, in the image's directory.
 const LOG: &str = "dump.log";
@@ -104,7 +105,7 @@ impl Maker {
 fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Maker, Failure> {
     let program = criu::program(options.criu.as_deref())?;
     let libdir = criu::libdir_option()?;
-    let job = Job::of(pid)?;
+    let process = Process::find(pid).ok_or_else(|| Failure::refused(anyhow!("there is no process {pid}")))?;
     let dir = std::path::absolute(dir).context("cannot tell the current directory")?;
     let log = dir.join(LOG);
     let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into(), pid.to_string().into()];
@@ -114,7 +115,7 @@ fn by_criu(options: &Options, pid: i32, dir: &Path, socket: &Path) -> Result<Mak
         Fate::Stopped => arguments.push("--leave-stopped".into()),
         Fate::Killed => {}
     }
-    if job.is_of_a_shell() {
+    if process.is_of_a_shell() {
         arguments.push("--shell-job".into());
     }
     if let Some(libdir) = libdir {
@@ -152,45 +153,4 @@ fn podman(options: &Options, name: &str, socket: &Path) -> Result<Maker, Failure
     arguments.push(name.into());
     let place = Place::Podman { export: options.export.clone() };
     Ok(Maker { program, arguments, socket: socket.to_owned(), root, place })
-}
-
-/// What CRIU needs to know of a process's session.
-#[derive(Debug, PartialEq, Eq)]
-struct Job {
-    pid: i32,
-    session: i32,
-    terminal: i32,
-}
-
-impl Job {
-    fn of(pid: i32) -> Result<Self, Failure> {
-        let stat = fs::read(format!("/proc/{pid}/stat"));
-        let gone = || Failure::refused(anyhow!("there is no process {pid}"));
-        Self::parse(pid, &String::from_utf8_lossy(&stat.map_err(|_| gone())?)).ok_or_else(gone)
-    }
-
-    /// proc(5): behind the name are state, parent, group, session and terminal.
-    fn parse(pid: i32, stat: &str) -> Option<Self> {
-        let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().skip(3);
-        Some(Self { pid, session: fields.next()?.parse().ok()?, terminal: fields.next()?.parse().ok()? })
-    }
-
-    /// Its session, or its terminal, is another's, who is not dumped: CRIU refuses that unless it is told.
-    fn is_of_a_shell(&self) -> bool {
-        self.session != self.pid || self.terminal != 0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_of_a_shell_is_told_from_a_session_of_its_own() {
-        let job = |stat: &str| Job::parse(9, stat).unwrap().is_of_a_shell();
-        assert!(!job("9 (a) b) S 1 9 9 0 -1 4194560"));
-        assert!(job("9 (a) S 1 9 8 0 -1 4194560"), "its session is led by another");
-        assert!(job("9 (a) S 1 9 9 34816 9 4194560"), "it has a terminal");
-        assert_eq!(Job::parse(9, "9 (a"), None);
-    }
 }

@@ -10,6 +10,7 @@ use rekindle_wire::control::{Opening, Reply, Request, SandboxInfo, StatusInfo};
 use rekindle_wire::frame::{self, FrameError};
 
 use super::Finding;
+use crate::process::Process;
 
 /// One that is well answers in no time.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,7 +42,7 @@ pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
         }
         Err(error) => {
             let pid = peer(&stream);
-            let stopped = pid.filter(|pid| is_stopped(*pid));
+            let stopped = pid.filter(|pid| Process::find(*pid).is_some_and(|it| it.is_stopped()));
             let who = pid.map_or_else(|| "the daemon".to_owned(), |pid| format!("the daemon (process {pid})"));
             match stopped {
                 Some(pid) => bad(
@@ -116,12 +117,6 @@ fn peer(stream: &UnixStream) -> Option<i32> {
         )
     };
     (result == 0 && peer.pid > 0).then_some(peer.pid)
-}
-
-fn is_stopped(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    state.starts_with('T') || state.starts_with('t')
 }
 
 #[cfg(test)]
