@@ -9,12 +9,8 @@ use std::num::NonZeroUsize;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use common::{fill, names};
+use common::{fill, kind, names};
 use rekindle_images::*;
-
-fn kind<T: std::fmt::Debug>(result: Result<T, ImageError>) -> ErrorKind {
-    result.unwrap_err().kind()
-}
 
 /// Directories beside each other, each with CRIU's link to the one before.
 struct Chain(tempfile::TempDir);

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use common::{CODE, create, fill, names};
+use common::{CODE, create, fill, kind, names};
 use rekindle_images::*;
 
 /// Files of others, some with names close to ours.
@@ -28,10 +28,6 @@ fn assert_only_foreign(dir: &Path) {
     for name in FOREIGN {
         assert_eq!(fs::read_to_string(dir.join(name)).unwrap(), name);
     }
-}
-
-fn kind<T: std::fmt::Debug>(result: Result<T, ImageError>) -> ErrorKind {
-    result.unwrap_err().kind()
 }
 
 /// A writer whose process is killed: nothing is cleaned up.

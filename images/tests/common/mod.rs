@@ -183,3 +183,8 @@ pub(crate) fn is_refused(dir: &Path) -> bool {
         Err(_) => true,
     }
 }
+
+/// Of what kind an error is.
+pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, ImageError>) -> ErrorKind {
+    result.unwrap_err().kind()
+}
