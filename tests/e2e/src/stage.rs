@@ -69,7 +69,10 @@ pub fn write_script(path: &Path, text: &str) -> Result {
 pub fn criu() -> Result<Command> {
     const CONFIGURATION: &str = "/etc/criu/default.conf";
     let plugin = existing(folder(STAGE)?.join("lib/rekindle/criu/rekindle.so"))?;
-    let wanted = format!("libdir {}", plugin.parent().unwrap_or(Path::new("/")).display());
+    let folder = plugin.parent().unwrap_or(Path::new("/")).display().to_string();
+    // CRIU's configuration takes no path with spaces: `scripts/lib/enter` shows the folder elsewhere then.
+    let folder = if folder.contains(char::is_whitespace) { "/opt/criu-plugins" } else { &folder };
+    let wanted = format!("libdir {folder}");
     let configured = std::fs::read_to_string(CONFIGURATION).unwrap_or_default();
     if !configured.lines().any(|line| line == wanted) {
         bail!("{CONFIGURATION} does not say \"{wanted}\": {}", advice());
