@@ -29,6 +29,17 @@ version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$
 # Folder of one profile's build: `target_dir release`; of a target triple: `target_dir release TRIPLE`.
 target_dir() { printf '%s\n' "$target${2:+/$2}/${1:-debug}"; }
 
+# Build the tests that these options of `cargo test` select, and print the path of one of the test programs:
+# `test_program NAME OPTION...`.
+test_program() {
+    local artefacts found
+    # One line of JSON for each artefact.
+    artefacts=$(cd "$root" && cargo test "${@:2}" --no-run --message-format=json-render-diagnostics)
+    found=$(sed -n "s/.*\"kind\":\[\"test\"\].*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" <<<"$artefacts")
+    [ -x "$found" ] || die "cargo names no test program $1"
+    printf '%s\n' "$found"
+}
+
 # ID and VERSION_CODENAME of this machine's distribution, e.g. "debian bookworm".
 distribution() { (. /etc/os-release && printf '%s %s\n' "${ID:-unknown}" "${VERSION_CODENAME:-unknown}"); }
 
@@ -46,13 +57,27 @@ quietly() {
     rm -f "$log"
 }
 
+# The steps that `timed` has completed, each "SECONDS WHAT", and the running one: its name and its start.
+steps=() step='' step_start=''
+script_start=$EPOCHREALTIME
+
 # Run a step and say how long it took. Never in a condition (`timed ... ||`): there bash goes on after a failure in it.
 timed() {
     local what=$1 start=$EPOCHREALTIME
     shift
+    step=$what step_start=$start
     "$@"
-    took "$what" "$start"
+    steps+=("$(seconds_since "$start") $what")
+    say "$what: ${steps[-1]%% *} s"
+    step=''
 }
 
-# Says how long something took that began at $2, a value of EPOCHREALTIME.
-took() { say "$1: $(awk -v a="$2" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"; }
+# Seconds since $1, a value of EPOCHREALTIME.
+seconds_since() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'; }
+
+# Print the total time and the $1 longest steps; a step that still runs has failed. For an EXIT trap.
+say_longest_steps() {
+    [ -z "$step" ] || steps+=("$(seconds_since "$step_start") $step, which failed")
+    say "$(seconds_since "$script_start") s in all, the longest parts:"
+    printf '%s\n' "${steps[@]}" | sort -rn | awk -v n="$1" 'NR <= n { printf "    %8.1f s  %s\n", $1, substr($0, index($0, " ") + 1) }'
+}
