@@ -103,7 +103,9 @@ impl Executor {
             command::LINK_ADD => {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
                 let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
-                self.link_add(&mut args, &image, &mut reply).map(Outcome::Done)
+                let (mut call, _, code) = self.parts();
+                let added = code.links.add(&mut call, &mut code.logs, &mut args, &image, &mut reply);
+                added.map(Outcome::Done)
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
@@ -254,10 +256,7 @@ impl Executor {
             match blob.kind {
                 ARRIVING_CODE => self.code.store.resume_arriving(blob.handle, bytes),
                 PRINTED => self.code.prints.resume(blob.handle, bytes)?,
-                CODE_LOG => {
-                    let logs = self.code.logs.entry((blob.handle >> 1) as u32).or_default();
-                    logs[(blob.handle & 1) as usize] = bytes;
-                }
+                CODE_LOG => self.code.logs.resume(blob.handle, bytes),
                 HELD_COMMANDS => {
                     self.restore_held(&bytes).map_err(|why| NotLoaded::Part { part: "held commands", why })?
                 }

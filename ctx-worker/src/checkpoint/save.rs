@@ -355,8 +355,7 @@ impl Executor {
         mapped.iter().for_each(|mapped| add(MAPPED, 0, mapped));
         self.graph_bytes()?.iter().for_each(|graphs| add(GRAPHS, 0, graphs));
         (0..).zip(self.code.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
-        let logs = self.code.logs.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
-        logs.for_each(|(handle, text)| add(CODE_LOG, handle, text));
+        self.code.logs.saved().for_each(|(handle, text)| add(CODE_LOG, handle, text));
         Ok(texts)
     }
 

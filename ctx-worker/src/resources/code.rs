@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rekindle_cuda_abi::types::*;
 use rekindle_images::InitialHash;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{self, Kind, LinkAdd};
 use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::resources::code_store::Image;
@@ -54,7 +54,7 @@ impl Executor {
             command::CODE_PART => self.code_part(args)?,
             command::MODULE_LOAD => return self.load(call, Kind::Module, args, reply),
             command::LIBRARY_LOAD => return self.load(call, Kind::Library, args, reply),
-            command::CODE_LOG => return self.code_log(args, reply),
+            command::CODE_LOG => return self.code.logs.fetch(self.header.thread, args, reply),
             command::MODULE_UNLOAD => self.unload(Kind::Module, args)?,
             command::LIBRARY_UNLOAD => self.unload(Kind::Library, args)?,
             command::MODULE_FUNCTION => self.module_function(args, reply)?,
@@ -67,6 +67,26 @@ impl Executor {
             _ => return self.link_command(call, args, reply),
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn link_command(&mut self, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let capability = self.capability();
+        let (mut under_way, _, code) = self.parts();
+        let (links, logs) = (&mut code.links, &mut code.logs);
+        let result = match call {
+            command::LINK_CREATE => links.create(&mut under_way, args)?,
+            command::LINK_ADD => {
+                let number = LinkAdd::read(&mut args.clone())?.image;
+                let arrived = code.store.complete(number, capability);
+                let image = arrived.map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
+                links.add(&mut under_way, logs, args, &image, reply)?
+            }
+            command::LINK_COMPLETE => links.complete(&mut under_way, logs, args, reply)?,
+            command::LINK_OUTPUT => links.output(args, reply)?,
+            command::LINK_DESTROY => links.destroy(&mut under_way, args)?,
+            _ => return Err(Refused::UnknownCall(call)),
+        };
+        Ok(Outcome::Done(result))
     }
 
     fn code_part(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
@@ -89,7 +109,7 @@ impl Executor {
         let image =
             self.code.store.complete(number, self.capability()).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
         let loaded = self.load_image(call, (kind, handle), &image, &mut options, args);
-        self.answer_jit(&options, reply);
+        self.code.logs.answer(self.header.thread, &options, reply);
         match loaded {
             Ok(()) => Ok(Outcome::Done(CUDA_SUCCESS)),
             // The compiler's words travel with its error.

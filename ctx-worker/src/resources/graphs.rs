@@ -219,7 +219,7 @@ impl Executor {
                     extra: std::ptr::null_mut(),
                 };
                 let kern = if is_kernel { real } else { 0 };
-                let attributes = attributes(self, &launch)?;
+                let attributes = attributes(&self.session, &launch)?;
                 let params = CudaKernelNodeParams { v1, kern, context };
                 Params::Kernel { params, bytes: launch.parameters.to_vec(), attributes }
             }
@@ -372,7 +372,7 @@ impl Executor {
         let real = self.handle_stream(stream)?;
         // SAFETY: both handles are the driver's own.
         let result = unsafe { (self.driver().cuGraphLaunch)(exec, real) };
-        self.notice_prints();
+        self.code.prints.notice(&self.session);
         if result == CUDA_SUCCESS {
             let key = self.stream_key(stream)?;
             let graph = self.code.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;

@@ -1,5 +1,6 @@
 //! Options of the driver's compiler and linker, and their logs.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_void};
 
@@ -7,7 +8,6 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::layout::REPLY_BYTES;
 
-use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 
 /// `CU_JIT_*`.
@@ -86,25 +86,33 @@ impl JitOptions {
     }
 }
 
-impl Executor {
-    /// Answers with what a compilation has said; its logs can be fetched from now on, once.
-    pub(crate) fn answer_jit(&mut self, options: &JitOptions, reply: &mut Writer) {
+/// What the last compilation of each of the client's threads has said, until the thread has read it.
+#[derive(Default)]
+pub(crate) struct CodeLogs {
+    /// By thread: information, errors.
+    of_threads: HashMap<u32, [Vec<u8>; 2]>,
+}
+
+impl CodeLogs {
+    /// Answers with what a compilation of this thread has said; its logs can be fetched from now on, once.
+    pub(crate) fn answer(&mut self, thread: u32, options: &JitOptions, reply: &mut Writer) {
         if options.numbers.is_empty() {
             return;
         }
         options.answer(reply);
         let logs = [options.log(0), options.log(1)];
         if logs.iter().all(Vec::is_empty) {
-            self.code.logs.remove(&self.header.thread);
+            self.of_threads.remove(&thread);
         } else {
-            self.code.logs.insert(self.header.thread, logs);
+            self.of_threads.insert(thread, logs);
         }
     }
 
-    pub(crate) fn code_log(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+    /// Executes `CODE_LOG` of this thread.
+    pub(crate) fn fetch(&mut self, thread: u32, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (which, offset) = (args.word()? as usize, args.word()? as usize);
         args.end()?;
-        let Entry::Occupied(mut logs) = self.code.logs.entry(self.header.thread) else {
+        let Entry::Occupied(mut logs) = self.of_threads.entry(thread) else {
             reply.blob(&[]);
             return Ok(Outcome::Done(CUDA_SUCCESS));
         };
@@ -121,12 +129,22 @@ impl Executor {
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
+
+    /// The logs that are saved, each by the handle of its blob.
+    pub(crate) fn saved(&self) -> impl Iterator<Item = (u64, &Vec<u8>)> {
+        self.of_threads.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs))
+    }
+
+    /// Takes a log that was saved by this handle.
+    pub(crate) fn resume(&mut self, handle: u64, text: Vec<u8>) {
+        let logs = self.of_threads.entry((handle >> 1) as u32).or_default();
+        logs[(handle & 1) as usize] = text;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::fixture;
 
     fn blob(options: &[(u32, u32)]) -> Vec<u8> {
         options.iter().flat_map(|(o, v)| (u64::from(*o) | u64::from(*v) << 32).to_le_bytes()).collect()
@@ -146,34 +164,33 @@ mod tests {
 
     #[test]
     fn a_log_goes_when_its_thread_has_read_it_to_its_end() {
-        let mut worker = fixture::executor();
+        let mut logs = CodeLogs::default();
         let long = vec![b'x'; REPLY_BYTES];
-        let read = |worker: &mut Executor, thread, which: u64, offset: usize| {
-            worker.header.thread = thread;
+        let read = |logs: &mut CodeLogs, thread, which: u64, offset: usize| {
             let (mut args, mut reply) = (Writer::new(), Writer::new());
             args.word(which);
             args.word(offset as u64);
-            worker.code_log(&mut Reader::new(args.bytes()), &mut reply).unwrap();
+            logs.fetch(thread, &mut Reader::new(args.bytes()), &mut reply).unwrap();
             Reader::new(reply.bytes()).blob().unwrap().to_vec()
         };
         for thread in 1..=1000 {
-            worker.code.logs.insert(thread, [b"said".to_vec(), long.clone()]);
-            assert_eq!(read(&mut worker, thread, 0, 0), b"said");
-            let part = read(&mut worker, thread, 1, 0);
-            assert!(!part.is_empty() && part.len() < long.len() && worker.code.logs.len() == 1);
-            assert_eq!(part.len() + read(&mut worker, thread, 1, part.len()).len(), long.len());
-            assert!(worker.code.logs.is_empty());
-            assert_eq!(read(&mut worker, thread, 1, 0), b"");
+            logs.of_threads.insert(thread, [b"said".to_vec(), long.clone()]);
+            assert_eq!(read(&mut logs, thread, 0, 0), b"said");
+            let part = read(&mut logs, thread, 1, 0);
+            assert!(!part.is_empty() && part.len() < long.len() && logs.of_threads.len() == 1);
+            assert_eq!(part.len() + read(&mut logs, thread, 1, part.len()).len(), long.len());
+            assert!(logs.of_threads.is_empty());
+            assert_eq!(read(&mut logs, thread, 1, 0), b"");
         }
     }
 
     #[test]
     fn a_compilation_that_says_nothing_leaves_no_log() {
-        let mut worker = fixture::executor();
+        let mut logs = CodeLogs::default();
         let options = JitOptions::read(&blob(&[(7, 3)])).unwrap();
-        worker.code.logs.insert(0, [b"before".to_vec(), Vec::new()]);
-        worker.answer_jit(&options, &mut Writer::new());
-        assert!(worker.code.logs.is_empty());
+        logs.of_threads.insert(0, [b"before".to_vec(), Vec::new()]);
+        logs.answer(0, &options, &mut Writer::new());
+        assert!(logs.of_threads.is_empty());
     }
 
     #[test]

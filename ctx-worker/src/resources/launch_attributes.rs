@@ -2,16 +2,16 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
-use rekindle_wire::command::{self, Launch};
+use rekindle_wire::command::{self, Kind, Launch};
 
-use crate::serve::executor::Executor;
+use crate::session::Session;
 use crate::session::outcome::Refused;
 
 /// `CU_LAUNCH_ATTRIBUTE_*`.
 const COOPERATIVE: u32 = 2;
 
 /// The attributes of a launch as the driver takes them: events by its own handles.
-pub(crate) fn attributes(worker: &Executor, launch: &Launch<'_>) -> Result<Vec<CUlaunchAttribute>, Refused> {
+pub(crate) fn attributes(session: &Session, launch: &Launch<'_>) -> Result<Vec<CUlaunchAttribute>, Refused> {
     if !launch.attributes.len().is_multiple_of(command::ATTRIBUTE_BYTES) {
         return Err(Malformed("launch attributes of a broken length").into());
     }
@@ -23,7 +23,7 @@ pub(crate) fn attributes(worker: &Executor, launch: &Launch<'_>) -> Result<Vec<C
             *value = reader.word()?;
         }
         if command::EVENT_ATTRIBUTES.contains(&attribute.id) {
-            attribute.value[0] = worker.handle_event(attribute.value[0])?;
+            attribute.value[0] = session.object(attribute.value[0], &[Kind::Event])?;
         } else if !command::PLAIN_ATTRIBUTES.contains(&attribute.id) {
             return Err(Malformed("a launch attribute that does not travel").into());
         }

@@ -41,7 +41,8 @@ use self::device::Device;
 use self::graphs::Graphs;
 use self::ipc::Arrived;
 use self::ipc_events::IpcEvents;
-use self::linker::Link;
+use self::jit::CodeLogs;
+use self::linker::Links;
 use self::pinned::PinnedMemory;
 use self::pools::Pools;
 use self::prints::Prints;
@@ -91,11 +92,9 @@ pub(crate) struct Code {
     pub(crate) loaded: HashMap<u64, Arc<Image>>,
     /// Where their variables lie.
     pub(crate) globals: Globals,
-    pub(crate) links: HashMap<u64, Link>,
+    pub(crate) links: Links,
     pub(crate) graphs: Graphs,
-    /// What the last compilation of each of the client's threads has said, until the thread has read it: information,
-    /// errors.
-    pub(crate) logs: HashMap<u32, [Vec<u8>; 2]>,
+    pub(crate) logs: CodeLogs,
     pub(crate) prints: Prints,
     /// The number of `cuFuncLoad`.
     pub(crate) function_load: u16,
@@ -108,9 +107,9 @@ impl Code {
             store: CodeStore::default(),
             loaded: HashMap::new(),
             globals: Globals::default(),
-            links: HashMap::new(),
+            links: Links::default(),
             graphs: Graphs::new(),
-            logs: HashMap::new(),
+            logs: CodeLogs::default(),
             prints: Prints::default(),
             function_load: command::number(table, "cuFuncLoad").unwrap_or(u16::MAX),
         }

@@ -39,7 +39,7 @@ impl Executor {
         let sizes = args.word()? != 0;
         let launch = Launch::read(args)?;
         let function = self.handle_function(launch.function)?;
-        let attributes = attributes(self, &launch)?;
+        let attributes = attributes(&self.session, &launch)?;
         let config = CUlaunchConfig {
             grid: launch.grid,
             block: launch.block,

@@ -23,7 +23,8 @@ use tracing::{error, warn};
 
 use crate::gpu::driver::is_sticky;
 use crate::resources::not_loaded::NotLoaded;
-use crate::serve::executor::Executor;
+use crate::session::Session;
+use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::{PRINT_STREAM, StreamKey};
 
@@ -143,80 +144,85 @@ fn capture() -> io::Result<[File; OUTPUTS]> {
     Ok([replace(libc::STDOUT_FILENO)?, replace(libc::STDERR_FILENO)?])
 }
 
-impl Executor {
+impl Prints {
     /// Something has synchronised: the driver writes what kernels have printed so far, and the client learns that
     /// there is text.
-    pub(crate) fn collect_prints(&mut self) {
-        if self.code.prints.files.is_none() {
+    pub(crate) fn collect(&mut self, call: &mut Call<'_>) {
+        if self.files.is_none() {
             return;
         }
-        for context in self.session.objects.of_kind(Kind::Context) {
-            if self.enter_context(context).is_ok() {
-                self.flush_driver(context);
+        for context in call.session.objects.of_kind(Kind::Context) {
+            if call.enter(context).is_ok() {
+                flush_driver(call, context);
             }
         }
-        let _ = self.enter_context(self.header.context);
-        self.code.prints.read();
-        self.announce_prints();
+        let _ = call.enter_own();
+        self.read();
+        self.announce(call.session);
     }
 
     /// A kernel is launched, at which the driver may have written what others have printed.
-    pub(crate) fn notice_prints(&mut self) {
-        if self.code.prints.files.is_some() {
-            self.code.prints.read();
-            self.announce_prints();
+    pub(crate) fn notice(&mut self, session: &Session) {
+        if self.files.is_some() {
+            self.read();
+            self.announce(session);
         }
     }
 
-    /// Has the driver write what a context's kernels have printed: it does so whenever a stream is waited for, and this
-    /// one never has anything to wait for.
-    fn flush_driver(&mut self, context: u64) {
-        let driver = self.driver();
-        let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
-        const NON_BLOCKING: u32 = 1;
-        let stream = self.session.waiting.stream(key, || {
-            let mut stream = 0;
-            // SAFETY: the out parameter is a local; the context is current.
-            match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
-                CUDA_SUCCESS => Ok(stream),
-                error => Err(error),
-            }
-        });
-        let stream = match stream {
-            Ok(stream) => stream,
-            // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
-            Err(error) if is_sticky(error) => CU_STREAM_LEGACY,
-            Err(_) => return,
-        };
-        // SAFETY: the stream is the driver's own. Its result is that of what the client has enqueued elsewhere.
-        unsafe { (driver.cuStreamSynchronize)(stream) };
-    }
-
     /// Tells the client whether there is text to fetch.
-    fn announce_prints(&self) {
-        if let Some(shared) = self.session.shared {
-            shared.header().printed.store(u32::from(!self.code.prints.is_empty()), Ordering::Release);
+    fn announce(&self, session: &Session) {
+        if let Some(shared) = session.shared {
+            shared.header().printed.store(u32::from(!self.is_empty()), Ordering::Release);
         }
     }
 
     /// Gives the client a part of what is pending.
-    pub(crate) fn fetch_prints(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+    pub(crate) fn fetch(
+        &mut self,
+        session: &Session,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
         args.end()?;
-        let output = self.code.prints.pending.iter().position(|p| !p.is_empty());
+        let output = self.pending.iter().position(|p| !p.is_empty());
         let part = match output {
             Some(output) => {
-                let pending = &mut self.code.prints.pending[output];
+                let pending = &mut self.pending[output];
                 let room = pending.len().min(REPLY_BYTES - 32);
                 pending.drain(..room).collect()
             }
             None => Vec::new(),
         };
-        self.announce_prints();
+        self.announce(session);
         reply.word(output.unwrap_or(0) as u64);
-        reply.word(u64::from(!self.code.prints.is_empty()));
+        reply.word(u64::from(!self.is_empty()));
         reply.blob(&part);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
+}
+
+/// Has the driver write what a context's kernels have printed: it does so whenever a stream is waited for, and this
+/// one never has anything to wait for.
+fn flush_driver(call: &mut Call<'_>, context: u64) {
+    let driver = call.driver();
+    let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
+    const NON_BLOCKING: u32 = 1;
+    let stream = call.session.waiting.stream(key, || {
+        let mut stream = 0;
+        // SAFETY: the out parameter is a local; the context is current.
+        match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
+            CUDA_SUCCESS => Ok(stream),
+            error => Err(error),
+        }
+    });
+    let stream = match stream {
+        Ok(stream) => stream,
+        // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
+        Err(error) if is_sticky(error) => CU_STREAM_LEGACY,
+        Err(_) => return,
+    };
+    // SAFETY: the stream is the driver's own. Its result is that of what the client has enqueued elsewhere.
+    unsafe { (driver.cuStreamSynchronize)(stream) };
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::tensor_map::{BYTES, Kind, MAX_RANK};
 
-use crate::serve::executor::Executor;
-use crate::session::outcome::{Outcome, Refused, check};
+use crate::gpu::driver::Driver;
+use crate::session::outcome::{Refused, check};
 
 /// A `CUtensorMap`: it must be aligned like this.
 #[repr(C, align(64))]
@@ -25,128 +25,120 @@ fn array<T: Default + Copy>(
     Ok(array)
 }
 
-impl Executor {
-    /// Encodes a tensor map, or changes its address.
-    pub(crate) fn tensor_map(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let mut map = TensorMap([0; BYTES]);
-        let at = (&raw mut map).cast();
-        let driver = self.driver();
-        let kind = Kind::of(args.word()?).ok_or(Malformed("a tensor map of no kind"))?;
-        if kind == Kind::Replace {
-            let address = args.word()?;
-            let bytes = args.blob()?;
-            map.0 = bytes.try_into().map_err(|_| Malformed("a tensor map of another size"))?;
-            args.end()?;
-            // SAFETY: the map is a local; the address is a number to the driver.
-            check(unsafe { (driver.cuTensorMapReplaceAddress)(at, address as *mut _) })?;
-            self.remember_map(map.0, address);
-            reply.blob(&map.0);
-            return Ok(Outcome::Done(CUDA_SUCCESS));
-        }
-        let (data_type, rank, address) = (args.word()?, args.word32()?, args.word()? as *mut _);
-        let length = rank as usize;
-        if !kind.ranks().contains(&length) {
-            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
-        }
-        let dims = array(args, length, |word| word)?;
-        let strides = array(args, length - 1, |word| word)?;
-        let small = |word: u64| word as u32;
-        let corner = |word: u64| word as i32;
-        let result = match kind {
-            Kind::Tiled => {
-                let (boxes, steps) = (array(args, length, small)?, array(args, length, small)?);
-                let [interleave, swizzle, promotion, fill] = words(args)?;
-                args.end()?;
-                // SAFETY: the map is a local, arrays are locals of the most elements that the driver reads for any rank,
-                // and addresses are numbers to the driver.
-                unsafe {
-                    (driver.cuTensorMapEncodeTiled)(
-                        at,
-                        data_type,
-                        rank,
-                        address,
-                        dims.as_ptr(),
-                        strides.as_ptr(),
-                        boxes.as_ptr(),
-                        steps.as_ptr(),
-                        interleave,
-                        swizzle,
-                        promotion,
-                        fill,
-                    )
-                }
-            }
-            Kind::Im2col => {
-                let (lower, upper) = (array(args, length - 2, corner)?, array(args, length - 2, corner)?);
-                let (channels, pixels) = (args.word32()?, args.word32()?);
-                let steps = array(args, length, small)?;
-                let [interleave, swizzle, promotion, fill] = words(args)?;
-                args.end()?;
-                // SAFETY: the map is a local, arrays are locals of the most elements that the driver reads for any rank,
-                // and addresses are numbers to the driver.
-                unsafe {
-                    (driver.cuTensorMapEncodeIm2col)(
-                        at,
-                        data_type,
-                        rank,
-                        address,
-                        dims.as_ptr(),
-                        strides.as_ptr(),
-                        lower.as_ptr(),
-                        upper.as_ptr(),
-                        channels,
-                        pixels,
-                        steps.as_ptr(),
-                        interleave,
-                        swizzle,
-                        promotion,
-                        fill,
-                    )
-                }
-            }
-            _ => {
-                let (lower, upper) = (corner(args.word()?), corner(args.word()?));
-                let (channels, pixels) = (args.word32()?, args.word32()?);
-                let steps = array(args, length, small)?;
-                let [interleave, mode, swizzle, promotion] = words(args)?;
-                let fill = args.word()?;
-                args.end()?;
-                // SAFETY: the map is a local, arrays are locals of the most elements that the driver reads for any rank,
-                // and addresses are numbers to the driver.
-                unsafe {
-                    (driver.cuTensorMapEncodeIm2colWide)(
-                        at,
-                        data_type,
-                        rank,
-                        address,
-                        dims.as_ptr(),
-                        strides.as_ptr(),
-                        lower,
-                        upper,
-                        channels,
-                        pixels,
-                        steps.as_ptr(),
-                        interleave,
-                        mode,
-                        swizzle,
-                        promotion,
-                        fill,
-                    )
-                }
-            }
-        };
-        check(result)?;
-        self.remember_map(map.0, address as u64);
+/// Encodes a tensor map, or changes its address. Returns the map, and the address of the tensor that it is of.
+pub(crate) fn encode(
+    driver: &Driver,
+    args: &mut Reader<'_>,
+    reply: &mut Writer,
+) -> Result<([u8; BYTES], u64), Refused> {
+    let mut map = TensorMap([0; BYTES]);
+    let at = (&raw mut map).cast();
+    let kind = Kind::of(args.word()?).ok_or(Malformed("a tensor map of no kind"))?;
+    if kind == Kind::Replace {
+        let address = args.word()?;
+        let bytes = args.blob()?;
+        map.0 = bytes.try_into().map_err(|_| Malformed("a tensor map of another size"))?;
+        args.end()?;
+        // SAFETY: the map is a local; the address is a number to the driver.
+        check(unsafe { (driver.cuTensorMapReplaceAddress)(at, address as *mut _) })?;
         reply.blob(&map.0);
-        Ok(Outcome::Done(CUDA_SUCCESS))
+        return Ok((map.0, address));
     }
-
-    /// Where accesses are tracked, a map names what it was encoded for.
-    fn remember_map(&mut self, map: [u8; BYTES], address: u64) {
-        if let Some(tracker) = &mut self.checkpoint.tracker {
-            tracker.encoded(map, address);
+    let (data_type, rank, address) = (args.word()?, args.word32()?, args.word()? as *mut _);
+    let length = rank as usize;
+    if !kind.ranks().contains(&length) {
+        return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+    }
+    let dims = array(args, length, |word| word)?;
+    let strides = array(args, length - 1, |word| word)?;
+    let small = |word: u64| word as u32;
+    let corner = |word: u64| word as i32;
+    let result = match kind {
+        Kind::Tiled => {
+            let (boxes, steps) = (array(args, length, small)?, array(args, length, small)?);
+            let [interleave, swizzle, promotion, fill] = words(args)?;
+            args.end()?;
+            // SAFETY: the map is a local, arrays are locals of the most elements that the driver reads for any rank,
+            // and addresses are numbers to the driver.
+            unsafe {
+                (driver.cuTensorMapEncodeTiled)(
+                    at,
+                    data_type,
+                    rank,
+                    address,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    boxes.as_ptr(),
+                    steps.as_ptr(),
+                    interleave,
+                    swizzle,
+                    promotion,
+                    fill,
+                )
+            }
         }
-    }
+        Kind::Im2col => {
+            let (lower, upper) = (array(args, length - 2, corner)?, array(args, length - 2, corner)?);
+            let (channels, pixels) = (args.word32()?, args.word32()?);
+            let steps = array(args, length, small)?;
+            let [interleave, swizzle, promotion, fill] = words(args)?;
+            args.end()?;
+            // SAFETY: the map is a local, arrays are locals of the most elements that the driver reads for any rank,
+            // and addresses are numbers to the driver.
+            unsafe {
+                (driver.cuTensorMapEncodeIm2col)(
+                    at,
+                    data_type,
+                    rank,
+                    address,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    lower.as_ptr(),
+                    upper.as_ptr(),
+                    channels,
+                    pixels,
+                    steps.as_ptr(),
+                    interleave,
+                    swizzle,
+                    promotion,
+                    fill,
+                )
+            }
+        }
+        _ => {
+            let (lower, upper) = (corner(args.word()?), corner(args.word()?));
+            let (channels, pixels) = (args.word32()?, args.word32()?);
+            let steps = array(args, length, small)?;
+            let [interleave, mode, swizzle, promotion] = words(args)?;
+            let fill = args.word()?;
+            args.end()?;
+            // SAFETY: the map is a local, arrays are locals of the most elements that the driver reads for any rank,
+            // and addresses are numbers to the driver.
+            unsafe {
+                (driver.cuTensorMapEncodeIm2colWide)(
+                    at,
+                    data_type,
+                    rank,
+                    address,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    lower,
+                    upper,
+                    channels,
+                    pixels,
+                    steps.as_ptr(),
+                    interleave,
+                    mode,
+                    swizzle,
+                    promotion,
+                    fill,
+                )
+            }
+        }
+    };
+    check(result)?;
+    reply.blob(&map.0);
+    Ok((map.0, address as u64))
 }
 
 fn words(args: &mut Reader<'_>) -> Result<[u64; 4], Malformed> {

@@ -190,7 +190,7 @@ impl Executor {
         const CLUSTER: u32 = 4;
         /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
         const MULTIPROCESSORS: u32 = 16;
-        let attributes = attributes(self, launch)?;
+        let attributes = attributes(&self.session, launch)?;
         let driver = self.driver();
         if attributes.iter().any(|it| it.id == COOPERATIVE && it.value[0] as u32 != 0) {
             let (mut fitting, mut processors) = (0, 0);

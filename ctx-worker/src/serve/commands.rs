@@ -8,7 +8,7 @@ use rekindle_wire::window;
 
 use crate::gpu::driver::stream_is_busy;
 use crate::resources::memory::MemoryError;
-use crate::resources::pinned;
+use crate::resources::{pinned, tensor_maps};
 use crate::serve::executor::Executor;
 use crate::session::objects::{Object, Objects};
 use crate::session::outcome::{Outcome, Refused, check};
@@ -45,7 +45,7 @@ impl Executor {
             command::GRAPH_CREATE..=command::GRAPH_DESTROY => self.graph_command(call, args),
             command::MEM_OPS => self.mem_ops(args),
             command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
-            command::PRINTS => self.fetch_prints(args, reply),
+            command::PRINTS => self.code.prints.fetch(&self.session, args, reply),
             command::OCCUPANCY_BLOCK_SIZE => self.occupancy_block_size(args, reply),
             command::OCCUPANCY_CLUSTERS => self.occupancy_clusters(args, reply),
             command::PEER_ENABLE => self.peer_enable(args),
@@ -57,6 +57,15 @@ impl Executor {
             command::TENSOR_MAP => self.tensor_map(args, reply),
             _ => self.code_command(call, args, reply),
         }
+    }
+
+    fn tensor_map(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let (map, address) = tensor_maps::encode(self.driver(), args, reply)?;
+        // Where accesses are tracked, a map names what it was encoded for.
+        if let Some(tracker) = &mut self.checkpoint.tracker {
+            tracker.encoded(map, address);
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn copy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
@@ -406,7 +415,7 @@ impl Executor {
         for (gone, _) in take(&mut self.session.objects) {
             self.forget_event(gone);
             self.scheduler.deferred.stream_destroyed(gone);
-            self.drop_link(gone);
+            self.code.links.forget(driver, gone);
             self.code.loaded.remove(&gone);
         }
         self.forget_times(handle);

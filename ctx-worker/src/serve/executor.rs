@@ -73,6 +73,18 @@ impl Executor {
         Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header }
     }
 
+    /// The same, with the resources that its command uses.
+    pub(crate) fn parts(&mut self) -> (Call<'_>, &mut Memory, &mut Code) {
+        let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        (call, &mut self.memory, &mut self.code)
+    }
+
+    /// Something has synchronised: takes what kernels have printed.
+    pub(crate) fn collect_prints(&mut self) {
+        let (mut call, _, code) = self.parts();
+        code.prints.collect(&mut call);
+    }
+
     pub(crate) fn driver(&self) -> &'static Driver {
         self.gpu.driver
     }

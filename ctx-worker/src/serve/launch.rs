@@ -50,7 +50,7 @@ impl Executor {
                 )
             }
         } else {
-            let attributes = attributes(self, &launch)?;
+            let attributes = attributes(&self.session, &launch)?;
             let config = CUlaunchConfig {
                 grid: launch.grid,
                 block: launch.block,
@@ -62,7 +62,7 @@ impl Executor {
             // SAFETY: as above, and the configuration lives through the call.
             unsafe { (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr()) }
         };
-        self.notice_prints();
+        self.code.prints.notice(&self.session);
         if result == CUDA_SUCCESS {
             self.session.waiting.launched(self.stream_key(launch.stream)?, launch.function);
             self.launched(object.allocates);

@@ -4,7 +4,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::ring::CommandHeader;
 
 use crate::gpu::Gpu;
-use crate::gpu::driver::stream_is_busy;
+use crate::gpu::driver::{Driver, stream_is_busy};
 use crate::session::Session;
 use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Then};
@@ -18,6 +18,11 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// The driver.
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.gpu.driver
+    }
+
     /// Makes the client's context the driver's current one; 0 leaves none.
     pub(crate) fn enter(&mut self, context: u64) -> Result<(), Refused> {
         self.session.enter(self.gpu, context)
