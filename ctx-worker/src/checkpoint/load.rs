@@ -18,7 +18,7 @@ use crate::resources::job::Job;
 use crate::resources::memory;
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::resources::pinned;
-use crate::resources::textures::{needs_memory, recorded_value};
+use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
 use crate::resources::vmm::Alias;
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
@@ -59,11 +59,13 @@ impl Executor {
         self.restore_vmm()?;
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
-            if !self.is_of_freed_memory(call(object), &object.args) {
+            let memory = recorded_memory(call(object), &object.args);
+            if memory.is_none_or(|(address, bytes)| self.reachable(address, bytes).is_ok()) {
                 self.replay(object, &kinds)?;
             }
         }
-        self.destroy_fillers();
+        let (mut under_way, memory, _) = self.parts();
+        memory.textures.destroy_fillers(&mut under_way);
         self.compare_globals(client)?;
         let aliases = self.map_aliases()?;
         self.check_pieces(client, &aliases)?;
@@ -231,7 +233,7 @@ impl Executor {
             add(g.address, g.device as usize, context, &g.pieces);
         }
         for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
-            list.extend(self.saved_array_jobs(blob)?);
+            list.extend(self.memory.arrays.saved_jobs(&self.session, blob)?);
         }
         let primaries: Vec<_> = self.memory.devices.iter().map(|d| d.primary).collect();
         let driver = self.driver();
@@ -244,7 +246,7 @@ impl Executor {
     }
 
     fn context_of_global(&self, module: u64, address: u64) -> Option<u64> {
-        let holds = |placed: &Vec<crate::resources::code::Placed>| placed.iter().any(|p| p.address == address);
+        let holds = |placed: &Vec<crate::resources::globals::Placed>| placed.iter().any(|p| p.address == address);
         let key = self.code.globals.iter().find(|((m, _), placed)| *m == module && holds(placed))?.0;
         Some(self.session.objects.get(key.1)?.real)
     }

@@ -181,7 +181,7 @@ impl Executor {
         let allocations = self.describe_allocations(aliases, &mut all);
         let globals = self.describe_globals(&mut all)?;
         let mut arrays = Vec::new();
-        for (blob, jobs) in self.describe_arrays()? {
+        for (blob, jobs) in self.memory.arrays.describe(&self.session)? {
             all.extend(jobs.into_iter().map(|job| (Region::Array(arrays.len()), Place::Other, job)));
             arrays.push(blob);
         }

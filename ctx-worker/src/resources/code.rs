@@ -1,40 +1,19 @@
 //! Commands about code: modules, libraries, kernels, functions, globals.
 
-use std::collections::HashMap;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_images::InitialHash;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind, LinkAdd};
 use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::resources::code_store::Image;
+use crate::resources::globals::Placed;
 use crate::resources::jit::JitOptions;
-use crate::resources::units::Versioned;
 use crate::serve::executor::Executor;
 use crate::session::objects::Object;
 use crate::session::outcome::{Outcome, Refused};
-
-/// A global variable of a module or library, as it lies in a context.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
-    pub(crate) name: CString,
-    pub(crate) address: u64,
-    pub(crate) size: u64,
-    /// The hash of what it held when it was placed, where that has addresses and could be read (`initial.rs`).
-    pub(crate) initial: Option<InitialHash>,
-}
-
-impl Placed {
-    fn new(name: &CStr, (address, size): (u64, u64)) -> Self {
-        Self { name: name.to_owned(), address, size, initial: None }
-    }
-}
-
-/// Where the globals of each module, or library in a context, lie: (module or library, context).
-pub(crate) type Globals = Versioned<HashMap<(u64, u64), Vec<Placed>>>;
 
 /// The most bytes of code images that are kept for code that has been unloaded.
 const MOST_UNLOADED_BYTES: usize = 1 << 30;
@@ -305,15 +284,6 @@ impl Executor {
     /// Forgets where globals lay in a context that is gone.
     pub(crate) fn forget_globals(&mut self, context: u64) {
         self.code.globals.retain(|(_, c), _| *c != context);
-    }
-
-    /// Whether a range lies in a global of the client's code.
-    pub(crate) fn is_global(&self, address: u64, bytes: u64) -> bool {
-        self.code
-            .globals
-            .values()
-            .flatten()
-            .any(|g| address >= g.address && address.checked_add(bytes).is_some_and(|end| end <= g.address + g.size))
     }
 
     fn place(&self, parent: u64, name: &CStr) -> Result<(u64, u64), Refused> {

@@ -224,7 +224,9 @@ impl Executor {
                 Params::Kernel { params, bytes: launch.parameters.to_vec(), attributes }
             }
             Task::Copy { target, source, size } => {
-                let (target, source) = (self.check_end(*target, *size)?, self.check_end(*source, *size)?);
+                let (mut call, memory, code) = self.parts();
+                let target = memory.check_end(&mut call, &code.globals, *target, *size)?;
+                let source = memory.check_end(&mut call, &code.globals, *source, *size)?;
                 let mut copy = between(target.side, source.side, *size);
                 (copy.dst.context, copy.src.context) = (0, 0);
                 Params::Copy(copy, context)

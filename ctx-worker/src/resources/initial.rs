@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use rekindle_images::{self as images, InitialHash, PIECE_LENGTH};
 
-use crate::resources::code::Placed;
 use crate::resources::code_store::Global;
+use crate::resources::globals::Placed;
 use crate::resources::not_loaded::NotLoaded;
 use crate::serve::executor::Executor;
 

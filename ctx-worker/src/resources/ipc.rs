@@ -220,7 +220,7 @@ impl Executor {
         let more = shared.pieces.iter().filter(|piece| !self.memory.vmm.has(&piece.id) && new.insert(piece.id));
         let bytes = more.fold(0_u64, |sum, piece| sum.saturating_add(piece.size));
         let driver = self.driver();
-        let pieces = self.make_counted(device, bytes, || import_all(driver, &files, &shared.pieces))?;
+        let pieces = self.memory.make_counted(driver, device, bytes, || import_all(driver, &files, &shared.pieces))?;
         [device as u64, shared.offset, shared.size, shared.flags].into_iter().for_each(|word| reply.word(word));
         for (handle, (real, SharedPiece { id, size })) in handles.into_iter().zip(pieces) {
             reply.word(size);

@@ -7,10 +7,14 @@ use std::sync::Arc;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::control::{ContainerLimits, Limits};
-use rekindle_wire::nvml::Memory;
+use rekindle_wire::nvml;
 use thiserror::Error;
 
-use crate::serve::executor::Executor;
+use crate::gpu::Gpu;
+use crate::gpu::driver::Driver;
+use crate::resources::Memory;
+use crate::session::Session;
+use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused, check};
 use crate::session::share::Share;
 
@@ -21,11 +25,11 @@ const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);
 #[error("there is no such row in a container's table")]
 pub(crate) struct NoRow;
 
-impl Executor {
+impl Memory {
     /// From here on no more than this. What the client has already it keeps.
     pub(crate) fn set_limits(&mut self, limits: Limits) {
-        self.memory.limits = limits;
-        for device in &mut self.memory.devices {
+        self.limits = limits;
+        for device in &mut self.devices {
             device.memory.set_limit(limits.device_memory.unwrap_or(u64::MAX));
         }
     }
@@ -33,18 +37,19 @@ impl Executor {
     /// What the client has counts with what others of its container have; what it has already it keeps.
     pub(crate) fn belong(
         &mut self,
+        session: &Session,
         table: File,
         row: u32,
         gpus: &[[u8; 16]],
         limits: ContainerLimits,
     ) -> Result<(), NoRow> {
-        let sees = self.session.attached.devices.iter().map(|it| it.uuid);
+        let sees = session.attached.devices.iter().map(|it| it.uuid);
         let row = usize::try_from(row).unwrap_or(usize::MAX);
         let share = Share::new(table, row, limits, gpus, sees).ok_or(NoRow)?;
-        for (at, device) in self.memory.devices.iter_mut().enumerate() {
+        for (at, device) in self.devices.iter_mut().enumerate() {
             device.memory.belong(Arc::clone(&share), at);
         }
-        self.memory.pinned.belong(share);
+        self.pinned.belong(share);
         Ok(())
     }
 
@@ -52,17 +57,18 @@ impl Executor {
     /// before it is made: of processes that share a limit, all might find room for the same bytes.
     pub(crate) fn make_counted<T>(
         &mut self,
+        driver: &Driver,
         device: usize,
         bytes: u64,
         make: impl Fn() -> Result<T, CUresult>,
     ) -> Result<T, Refused> {
-        let counted = |executor: &Self| match executor.memory.devices.get(device) {
+        let counted = |memory: &Self| match memory.devices.get(device) {
             Some(d) if d.memory.take_share(bytes) => make().inspect_err(|_| d.memory.publish()),
             _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
         };
         let mut made = counted(self);
         // What pools hold and do not use is there to be had.
-        if matches!(made, Err(CUDA_ERROR_OUT_OF_MEMORY)) && self.shrink_pools(device) {
+        if matches!(made, Err(CUDA_ERROR_OUT_OF_MEMORY)) && self.shrink_pools(driver, device) {
             made = counted(self);
         }
         made.map_err(Refused::Code)
@@ -70,37 +76,43 @@ impl Executor {
 
     /// Whether so much more may be pinned.
     pub(crate) fn pinned_fits(&self, bytes: u64) -> Result<(), Refused> {
-        let pinned = self.memory.pinned.bytes();
-        let limit = self.memory.limits.pinned_memory.unwrap_or(u64::MAX);
-        let fits = pinned.saturating_add(bytes) <= limit && self.memory.pinned.take(bytes);
+        let pinned = self.pinned.bytes();
+        let limit = self.limits.pinned_memory.unwrap_or(u64::MAX);
+        let fits = pinned.saturating_add(bytes) <= limit && self.pinned.take(bytes);
         if fits { Ok(()) } else { Err(OUT_OF_MEMORY) }
     }
 
     /// What is free and what there is on each device, whatever the client may have.
-    pub(crate) fn memory_of_devices(&mut self) -> Result<Vec<Memory>, Refused> {
-        let primaries: Vec<_> = self.memory.devices.iter().map(|d| d.primary).collect();
+    pub(crate) fn memory_of_devices(&self, gpu: &mut Gpu) -> Result<Vec<nvml::Memory>, Refused> {
+        let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let memory = primaries.into_iter().map(|primary| {
-            self.enter_real(primary)?;
+            gpu.enter(primary).map_err(Refused::Code)?;
             let (mut free, mut total) = (0, 0);
             // SAFETY: the out parameters are locals.
-            check(unsafe { (self.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
-            Ok(Memory { total: total as u64, free: free as u64, reserved: 0 })
+            check(unsafe { (gpu.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+            Ok(nvml::Memory { total: total as u64, free: free as u64, reserved: 0 })
         });
         memory.collect()
     }
 
     /// What is free and what there is: of the device, or of what the client may have.
-    pub(crate) fn mem_info(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+    pub(crate) fn mem_info(
+        &self,
+        call: &Call<'_>,
+        taken_by_clones: u64,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
         args.end()?;
-        let device = self.device_of_context(self.header.context)?;
+        let device = call.device()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out parameters are locals.
-        check(unsafe { (self.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
-        let room = self.memory.devices.get(device).map_or(0, |d| d.memory.room());
+        check(unsafe { (call.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+        let room = self.devices.get(device).map_or(0, |d| d.memory.room());
         // What clones take for a while is the client's to have.
-        let free = (free as u64).saturating_add(self.taken_by_clones(device));
+        let free = (free as u64).saturating_add(taken_by_clones);
         reply.word(free.min(room));
-        let most = self.memory.devices.get(device).map_or(u64::MAX, |d| d.memory.most());
+        let most = self.devices.get(device).map_or(u64::MAX, |d| d.memory.most());
         reply.word((total as u64).min(most));
         Ok(Outcome::Done(CUDA_SUCCESS))
     }

@@ -1,10 +1,13 @@
 //! What a client makes of the GPU: memory of every kind, and code.
 
+pub(crate) mod array_commands;
 pub(crate) mod arrays;
+pub(crate) mod box_commands;
 pub(crate) mod boxes;
 pub(crate) mod code;
 pub(crate) mod code_store;
 pub(crate) mod device;
+pub(crate) mod globals;
 pub(crate) mod graphs;
 pub(crate) mod initial;
 pub(crate) mod ipc;
@@ -22,6 +25,8 @@ pub(crate) mod pinned;
 pub(crate) mod pool_commands;
 pub(crate) mod pools;
 pub(crate) mod prints;
+pub(crate) mod reach;
+pub(crate) mod surplus;
 pub(crate) mod tensor_maps;
 pub(crate) mod textures;
 pub(crate) mod units;
@@ -35,9 +40,9 @@ use rekindle_wire::command;
 use rekindle_wire::control::Limits;
 
 use self::arrays::Arrays;
-use self::code::Globals;
 use self::code_store::{CodeStore, Image};
 use self::device::Device;
+use self::globals::Globals;
 use self::graphs::Graphs;
 use self::ipc::Arrived;
 use self::ipc_events::IpcEvents;
@@ -46,7 +51,7 @@ use self::linker::Links;
 use self::pinned::PinnedMemory;
 use self::pools::Pools;
 use self::prints::Prints;
-use self::textures::Filler;
+use self::textures::Textures;
 use self::vmm::Vmm;
 
 /// The devices, and the client's memory of every kind.
@@ -58,8 +63,7 @@ pub(crate) struct Memory {
     /// Pinned memory that a restored client has, until its memfds are here.
     pub(crate) expected_pins: Vec<(u64, pinned::Allocation)>,
     pub(crate) arrays: Arrays,
-    /// Textures and surfaces that a restore has made only to come to the values of others.
-    pub(crate) fillers: Vec<Filler>,
+    pub(crate) textures: Textures,
     /// Memory of other processes that has come and is not imported yet.
     pub(crate) arrived: Arrived,
     pub(crate) ipc_events: IpcEvents,
@@ -76,7 +80,7 @@ impl Memory {
             pinned: PinnedMemory::default(),
             expected_pins: Vec::new(),
             arrays: Arrays::default(),
-            fillers: Vec::new(),
+            textures: Textures::default(),
             arrived: Arrived::default(),
             ipc_events: IpcEvents::new(table),
             limits: Limits::default(),

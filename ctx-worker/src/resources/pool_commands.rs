@@ -84,7 +84,7 @@ impl Executor {
         }
         self.memory.pools.settle(self.driver());
         let surplus = self.memory.pools.surplus();
-        self.unmap_segments(surplus);
+        self.memory.unmap_segments(self.gpu.driver, surplus);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Executor {
         self.memory.pools.settle(self.driver());
         let pool = self.memory.pools.get(handle).map_err(Refused::Code)?;
         let gone = pool.shrink(keep).into_iter().map(|address| (pool.device, address)).collect();
-        self.unmap_segments(gone);
+        self.memory.unmap_segments(self.gpu.driver, gone);
         Ok(())
     }
 
@@ -242,7 +242,7 @@ impl Executor {
             if !self.memory.pools.by_handle.get(&handle).is_some_and(|p| p.may_grow(size)) {
                 continue;
             }
-            if attempt == 2 && !self.shrink_pools(device) {
+            if attempt == 2 && !self.memory.shrink_pools(self.gpu.driver, device) {
                 break;
             }
             result = self.memory.devices[device].memory.map_segment(driver, size).map(|address| {
@@ -288,7 +288,8 @@ impl Executor {
     fn pool_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let (address, stream) = (args.word()?, args.word()?);
         args.end()?;
-        let (ordinal, allocation) = self.find_allocation(address).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let (ordinal, allocation) =
+            self.memory.find_allocation(address).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         let key = self.stream_key(stream)?;
         let real = self.handle_stream(stream)?;
         if allocation.pool == 0 {
@@ -308,44 +309,6 @@ impl Executor {
         Ok(Outcome::Done(recorded))
     }
 
-    /// `cuMemFree` of memory from a pool: the driver takes it that nothing uses it any more. `false` for other memory.
-    pub(crate) fn free_to_pool(&mut self, address: u64) -> bool {
-        let Some((ordinal, allocation)) = self.find_allocation(address).filter(|(_, a)| a.pool != 0) else {
-            return false;
-        };
-        self.memory.devices[ordinal].memory.take_out(address);
-        let length = rounded(allocation.size).unwrap_or(allocation.size);
-        if let Some(pool) = self.memory.pools.by_handle.get_mut(&allocation.pool) {
-            pool.give(address, length);
-        }
-        true
-    }
-
-    pub(crate) fn find_allocation(&self, address: u64) -> Option<(usize, Allocation)> {
-        let found = self.memory.devices.iter().enumerate();
-        let mut found = found.filter_map(|(i, d)| Some((i, *d.memory.allocations().get(&address)?)));
-        found.next()
-    }
-
-    /// The client has waited for something: what pools hold beyond their thresholds is given back.
-    pub(crate) fn release_pools(&mut self) {
-        if self.memory.pools.hold_memory() {
-            self.memory.pools.settle(self.driver());
-            let surplus = self.memory.pools.surplus();
-            self.unmap_segments(surplus);
-        }
-    }
-
-    /// Gives back all that the pools of a device do not use, whatever their thresholds say. `false` if that is nothing.
-    pub(crate) fn shrink_pools(&mut self, device: usize) -> bool {
-        self.memory.pools.settle(self.driver());
-        let of_device = self.memory.pools.by_handle.values_mut().filter(|p| p.device == device);
-        let gone: Vec<(usize, u64)> = of_device.flat_map(|p| p.shrink(0)).map(|address| (device, address)).collect();
-        let some = !gone.is_empty();
-        self.unmap_segments(gone);
-        some
-    }
-
     /// Ends the pools of a device whose context is reset, and all that was allocated from them.
     pub(crate) fn reset_pools(&mut self, device: usize) -> Result<(), Refused> {
         // Other contexts may be using them.
@@ -355,17 +318,8 @@ impl Executor {
         let allocated: Vec<u64> =
             memory.allocations().iter().filter(|(_, a)| a.pool != 0).map(|(address, _)| *address).collect();
         allocated.into_iter().for_each(|address| memory.take_out(address));
-        self.unmap_segments(gone);
+        self.memory.unmap_segments(self.gpu.driver, gone);
         Ok(())
-    }
-
-    fn unmap_segments(&mut self, segments: Vec<(usize, u64)>) {
-        let driver = self.driver();
-        for (device, address) in segments {
-            if let Err(failed) = self.memory.devices[device].memory.unmap_segment(driver, address) {
-                tracing::warn!("memory of a pool at {address:#x} was not given back: {failed}");
-            }
-        }
     }
 
     /// Maps what an image's pools had.

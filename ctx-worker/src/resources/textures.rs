@@ -9,7 +9,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 
-use crate::serve::executor::Executor;
+use crate::gpu::driver::Driver;
+use crate::session::Session;
+use crate::session::call::Call;
 use crate::session::objects::Object;
 use crate::session::outcome::{Outcome, Refused, check};
 
@@ -17,7 +19,7 @@ use crate::session::outcome::{Outcome, Refused, check};
 const MOST_FILLERS: usize = 4096;
 
 /// What a client asks to be made, and a restore makes again.
-struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     handle: u64,
     /// The value that it must get; 0 for any.
     value: u64,
@@ -27,16 +29,18 @@ struct Wanted<'a> {
 }
 
 /// The same as the driver takes it.
-struct Descriptors {
+pub(crate) struct Descriptors {
     resource: CudaResourceDesc,
     texture: Option<CudaTextureDesc>,
     view: Option<CudaResourceViewDesc>,
     /// The client's array that it is of, or 0.
     parent: u64,
+    /// Address and length of the memory that it is of, unless it is of an array. Whoever makes it has checked them.
+    pub(crate) memory: Option<(u64, u64)>,
 }
 
 impl<'a> Wanted<'a> {
-    fn read(args: &mut Reader<'a>) -> Result<Self, Malformed> {
+    pub(crate) fn read(args: &mut Reader<'a>) -> Result<Self, Malformed> {
         let (handle, value) = (args.word()?, args.word()?);
         let (resource, texture, view) = (args.blob()?, args.blob()?, args.blob()?);
         args.end()?;
@@ -55,7 +59,7 @@ impl<'a> Wanted<'a> {
 
 /// An object that only fills a gap.
 #[derive(Clone, Copy)]
-pub(crate) struct Filler {
+struct Filler {
     context: u64,
     value: u64,
     texture: bool,
@@ -71,145 +75,141 @@ pub(crate) fn needs_memory(call: u16) -> bool {
     matches!(call, command::TEXTURE_CREATE | command::SURFACE_CREATE)
 }
 
-impl Executor {
-    pub(crate) fn texture_command(
-        &mut self,
-        call: u16,
-        args: &mut Reader<'_>,
-        reply: &mut Writer,
-    ) -> Result<Outcome, Refused> {
-        match call {
-            command::TEXTURE_CREATE => self.texture_create(args, reply, Kind::TexObject),
-            command::SURFACE_CREATE => self.texture_create(args, reply, Kind::SurfObject),
-            command::TEXTURE_DESTROY => self.texture_destroy(args),
-            _ => Err(Refused::UnknownCall(call)),
-        }
-    }
+/// The textures and surfaces of the client.
+#[derive(Default)]
+pub(crate) struct Textures {
+    /// Those that a restore has made only to come to the values of others.
+    fillers: Vec<Filler>,
+}
 
-    fn texture_create(&mut self, args: &mut Reader<'_>, reply: &mut Writer, kind: Kind) -> Result<Outcome, Refused> {
-        let wanted = Wanted::read(args)?;
-        let descriptors = self.descriptors(&wanted)?;
-        let value = self.make_with_value(&descriptors, wanted.value)?;
-        let context = self.header.context;
+impl Textures {
+    /// Makes a texture or a surface, whose memory was checked.
+    pub(crate) fn create(
+        &mut self,
+        call: &mut Call<'_>,
+        wanted: &Wanted<'_>,
+        descriptors: &Descriptors,
+        reply: &mut Writer,
+        kind: Kind,
+    ) -> Result<Outcome, Refused> {
+        let value = self.make_with_value(call, descriptors, wanted.value)?;
+        let context = call.header.context;
         let object = Object { kind, real: value, context, parent: descriptors.parent, allocates: false };
-        if !self.session.objects.insert(wanted.handle, object) {
+        if !call.session.objects.insert(wanted.handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        let call = if kind == Kind::TexObject { command::TEXTURE_CREATE } else { command::SURFACE_CREATE };
-        self.session.objects.record(call, wanted.handle, context, &wanted.record(value), None);
+        let number = if kind == Kind::TexObject { command::TEXTURE_CREATE } else { command::SURFACE_CREATE };
+        call.session.objects.record(number, wanted.handle, context, &wanted.record(value), None);
         reply.word(value);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// Checks what a texture is of, and names it as the driver does.
-    fn descriptors(&self, wanted: &Wanted<'_>) -> Result<Descriptors, Refused> {
-        let broken = || Malformed("a descriptor of a broken length");
-        let mut resource: CudaResourceDesc = from_bytes(wanted.resource).ok_or_else(broken)?;
-        let read = |blob: &[u8]| !blob.is_empty();
-        let texture = read(wanted.texture).then(|| from_bytes(wanted.texture).ok_or_else(broken)).transpose()?;
-        let view = read(wanted.view).then(|| from_bytes(wanted.view).ok_or_else(broken)).transpose()?;
-        let mut parent = 0;
-        match resource.kind {
-            CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
-                parent = resource.words[0];
-                let kind = if resource.kind == CU_RESOURCE_TYPE_ARRAY { Kind::Array } else { Kind::MipmappedArray };
-                resource.words[0] = match self.session.objects.get(parent) {
-                    Some(o) if o.kind == kind => o.real,
-                    _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
-                };
-            }
-            _ => {
-                let linear = resource.linear().zip(resource.linear_bytes());
-                let (linear, bytes) = linear.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
-                self.reachable(linear.address, bytes)?;
-            }
-        }
-        Ok(Descriptors { resource, texture, view, parent })
-    }
-
-    fn make(&self, d: &Descriptors) -> Result<u64, Refused> {
-        let mut value = 0;
-        let driver = self.driver();
-        // SAFETY: the out parameter is a local, the descriptors live through the call and name what is the client's.
-        check(unsafe {
-            match &d.texture {
-                Some(texture) => {
-                    let view = d.view.as_ref().map_or(std::ptr::null(), |view| view as *const _);
-                    (driver.cuTexObjectCreate)(&raw mut value, &raw const d.resource, texture, view)
-                }
-                None => (driver.cuSurfObjectCreate)(&raw mut value, &raw const d.resource),
-            }
-        })?;
-        Ok(value)
-    }
-
     /// Makes an object, of this value if it is not 0.
-    fn make_with_value(&mut self, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
-        let (context, texture) = (self.header.context, d.texture.is_some());
+    fn make_with_value(&mut self, call: &Call<'_>, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
+        let (context, texture) = (call.header.context, d.texture.is_some());
         let is_it = |f: &Filler| f.value == wanted && f.context == context && f.texture == texture;
-        if let Some(at) = self.memory.fillers.iter().position(is_it) {
-            self.memory.fillers.swap_remove(at);
-            self.unmake(wanted, texture);
+        if let Some(at) = self.fillers.iter().position(is_it) {
+            self.fillers.swap_remove(at);
+            unmake(call.driver(), wanted, texture);
         }
         for _ in 0..MOST_FILLERS {
-            let value = self.make(d)?;
+            let value = make(call.driver(), d)?;
             if wanted == 0 || value == wanted {
                 return Ok(value);
             }
-            self.memory.fillers.push(Filler { context, value, texture });
+            self.fillers.push(Filler { context, value, texture });
         }
         Err(Refused::Code(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION))
     }
 
     /// Destroys what filled gaps: all that a restore makes is made.
-    pub(crate) fn destroy_fillers(&mut self) {
-        for filler in std::mem::take(&mut self.memory.fillers) {
-            if self.enter_context(filler.context).is_ok() {
-                self.unmake(filler.value, filler.texture);
+    pub(crate) fn destroy_fillers(&mut self, call: &mut Call<'_>) {
+        for filler in std::mem::take(&mut self.fillers) {
+            if call.enter(filler.context).is_ok() {
+                unmake(call.driver(), filler.value, filler.texture);
             }
         }
     }
+}
 
-    /// Destroys a texture or surface of the driver's.
-    fn unmake(&self, value: u64, texture: bool) -> CUresult {
-        // SAFETY: made by `make`, and nobody has it any more.
-        unsafe {
-            if texture { (self.driver().cuTexObjectDestroy)(value) } else { (self.driver().cuSurfObjectDestroy)(value) }
+/// Reads what a texture is of, and names it as the driver does.
+pub(crate) fn descriptors(session: &Session, wanted: &Wanted<'_>) -> Result<Descriptors, Refused> {
+    let broken = || Malformed("a descriptor of a broken length");
+    let mut resource: CudaResourceDesc = from_bytes(wanted.resource).ok_or_else(broken)?;
+    let read = |blob: &[u8]| !blob.is_empty();
+    let texture = read(wanted.texture).then(|| from_bytes(wanted.texture).ok_or_else(broken)).transpose()?;
+    let view = read(wanted.view).then(|| from_bytes(wanted.view).ok_or_else(broken)).transpose()?;
+    let (mut parent, mut memory) = (0, None);
+    match resource.kind {
+        CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
+            parent = resource.words[0];
+            let kind = if resource.kind == CU_RESOURCE_TYPE_ARRAY { Kind::Array } else { Kind::MipmappedArray };
+            resource.words[0] = match session.objects.get(parent) {
+                Some(o) if o.kind == kind => o.real,
+                _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
+            };
+        }
+        _ => {
+            let linear = resource.linear().zip(resource.linear_bytes());
+            memory = linear.map(|(linear, bytes)| (linear.address, bytes));
+            memory.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         }
     }
+    Ok(Descriptors { resource, texture, view, parent, memory })
+}
 
-    fn texture_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
-        args.end()?;
-        let Some(object) = self.session.objects.get(handle).copied() else {
-            // It went with its array, or its memory was gone at the restore.
-            return Ok(Outcome::Done(CUDA_SUCCESS));
-        };
-        if !matches!(object.kind, Kind::TexObject | Kind::SurfObject) {
-            return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
-        }
-        self.enter_context(object.context)?;
-        self.session.objects.remove(handle);
-        let result = self.unmake(object.real, object.kind == Kind::TexObject);
-        self.enter_context(self.header.context)?;
-        Ok(Outcome::Done(result))
-    }
-
-    /// Destroys what was of an array that is being destroyed: nothing can be read of it any more.
-    pub(crate) fn destroy_textures(&self, gone: &[(u64, Object)]) {
-        for (_, object) in gone {
-            if matches!(object.kind, Kind::TexObject | Kind::SurfObject) {
-                self.unmake(object.real, object.kind == Kind::TexObject);
+fn make(driver: &Driver, d: &Descriptors) -> Result<u64, Refused> {
+    let mut value = 0;
+    // SAFETY: the out parameter is a local, the descriptors live through the call and name what is the client's.
+    check(unsafe {
+        match &d.texture {
+            Some(texture) => {
+                let view = d.view.as_ref().map_or(std::ptr::null(), |view| view as *const _);
+                (driver.cuTexObjectCreate)(&raw mut value, &raw const d.resource, texture, view)
             }
+            None => (driver.cuSurfObjectCreate)(&raw mut value, &raw const d.resource),
+        }
+    })?;
+    Ok(value)
+}
+
+/// Destroys a texture or surface of the driver's.
+fn unmake(driver: &Driver, value: u64, texture: bool) -> CUresult {
+    // SAFETY: made by `make`, and nobody has it any more.
+    unsafe { if texture { (driver.cuTexObjectDestroy)(value) } else { (driver.cuSurfObjectDestroy)(value) } }
+}
+
+/// Destroys a texture or surface of the client's.
+pub(crate) fn texture_destroy(call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    let handle = args.word()?;
+    args.end()?;
+    let Some(object) = call.session.objects.get(handle).copied() else {
+        // It went with its array, or its memory was gone at the restore.
+        return Ok(Outcome::Done(CUDA_SUCCESS));
+    };
+    if !matches!(object.kind, Kind::TexObject | Kind::SurfObject) {
+        return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
+    }
+    call.enter(object.context)?;
+    call.session.objects.remove(handle);
+    let result = unmake(call.driver(), object.real, object.kind == Kind::TexObject);
+    call.enter_own()?;
+    Ok(Outcome::Done(result))
+}
+
+/// Destroys what was of an array that is being destroyed: nothing can be read of it any more.
+pub(crate) fn destroy_textures(driver: &Driver, gone: &[(u64, Object)]) {
+    for (_, object) in gone {
+        if matches!(object.kind, Kind::TexObject | Kind::SurfObject) {
+            unmake(driver, object.real, object.kind == Kind::TexObject);
         }
     }
+}
 
-    /// Whether a recorded texture is of memory that the client has freed since: then nothing can be made again, and
-    /// nothing needs to be.
-    pub(crate) fn is_of_freed_memory(&self, call: u16, args: &[u8]) -> bool {
-        let Ok(wanted) = Wanted::read(&mut Reader::new(args)) else { return false };
-        let Some(resource) = from_bytes::<CudaResourceDesc>(wanted.resource) else { return false };
-        let memory = resource.linear().zip(resource.linear_bytes());
-        needs_memory(call) && memory.is_some_and(|(linear, bytes)| self.reachable(linear.address, bytes).is_err())
-    }
+/// The memory that a recorded texture is of, if it is of memory. Where the client has freed that since, nothing can be made
+/// again, and nothing needs to be.
+pub(crate) fn recorded_memory(call: u16, args: &[u8]) -> Option<(u64, u64)> {
+    let wanted = Wanted::read(&mut Reader::new(args)).ok().filter(|_| needs_memory(call))?;
+    let resource: CudaResourceDesc = from_bytes(wanted.resource)?;
+    resource.linear().zip(resource.linear_bytes()).map(|(linear, bytes)| (linear.address, bytes))
 }

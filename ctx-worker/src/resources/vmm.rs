@@ -415,7 +415,7 @@ impl Executor {
         let (driver, device) = (self.driver(), self.device(ordinal)?);
         let ordinal = ordinal as usize;
         let properties = properties(device, handle_types, flags);
-        let real = self.make_counted(ordinal, size, || create(driver, size, &properties))?;
+        let real = self.memory.make_counted(driver, ordinal, size, || create(driver, size, &properties))?;
         let piece = Piece { real, size, device: ordinal, handle_types, flags, held: true, sharing: None };
         self.memory.vmm.pieces.insert(handle, piece);
         self.count_pieces();

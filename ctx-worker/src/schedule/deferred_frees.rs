@@ -15,7 +15,7 @@ impl Executor {
         let frees = self.scheduler.deferred.list.iter().filter(|e| e.header.call == command::POOL_FREE);
         frees.filter_map(|entry| {
             let address = word(&entry.parameters, 0)?;
-            let (_, allocation) = self.find_allocation(address)?;
+            let (_, allocation) = self.memory.find_allocation(address)?;
             (allocation.pool != 0).then_some((entry, address, allocation))
         })
     }

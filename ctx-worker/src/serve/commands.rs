@@ -48,8 +48,14 @@ impl Executor {
             command::PRINTS => self.code.prints.fetch(&self.session, args, reply),
             command::OCCUPANCY_BLOCK_SIZE => self.occupancy_block_size(args, reply),
             command::OCCUPANCY_CLUSTERS => self.occupancy_clusters(args, reply),
-            command::PEER_ENABLE => self.peer_enable(args),
-            command::PEER_DISABLE => self.peer_disable(args),
+            command::PEER_ENABLE => {
+                let (mut call, memory, _) = self.parts();
+                memory.peer_enable(&mut call, args)
+            }
+            command::PEER_DISABLE => {
+                let (mut call, memory, _) = self.parts();
+                memory.peer_disable(&mut call, args)
+            }
             command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => self.vmm_command(call, args, reply),
             command::MEMORY_EXPORT..=command::PIECE_IMPORT => self.ipc_command(call, args, reply),
@@ -57,6 +63,31 @@ impl Executor {
             command::TENSOR_MAP => self.tensor_map(args, reply),
             _ => self.code_command(call, args, reply),
         }
+    }
+
+    fn mem_info(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let taken = self.device_of_context(self.header.context).map_or(0, |device| self.taken_by_clones(device));
+        let (call, memory, _) = self.parts();
+        memory.mem_info(&call, taken, args, reply)
+    }
+
+    /// Executes a command around boxes, arrays, textures and surfaces.
+    fn shape_command(&mut self, number: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        if number == command::COPY_BOX_FROM_CHUNK || number == command::COPY_BOX_TO_CHUNK {
+            return self.copy_box_chunk(args, number == command::COPY_BOX_FROM_CHUNK);
+        }
+        let (mut call, memory, code) = self.parts();
+        memory.shape_command(&mut call, &code.globals, number, args, reply)
+    }
+
+    fn copy_box_chunk(&mut self, args: &mut Reader<'_>, to_device: bool) -> Result<Outcome, Refused> {
+        let (mut call, memory, code) = self.parts();
+        let (chunk, key) = memory.copy_box_chunk(&mut call, &code.globals, args, to_device)?;
+        if !to_device {
+            self.note_transfer(self.device_of_context(key.context).ok(), key);
+        }
+        self.when_done(vec![key], Then::Chunk(chunk))?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn tensor_map(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
@@ -75,7 +106,8 @@ impl Executor {
         let stream = self.handle_stream(stream)?;
         self.reachable(target, bytes)?;
         self.reachable(source, bytes)?;
-        if let Some(result) = self.copy_staged(target, source, bytes, stream)? {
+        let (call, memory, _) = self.parts();
+        if let Some(result) = memory.copy_staged(&call, target, source, bytes, stream)? {
             return Ok(Outcome::Done(result));
         }
         self.allow_peer(target)?;
@@ -86,39 +118,6 @@ impl Executor {
             self.note_transfer(window::device_of(source), key);
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
-    }
-
-    /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
-    /// making needs nothing of the kind; mapped pieces do.
-    pub(crate) fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
-        let Some(owner) = window::device_of(address) else { return Ok(()) };
-        let here = self.device_of_context(self.header.context)?;
-        // Where it cannot be let in, the driver takes copies through the host, or says that it does not.
-        if owner == here || !self.may_access(here, owner) {
-            return Ok(());
-        }
-        let (driver, device) = (self.driver(), self.memory.devices[here].device);
-        let Some(memory) = self.memory.devices.get_mut(owner).map(|d| &mut d.memory) else { return Ok(()) };
-        memory.allow(driver, address, device).map_err(|failed| Refused::Code(failed.code))
-    }
-
-    /// Refuses an address of a copy that is neither in a window of ours nor left to the driver to judge. The worker's
-    /// own memory must not be read or written for a client; device addresses outside the windows are globals, which
-    /// the driver knows, and which never are host memory of the worker's.
-    pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
-        let end = address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
-        let in_device = self.memory.devices.iter().any(|d| {
-            let allocations = d.memory.allocations();
-            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
-        });
-        let in_pinned = || {
-            let allocations = self.memory.pinned.allocations();
-            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
-        };
-        if in_device || in_pinned() || self.memory.vmm.covers(address, bytes) || self.is_global(address, bytes) {
-            return Ok(());
-        }
-        Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))
     }
 
     fn copy_bytes(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
@@ -195,7 +194,7 @@ impl Executor {
             };
             if answer != CUDA_ERROR_NOT_READY {
                 self.note_sticky(answer);
-                self.release_pools();
+                self.memory.release_pools(self.gpu.driver);
                 return Ok(Outcome::Done(answer));
             }
         }
@@ -249,7 +248,7 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let mut given = self.memory.devices[ordinal].memory.allocate(driver, size, context);
-        if matches!(given, Err(MemoryError::Driver(_))) && self.shrink_pools(ordinal) {
+        if matches!(given, Err(MemoryError::Driver(_))) && self.memory.shrink_pools(driver, ordinal) {
             given = self.memory.devices[ordinal].memory.allocate(driver, size, context);
         }
         match given {
@@ -276,7 +275,7 @@ impl Executor {
         args.end()?;
         let found = self.memory.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
         found.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
-        if self.free_to_pool(address) {
+        if self.memory.free_to_pool(address) {
             return Ok(Outcome::Done(CUDA_SUCCESS));
         }
         // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
@@ -297,7 +296,7 @@ impl Executor {
         let (address, size, flags, serial) = (args.word()?, args.word()?, args.word32()?, args.word()?);
         args.end()?;
         let allocation = pinned::Allocation { size, flags, context: self.header.context };
-        if let Err(refused) = self.pinned_fits(size) {
+        if let Err(refused) = self.memory.pinned_fits(size) {
             // It is not waited for any longer.
             self.memory.pinned.arrived.take(address, Some(serial));
             return Err(refused);
@@ -410,7 +409,8 @@ impl Executor {
         for address in pins {
             self.memory.pinned.unmap(driver, address);
         }
-        self.clear_arrays(handle);
+        let (mut call, memory, _) = self.parts();
+        memory.clear_arrays(&mut call, handle);
         self.clear_graphs(handle);
         for (gone, _) in take(&mut self.session.objects) {
             self.forget_event(gone);

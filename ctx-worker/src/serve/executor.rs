@@ -79,6 +79,17 @@ impl Executor {
         (call, &mut self.memory, &mut self.code)
     }
 
+    /// Refuses memory that is not the client's.
+    pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
+        self.memory.reachable(&self.code.globals, address, bytes)
+    }
+
+    /// Lets the current context's device use memory of another device that a command names.
+    pub(crate) fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
+        let (call, memory, _) = self.parts();
+        memory.allow_peer(&call, address)
+    }
+
     /// Something has synchronised: takes what kernels have printed.
     pub(crate) fn collect_prints(&mut self) {
         let (mut call, _, code) = self.parts();
@@ -226,7 +237,7 @@ impl Executor {
         for (then, result) in finished.drain(..) {
             match then {
                 Then::Reply(slot) => {
-                    self.release_pools();
+                    self.memory.release_pools(self.gpu.driver);
                     self.answer(slot, result, &[]);
                 }
                 Then::PoolAlloc { wanted, reply } => self.retry_pool_alloc(&wanted, reply),
@@ -240,7 +251,7 @@ impl Executor {
                 }
                 Then::Transferred(transfer) => self.checkpoint.pace.transferred(transfer),
                 Then::Free { address, reply } => {
-                    let freed = self.free_memory(address);
+                    let freed = self.memory.free_memory(self.gpu.driver, address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
                 }
                 Then::Unmap { address, size, reply } => {
@@ -248,7 +259,8 @@ impl Executor {
                     self.answer(reply, if result == CUDA_SUCCESS { unmapped } else { result }, &[]);
                 }
                 Then::DestroyArray { array, reply } => {
-                    let destroyed = self.destroy_array(array);
+                    let (mut call, memory, _) = self.parts();
+                    let destroyed = memory.destroy_array(&mut call, array);
                     self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
                 Then::DestroyGraph { exec, graph } => self.destroy_graph(exec, graph),
@@ -274,17 +286,6 @@ impl Executor {
         self.look_at_held();
     }
 
-    pub(crate) fn free_memory(&mut self, address: u64) -> CUresult {
-        for device in &mut self.memory.devices {
-            match device.memory.free(self.gpu.driver, address) {
-                Some(Ok(())) => return CUDA_SUCCESS,
-                Some(Err(failed)) => return failed.code,
-                None => {}
-            }
-        }
-        CUDA_ERROR_INVALID_VALUE
-    }
-
     /// Makes the client's context the driver's current one; 0 leaves none.
     pub(crate) fn enter_context(&mut self, context: u64) -> Result<(), Refused> {
         self.session.enter(&mut self.gpu, context)
@@ -303,8 +304,7 @@ impl Executor {
     // What the generated dispatch asks for.
 
     pub(crate) fn device(&self, ordinal: u64) -> Result<CUdevice, Refused> {
-        let device = usize::try_from(ordinal).ok().and_then(|o| self.memory.devices.get(o));
-        device.map(|d| d.device).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))
+        self.memory.device(ordinal)
     }
 
     pub(crate) fn handle_event(&self, handle: u64) -> Result<u64, Refused> {

@@ -336,7 +336,7 @@ impl Server {
         let mut fds = fds.into_iter();
         match (body, self.state) {
             (WorkerRequest::Adopt { attach, limits }, State::Spare) => {
-                self.executor.set_limits(limits);
+                self.executor.memory.set_limits(limits);
                 self.adopt(attach, &mut fds)?;
             }
             (WorkerRequest::Quiesce { timeout_ms }, State::Open | State::Closing) => {
@@ -389,7 +389,7 @@ impl Server {
             }
             (WorkerRequest::Belong { row, gpus, limits }, State::Spare | State::Restoring) => {
                 let file = fds.next().ok_or(Refusal::Lacks("no table came with the request"))?;
-                self.executor.belong(file.into(), row, &gpus, limits)?;
+                self.executor.memory.belong(&self.executor.session, file.into(), row, &gpus, limits)?;
             }
             (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
             (WorkerRequest::Data { data }, State::Spare) => self.take_data(data, &mut fds)?,
@@ -399,7 +399,7 @@ impl Server {
                 self.code_ahead.extend(code.into_iter().zip(fds));
                 let reader = DataReader::new(key, std::mem::take(&mut self.data_ahead));
                 self.load(reader, &blob)?;
-                self.executor.set_limits(limits);
+                self.executor.memory.set_limits(limits);
             }
             (WorkerRequest::Pinned { pinned }, State::Restoring) => {
                 self.pinned_ahead.extend(pinned.into_iter().zip(fds))
@@ -415,7 +415,7 @@ impl Server {
             }
             (WorkerRequest::Describe, _) => {
                 let description = WorkerReply::Description {
-                    device_memory: self.executor.device_bytes(),
+                    device_memory: self.executor.memory.device_bytes(&self.executor.session),
                     pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
                     commands: self.executor.scheduler.times.commands,
                 };
@@ -435,7 +435,8 @@ impl Server {
                 return Ok((WorkerReply::Access { report: Box::new(report) }, Vec::new()));
             }
             (WorkerRequest::Memory, _) => {
-                let devices = self.executor.memory_of_devices().map_err(Refusal::Memory)?;
+                let devices =
+                    self.executor.memory.memory_of_devices(&mut self.executor.gpu).map_err(Refusal::Memory)?;
                 return Ok((WorkerReply::Memory { devices }, Vec::new()));
             }
             (WorkerRequest::Check, _) => {

@@ -33,6 +33,11 @@ impl Call<'_> {
         self.enter(self.header.context)
     }
 
+    /// The worker's number of the device that the command's context is on.
+    pub(crate) fn device(&self) -> Result<usize, Refused> {
+        self.session.device_of_context(self.header.context)
+    }
+
     /// The stream that a parameter of the command names.
     pub(crate) fn stream_key(&self, handle: u64) -> Result<StreamKey, Refused> {
         self.session.stream_key(&self.header, handle)

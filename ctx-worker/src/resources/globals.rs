@@ -1,0 +1,35 @@
+//! Variables of the client's code, as the driver has placed them.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+
+use rekindle_images::InitialHash;
+
+use crate::resources::units::Versioned;
+
+/// A global variable of a module or library, as it lies in a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) name: CString,
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    /// The hash of what it held when it was placed, where that has addresses and could be read (`initial.rs`).
+    pub(crate) initial: Option<InitialHash>,
+}
+
+impl Placed {
+    pub(crate) fn new(name: &CStr, (address, size): (u64, u64)) -> Self {
+        Self { name: name.to_owned(), address, size, initial: None }
+    }
+}
+
+/// Where the globals of each module, or library in a context, lie: (module or library, context).
+pub(crate) type Globals = Versioned<HashMap<(u64, u64), Vec<Placed>>>;
+
+/// Whether a range lies in one variable.
+pub(crate) fn is_global(globals: &Globals, address: u64, bytes: u64) -> bool {
+    globals
+        .values()
+        .flatten()
+        .any(|g| address >= g.address && address.checked_add(bytes).is_some_and(|end| end <= g.address + g.size))
+}

@@ -1,0 +1,63 @@
+//! Which of the client's memory a command may name: what is the client's, and what its device may use.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::window;
+
+use crate::gpu::driver::Driver;
+use crate::resources::Memory;
+use crate::resources::globals::{Globals, is_global};
+use crate::session::call::Call;
+use crate::session::outcome::Refused;
+
+impl Memory {
+    /// Refuses an address of a copy that is neither in a window of ours nor left to the driver to judge. The worker's
+    /// own memory must not be read or written for a client; device addresses outside the windows are globals, which
+    /// the driver knows, and which never are host memory of the worker's.
+    pub(crate) fn reachable(&self, globals: &Globals, address: u64, bytes: u64) -> Result<(), Refused> {
+        let end = address.checked_add(bytes).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let in_device = self.devices.iter().any(|d| {
+            let allocations = d.memory.allocations();
+            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
+        });
+        let in_pinned = || {
+            let allocations = self.pinned.allocations();
+            allocations.range(..=address).next_back().is_some_and(|(a, x)| end <= a + x.size)
+        };
+        if in_device || in_pinned() || self.vmm.covers(address, bytes) || is_global(globals, address, bytes) {
+            return Ok(());
+        }
+        Err(Refused::Code(CUDA_ERROR_INVALID_VALUE))
+    }
+
+    /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
+    /// making needs nothing of the kind; mapped pieces do.
+    pub(crate) fn allow_peer(&mut self, call: &Call<'_>, address: u64) -> Result<(), Refused> {
+        let Some(owner) = window::device_of(address) else { return Ok(()) };
+        let here = call.device()?;
+        // Where it cannot be let in, the driver takes copies through the host, or says that it does not.
+        if owner == here || !self.may_access(call.driver(), here, owner) {
+            return Ok(());
+        }
+        let (driver, device) = (call.driver(), self.devices[here].device);
+        let Some(memory) = self.devices.get_mut(owner).map(|d| &mut d.memory) else { return Ok(()) };
+        memory.allow(driver, address, device).map_err(|failed| Refused::Code(failed.code))
+    }
+
+    /// Frees device memory that nothing uses.
+    pub(crate) fn free_memory(&mut self, driver: &Driver, address: u64) -> CUresult {
+        for device in &mut self.devices {
+            match device.memory.free(driver, address) {
+                Some(Ok(())) => return CUDA_SUCCESS,
+                Some(Err(failed)) => return failed.code,
+                None => {}
+            }
+        }
+        CUDA_ERROR_INVALID_VALUE
+    }
+
+    /// The driver's device of the worker's number.
+    pub(crate) fn device(&self, ordinal: u64) -> Result<CUdevice, Refused> {
+        let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get(o));
+        device.map(|d| d.device).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))
+    }
+}
