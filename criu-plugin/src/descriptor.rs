@@ -3,20 +3,13 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
-use crate::{hooks, host};
+use crate::hooks;
+use crate::numbers::{
+    self, CHECKPOINT_DEVICES, DUMP_UNIX_SK, HOOKS, PAUSE_DEVICES, RESTORE_UNIX_SK, RESUME_DEVICES_LATE,
+};
 
-/// The newest hook here is CHECKPOINT_DEVICES, 11.
-const HOOKS: usize = 12;
 /// CRIU's `CRIU_PLUGIN_VERSION`, the same in all its releases from 3.0 on.
 const VERSION: c_uint = 0x000200;
-/// The hooks of CRIU 3.17, the oldest that runs on kernels of today.
-const OLDEST_HOOKS: u32 = 10;
-
-const DUMP_UNIX_SK: usize = 0;
-const RESTORE_UNIX_SK: usize = 1;
-const RESUME_DEVICES_LATE: usize = 9;
-const PAUSE_DEVICES: usize = 10;
-const CHECKPOINT_DEVICES: usize = 11;
 
 type Hook1 = extern "C" fn(c_int) -> c_int;
 type Hook2 = extern "C" fn(c_int, c_int) -> c_int;
@@ -55,7 +48,7 @@ pub static mut CR_PLUGIN_DESC: Descriptor = Descriptor {
 /// Runs when the library is loaded. CRIU fails every dump and every restore while a plugin with more hooks than its own
 /// is installed, so an older CRIU is shown fewer.
 extern "C" fn fit() {
-    let hooks = host::hook_count().unwrap_or(OLDEST_HOOKS).min(HOOKS as u32);
+    let hooks = numbers::known();
     // SAFETY: constructors run in one thread, before CRIU has looked at the descriptor.
     unsafe { (&raw mut CR_PLUGIN_DESC.max_hooks).write(hooks) }
 }
@@ -63,10 +56,3 @@ extern "C" fn fit() {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static FIT: extern "C" fn() = fit;
-
-/// Whether the CRIU that has loaded this calls PAUSE_DEVICES, without which nothing can be dumped.
-pub fn can_dump() -> bool {
-    // SAFETY: written by the constructor alone.
-    let hooks = unsafe { (&raw const CR_PLUGIN_DESC.max_hooks).read() };
-    hooks as usize > CHECKPOINT_DEVICES
-}

@@ -21,10 +21,10 @@ use std::os::unix::net::UnixStream;
 use rekindle_wire::control::{Reply, Request};
 
 use crate::alarm::AlarmHeld;
+use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
-use crate::hooks::Answer;
 use crate::host::{self, Control, Fate};
-use crate::{descriptor, log};
+use crate::{log, numbers};
 
 /// Where a dump stands.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ pub struct Saving {
 impl Dump {
     /// init(DUMP).
     pub fn begin() -> Self {
-        if descriptor::can_dump() {
+        if numbers::can_dump() {
             return Self::Idle;
         }
         let why = "this CRIU is older than 4.0 and has no PAUSE_DEVICES hook: it cannot dump GPU processes";
@@ -167,15 +167,6 @@ impl Dump {
             log::error(&format!("a process of this tree uses a GPU, but {why}"));
         }
     }
-}
-
-/// How the process goes on after `exit`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// CRIU continues.
-    Return,
-    /// CRIU ends at once and unsuccessfully.
-    Process,
 }
 
 fn pause_tree(root: i32) -> Result<Dump, String> {

@@ -1,31 +1,13 @@
 //! What CRIU calls. Each hook keeps panics from CRIU, turns errors into log lines, and answers as CRIU understands it.
 
 use std::ffi::c_int;
-use std::os::fd::RawFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, PoisonError};
 
-use crate::dump::{Dump, Exit};
+use crate::answer::{Answer, Exit};
+use crate::dump::Dump;
 use crate::log;
 use crate::restore::Restore;
-
-/// A hook's success.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Taken care of.
-    Done,
-    /// Taken care of, by this descriptor.
-    Descriptor(RawFd),
-    /// CRIU may ask another plugin, or do as it does without plugins.
-    NotOurs,
-}
-
-impl Answer {
-    /// By whether it was ours.
-    pub fn ours(ours: bool) -> Self {
-        if ours { Self::Done } else { Self::NotOurs }
-    }
-}
 
 /// What CRIU is at. One process of CRIU does one of these, once.
 #[derive(Debug)]

@@ -1,10 +1,11 @@
-//! CRIU's own functions and variables, found when they are needed: only `criu_get_image_dir` is promised to plugins, and
-//! an import that is missing would keep CRIU from loading us, and then from dumping anything.
+//! CRIU's own functions and variables.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
+
+use crate::symbols::{function, symbol};
 
 /// What becomes of the tasks after a dump, and the argument of `pstree_switch_state`: CRIU's `TASK_ALIVE` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,23 +42,6 @@ unsafe impl Send for Control {}
 
 /// From dlfcn.h.
 const RTLD_DL_SYMENT: c_int = 1;
-
-fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: a look-up by name in what is loaded.
-    NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
-}
-
-/// A function of CRIU's.
-///
-/// # Safety
-///
-/// `F` is the type of a function pointer and agrees with the function's declaration in CRIU.
-pub unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
-    let symbol = symbol(name)?.as_ptr();
-    // SAFETY: the caller says that this is a function of that type; both are pointers.
-    Some(unsafe { mem::transmute_copy::<*mut c_void, F>(&symbol) })
-}
 
 /// How many kinds of hooks the CRIU that has loaded us knows. No variable says so, but the size of the table does in
 /// which it keeps them: a list head, and one for each kind.

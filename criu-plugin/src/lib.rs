@@ -12,23 +12,26 @@
 //! other way round: any doubt ends the dump with the processes running, or the restore with none.
 //!
 //! - [`hooks`]: what CRIU calls; nothing unwinds past it
-//! - [`descriptor`]: how CRIU finds the hooks, and how many it may be shown
-//! - [`dump`], [`restore`]: what they do
+//! - [`descriptor`]: how CRIU finds the hooks; [`numbers`]: which there are, and how many it may be shown
+//! - [`dump`], [`restore`]: what they do, and the [`answer`] that CRIU gets
 //! - [`daemon`]: the connection
-//! - [`host`]: CRIU's own functions and variables, [`log`] its log
+//! - [`host`]: CRIU's own functions and variables, by what it exports ([`symbols`]); [`log`]: its log
 //! - [`alarm`]: keeping CRIU's alarm from a wait
 //! - [`tree`]: ending a half-restored process tree
 
 #![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
 
 pub mod alarm;
+pub mod answer;
 pub mod daemon;
 pub mod descriptor;
 pub mod dump;
 pub mod hooks;
 pub mod host;
 pub mod log;
+pub mod numbers;
 pub mod restore;
+pub mod symbols;
 pub mod tree;
 
 /// What CRIU's inventory calls the plugin.

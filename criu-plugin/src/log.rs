@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_char, c_uint};
 
-use crate::host;
+use crate::symbols;
 
 /// CRIU's log levels.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub fn write(level: Level, text: &str) {
         return;
     };
     // SAFETY: the declaration of CRIU's criu/include/log.h, where the level is unsigned.
-    let print = unsafe { host::function::<unsafe extern "C" fn(c_uint, *const c_char, ...)>(c"print_on_level") };
+    let print = unsafe { symbols::function::<unsafe extern "C" fn(c_uint, *const c_char, ...)>(c"print_on_level") };
     if let Some(print) = print {
         // SAFETY: "%s" and one string that ends in NUL; CRIU copies it.
         unsafe { print(level as c_uint, c"%s".as_ptr(), line.as_ptr()) }

@@ -18,9 +18,8 @@ use std::path::Path;
 
 use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, Failure, Reply, Request, RestoredSocket};
 
+use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
-use crate::dump::Exit;
-use crate::hooks::Answer;
 use crate::host::{self, Inventory};
 use crate::{log, tree};
 

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, anyhow};
 
-use super::{Fate, Options, base};
+use super::base;
+use super::options::{Fate, Options};
 use crate::criu;
 use crate::failure::Failure;
 use crate::process::Process;

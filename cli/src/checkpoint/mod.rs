@@ -10,19 +10,19 @@
 
 mod base;
 mod maker;
+mod options;
 mod report;
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::Args;
 use rekindle_images::Protocol;
 use rekindle_wire::control::{CheckInfo, DumpInfo, DumpOutcome, FailureKind, Reply, Request};
 
 use self::maker::Maker;
+pub(crate) use self::options::Options;
 use self::report::{Bar, Report};
 use crate::daemon;
 use crate::daemon::Session;
@@ -32,76 +32,6 @@ use crate::failure::Failure;
 const LOOK: Duration = Duration::from_millis(50);
 /// How many looks the daemon may take to notice that CRIU has ended.
 const LOOKS: u32 = 40;
-
-/// Of what, and where to.
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// The process; its descendants are checkpointed with it
-    #[arg(required_unless_present = "container")]
-    pid: Option<i32>,
-    /// The directory for the image; created if necessary
-    #[arg(required_unless_present = "container")]
-    dir: Option<PathBuf>,
-    /// Build on the image in this directory: write only what has changed since; the new image needs that one
-    #[arg(long, value_name = "DIR", conflicts_with = "container")]
-    on: Option<PathBuf>,
-    /// Checkpoint this container of podman instead of a process
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "leave_stopped", "criu"])]
-    container: Option<String>,
-    /// Write the container's checkpoint to this file, as `podman container checkpoint --export` does
-    #[arg(long, value_name = "FILE", requires = "container", conflicts_with = "pid")]
-    export: Option<PathBuf>,
-    /// Keep the processes running (the default)
-    #[arg(long, conflicts_with_all = ["kill", "leave_stopped"])]
-    leave_running: bool,
-    /// Leave the processes stopped
-    #[arg(long, conflicts_with = "kill")]
-    leave_stopped: bool,
-    /// Kill the processes when the image is complete
-    #[arg(long)]
-    kill: bool,
-    /// The protocol: auto, stop, clone, cow or recopy [default: the one that `rekindle protocol PID` shows]
-    #[arg(long, value_name = "NAME")]
-    protocol: Option<Protocol>,
-    /// Begin when the application calls `rekindle_checkpoint`
-    #[arg(long)]
-    at_moment: bool,
-    /// With --at-moment: how many seconds to wait for that call
-    #[arg(long, value_name = "S", default_value_t = 60, requires = "at_moment")]
-    timeout: u64,
-    /// The criu program [default: the one in PATH]
-    #[arg(long, value_name = "PATH")]
-    criu: Option<PathBuf>,
-    /// The podman program [default: the one in PATH]
-    #[arg(long, value_name = "PATH", requires = "container", conflicts_with = "pid")]
-    podman: Option<PathBuf>,
-    #[command(flatten)]
-    daemon: daemon::At,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// More options for `criu dump` or `podman container checkpoint`
-    #[arg(last = true)]
-    more: Vec<OsString>,
-}
-
-/// What becomes of the processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Running,
-    Stopped,
-    Killed,
-}
-
-impl Options {
-    fn fate(&self) -> Fate {
-        match (self.leave_stopped, self.kill) {
-            (true, _) => Fate::Stopped,
-            (_, true) => Fate::Killed,
-            _ => Fate::Running,
-        }
-    }
-}
 
 /// One dump that was tried.
 struct Attempt {

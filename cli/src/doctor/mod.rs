@@ -9,6 +9,7 @@ mod criu;
 mod daemon;
 mod driver;
 mod elf;
+mod finding;
 mod install;
 mod kernel;
 
@@ -16,8 +17,8 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::Args;
-use serde::Serialize;
 
+use self::finding::{Finding, Verdict};
 use crate::failure::Failure;
 use crate::output;
 
@@ -35,42 +36,6 @@ pub(crate) struct Options {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// How it is with something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    Ok,
-    /// It works, but there is something to know.
-    Note,
-    /// It does not.
-    Bad,
-}
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Finding {
-    subject: &'static str,
-    verdict: Verdict,
-    found: String,
-    /// What to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<String>,
-}
-
-impl Finding {
-    fn ok(subject: &'static str, found: impl Into<String>) -> Self {
-        Self { subject, verdict: Verdict::Ok, found: found.into(), advice: None }
-    }
-
-    fn note(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { subject, verdict: Verdict::Note, found: found.into(), advice: Some(advice.into()) }
-    }
-
-    fn bad(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { subject, verdict: Verdict::Bad, found: found.into(), advice: Some(advice.into()) }
-    }
 }
 
 /// Looks, and says what it found.

@@ -18,19 +18,16 @@
 //! 0x0f EXTERNS         u32 symbol numbers of functions it refers to
 //! ```
 
-use super::elf::{Elf, Relocation, Section, Symbol, Symbols, u16_at, u32_at};
-use super::program::{Binding, Global, Kernel, Param, Space};
+use super::attributes::{attributes, function_infos};
+use super::elf::{Elf, Relocation, Symbol, Symbols, u16_at, u32_at};
+use super::items::{Binding, Global, Kernel, Param, Space};
 use super::{CodeError, MOST_NAMED, reach};
 
-/// `SHT_CUDA_INFO`, the type of `.nv.info` and `.nv.info.FUNCTION`.
-const CUDA_INFO: u32 = 0x7000_0000;
 /// In `st_other`: the variable is managed.
 const MANAGED: u8 = 0x04;
 /// In `st_other`: the function is a kernel (`STO_CUDA_ENTRY`).
 const ENTRY: u8 = 0x10;
 
-/// `EIATTR_EXTERNS`.
-pub(super) const EXTERNS: u8 = 0x0f;
 const KPARAM_INFO: u8 = 0x17;
 const CBANK_PARAM_SIZE: u8 = 0x19;
 const KPARAM_INFO_V2: u8 = 0x45;
@@ -134,54 +131,10 @@ pub(super) fn kernels(elf: &Elf<'_>) -> Result<Vec<Kernel>, CodeError> {
     Ok(kernels)
 }
 
-/// The sections with the attributes of functions, each with the number of its text section.
-pub(super) fn function_infos<'e>(elf: &'e Elf<'_>) -> impl Iterator<Item = (&'e Section, u32)> {
-    elf.sections
-        .iter()
-        // That of the whole module has no function.
-        .filter(|section| section.kind == CUDA_INFO && section.info != 0)
-        .map(|section| (section, section.info))
-}
-
 fn name(elf: &Elf<'_>, symbols: &Symbols, symbol: &Symbol) -> Result<String, CodeError> {
     std::str::from_utf8(elf.symbol_name(symbols, symbol)?)
         .map(str::to_owned)
         .map_err(|_| CodeError::Malformed("a name is not UTF-8"))
-}
-
-/// One attribute of a function.
-pub(super) struct Attribute<'a> {
-    /// What it is.
-    pub(super) kind: u8,
-    /// The value in the attribute's own four bytes.
-    value: u16,
-    /// The bytes after these.
-    pub(super) bytes: &'a [u8],
-}
-
-/// Splits a section of attributes. The last one is `None` where the rest cannot be understood.
-pub(super) fn attributes(mut data: &[u8]) -> impl Iterator<Item = Option<Attribute<'_>>> {
-    std::iter::from_fn(move || {
-        if data.is_empty() {
-            return None;
-        }
-        let split = split_attribute(data);
-        data = split.as_ref().map_or(&[], |(_, rest)| rest);
-        Some(split.map(|(attribute, _)| attribute))
-    })
-}
-
-/// The first attribute, and what follows it.
-fn split_attribute(data: &[u8]) -> Option<(Attribute<'_>, &[u8])> {
-    let (&format, &kind) = (data.first()?, data.get(1)?);
-    let value = u16_at(data, 2)?;
-    let size = match format {
-        1..=3 => 0,
-        4 => usize::from(value),
-        _ => return None,
-    };
-    let (bytes, rest) = data.get(4..)?.split_at_checked(size)?;
-    Some((Attribute { kind, value, bytes }, rest))
 }
 
 /// The parameters that the attributes tell, `None` if these are damaged, of an unknown form, or

@@ -31,7 +31,8 @@ use std::borrow::Cow;
 
 use super::elf::{Elf, u16_at, u32_at, u64_at};
 use super::ptx::Ptx;
-use super::{Arch, CodeError, ELF_MAGIC, FATBIN_MAGIC, MAX_IMAGE, MAX_UNPACKED, Program, Variant, unpack};
+use super::unpack::{Compression, unpack};
+use super::{Arch, CodeError, ELF_MAGIC, FATBIN_MAGIC, MAX_IMAGE, MAX_UNPACKED, Program, Variant};
 
 /// Bytes of a fatbin's header that this crate reads, and the least that it may say to have.
 pub(super) const HEADER: usize = 16;
@@ -79,15 +80,6 @@ impl EntryKind {
     }
 }
 
-/// How an entry's payload is compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Compression {
-    /// One raw LZ4 block.
-    Lz4,
-    /// One zstd frame.
-    Zstd,
-}
-
 /// One entry of an image, still packed.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
@@ -127,7 +119,7 @@ impl<'a> Entry<'a> {
         }
         match self.compression {
             None => Ok(Cow::Borrowed(self.packed)),
-            Some(compression) => unpack::unpack(compression, self.packed, self.unpacked_size, limit).map(Cow::Owned),
+            Some(compression) => unpack(compression, self.packed, self.unpacked_size, limit).map(Cow::Owned),
         }
     }
 

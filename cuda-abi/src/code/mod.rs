@@ -26,11 +26,13 @@
 //! constants that LLVM publishes in `llvm/BinaryFormat/ELF.h`.
 
 mod arch;
+mod attributes;
 mod cubin;
 mod elf;
 mod extent;
 mod fatbin;
 mod graph;
+mod items;
 mod program;
 mod ptx;
 mod reach;
@@ -39,8 +41,10 @@ mod unpack;
 
 pub use arch::{Arch, Sm, Variant};
 pub use extent::{ImageExtent, ImageKind, Part, image_extent};
-pub use fatbin::{CodeImage, Compression, Entry, EntryKind, parse};
-pub use program::{Binding, Global, Kernel, Param, Program, Space};
+pub use fatbin::{CodeImage, Entry, EntryKind, parse};
+pub use items::{Binding, Global, Kernel, Param, Space};
+pub use program::Program;
+pub use unpack::Compression;
 
 /// The first four bytes, little-endian, of the structure that nvcc's host code registers.
 pub const WRAPPER_MAGIC: u32 = 0x4662_43B1;

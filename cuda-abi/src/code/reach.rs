@@ -13,7 +13,7 @@
 //! - relocations of its text.
 
 use super::CodeError;
-use super::cubin::{EXTERNS, attributes, function_infos};
+use super::attributes::{EXTERNS, attributes, function_infos};
 use super::elf::{Elf, Section, Symbols, u32_at};
 use super::graph::Graph;
 

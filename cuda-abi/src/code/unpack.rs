@@ -2,10 +2,19 @@
 
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use super::{CodeError, Compression};
+use super::CodeError;
 
 /// Bytes unpacked between two looks at the size.
 const STEP: usize = 1 << 20;
+
+/// How an entry's payload is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// One raw LZ4 block.
+    Lz4,
+    /// One zstd frame.
+    Zstd,
+}
 
 /// Unpacks `packed` to exactly `size` bytes, where `size` comes from the entry's header and may be
 /// a lie: no more memory is taken than `packed` can really unpack to, nor than about twice `limit`.

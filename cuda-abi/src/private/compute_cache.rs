@@ -29,7 +29,7 @@ use std::time::SystemTime;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{answer, put};
+use super::host::{answer, put};
 use crate::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };

@@ -3,8 +3,7 @@
 //! version and the two numbers that follow.
 
 use super::hmac_md2::hmac_md2;
-use super::{Host, answer, put, tables};
-use crate::types::CUresult;
+use super::host::Host;
 
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
 
@@ -48,17 +47,4 @@ fn code(host: &dyn Host, caller: Caller) -> [u64; 2] {
     }
     let code = u128::from_le_bytes(hmac_md2(&KEY, &[&message]));
     [code as u64, (code >> 64) as u64]
-}
-
-/// INT's slot 1.
-pub(super) unsafe extern "C" fn answer_runtime(version: u32, seconds: u64, out: *mut [u64; 2]) -> CUresult {
-    answer(|host| {
-        // SAFETY: always succeeds, and only answers a number.
-        let thread = unsafe { libc::pthread_self() } as u32;
-        let addresses = [tables::CUDART.address(), tables::INT.address(), tables::INT.function(1)];
-        let caller =
-            Caller { version, pid: std::process::id(), thread, addresses: addresses.map(|a| a as u64), seconds };
-        // SAFETY: the caller passes room for the two words.
-        unsafe { put(out, words(host, caller)) }
-    })
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Host, answer, put};
+use super::host::{Host, answer, put};
 use crate::types::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUcontext, CUresult};
 
 type Destructor = unsafe extern "C" fn(CUcontext, *mut c_void, *mut c_void);

@@ -1,9 +1,10 @@
-//! The tables and the functions in them, but for the runtime's handshake and the storage per context.
+//! The tables and the functions in them, but for the storage per context and what compilers keep on disk.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU32;
 
-use super::{answer, compute_cache, handshake, put, storage};
+use super::host::{answer, put};
+use super::{compute_cache, handshake, storage};
 use crate::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUcontext, CUdevice, CUfunction, CUmodule,
     CUresult, CUstream,
@@ -55,10 +56,9 @@ impl<const N: usize> Table<N> {
 }
 
 /// The runtime's table: primary contexts without activation.
-pub(super) static CUDART: Table<13> =
-    Table::new().with(2, primary_context as *const c_void).with(12, nothing as *const c_void);
+static CUDART: Table<13> = Table::new().with(2, primary_context as *const c_void).with(12, nothing as *const c_void);
 /// The runtime's handshake.
-pub(super) static INT: Table<3> = Table::new().with(1, handshake::answer_runtime as *const c_void);
+static INT: Table<3> = Table::new().with(1, answer_runtime as *const c_void);
 static TLS: Table<3> = Table::new().with(2, current_context as *const c_void);
 static HOOKS: Table<7> = Table::new().with(2, large_buffer as *const c_void).with(6, small_buffer as *const c_void);
 static CLS: Table<8> = Table::refusing()
@@ -105,6 +105,24 @@ unsafe extern "C" fn refuse() -> CUresult {
 
 unsafe extern "C" fn nothing() -> CUresult {
     CUDA_SUCCESS
+}
+
+/// Computes what the runtime expects over the addresses of its tables and what it passes.
+unsafe extern "C" fn answer_runtime(version: u32, seconds: u64, out: *mut [u64; 2]) -> CUresult {
+    answer(|host| {
+        // SAFETY: always succeeds, and only answers a number.
+        let thread = unsafe { libc::pthread_self() } as u32;
+        let addresses = [CUDART.address(), INT.address(), INT.function(1)];
+        let caller = handshake::Caller {
+            version,
+            pid: std::process::id(),
+            thread,
+            addresses: addresses.map(|a| a as u64),
+            seconds,
+        };
+        // SAFETY: the caller passes room for the two words.
+        unsafe { put(out, handshake::words(host, caller)) }
+    })
 }
 
 unsafe extern "C" fn primary_context(context: *mut CUcontext, device: CUdevice) -> CUresult {

@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED};
+use crate::types::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUdevice, CUfunction, CUmodule, CUstream,
+};
 
 struct Fake;
 

@@ -7,7 +7,7 @@ use super::lexer::{Lexer, Token};
 use super::{Item, Ptx};
 use crate::code::CodeError;
 use crate::code::graph::Graph;
-use crate::code::program::{Kernel, Param};
+use crate::code::items::{Kernel, Param};
 use crate::code::reach::ALLOCATORS;
 
 impl Ptx<'_> {

@@ -10,7 +10,7 @@ mod lexer;
 use declare::{Declarator, Type};
 use lexer::{Lexer, Token};
 
-use super::program::{Binding, Global, Space};
+use super::items::{Binding, Global, Space};
 use super::{Arch, CodeError, MOST_NAMED};
 
 /// PTX text, up to its NUL or the end of the bytes.

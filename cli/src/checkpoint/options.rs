@@ -1,0 +1,80 @@
+//! What is asked of `rekindle checkpoint`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use rekindle_images::Protocol;
+
+use crate::daemon;
+
+/// Of what, and where to.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The process; its descendants are checkpointed with it
+    #[arg(required_unless_present = "container")]
+    pub(super) pid: Option<i32>,
+    /// The directory for the image; created if necessary
+    #[arg(required_unless_present = "container")]
+    pub(super) dir: Option<PathBuf>,
+    /// Build on the image in this directory: write only what has changed since; the new image needs that one
+    #[arg(long, value_name = "DIR", conflicts_with = "container")]
+    pub(super) on: Option<PathBuf>,
+    /// Checkpoint this container of podman instead of a process
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "leave_stopped", "criu"])]
+    pub(super) container: Option<String>,
+    /// Write the container's checkpoint to this file, as `podman container checkpoint --export` does
+    #[arg(long, value_name = "FILE", requires = "container", conflicts_with = "pid")]
+    pub(super) export: Option<PathBuf>,
+    /// Keep the processes running (the default)
+    #[arg(long, conflicts_with_all = ["kill", "leave_stopped"])]
+    pub(super) leave_running: bool,
+    /// Leave the processes stopped
+    #[arg(long, conflicts_with = "kill")]
+    pub(super) leave_stopped: bool,
+    /// Kill the processes when the image is complete
+    #[arg(long)]
+    pub(super) kill: bool,
+    /// The protocol: auto, stop, clone, cow or recopy [default: the one that `rekindle protocol PID` shows]
+    #[arg(long, value_name = "NAME")]
+    pub(super) protocol: Option<Protocol>,
+    /// Begin when the application calls `rekindle_checkpoint`
+    #[arg(long)]
+    pub(super) at_moment: bool,
+    /// With --at-moment: how many seconds to wait for that call
+    #[arg(long, value_name = "S", default_value_t = 60, requires = "at_moment")]
+    pub(super) timeout: u64,
+    /// The criu program [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(super) criu: Option<PathBuf>,
+    /// The podman program [default: the one in PATH]
+    #[arg(long, value_name = "PATH", requires = "container", conflicts_with = "pid")]
+    pub(super) podman: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) daemon: daemon::At,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// More options for `criu dump` or `podman container checkpoint`
+    #[arg(last = true)]
+    pub(super) more: Vec<OsString>,
+}
+
+/// What becomes of the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Running,
+    Stopped,
+    Killed,
+}
+
+impl Options {
+    /// What becomes of the processes.
+    pub(super) fn fate(&self) -> Fate {
+        match (self.leave_stopped, self.kill) {
+            (true, _) => Fate::Stopped,
+            (_, true) => Fate::Killed,
+            _ => Fate::Running,
+        }
+    }
+}
