@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::nvml::{Answer, HelperQuestion, HelperReady};
+use thiserror::Error;
 use tracing::{info, warn};
 
 use super::spawn::become_helper;
@@ -53,6 +54,18 @@ struct Helper {
     channel: UnixStream,
 }
 
+/// Why there is no helper.
+#[derive(Debug, Error)]
+enum HelperError {
+    #[error("its helper cannot be started: {0}")]
+    Start(#[from] io::Error),
+    #[error("its helper does not answer: {0}")]
+    Channel(#[from] FrameError),
+    /// As the helper says it.
+    #[error("{0}")]
+    Library(String),
+}
+
 impl Nvml {
     /// The one that belongs to the driver library of the configuration: beside it, or, where the loader finds that by its
     /// name, by its name too.
@@ -72,8 +85,8 @@ impl Nvml {
             Some(helper) => helper,
             None => match self.start(library) {
                 Ok(helper) => helper,
-                Err(reason) => {
-                    warn!("{} is not to be had: {reason}; NVML says less", library.display());
+                Err(error) => {
+                    warn!("{} is not to be had: {error}; NVML says less", library.display());
                     self.give(None, Some(BACK_OFF));
                     return None;
                 }
@@ -117,15 +130,15 @@ impl Nvml {
         self.changed.notify_all();
     }
 
-    fn start(&self, library: &Path) -> Result<Helper, String> {
-        let program = self.program.as_ref().map_err(|e| e.to_string())?;
-        let (channel, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;
+    fn start(&self, library: &Path) -> Result<Helper, HelperError> {
+        let program = self.program.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+        let (channel, theirs) = UnixStream::pair()?;
         let fd = theirs.as_raw_fd();
         let mut command = Command::new(program);
         command.args(["nvml", "--channel-fd", &fd.to_string(), "--library"]).arg(library);
         command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
         become_helper(&mut command, fd);
-        let child = command.spawn().map_err(|e| e.to_string())?;
+        let child = command.spawn()?;
         drop(OwnedFd::from(theirs));
         let helper = Helper { child, channel };
         match helper.ready() {
@@ -133,20 +146,20 @@ impl Nvml {
                 info!(helper = helper.child.id(), "NVML is asked through {}", library.display());
                 Ok(helper)
             }
-            Err(reason) => {
+            Err(error) => {
                 helper.end();
-                Err(reason)
+                Err(error)
             }
         }
     }
 }
 
 impl Helper {
-    fn ready(&self) -> Result<(), String> {
-        self.channel.set_read_timeout(Some(START_TIMEOUT)).map_err(|e| e.to_string())?;
-        match frame::receive::<HelperReady>(&self.channel).map_err(|e| e.to_string())?.body {
-            HelperReady::Ready => self.channel.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(|e| e.to_string()),
-            HelperReady::Failed { reason } => Err(reason),
+    fn ready(&self) -> Result<(), HelperError> {
+        self.channel.set_read_timeout(Some(START_TIMEOUT))?;
+        match frame::receive::<HelperReady>(&self.channel)?.body {
+            HelperReady::Ready => Ok(self.channel.set_read_timeout(Some(ANSWER_TIMEOUT))?),
+            HelperReady::Failed { reason } => Err(HelperError::Library(reason)),
         }
     }
 

@@ -133,19 +133,32 @@ impl Sandbox {
     }
 }
 
+/// Why workers have no users of their own.
+#[derive(Debug, Error)]
+enum NoUsers {
+    #[error("rekindled is not root")]
+    NotRoot,
+    #[error("{map}: {source}")]
+    Map { map: &'static str, source: std::io::Error },
+    #[error("this user namespace lacks {range} ({map}); set [sandbox] uid_range")]
+    Range { range: UidRange, map: &'static str },
+    #[error("this user namespace may not set groups")]
+    Groups,
+}
+
 /// Root can, unless it is so only in a namespace that does not have these users.
-fn can_give_users(range: UidRange) -> Result<(), String> {
+fn can_give_users(range: UidRange) -> Result<(), NoUsers> {
     if sys::own_uid() != 0 {
-        return Err("rekindled is not root".to_owned());
+        return Err(NoUsers::NotRoot);
     }
     for map in ["/proc/self/uid_map", "/proc/self/gid_map"] {
-        let text = std::fs::read_to_string(map).map_err(|error| format!("{map}: {error}"))?;
+        let text = std::fs::read_to_string(map).map_err(|source| NoUsers::Map { map, source })?;
         if !maps_all(&text, range) {
-            return Err(format!("this user namespace lacks {range} ({map}); set [sandbox] uid_range"));
+            return Err(NoUsers::Range { range, map });
         }
     }
     match std::fs::read_to_string("/proc/self/setgroups") {
-        Ok(text) if text.trim() == "deny" => Err("this user namespace may not set groups".to_owned()),
+        Ok(text) if text.trim() == "deny" => Err(NoUsers::Groups),
         _ => Ok(()),
     }
 }

@@ -72,7 +72,7 @@ impl Daemon {
     /// Has a client's worker count what it has with what others of its container have.
     pub(super) fn share(&self, client: &Client) -> Result<(), ShareError> {
         let devices = match client.allowed.container {
-            Some(_) => self.pool.devices().map_err(|error| io::Error::other(error.to_string()))?,
+            Some(_) => self.pool.devices()?,
             None => return Ok(()),
         };
         self.grants.share(&client.allowed, &client.worker, &devices, self.config.quiesce_timeout)

@@ -31,6 +31,7 @@ pub(crate) use self::container::{Container, Uuid};
 pub(crate) use self::select::SelectError;
 pub(crate) use self::serve::{Asked, contained, grant, revoke};
 use super::pidns::{self, Identity};
+use super::pool::PoolError;
 use super::process::Process;
 use super::worker::{Worker, WorkerError};
 use super::{lock, sys};
@@ -48,6 +49,8 @@ pub(crate) enum GrantError {
         "only root, the user that rekindled runs as, and the user whose container it is may give GPUs to one, on the host itself"
     )]
     NotAllowed,
+    #[error("a container's name has no more than {0} bytes")]
+    LongName(usize),
     #[error("process {0} has ended")]
     Gone(i32),
     #[error("cannot tell which container process {pid} is in: {source}")]
@@ -67,7 +70,9 @@ pub(crate) enum GrantError {
 impl Failing for GrantError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::None | Self::NotAllowed | Self::Nameless(_) | Self::Quota { .. } => FailureKind::Refused,
+            Self::None | Self::NotAllowed | Self::LongName(_) | Self::Nameless(_) | Self::Quota { .. } => {
+                FailureKind::Refused
+            }
             Self::Gone(_) => FailureKind::LostPeer,
             Self::Select(error) => error.kind(),
             Self::Examine { source, .. } | Self::Keep { source, .. } => Failing::kind(source),
@@ -82,6 +87,8 @@ pub(crate) enum ShareError {
     Full,
     #[error("cannot keep account of what its container uses: {0}")]
     Io(#[from] io::Error),
+    #[error("cannot keep account of what its container uses: {0}")]
+    Pool(#[from] PoolError),
     #[error(transparent)]
     Worker(#[from] WorkerError),
 }
@@ -91,6 +98,7 @@ impl Failing for ShareError {
         match self {
             Self::Full => FailureKind::Refused,
             Self::Io(error) => Failing::kind(error),
+            Self::Pool(error) => error.kind(),
             Self::Worker(error) => error.kind(),
         }
     }

@@ -25,19 +25,16 @@ pub(crate) struct Asked {
 }
 
 /// Of what is too long nothing is logged.
-fn is_name(container: &str) -> Result<(), String> {
-    if container.len() > LONGEST_ID {
-        return Err(format!("a container's name has no more than {LONGEST_ID} bytes"));
-    }
-    Ok(())
+fn check_name(container: &str) -> Result<(), GrantError> {
+    if container.len() > LONGEST_ID { Err(GrantError::LongName(LONGEST_ID)) } else { Ok(()) }
 }
 
 /// Gives GPUs to a container.
 pub(crate) fn grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Reply {
     let pid = asked.pid;
-    if let Err(reason) = is_name(container) {
-        warn!(pid, "a container is given nothing: {reason}");
-        return Reply::Failed(Failure::refused(reason));
+    if let Err(error) = check_name(container) {
+        warn!(pid, "a container is given nothing: {error}");
+        return Reply::Failed(error.into());
     }
     match try_grant(daemon, peer, container, asked) {
         Ok(reply) => {
@@ -71,9 +68,9 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
 
 /// Forgets a container that is gone. Whoever says so: it is looked at, and one that is there keeps what it has.
 pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
-    if let Err(reason) = is_name(container) {
-        warn!("no container is gone: {reason}");
-        return Reply::Failed(Failure::refused(reason));
+    if let Err(error) = check_name(container) {
+        warn!("no container is gone: {error}");
+        return Reply::Failed(error.into());
     }
     // One of that name that is there may have been restored meanwhile.
     info!(container, "a container is said to be gone");
