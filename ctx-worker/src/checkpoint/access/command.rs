@@ -159,7 +159,7 @@ impl Tracker {
 mod tests {
     use super::super::Set;
     use super::*;
-    use crate::resources::code::Placed;
+    use crate::resources::globals::Placed;
     use rekindle_cuda_abi::table;
 
     #[test]
