@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::app::{self, Hold};
 use crate::criu::{Outcome, Running, Setting, tail};
 use crate::image::length;
-use crate::schedule::HostLock;
+use crate::schedule::{self, HostLock};
 use crate::wait::{until, until_true};
 use crate::{App, Fate, Image, Result, process, stage};
 
@@ -100,8 +100,9 @@ impl Node {
         Ok(())
     }
 
-    /// Whose daemon is yet to be started.
+    /// Whose daemon is yet to be started. Waits until this test may run.
     pub fn without_daemon() -> Result<Self> {
+        schedule::enter();
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
         // As the folder of a daemon's socket is: workers are users of their own, who must find it again.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;

@@ -1,8 +1,9 @@
 //! Which tests run beside each other, and for how long each ran.
 //!
-//! `tests/e2e/run` has libtest start the threads of all tests at once. A test waits here, when it first asks for a
-//! part of what is tested ([`stage`](crate::stage)), until fewer than `REKINDLE_E2E_THREADS` tests run. Tests that use what a host has only once (the default socket, podman's storage,
-//! its default network, `/etc`) hold the [`HostLock`], so they run one after the other; one that waits for the lock keeps no
+//! `tests/e2e/run` has libtest start the threads of all tests at once. A test waits here, when it first makes a
+//! [`Node`](crate::Node) or asks for a part of what is tested ([`stage`](crate::stage)), until fewer than
+//! `REKINDLE_E2E_THREADS` tests run. Tests that use what a host has only once (the default socket, podman's storage, its
+//! default network, `/etc`) hold the [`HostLock`], so they run one after the other; one that waits for the lock keeps no
 //! other test from running. Tests start in the order in which they asked first, which is that of their names.
 //!
 //! A test runs until its thread ends. Then its time is added to the file that `REKINDLE_E2E_TIMES` names.

@@ -1,5 +1,5 @@
 //! What is tested: the tree as it is installed, and the programs. `tests/e2e/run` says where they are. A test that asks for
-//! any of it waits first until it may run ([`schedule`]), since no test does anything without.
+//! any of it waits first until it may run ([`schedule`]).
 
 use std::env;
 use std::ffi::OsString;
