@@ -13,7 +13,7 @@ use std::time::Duration;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::{Attached, Pinned};
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{HELD_ROOM, Kind, THREAD_END};
+use rekindle_wire::command::{HELD_ROOM, HeldRoom, Kind, Parameters, THREAD_END};
 use rekindle_wire::layout::Shared;
 use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::{frame, reply, ring};
@@ -288,16 +288,14 @@ impl Call {
         if call.header.context == 0 { Err(CUDA_ERROR_INVALID_CONTEXT) } else { Ok(call) }
     }
 
+    /// Puts the parameters of a command, which are those of its number.
+    pub(crate) fn put(&mut self, parameters: &impl Parameters) {
+        debug_assert!(declares(parameters, self.header.call));
+        parameters.append(&mut self.writer);
+    }
+
     pub(crate) fn word(&mut self, word: u64) {
         self.writer.word(word);
-    }
-
-    pub(crate) fn blob(&mut self, blob: &[u8]) {
-        self.writer.blob(blob);
-    }
-
-    pub(crate) fn writer(&mut self) -> &mut Writer {
-        &mut self.writer
     }
 
     pub(crate) fn device(&mut self, ordinal: CUdevice) -> Result<(), CUresult> {
@@ -307,12 +305,16 @@ impl Call {
     }
 
     pub(crate) fn stream(&mut self, stream: CUstream) -> Result<(), CUresult> {
-        let stream = named_stream(stream);
-        if stream > CU_STREAM_PER_THREAD && !Kind::Stream.owns(stream) {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        }
-        self.writer.word(stream);
+        self.writer.word(stream_of(stream)?);
         Ok(())
+    }
+
+    pub(crate) fn blob(&mut self, blob: &[u8]) {
+        self.writer.blob(blob);
+    }
+
+    pub(crate) fn writer(&mut self) -> &mut Writer {
+        &mut self.writer
     }
 
     /// # Safety
@@ -355,7 +357,9 @@ impl Call {
     /// As [`Call::send`]; says where the ring's end is behind the command.
     pub(crate) fn send_to_end(mut self) -> Result<u64, CUresult> {
         if self.client.shared.header().pressure.load(Relaxed) != 0 && self.header.call != THREAD_END {
-            Call::unchecked(self.client, HELD_ROOM, 0).wait();
+            let mut call = Call::unchecked(self.client, HELD_ROOM, 0);
+            call.put(&HeldRoom {});
+            call.wait();
         }
         let result = self.enqueue();
         self.keep_buffer();
@@ -405,6 +409,19 @@ impl Call {
     fn keep_buffer(&mut self) {
         keep(&BUFFER, std::mem::take(&mut self.writer).into_bytes());
     }
+}
+
+/// What a command says of a stream that a caller names.
+pub(crate) fn stream_of(named: CUstream) -> Result<u64, CUresult> {
+    let stream = named_stream(named);
+    if stream > CU_STREAM_PER_THREAD && !Kind::Stream.owns(stream) {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    Ok(stream)
+}
+
+fn declares<P: Parameters>(_: &P, call: u16) -> bool {
+    P::COMMANDS.contains(&call)
 }
 
 /// Out parameters of a call.

@@ -14,11 +14,11 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Condvar, Mutex};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{COPY_BYTES, COPY_FROM_CHUNK, COPY_TO_CHUNK};
+use rekindle_wire::command::{COPY_BYTES, COPY_FROM_CHUNK, COPY_TO_CHUNK, CopyBytes, CopyChunk};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 
-use crate::client::{self, Call, Client};
+use crate::client::{self, Call, Client, stream_of};
 use crate::threads;
 
 /// Copies to the device up to this size travel inside their command.
@@ -116,12 +116,13 @@ pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, str
             Ok(call) => call,
             Err(error) => return error,
         };
-        call.word(target);
-        if let Err(error) = call.stream(stream) {
-            return error;
-        }
+        let stream = match stream_of(stream) {
+            Ok(stream) => stream,
+            Err(error) => return error,
+        };
         // SAFETY: the caller's promise.
-        call.blob(unsafe { std::slice::from_raw_parts(source, bytes) });
+        let bytes = unsafe { std::slice::from_raw_parts(source, bytes) };
+        call.put(&CopyBytes { destination: target, stream, bytes });
         return call.send();
     }
     let source = source as usize;
@@ -203,10 +204,8 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
 
 fn chunk_command(call: u16, device: u64, chunk: usize, bytes: usize, stream: CUstream) -> Result<u64, CUresult> {
     let mut call = Call::in_context(call)?;
-    call.word(device);
-    call.word(chunk as u64);
-    call.word(bytes as u64);
-    call.stream(stream)?;
+    let stream = stream_of(stream)?;
+    call.put(&CopyChunk { device, chunk: chunk as u64, bytes: bytes as u64, stream });
     call.send_to_end()
 }
 

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::boxes::{BoxCopy, End, Part, cut};
-use rekindle_wire::command::{COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK};
+use rekindle_wire::boxes::{End, Part, cut};
+use rekindle_wire::command::{COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK, CopyBoxChunk};
 use rekindle_wire::layout::CHUNK_SIZE;
 use rekindle_wire::reply;
 
@@ -127,8 +127,8 @@ fn arrived(client: &Client, chunk: usize) -> Result<Result<(), CUresult>, CUresu
 fn send(call: u16, end: End, part: &Part, chunk: usize, stream: CUstream) -> Result<(), CUresult> {
     let mut call = Call::in_context(call)?;
     let end = end.part(part.at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let copy = BoxCopy { chunk: chunk as u64, end, source: None, size: part.size, stream: named_stream(stream) };
-    copy.write(call.writer());
+    let (chunk, size, stream) = (chunk as u64, part.size, named_stream(stream));
+    call.put(&CopyBoxChunk { first: 0, chunk, end, size, stream });
     match call.send() {
         CUDA_SUCCESS => Ok(()),
         error => Err(error),

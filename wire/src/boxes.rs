@@ -29,21 +29,6 @@ pub enum End {
     },
 }
 
-/// A copy of a box.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BoxCopy {
-    /// The staging chunk that is the other end, or any number where there is none.
-    pub chunk: u64,
-    /// The destination; of a copy to a chunk, its source.
-    pub end: End,
-    /// The source, of a copy without chunk.
-    pub source: Option<End>,
-    /// Bytes of a row, rows, slices.
-    pub size: [u64; 3],
-    /// The stream's handle.
-    pub stream: u64,
-}
-
 const MEMORY: u64 = 0;
 const ARRAY: u64 = 1;
 
@@ -93,41 +78,10 @@ pub fn span(size: [u64; 3], pitch: u64, rows: u64) -> Option<u64> {
     rows_before.checked_mul(pitch)?.checked_add(size[0])
 }
 
-impl BoxCopy {
-    /// Appends the copy's words: 0 and the chunk first, as in the copies of bytes.
-    pub fn write(&self, w: &mut Writer) {
-        w.word(0);
-        w.word(self.chunk);
-        self.end.write(w);
-        if let Some(source) = &self.source {
-            source.write(w);
-        }
-        self.size.into_iter().for_each(|n| w.word(n));
-        w.word(self.stream);
-    }
-
-    /// Takes what [`BoxCopy::write`] appended; `two` is whether there is a source.
-    pub fn read(r: &mut Reader<'_>, two: bool) -> Result<Self, Malformed> {
-        let copy = Self::read_words(r, two)?;
-        r.end()?;
-        Ok(copy)
-    }
-
-    /// Takes what [`BoxCopy::write`] appended, without a source, and the blob behind it: all bytes of the box.
-    pub fn read_with_bytes<'a>(r: &mut Reader<'a>) -> Result<(Self, &'a [u8]), Malformed> {
-        let (copy, bytes) = (Self::read_words(r, false)?, r.blob()?);
-        r.end()?;
-        let wanted = copy.size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
-        if wanted == Some(bytes.len() as u64) { Ok((copy, bytes)) } else { Err(Malformed("a box without its bytes")) }
-    }
-
-    fn read_words(r: &mut Reader<'_>, two: bool) -> Result<Self, Malformed> {
-        r.word()?;
-        let (chunk, end) = (r.word()?, End::read(r)?);
-        let source = if two { Some(End::read(r)?) } else { None };
-        let (size, stream) = ([r.word()?, r.word()?, r.word()?], r.word()?);
-        Ok(Self { chunk, end, source, size, stream })
-    }
+/// Bytes of a box; `None` where they are more than can be counted.
+#[must_use]
+pub fn bytes(size: [u64; 3]) -> Option<u64> {
+    size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n))
 }
 
 /// A part of a box: where it begins in the box, and its size.
@@ -184,32 +138,6 @@ pub fn cut(size: [u64; 3], limit: u64) -> impl Iterator<Item = Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_copy_reads_as_it_was_written() {
-        let memory = End::Memory { address: 1, pitch: 2, rows: 3 };
-        let array = End::Array { array: 4, at: [5, 6, 7] };
-        for source in [None, Some(array)] {
-            let copy = BoxCopy { chunk: 8, end: memory, source, size: [9, 10, 11], stream: 12 };
-            let mut w = Writer::new();
-            copy.write(&mut w);
-            assert_eq!(BoxCopy::read(&mut Reader::new(w.bytes()), source.is_some()), Ok(copy));
-            assert!(BoxCopy::read(&mut Reader::new(&w.bytes()[..40]), source.is_some()).is_err());
-        }
-    }
-
-    #[test]
-    fn a_copy_with_its_bytes_has_all_of_them() {
-        let end = End::Array { array: 4, at: [5, 6, 7] };
-        let copy = BoxCopy { chunk: 0, end, source: None, size: [2, 3, 1], stream: 12 };
-        for bytes in [5, 6, 7] {
-            let mut w = Writer::new();
-            copy.write(&mut w);
-            w.blob(&vec![9; bytes]);
-            let read = BoxCopy::read_with_bytes(&mut Reader::new(w.bytes())).ok();
-            assert_eq!(read, (bytes == 6).then_some((copy, &[9; 6][..])));
-        }
-    }
 
     #[test]
     fn parts_follow_each_other_and_cover_the_box() {

@@ -1,9 +1,9 @@
 //! Commands that copy boxes, between memory, arrays and staging.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::boxes::{self, BoxCopy, End};
+use rekindle_wire::boxes::{self, End};
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command;
+use rekindle_wire::command::{self, CopyBox, CopyBoxBytes, CopyBoxChunk};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
@@ -83,8 +83,7 @@ impl Memory {
     }
 
     fn copy_box(&mut self, call: &mut Call<'_>, globals: &Globals, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let BoxCopy { end, source, size, stream, .. } = BoxCopy::read(args, true)?;
-        let source = source.ok_or(Malformed("a copy without source"))?;
+        let CopyBox { end, source, size, stream, .. } = CopyBox::read(args)?;
         let (target, source) =
             (self.check_end(call, globals, end, size)?, self.check_end(call, globals, source, size)?);
         let stream = call.stream(stream)?;
@@ -100,7 +99,10 @@ impl Memory {
         globals: &Globals,
         args: &mut Reader<'_>,
     ) -> Result<Outcome, Refused> {
-        let (BoxCopy { end, size, stream, .. }, bytes) = BoxCopy::read_with_bytes(args)?;
+        let CopyBoxBytes { end, size, stream, bytes, .. } = CopyBoxBytes::read(args)?;
+        if boxes::bytes(size) != Some(bytes.len() as u64) {
+            return Err(Malformed("a box without its bytes").into());
+        }
         let target = self.check_end(call, globals, end, size)?;
         let real = call.stream(stream)?;
         let mut copy = between(target.side, packed(bytes.as_ptr().cast_mut(), size), size);
@@ -116,10 +118,9 @@ impl Memory {
         args: &mut Reader<'_>,
         to_device: bool,
     ) -> Result<(usize, StreamKey), Refused> {
-        let BoxCopy { chunk, end, size, stream, .. } = BoxCopy::read(args, false)?;
-        let bytes = size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
+        let CopyBoxChunk { chunk, end, size, stream, .. } = CopyBoxChunk::read(args)?;
         let chunk = usize::try_from(chunk).ok().filter(|chunk| *chunk < CHUNKS);
-        let (Some(chunk), Some(1..)) = (chunk, bytes.filter(|n| *n <= CHUNK_SIZE as u64)) else {
+        let (Some(chunk), Some(1..)) = (chunk, boxes::bytes(size).filter(|n| *n <= CHUNK_SIZE as u64)) else {
             return Err(Malformed("a staging chunk that does not exist, or cannot hold the copy").into());
         };
         let device = self.check_end(call, globals, end, size)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::MemInfo;
 use rekindle_wire::control::{ContainerLimits, Limits};
 use rekindle_wire::nvml;
 use thiserror::Error;
@@ -103,7 +104,7 @@ impl Memory {
         args: &mut Reader<'_>,
         reply: &mut Writer,
     ) -> Result<Outcome, Refused> {
-        args.end()?;
+        MemInfo::read(args)?;
         let device = call.device()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out parameters are locals.

@@ -1,9 +1,9 @@
 //! What is done at once for a command that is held: what its caller would have from the driver at once.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::boxes::{self, BoxCopy};
+use rekindle_wire::boxes;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::command::{self, CopyBoxBytes, CopyBoxChunk, CopyBytes, CopyChunk, Kind, Launch};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
@@ -70,18 +70,16 @@ impl Executor {
 
     /// Takes the bytes of a staging chunk over: there are few chunks, and the client needs them for other streams.
     pub(crate) fn hold_chunk(&mut self, header: CommandHeader, parameters: &[u8], uses: &Uses) -> Result<(), Refused> {
-        let mut args = Reader::new(parameters);
-        let (target, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
-        let stream = args.word()?;
+        let CopyChunk { device, chunk, bytes, stream } = CopyChunk::read(&mut Reader::new(parameters))?;
+        let (chunk, bytes) = (chunk as usize, bytes as usize);
         if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.session.staging.is_null() {
             return self.perform(header, parameters);
         }
         for offset in (0..bytes).step_by(INLINE) {
             let copied = self.staged_bytes(chunk, offset, INLINE.min(bytes - offset));
             let mut args = Writer::new();
-            args.word(target.wrapping_add(offset as u64));
-            args.word(stream);
-            args.blob(&copied);
+            let destination = device.wrapping_add(offset as u64);
+            CopyBytes { destination, stream, bytes: &copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
             self.scheduler.deferred.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }
@@ -96,10 +94,9 @@ impl Executor {
         parameters: &[u8],
         uses: &Uses,
     ) -> Result<(), Refused> {
-        let copy = BoxCopy::read(&mut Reader::new(parameters), false)?;
-        let bytes = copy.size.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
+        let copy = CopyBoxChunk::read(&mut Reader::new(parameters))?;
         let chunk = usize::try_from(copy.chunk).ok().filter(|chunk| *chunk < CHUNKS);
-        let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, bytes) else {
+        let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, boxes::bytes(copy.size)) else {
             return self.perform(header, parameters);
         };
         if self.session.staging.is_null() {
@@ -113,8 +110,8 @@ impl Executor {
             let copied = self.staged_bytes(chunk, offset, part.bytes() as usize);
             offset += copied.len();
             let mut args = Writer::new();
-            BoxCopy { chunk: 0, end, source: None, size: part.size, stream: copy.stream }.write(&mut args);
-            args.blob(&copied);
+            let (size, stream) = (part.size, copy.stream);
+            CopyBoxBytes { first: 0, second: 0, end, size, stream, bytes: &copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
             self.scheduler.deferred.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }

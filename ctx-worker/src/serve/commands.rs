@@ -2,7 +2,10 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{
+    self, CopyBytes, CopyChunk, CopyMemory, EndContext, Kind, MakeContext, MemAlloc, MemFree, OfStream, PinnedMap,
+    PinnedUnmap, SyncContext, SyncEvent, WindowReserved,
+};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
@@ -100,8 +103,7 @@ impl Executor {
     }
 
     fn copy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (target, source, bytes, stream) = (args.word()?, args.word()?, args.word()?, args.word()?);
-        args.end()?;
+        let CopyMemory { destination: target, source, bytes, stream } = CopyMemory::read(args)?;
         let key = self.stream_key(stream)?;
         let stream = self.handle_stream(stream)?;
         self.reachable(target, bytes)?;
@@ -121,10 +123,8 @@ impl Executor {
     }
 
     fn copy_bytes(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let target = args.word()?;
-        let stream = self.handle_stream(args.word()?)?;
-        let bytes = args.blob()?;
-        args.end()?;
+        let CopyBytes { destination: target, stream, bytes } = CopyBytes::read(args)?;
+        let stream = self.handle_stream(stream)?;
         self.reachable(target, bytes.len() as u64)?;
         self.allow_peer(target)?;
         // SAFETY: the bytes are this process's ordinary memory, which the driver has taken when it returns.
@@ -134,9 +134,8 @@ impl Executor {
     }
 
     fn copy_chunk(&mut self, args: &mut Reader<'_>, to_device: bool) -> Result<Outcome, Refused> {
-        let (device, chunk, bytes) = (args.word()?, args.word()? as usize, args.word()? as usize);
-        let stream = args.word()?;
-        args.end()?;
+        let CopyChunk { device, chunk, bytes, stream } = CopyChunk::read(args)?;
+        let (chunk, bytes) = (chunk as usize, bytes as usize);
         if chunk >= CHUNKS || bytes > CHUNK_SIZE {
             return Err(Malformed("a staging chunk that does not exist").into());
         }
@@ -162,8 +161,7 @@ impl Executor {
     }
 
     fn stream_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
-        args.end()?;
+        let OfStream { stream: handle } = OfStream::read(args)?;
         let object = *self.session.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         if object.kind != Kind::Stream {
             return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
@@ -179,8 +177,7 @@ impl Executor {
     }
 
     fn stream_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let stream = args.word()?;
-        args.end()?;
+        let OfStream { stream } = OfStream::read(args)?;
         let key = self.stream_key(stream)?;
         if self.session.waiting.is_at_rest(key) {
             // What ended in an error counts as done, too: the driver says which it was.
@@ -204,8 +201,7 @@ impl Executor {
     }
 
     fn event_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let event = args.word()?;
-        args.end()?;
+        let SyncEvent { event } = SyncEvent::read(args)?;
         let real = self.handle_event(event)?;
         // The event's record as it is now, whatever is recorded later: a stream of our own waits for it, one in which
         // nothing else waits.
@@ -232,16 +228,14 @@ impl Executor {
     }
 
     fn context_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let context = args.word()?;
-        args.end()?;
+        let SyncContext { context } = SyncContext::read(args)?;
         let busy = self.session.waiting.busy(context);
         self.when_done(busy, Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)
     }
 
     fn mem_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let size = args.word()?;
-        args.end()?;
+        let MemAlloc { bytes: size } = MemAlloc::read(args)?;
         let (driver, context) = (self.driver(), self.header.context);
         let ordinal = self.device_of_context(context)?;
         if size == 0 {
@@ -271,8 +265,7 @@ impl Executor {
     }
 
     fn mem_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let address = args.word()?;
-        args.end()?;
+        let MemFree { address } = MemFree::read(args)?;
         let found = self.memory.devices.iter().find_map(|d| d.memory.allocations().get(&address)).copied();
         found.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         if self.memory.free_to_pool(address) {
@@ -285,16 +278,14 @@ impl Executor {
     }
 
     fn window_reserved(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (ordinal, end) = (args.word()?, args.word()?);
-        args.end()?;
-        let device = usize::try_from(ordinal).ok().and_then(|o| self.memory.devices.get_mut(o));
+        let WindowReserved { device, end } = WindowReserved::read(args)?;
+        let device = usize::try_from(device).ok().and_then(|o| self.memory.devices.get_mut(o));
         device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.memory.client_reserves(end);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn pinned_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (address, size, flags, serial) = (args.word()?, args.word()?, args.word32()?, args.word()?);
-        args.end()?;
+        let PinnedMap { address, size, flags, serial } = PinnedMap::read(args)?;
         let allocation = pinned::Allocation { size, flags, context: self.header.context };
         if let Err(refused) = self.memory.pinned_fits(size) {
             // It is not waited for any longer.
@@ -305,8 +296,7 @@ impl Executor {
     }
 
     fn pinned_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let address = args.word()?;
-        args.end()?;
+        let PinnedUnmap { address } = PinnedUnmap::read(args)?;
         if !self.memory.pinned.allocations().contains_key(&address) {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
@@ -316,8 +306,8 @@ impl Executor {
     }
 
     fn context_retain(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
-        args.end()?;
+        let MakeContext { context: handle, device, flags } = MakeContext::read(args)?;
+        let ordinal = device as usize;
         let device = self.memory.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
         if device.used {
             self.reset_primary(ordinal)?;
@@ -359,8 +349,8 @@ impl Executor {
     }
 
     fn context_create(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let (handle, ordinal, flags) = (args.word()?, args.word()? as usize, args.word32()?);
-        args.end()?;
+        let MakeContext { context: handle, device, flags } = MakeContext::read(args)?;
+        let ordinal = device as usize;
         let device = self.memory.devices.get(ordinal).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?.device;
         let mut real = 0;
         // SAFETY: the out parameter is a local.
@@ -428,8 +418,7 @@ impl Executor {
     }
 
     fn context_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
-        args.end()?;
+        let EndContext { context: handle } = EndContext::read(args)?;
         let ordinal = self.device_of_context(handle)?;
         let real = self.session.objects.get(handle).map_or(0, |o| o.real);
         if real == self.memory.devices[ordinal].primary {
@@ -456,8 +445,7 @@ impl Executor {
 
     /// Takes down everything of the client's in a primary context, and says whose it is.
     fn release_primary(&mut self, args: &mut Reader<'_>) -> Result<usize, Refused> {
-        let handle = args.word()?;
-        args.end()?;
+        let EndContext { context: handle } = EndContext::read(args)?;
         let ordinal = self.device_of_context(handle)?;
         self.clear_context(handle, |objects| objects.remove_context(handle))?;
         self.session.objects.remove(handle);

@@ -124,8 +124,8 @@ impl Executor {
                 if !matches!(header.call, command::COPY_TO_CHUNK | command::COPY_BOX_TO_CHUNK) {
                     self.answer(header.reply, code, &[]);
                 }
-                if command::THROUGH_CHUNK.contains(&header.call) {
-                    self.fail_chunk(parameters, code);
+                if let Some(chunk) = command::chunk(header.call, parameters) {
+                    self.fail_chunk(chunk, code);
                 }
             }
             Err(refused) => return Err(refused),
@@ -174,9 +174,8 @@ impl Executor {
     }
 
     /// A copy through a staging chunk does not happen: nobody must wait for it.
-    fn fail_chunk(&mut self, parameters: &[u8], code: CUresult) {
-        let mut args = Reader::new(parameters);
-        if let (Ok(_), Ok(chunk), Some(shared)) = (args.word(), args.word(), self.session.shared)
+    fn fail_chunk(&mut self, chunk: u64, code: CUresult) {
+        if let Some(shared) = self.session.shared
             && chunk < rekindle_wire::layout::CHUNKS as u64
         {
             self.note_sticky(code);

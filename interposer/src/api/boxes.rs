@@ -2,8 +2,8 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::boxes::{BoxCopy, End, span};
-use rekindle_wire::command::COPY_BOX;
+use rekindle_wire::boxes::{End, span};
+use rekindle_wire::command::{COPY_BOX, CopyBox};
 
 use super::{check, code, stream};
 use crate::client::{self, Call};
@@ -118,10 +118,9 @@ pub(crate) unsafe fn copy(c: &CudaMemcpy3d, on: CUstream, wait: bool) -> Result<
             if wait { synchronise() } else { Ok(()) }
         }
         _ => {
-            let (end, from) = target.end().zip(source.end()).ok_or(CUDA_ERROR_UNKNOWN)?;
+            let (end, source_end) = target.end().zip(source.end()).ok_or(CUDA_ERROR_UNKNOWN)?;
             let mut call = Call::in_context(COPY_BOX)?;
-            let copy = BoxCopy { chunk: 0, end, source: Some(from), size, stream: named_stream(on) };
-            copy.write(call.writer());
+            call.put(&CopyBox { first: 0, second: 0, end, source: source_end, size, stream: named_stream(on) });
             check(call.send())?;
             // Between device memories the driver does not make the host wait.
             if wait && (target.is_host() || source.is_host()) { synchronise() } else { Ok(()) }

@@ -3,7 +3,9 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, Kind};
+use rekindle_wire::command::{
+    CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_SYNC, EndContext, Kind, MakeContext, SyncContext,
+};
 
 use super::{check, code, put, put_if};
 use crate::client::{self, Call, Client};
@@ -43,9 +45,8 @@ fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresul
     }
     check_flags(flags)?;
     let mut call = Call::new(CONTEXT_CREATE)?;
-    let handle = call.fresh_handle(Kind::Context);
-    call.word(device as u64);
-    call.word(u64::from(flags));
+    let handle = client.fresh(Kind::Context);
+    call.put(&MakeContext { context: handle, device: device as u64, flags });
     let (result, mut reply) = call.wait();
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
@@ -155,7 +156,7 @@ pub(crate) unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
         named_here(client, ctx)?;
         rekindle_cuda_abi::private::cls_reset(ctx);
         let mut call = Call::unchecked(client, CONTEXT_DESTROY, 0);
-        call.word(ctx);
+        call.put(&EndContext { context: ctx });
         check(call.wait().0)?;
         forget(client, ctx);
         if contexts::current() == ctx {
@@ -279,7 +280,7 @@ fn synchronize(ctx: CUcontext) -> Result<(), CUresult> {
     client.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     rekindle_graphs::hook::context_asked(handle)?;
     let mut call = Call::new(CONTEXT_SYNC)?;
-    call.word(handle);
+    call.put(&SyncContext { context: handle });
     check(call.wait().0)
 }
 

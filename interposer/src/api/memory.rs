@@ -1,7 +1,9 @@
 //! Device memory.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{MEM_ALLOC, MEM_FREE, MEM_INFO, WINDOW_FULL, WINDOW_RESERVED};
+use rekindle_wire::command::{
+    MEM_ALLOC, MEM_FREE, MEM_INFO, MemAlloc, MemFree, MemInfo, WINDOW_FULL, WINDOW_RESERVED, WindowReserved,
+};
 
 use super::{check, code, put, put_if};
 use crate::client::{self, Call, Client};
@@ -15,7 +17,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
         let (context, known) = client.contexts.current()?;
         let (base, size) = loop {
             let mut call = Call::in_context(MEM_ALLOC)?;
-            call.word(bytes as u64);
+            call.put(&MemAlloc { bytes: bytes as u64 });
             let (result, mut reply) = call.wait();
             let address = reply.word();
             if result == WINDOW_FULL {
@@ -35,8 +37,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
 pub(crate) fn reserve_window(client: &Client, device: usize, end: u64) -> Result<(), CUresult> {
     let end = client.memory.reserve(device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let mut call = Call::new(WINDOW_RESERVED)?;
-    call.word(device as u64);
-    call.word(end);
+    call.put(&WindowReserved { device: device as u64, end });
     check(call.send())
 }
 
@@ -79,7 +80,7 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
         let mut call = Call::new(MEM_FREE)?;
-        call.word(dptr);
+        call.put(&MemFree { address: dptr });
         // Forgotten before the worker frees it: another thread may be given the address at once.
         let forgotten = client.memory.remove(dptr);
         check(call.wait().0).inspect_err(|_| {
@@ -96,7 +97,8 @@ pub(crate) unsafe fn cuMemAllocManaged(_dptr: *mut CUdeviceptr, _bytes: usize, _
 }
 
 pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
-    code(Call::in_context(MEM_INFO).and_then(|call| {
+    code(Call::in_context(MEM_INFO).and_then(|mut call| {
+        call.put(&MemInfo {});
         let (result, reply) = call.wait();
         if result != CUDA_SUCCESS {
             return Err(result);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Pinned;
-use rekindle_wire::command::{PINNED_MAP, PINNED_UNMAP};
+use rekindle_wire::command::{PINNED_MAP, PINNED_UNMAP, PinnedMap, PinnedUnmap};
 use rekindle_wire::layout::PINNED_NAME;
 
 use super::{check, code, put};
@@ -45,10 +45,7 @@ impl Pages {
         // The call comes first: if it cannot be made, nothing is announced that nobody takes.
         let result = Call::in_context(PINNED_MAP).and_then(|mut call| {
             client.announce_pinned(Pinned { address: base, size, serial }, &file)?;
-            call.word(base);
-            call.word(size);
-            call.word(u64::from(flags));
-            call.word(serial);
+            call.put(&PinnedMap { address: base, size, flags, serial });
             check(call.wait().0)
         });
         if let Err(error) = result {
@@ -61,7 +58,7 @@ impl Pages {
     /// Frees it again.
     pub(super) fn free(self, client: &Client) -> Result<(), CUresult> {
         let mut call = Call::new(PINNED_UNMAP)?;
-        call.word(self.base);
+        call.put(&PinnedUnmap { address: self.base });
         check(call.wait().0)?;
         unmap(client, self.base, self.size);
         Ok(())
@@ -109,7 +106,7 @@ pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         let mut call = Call::new(PINNED_UNMAP)?;
-        call.word(base);
+        call.put(&PinnedUnmap { address: base });
         check(call.wait().0)?;
         client.memory.remove(base);
         unmap(client, base, bytes);

@@ -1,7 +1,7 @@
 //! Primary contexts: one for each device, counted here; the worker has had it ready since before the process was born.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{CONTEXT_RELEASE, CONTEXT_RESET, CONTEXT_RETAIN};
+use rekindle_wire::command::{CONTEXT_RELEASE, CONTEXT_RESET, CONTEXT_RETAIN, EndContext, MakeContext};
 
 use super::{check, code, put};
 use crate::client::{self, Call, Client};
@@ -30,9 +30,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevic
 fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     let mut call = Call::unchecked(client, CONTEXT_RETAIN, 0);
-    call.word(handle);
-    call.word(device as u64);
-    call.word(u64::from(primary.flags));
+    call.put(&MakeContext { context: handle, device: device as u64, flags: primary.flags });
     let (result, mut reply) = call.wait();
     check(result)?;
     let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
@@ -104,7 +102,7 @@ fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     rekindle_cuda_abi::private::cls_reset(handle);
     let mut call = Call::unchecked(client, CONTEXT_RELEASE, handle);
-    call.word(handle);
+    call.put(&EndContext { context: handle });
     // Pinned memory must not be unmapped here before the worker has let it go.
     check(if client.memory.has_pinned(handle) { call.wait().0 } else { call.send() })?;
     super::context::forget(client, handle);
@@ -116,7 +114,7 @@ fn reset(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     rekindle_cuda_abi::private::cls_reset(handle);
     let mut call = Call::unchecked(client, CONTEXT_RESET, handle);
-    call.word(handle);
+    call.put(&EndContext { context: handle });
     check(call.wait().0)?;
     gone(client, device);
     Ok(())

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::PINNED_UNMAP;
+use rekindle_wire::command::{PINNED_UNMAP, PinnedUnmap};
 
 use super::pinned::{self, Pages};
 use super::{check, code, put};
@@ -90,7 +90,7 @@ pub(crate) unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
         };
         if alias != 0 {
             let mut call = Call::new(PINNED_UNMAP)?;
-            call.word(alias & !(PAGE - 1));
+            call.put(&PinnedUnmap { address: alias & !(PAGE - 1) });
             check(call.wait().0)?;
             client.memory.remove(alias);
         }

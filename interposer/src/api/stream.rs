@@ -2,10 +2,10 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::{STREAM_DESTROY, STREAM_SYNC};
+use rekindle_wire::command::{OfStream, STREAM_DESTROY, STREAM_SYNC};
 
 use super::{check, code, put};
-use crate::client::{self, Call};
+use crate::client::{self, Call, stream_of};
 use crate::state::contexts;
 use crate::state::streams::Stream;
 use crate::{named_stream, remote, rest};
@@ -47,7 +47,7 @@ pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
         if !client.streams.remove(stream) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        call.word(stream);
+        call.put(&OfStream { stream });
         check(call.send())
     }))
 }
@@ -127,7 +127,7 @@ pub(crate) fn synchronize(stream: CUstream) -> Result<(), CUresult> {
         return client.standing_error();
     }
     let mut call = Call::in_context(STREAM_SYNC)?;
-    call.stream(stream)?;
+    call.put(&OfStream { stream: stream_of(stream)? });
     check(call.wait().0)
 }
 

@@ -5,10 +5,10 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::COPY;
+use rekindle_wire::command::{COPY, CopyMemory};
 
 use super::{check, code, stream};
-use crate::client::{self, Call};
+use crate::client::{self, Call, stream_of};
 use crate::copy;
 
 /// What one end of a copy is to the worker.
@@ -88,10 +88,8 @@ unsafe fn transfer(
         }
         _ => {
             let mut call = Call::in_context(COPY)?;
-            call.word(target);
-            call.word(source);
-            call.word(bytes as u64);
-            call.stream(on)?;
+            let stream = stream_of(on)?;
+            call.put(&CopyMemory { destination: target, source, bytes: bytes as u64, stream });
             check(call.send())?;
             // Between device memories the driver does not make the host wait, unless that was asked for.
             let memory = &client::get()?.memory;

@@ -462,7 +462,8 @@ commands! {
     struct TensorMap<'a> {
         /// A [`Kind`](crate::tensor_map::Kind).
         kind: u64,
-        /// By the kind, see [`crate::tensor_map`].
+        /// `type rank address dims.. strides..`, then the call's further parameters in their order, arrays by their
+        /// elements; or `address map_blob`, of a map whose address is replaced.
         rest: &'a [u8] as Rest,
     }
         /// Encodes a tensor map. -> `map_blob`. Waits.

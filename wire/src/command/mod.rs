@@ -1,6 +1,6 @@
 //! Commands of the ring that are not lines of the driver table: what the hand-written calls of the interposer send.
 //!
-//! Each is declared once, in [`list`]: its number, its name (which the object log keeps, since numbers may change), its
+//! Each is declared once, in `list.rs`: its number, its name (which the object log keeps, since numbers may change), its
 //! parameters, and what it has to do with streams, events and memory. From that come the structures that both sides
 //! write and read, and what the worker knows of a command before it executes it ([`Declaration`]).
 
@@ -20,8 +20,13 @@ pub use list::*;
 /// The commands of copies of boxes, arrays, textures and surfaces.
 pub const SHAPES: std::ops::Range<u16> = FIRST + 256..FIRST + 320;
 
-/// The commands whose first words are any word and a staging chunk, whose word says when they are done.
-pub const THROUGH_CHUNK: &[u16] = &[COPY_FROM_CHUNK, COPY_TO_CHUNK, COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK];
+/// The staging chunk whose word says when a command is done, where it is one through a chunk.
+#[must_use]
+pub fn chunk(call: u16, parameters: &[u8]) -> Option<u64> {
+    let through = |clause: &Clause| if let Clause::Through(place) = clause { Some(*place) } else { None };
+    let place = declaration(call)?.clauses.iter().find_map(through)?;
+    crate::codec::Reader::new(parameters.get(place * 8..)?).word().ok()
+}
 
 /// One operation of [`MEM_OPS`]: four words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
