@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rekindle_cuda_abi::types::CUDA_SUCCESS;
-use rekindle_wire::command::PRINTS;
+use rekindle_wire::command::{PRINTS, Prints};
 
 use crate::client::{Call, Client};
 
@@ -47,7 +47,9 @@ fn fetch(client: &'static Client) {
 
 /// Whether there may be more.
 fn fetch_part(client: &'static Client) -> bool {
-    let (result, reply) = Call::unchecked(client, PRINTS, 0).wait();
+    let mut call = Call::unchecked(client, PRINTS, 0);
+    call.put(&Prints {});
+    let (result, reply) = call.wait();
     let mut reply = reply.rest();
     let (CUDA_SUCCESS, Ok(output), Ok(more), Ok(text)) = (result, reply.word(), reply.word(), reply.blob()) else {
         return false;

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use rekindle_wire::command::THREAD_END;
+use rekindle_wire::command::{THREAD_END, ThreadEnd};
 
 use crate::client::{self, Call};
 
@@ -33,7 +33,9 @@ impl Drop for Ending {
     fn drop(&mut self) {
         if let Ok(client) = client::get() {
             client.streams.attributes.forget_thread(client::thread_number());
-            Call::unchecked(client, THREAD_END, 0).send();
+            let mut call = Call::unchecked(client, THREAD_END, 0);
+            call.put(&ThreadEnd {});
+            call.send();
         }
     }
 }

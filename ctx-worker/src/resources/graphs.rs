@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
-use rekindle_wire::command::{self, Kind, Launch};
+use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphInStream, GraphSet, Kind, Launch};
 use rekindle_wire::graph::{Program, Step, Task};
 use tracing::warn;
 
@@ -108,9 +108,8 @@ impl Executor {
             command::GRAPH_LAUNCH => return self.graph_launch(args),
             command::GRAPH_UPLOAD => return self.graph_upload(args),
             command::GRAPH_DESTROY => {
-                let handle = args.word()?;
-                args.end()?;
-                let graph = self.code.graphs.remove(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+                let GraphDestroy { exec } = GraphDestroy::read(args)?;
+                let graph = self.code.graphs.remove(&exec).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
                 self.end_made(graph.made)?;
             }
             _ => return Err(Refused::UnknownCall(call)),
@@ -119,9 +118,8 @@ impl Executor {
     }
 
     fn graph_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, number, flags) = (args.word()?, args.word()?, args.word()?);
-        args.end()?;
-        let bytes = self.code.store.take(number).map_err(|_| Malformed("a graph whose program has not come"))?;
+        let GraphCreate { exec: handle, image, flags } = GraphCreate::read(args)?;
+        let bytes = self.code.store.take(image).map_err(|_| Malformed("a graph whose program has not come"))?;
         if !Kind::GraphExec.owns(handle) || self.code.graphs.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
@@ -285,11 +283,10 @@ impl Executor {
     }
 
     fn graph_set(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, place) = (args.word()?, args.word()? as usize);
-        let mut blob = Reader::new(args.blob()?);
-        let step = Step::read(&mut blob, place)?;
-        blob.end()?;
-        args.end()?;
+        let GraphSet { exec: handle, place, step } = GraphSet::read(args)?;
+        let (place, mut words) = (place as usize, Reader::new(step));
+        let step = Step::read(&mut words, place)?;
+        words.end()?;
         let graph = self.code.graphs.get_mut(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let made = graph.made.as_ref().map(|made| (made.exec, made.nodes.get(place).copied().unwrap_or(0)));
         let old = graph.program.steps.get_mut(place).ok_or(Malformed("a step that a graph does not have"))?;
@@ -368,8 +365,7 @@ impl Executor {
     }
 
     fn graph_launch(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (handle, stream) = (args.word()?, args.word()?);
-        args.end()?;
+        let GraphInStream { exec: handle, stream } = GraphInStream::read(args)?;
         let exec = self.exec_of(handle)?;
         let real = self.handle_stream(stream)?;
         // SAFETY: both handles are the driver's own.
@@ -389,8 +385,7 @@ impl Executor {
     }
 
     fn graph_upload(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (handle, stream) = (args.word()?, args.word()?);
-        args.end()?;
+        let GraphInStream { exec: handle, stream } = GraphInStream::read(args)?;
         let exec = self.exec_of(handle)?;
         let real = self.handle_stream(stream)?;
         // SAFETY: both handles are the driver's own.

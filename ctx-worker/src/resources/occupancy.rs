@@ -2,7 +2,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::Launch;
+use rekindle_wire::command::{OccupancyBlockSize, OccupancyClusters};
 
 use crate::resources::launch_attributes::attributes;
 use crate::serve::executor::Executor;
@@ -14,9 +14,8 @@ impl Executor {
         args: &mut Reader<'_>,
         reply: &mut Writer,
     ) -> Result<Outcome, Refused> {
-        let function = self.handle_function(args.word()?)?;
-        let (shared, limit, flags) = (args.word()? as usize, args.word()? as i32, args.word32()?);
-        args.end()?;
+        let OccupancyBlockSize { function, shared_bytes, limit, flags } = OccupancyBlockSize::read(args)?;
+        let function = self.handle_function(function)?;
         let (mut grid, mut block) = (0, 0);
         // SAFETY: out parameters are locals, the handle the driver's own; no function gives the shared memory.
         let result = unsafe {
@@ -25,7 +24,7 @@ impl Executor {
                 &raw mut block,
                 function,
                 std::ptr::null_mut(),
-                shared,
+                shared_bytes as usize,
                 limit,
                 flags,
             )
@@ -36,8 +35,7 @@ impl Executor {
     }
 
     pub(crate) fn occupancy_clusters(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let sizes = args.word()? != 0;
-        let launch = Launch::read(args)?;
+        let OccupancyClusters { sizes, launch } = OccupancyClusters::read(args)?;
         let function = self.handle_function(launch.function)?;
         let attributes = attributes(&self.session, &launch)?;
         let config = CUlaunchConfig {
@@ -52,7 +50,8 @@ impl Executor {
             num_attrs: attributes.len() as u32,
         };
         let driver = self.driver();
-        let ask = if sizes { driver.cuOccupancyMaxPotentialClusterSize } else { driver.cuOccupancyMaxActiveClusters };
+        let ask =
+            if sizes != 0 { driver.cuOccupancyMaxPotentialClusterSize } else { driver.cuOccupancyMaxActiveClusters };
         let mut number = 0;
         // SAFETY: the out parameter is a local, the handle the driver's own, the configuration lives through the call.
         let result = unsafe { ask(&raw mut number, function, &raw const config) };

@@ -4,7 +4,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command;
+use rekindle_wire::command::{self, PeerDisable, PeerEnable};
 use rekindle_wire::window;
 
 use crate::gpu::driver::Driver;
@@ -14,8 +14,7 @@ use crate::session::outcome::{Outcome, Refused};
 
 impl Memory {
     pub(crate) fn peer_enable(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (peer, flags) = (args.word()?, args.word32()?);
-        args.end()?;
+        let PeerEnable { peer, flags } = PeerEnable::read(args)?;
         let (here, owner) = (call.device()?, call.session.device_of_context(peer)?);
         let real = call.session.objects.get(peer).map_or(0, |o| o.real);
         // SAFETY: the context is the driver's own.
@@ -31,16 +30,14 @@ impl Memory {
     }
 
     pub(crate) fn peer_disable(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let peer = args.word()?;
-        args.end()?;
+        let PeerDisable { peer } = PeerDisable::read(args)?;
         let (here, owner) = (call.device()?, call.session.device_of_context(peer)?);
         let real = call.session.objects.get(peer).map_or(0, |o| o.real);
         // SAFETY: the context is the driver's own.
         let result = unsafe { (call.driver().cuCtxDisablePeerAccess)(real) };
         if result == CUDA_SUCCESS {
             let mut enabled = Writer::new();
-            enabled.word(peer);
-            enabled.word(0);
+            PeerEnable { peer, flags: 0 }.write(&mut enabled);
             call.session.objects.unrecord(command::PEER_ENABLE, call.header.context, enabled.bytes());
             let (driver, device) = (call.driver(), self.devices[here].device);
             let closed = self.devices[owner].memory.close_to(driver, device);

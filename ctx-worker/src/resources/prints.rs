@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::Kind;
+use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::REPLY_BYTES;
 use tracing::{error, warn};
 
@@ -183,7 +183,7 @@ impl Prints {
         args: &mut Reader<'_>,
         reply: &mut Writer,
     ) -> Result<Outcome, Refused> {
-        args.end()?;
+        command::Prints::read(args)?;
         let output = self.pending.iter().position(|p| !p.is_empty());
         let part = match output {
             Some(output) => {

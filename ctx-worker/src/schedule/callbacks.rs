@@ -2,9 +2,9 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{CallbackNext, HeldRoom, HostFunc, ThreadEnd};
 
 use crate::schedule::deferred::Progress;
-use crate::schedule::dependencies::word;
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
@@ -12,8 +12,7 @@ use crate::session::waiting::Then;
 impl Executor {
     /// The application's callback thread has run one, and asks for the next.
     pub(crate) fn callback_next(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let done = args.word()?;
-        args.end()?;
+        let CallbackNext { done } = CallbackNext::read(args)?;
         if (done != 0 && !self.scheduler.deferred.callback_returned(done))
             || self.scheduler.deferred.callback_thread != 0
         {
@@ -48,12 +47,12 @@ impl Executor {
         while let Some(id) = self.scheduler.deferred.ready.pop_front() {
             let Some(entry) = self.scheduler.deferred.entry(id) else { continue };
             let Progress::Callback(status) = entry.progress else { continue };
+            let Ok(HostFunc { function, data, kind, named, .. }) = HostFunc::read(&mut Reader::new(&entry.parameters))
+            else {
+                continue;
+            };
             let mut callback = Writer::new();
-            callback.word(id);
-            let parameter = |at| word(&entry.parameters, at).unwrap_or(0);
-            for word in [parameter(3), parameter(1), parameter(2), parameter(4), status as u64] {
-                callback.word(word);
-            }
+            [id, kind, function, data, named, status as u64].into_iter().for_each(|word| callback.word(word));
             self.scheduler.deferred.running.insert(id);
             return Some(callback);
         }
@@ -62,7 +61,7 @@ impl Executor {
 
     /// A thread of the application's asks to go on when little of what it sent is held.
     pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        args.end()?;
+        HeldRoom::read(args)?;
         self.scheduler.deferred.waiting_for_room.push((self.header.thread, self.header.reply));
         self.show_pressure();
         Ok(Outcome::Later)
@@ -70,7 +69,7 @@ impl Executor {
 
     /// A thread of the application's has ended: its default streams are destroyed once they are idle.
     pub(crate) fn thread_end(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        args.end()?;
+        ThreadEnd::read(args)?;
         for key in self.session.waiting.streams_of_thread(self.header.thread) {
             self.enter_context(key.context)?;
             let Some(real) = self.session.waiting.real(key) else { continue };

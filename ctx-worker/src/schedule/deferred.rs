@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Release;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
-use rekindle_wire::command;
+use rekindle_wire::command::{self, HostFunc};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::schedule::deferred_settings::Setting;
@@ -411,7 +411,7 @@ impl Executor {
             }
             (_, Progress::OnDevice, None) => Ok(false),
             (Turn::Callback, Progress::OnDevice, Some(result)) => {
-                let kind = word(&entry.parameters, 3).unwrap_or(command::HOST_FUNCTION);
+                let HostFunc { kind, .. } = HostFunc::read(&mut Reader::new(&entry.parameters))?;
                 if result != CUDA_SUCCESS && kind == command::HOST_FUNCTION {
                     // Not called in a broken context.
                     return Ok(true);
@@ -441,7 +441,8 @@ impl Executor {
         };
         let streams = match entry.uses.turn {
             Turn::Callback => {
-                let stream = word(&entry.parameters, 0).unwrap_or(0);
+                let callback = HostFunc::read(&mut Reader::new(&entry.parameters));
+                let HostFunc { stream, .. } = callback.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
                 self.enter_context(entry.header.context).map_err(code)?;
                 self.handle_stream(stream).map_err(code)?;
                 vec![self.stream_key(stream).map_err(code)?]

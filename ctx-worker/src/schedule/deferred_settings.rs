@@ -4,7 +4,8 @@
 //! executed when it comes, and who made it goes on. A launch that came before it and is held keeps the value that there
 //! was. It gets that back for the moment in which it goes to the driver.
 
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::schedule::deferred::Entry;
@@ -46,7 +47,8 @@ pub(crate) struct Change {
 
 /// The function of a held launch.
 fn launched(entry: &Entry) -> Option<u64> {
-    if entry.header.call == command::LAUNCH { word(&entry.parameters, 0) } else { None }
+    let launch = || Launch::read(&mut Reader::new(&entry.parameters)).ok();
+    if entry.header.call == command::LAUNCH { Some(launch()?.function) } else { None }
 }
 
 impl Executor {

@@ -1,7 +1,7 @@
 //! Operations of streams on words of memory.
 
 use rekindle_wire::codec::{Malformed, Reader};
-use rekindle_wire::command::{MAX_MEM_OPS, MemOp};
+use rekindle_wire::command::{MAX_MEM_OPS, MemOp, MemOps};
 
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
@@ -11,10 +11,9 @@ type Params = [u64; 6];
 
 impl Executor {
     pub(crate) fn mem_ops(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
+        let MemOps { stream: handle, operations } = MemOps::read(args)?;
         let stream = self.handle_stream(handle)?;
-        let mut words = Reader::new(args.blob()?);
-        args.end()?;
+        let mut words = Reader::new(operations);
         let mut params: Vec<Params> = Vec::new();
         while words.end().is_err() {
             let op = MemOp::read(&mut words)?;

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
-use rekindle_wire::command::{Kind, Launch};
+use rekindle_wire::command::{Kind, Launch, LaunchOnDevices};
 use rekindle_wire::window;
 
 use crate::resources::launch_attributes::attributes;
@@ -85,16 +85,16 @@ impl Executor {
 
     /// Cooperative launches on several devices: one command, since they wait for each other.
     pub(crate) fn launch_on_devices(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (flags, count) = (args.word32()?, args.word()?);
-        if count > window::MAX_DEVICES as u64 {
+        let LaunchOnDevices { flags, launches } = LaunchOnDevices::read(args)?;
+        if launches.len() > window::MAX_DEVICES {
             return Err(Malformed("more launches than there are devices").into());
         }
         // Each launch's parameters, and where each parameter of them lies.
         let mut parameters: Vec<(Vec<u64>, Vec<*mut c_void>)> = Vec::new();
         let (mut list, mut keys) = (Vec::new(), Vec::new());
         let mut allocates = false;
-        for _ in 0..count {
-            let launch = Launch::read(&mut Reader::new(args.blob()?))?;
+        for launch in launches {
+            let launch = Launch::read(&mut Reader::new(launch))?;
             let object = *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let context = self.stream_key(launch.stream)?.context;
             self.enter_context(context)?;
@@ -123,7 +123,6 @@ impl Executor {
             parameters.push((bytes, places));
             keys.push((key, launch.function));
         }
-        args.end()?;
         self.enter_context(self.header.context)?;
         for (launch, (_, places)) in list.iter_mut().zip(&mut parameters) {
             launch.params = places.as_mut_ptr();

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::{CALLBACK_NEXT, HOST_FUNC, HOST_FUNCTION, STREAM_CALLBACK};
+use rekindle_wire::command::{CALLBACK_NEXT, CallbackNext, HOST_FUNC, HOST_FUNCTION, HostFunc, STREAM_CALLBACK};
 
 use super::{check, code};
 use crate::client::{self, Call, Client};
@@ -64,11 +64,7 @@ pub(crate) fn enqueue(stream: CUstream, function: *mut c_void, data: *mut c_void
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
     start_thread(client)?;
-    call.word(named);
-    call.word(function as u64);
-    call.word(data as u64);
-    call.word(kind);
-    call.word(stream);
+    call.put(&HostFunc { stream: named, function: function as u64, data: data as u64, kind, named: stream });
     check(call.send())
 }
 
@@ -93,7 +89,7 @@ fn run(client: &'static Client) {
     let mut done = 0;
     loop {
         let mut call = Call::unchecked(client, CALLBACK_NEXT, 0);
-        call.word(done);
+        call.put(&CallbackNext { done });
         let (result, mut reply) = call.wait();
         let mut word = || reply.word();
         let (CUDA_SUCCESS, Some(id), Some(kind), Some(function), Some(data), Some(stream), Some(status)) =

@@ -75,7 +75,7 @@ pub(super) unsafe fn launch(
     // SAFETY: the caller's promise.
     let sent = unsafe { gather(&function, params, extra, &mut parameters) }.and_then(|()| {
         let mut call = Call::in_context(LAUNCH)?;
-        Launch { parameters: &parameters, ..what }.write(call.writer());
+        call.put(&Launch { parameters: &parameters, ..what });
         if overwrites {
             legacy::overwrite(&function, &what, &parameters);
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rekindle_cuda_abi::launch::{LegacyLaunch, MAX_PARAMETERS, extra};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Writer;
-use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch};
+use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch, LaunchOnDevices};
 
 use super::launch::{By, gather, launch};
 use super::{check, code, library};
@@ -105,8 +105,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, cou
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut call = Call::in_context(LAUNCH_ON_DEVICES)?;
-        call.word(u64::from(flags));
-        call.word(u64::from(count));
+        let mut launches = Vec::new();
         for i in 0..count as usize {
             // SAFETY: the array holds `count` launches, by the caller's promise.
             let one = unsafe { list.cast::<CudaLaunchParams>().add(i).read() };
@@ -133,8 +132,10 @@ pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, cou
                 parameters: &parameters,
             }
             .write(&mut writer);
-            call.blob(writer.bytes());
+            launches.push(writer.into_bytes());
         }
+        let launches = launches.iter().map(Vec::as_slice).collect();
+        call.put(&LaunchOnDevices { flags, launches });
         check(call.wait().0)
     };
     code(launch_all())

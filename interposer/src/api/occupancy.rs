@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{OCCUPANCY_BLOCK_SIZE, OCCUPANCY_CLUSTERS};
+use rekindle_wire::command::{OCCUPANCY_BLOCK_SIZE, OCCUPANCY_CLUSTERS, OccupancyBlockSize, OccupancyClusters};
 
 use super::launch::{attribute_bytes, with_attributes};
 use super::{check, code, library, put, put_if};
@@ -79,7 +79,7 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
             return potential_block_size(function, |size| unsafe { of_block(size) }, limit, flags);
         }
         let mut call = Call::in_context(OCCUPANCY_BLOCK_SIZE)?;
-        [function, shared as u64, limit as u64, u64::from(flags)].into_iter().for_each(|w| call.word(w));
+        call.put(&OccupancyBlockSize { function, shared_bytes: shared as u64, limit, flags });
         let (result, mut reply) = call.wait();
         check(result)?;
         let mut number = || reply.word().map(|w| w as i32).ok_or(CUDA_ERROR_UNKNOWN);
@@ -114,8 +114,8 @@ unsafe fn clusters(out: *mut i32, function: CUfunction, config: *const CUlaunchC
         // SAFETY: as above, with its attributes.
         let attributes = unsafe { attribute_bytes(&config) }?;
         let mut call = Call::in_context(OCCUPANCY_CLUSTERS)?;
-        call.word(u64::from(sizes));
-        with_attributes(function, &config, &attributes).write(call.writer());
+        let launch = with_attributes(function, &config, &attributes);
+        call.put(&OccupancyClusters { sizes: u64::from(sizes), launch });
         let (result, mut reply) = call.wait();
         check(result)?;
         reply.word().map(|w| w as i32).ok_or(CUDA_ERROR_UNKNOWN)

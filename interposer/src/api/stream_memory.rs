@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::codec::Writer;
-use rekindle_wire::command::{MAX_MEM_OPS, MEM_OPS, MemOp};
+use rekindle_wire::command::{MAX_MEM_OPS, MEM_OPS, MemOp, MemOps};
 
 use super::{check, code};
-use crate::client::{self, Call};
+use crate::client::{self, Call, stream_of};
 
 const WAIT_32: u32 = 1;
 const WRITE_32: u32 = 2;
@@ -39,14 +39,14 @@ pub(crate) fn judge(op: &MemOp) -> Result<(), CUresult> {
 /// Enqueues operations, whatever captures.
 pub(crate) fn enqueue(stream: CUstream, ops: &[MemOp]) -> Result<(), CUresult> {
     let mut call = Call::in_context(MEM_OPS)?;
-    call.stream(stream)?;
+    let stream = stream_of(stream)?;
     ops.iter().try_for_each(judge)?;
     if ops.is_empty() {
         return Ok(());
     }
     let mut words = Writer::new();
     ops.iter().for_each(|op| op.write(&mut words));
-    call.blob(words.bytes());
+    call.put(&MemOps { stream, operations: words.bytes() });
     check(call.send())
 }
 

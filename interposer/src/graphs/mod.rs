@@ -15,12 +15,13 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Stream, StreamKey, Words};
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{
-    GRAPH_CREATE, GRAPH_DESTROY, GRAPH_LAUNCH, GRAPH_SET, GRAPH_UPLOAD, Kind, MEM_ALLOC, MEM_FREE, WINDOW_FULL,
+    GRAPH_CREATE, GRAPH_DESTROY, GRAPH_LAUNCH, GRAPH_SET, GRAPH_UPLOAD, GraphCreate, GraphDestroy, GraphInStream,
+    GraphSet, Kind, MEM_ALLOC, MEM_FREE, MemAlloc, MemFree, WINDOW_FULL,
 };
 use rekindle_wire::graph::Program;
 
 use crate::api::graph_parts as api;
-use crate::client::{self, Call};
+use crate::client::{self, Call, stream_of};
 use crate::named_stream;
 use crate::state::contexts::{self, Contexts};
 use crate::state::memory::Allocation;
@@ -100,7 +101,7 @@ impl Driver for Process {
         client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         loop {
             let mut call = Call::unchecked(client, MEM_ALLOC, context);
-            call.word(bytes as u64);
+            call.put(&MemAlloc { bytes: bytes as u64 });
             let (result, mut reply) = call.wait();
             let address = reply.word();
             if result == WINDOW_FULL {
@@ -119,7 +120,7 @@ impl Driver for Process {
             && client.memory.remove(address).is_some()
         {
             let mut call = Call::unchecked(client, MEM_FREE, contexts::current());
-            call.word(address);
+            call.put(&MemFree { address });
             call.send();
         }
     }
@@ -137,11 +138,10 @@ impl Driver for Process {
         let Some(steps) = program::steps(flat)? else { return sequence::create(flat) };
         let image = api::send_parts(&[&Program { steps }.to_bytes()])?;
         let mut call = Call::in_context(GRAPH_CREATE)?;
-        let handle = call.fresh_handle(Kind::GraphExec);
-        call.word(image);
-        call.word(flags);
+        let exec = client::get()?.fresh(Kind::GraphExec);
+        call.put(&GraphCreate { exec, image, flags });
         check(call.wait().0)?;
-        Ok(handle)
+        Ok(exec)
     }
 
     fn update(&self, exec: u64, flat: &Flat, changed: &[usize]) -> Result<()> {
@@ -158,9 +158,7 @@ impl Driver for Process {
             let mut words = Writer::new();
             step.write(&mut words);
             let mut call = Call::new(GRAPH_SET)?;
-            call.word(exec);
-            call.word(place as u64);
-            call.blob(words.bytes());
+            call.put(&GraphSet { exec, place: place as u64, step: words.bytes() });
             check(call.send())?;
         }
         Ok(())
@@ -185,7 +183,7 @@ impl Driver for Process {
         }
         if let Ok(client) = client::get() {
             let mut call = Call::unchecked(client, GRAPH_DESTROY, contexts::current());
-            call.word(exec);
+            call.put(&GraphDestroy { exec });
             call.send();
         }
     }
@@ -194,7 +192,6 @@ impl Driver for Process {
 /// A command about an executable graph in a stream.
 fn command(call: u16, exec: u64, stream: CUstream) -> Result<()> {
     let mut call = Call::in_context(call)?;
-    call.word(exec);
-    call.stream(stream)?;
+    call.put(&GraphInStream { exec, stream: stream_of(stream)? });
     check(call.send())
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command;
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphSet};
 use rekindle_wire::control::Waits;
 use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::window;
@@ -294,11 +295,15 @@ impl Executor {
 
     /// A command changes what is known of a graph.
     pub(crate) fn graph_may_change(&mut self, header: &CommandHeader, parameters: &[u8]) {
-        if matches!(header.call, command::GRAPH_CREATE | command::GRAPH_SET | command::GRAPH_DESTROY)
-            && let Some(tracker) = &mut self.checkpoint.tracker
-            && let Some(handle) = crate::schedule::dependencies::word(parameters, 0)
-        {
-            tracker.graph_changed(handle);
+        let mut args = Reader::new(parameters);
+        let exec = match header.call {
+            command::GRAPH_CREATE => GraphCreate::read(&mut args).map(|it| it.exec),
+            command::GRAPH_SET => GraphSet::read(&mut args).map(|it| it.exec),
+            command::GRAPH_DESTROY => GraphDestroy::read(&mut args).map(|it| it.exec),
+            _ => return,
+        };
+        if let (Ok(exec), Some(tracker)) = (exec, &mut self.checkpoint.tracker) {
+            tracker.graph_changed(exec);
         }
     }
 }
