@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use rekindle_images::{Blob, Client, CodeHash, DataReader, Object, Piece};
 use rekindle_wire::Dialect;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{self, Kind, LinkAdd};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::checkpoint::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, MAPPED, PIECE, POOLED, PRINTED};
@@ -106,7 +106,9 @@ impl Executor {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
                 let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 let (mut call, _, code) = self.parts();
-                let added = code.links.add(&mut call, &mut code.logs, &mut args, &image, &mut reply);
+                let add = LinkAdd::read(&mut args).map_err(Refused::from);
+                let added = add
+                    .and_then(|add| code.links.add(&mut call, &mut code.logs, &add, &object.args, &image, &mut reply));
                 added.map(Outcome::Done)
             }
             // Done by the loading itself or asked for here, in the recorded order either way.

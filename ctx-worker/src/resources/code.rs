@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind, LinkAdd};
+use rekindle_wire::command::{
+    self, CodePart, FindFunction, FindGlobal, Instantiate, KernelFunction, KernelNames, Kind, LibraryModule, LinkAdd,
+    LoadCode, UnloadCode,
+};
 use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::resources::code_store::Image;
@@ -55,10 +58,10 @@ impl Executor {
         let result = match call {
             command::LINK_CREATE => links.create(&mut under_way, args)?,
             command::LINK_ADD => {
-                let number = LinkAdd::read(&mut args.clone())?.image;
-                let arrived = code.store.complete(number, capability);
+                let add = LinkAdd::read(args)?;
+                let arrived = code.store.complete(add.image, capability);
                 let image = arrived.map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
-                links.add(&mut under_way, logs, args, &image, reply)?
+                links.add(&mut under_way, logs, &add, args.all(), &image, reply)?
             }
             command::LINK_COMPLETE => links.complete(&mut under_way, logs, args, reply)?,
             command::LINK_OUTPUT => links.output(args, reply)?,
@@ -69,10 +72,8 @@ impl Executor {
     }
 
     fn code_part(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (number, offset, total) = (args.word()?, args.word()?, args.word()?);
-        let bytes = args.blob()?;
-        args.end()?;
-        self.code.store.part(number, offset, total, bytes).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))
+        let CodePart { image, offset, total, bytes } = CodePart::read(args)?;
+        self.code.store.part(image, offset, total, bytes).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))
     }
 
     /// The compute capability by which an image's entry is chosen. Devices of several kinds in one worker are not
@@ -82,9 +83,8 @@ impl Executor {
     }
 
     fn load(&mut self, call: u16, kind: Kind, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let (handle, number) = (args.word()?, args.word()?);
-        let mut options = JitOptions::read(args.blob()?)?;
-        args.end()?;
+        let LoadCode { handle, image: number, options } = LoadCode::read(args)?;
+        let mut options = JitOptions::read(options)?;
         let image =
             self.code.store.complete(number, self.capability()).map_err(|_| Refused::Code(CUDA_ERROR_INVALID_IMAGE))?;
         let loaded = self.load_image(call, (kind, handle), &image, &mut options, args);
@@ -105,8 +105,7 @@ impl Executor {
         image: &Arc<Image>,
         args: &mut Reader<'_>,
     ) -> Result<(), Refused> {
-        let _ = (args.word()?, args.word()?);
-        let mut options = JitOptions::read(args.blob()?)?;
+        let mut options = JitOptions::read(LoadCode::read(args)?.options)?;
         self.load_image(call, (kind, handle), image, &mut options, args)
     }
 
@@ -150,8 +149,7 @@ impl Executor {
     }
 
     fn unload(&mut self, kind: Kind, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let handle = args.word()?;
-        args.end()?;
+        let UnloadCode { handle } = UnloadCode::read(args)?;
         let real = self.of_kind(handle, kind)?;
         // What runs from it must be done: the driver waits here too.
         self.finish_streams(0)?;
@@ -230,7 +228,9 @@ impl Executor {
             }
         };
         if !placed.is_empty() {
-            self.session.objects.record(command::INSTANTIATE, parent, context, &parent.to_le_bytes(), None);
+            let mut record = Writer::new();
+            Instantiate { parent }.write(&mut record);
+            self.session.objects.record(command::INSTANTIATE, parent, context, record.bytes(), None);
         }
         self.code.globals.insert((parent, context), placed);
         Ok(())
@@ -302,8 +302,7 @@ impl Executor {
     }
 
     fn global(&mut self, kind: Kind, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
-        let (parent, name) = (args.word()?, args.text()?);
-        args.end()?;
+        let FindGlobal { parent, name } = FindGlobal::read(args)?;
         self.of_kind(parent, kind)?;
         self.instantiate(parent)?;
         let (address, size) = self.place(parent, name)?;
@@ -343,8 +342,7 @@ impl Executor {
     }
 
     fn module_function(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
-        let (handle, module, name) = (args.word()?, args.word()?, args.text()?);
-        args.end()?;
+        let FindFunction { function: handle, parent: module, name } = FindFunction::read(args)?;
         let parent = self.of_kind(module, Kind::Module)?;
         let driver = self.driver();
         let mut real = 0;
@@ -358,8 +356,7 @@ impl Executor {
     }
 
     fn library_kernel(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
-        let (handle, library, name) = (args.word()?, args.word()?, args.text()?);
-        args.end()?;
+        let FindFunction { function: handle, parent: library, name } = FindFunction::read(args)?;
         let parent = self.of_kind(library, Kind::Library)?;
         let driver = self.driver();
         let mut real = 0;
@@ -382,8 +379,7 @@ impl Executor {
     }
 
     fn kernel_function(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, kernel) = (args.word()?, args.word()?);
-        args.end()?;
+        let KernelFunction { function: handle, kernel } = KernelFunction::read(args)?;
         let object = *self.session.objects.get(kernel).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let parent = self.of_kind(kernel, Kind::Kernel)?;
         self.instantiate(object.parent)?;
@@ -405,8 +401,7 @@ impl Executor {
     }
 
     fn library_module(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, library) = (args.word()?, args.word()?);
-        args.end()?;
+        let LibraryModule { module: handle, library } = LibraryModule::read(args)?;
         let parent = self.of_kind(library, Kind::Library)?;
         self.instantiate(library)?;
         let mut real = 0;
@@ -422,8 +417,7 @@ impl Executor {
     }
 
     fn kernel_names(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
-        let (parent, start) = (args.word()?, args.word()? as usize);
-        args.end()?;
+        let KernelNames { parent, start } = KernelNames::read(args)?;
         let object = *self.session.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let driver = self.driver();
         let mut count = 0;
@@ -446,7 +440,7 @@ impl Executor {
         }
         let mut names = Writer::new();
         let mut written = 0_u64;
-        for &real in all.iter().skip(start) {
+        for &real in all.iter().skip(start as usize) {
             let mut name = std::ptr::null();
             // SAFETY: the out parameter is a local; the name is a C string that lives as long as the code.
             let name = unsafe {

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_void};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command::CodeLog;
 use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::session::outcome::{Outcome, Refused};
@@ -110,8 +111,8 @@ impl CodeLogs {
 
     /// Executes `CODE_LOG` of this thread.
     pub(crate) fn fetch(&mut self, thread: u32, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let (which, offset) = (args.word()? as usize, args.word()? as usize);
-        args.end()?;
+        let CodeLog { which, offset } = CodeLog::read(args)?;
+        let (which, offset) = (which as usize, offset as usize);
         let Entry::Occupied(mut logs) = self.of_threads.entry(thread) else {
             reply.blob(&[]);
             return Ok(Outcome::Done(CUDA_SUCCESS));
@@ -168,8 +169,7 @@ mod tests {
         let long = vec![b'x'; REPLY_BYTES];
         let read = |logs: &mut CodeLogs, thread, which: u64, offset: usize| {
             let (mut args, mut reply) = (Writer::new(), Writer::new());
-            args.word(which);
-            args.word(offset as u64);
+            CodeLog { which, offset: offset as u64 }.write(&mut args);
             logs.fetch(thread, &mut Reader::new(args.bytes()), &mut reply).unwrap();
             Reader::new(reply.bytes()).blob().unwrap().to_vec()
         };

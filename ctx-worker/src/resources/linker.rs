@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{self, Kind, LinkAdd, LinkCreate, LinkOutput, OfLinker};
 use rekindle_wire::layout::REPLY_BYTES;
 
 use crate::gpu::driver::Driver;
@@ -34,11 +34,10 @@ pub(crate) struct Links {
 impl Links {
     /// Destroys a linker, and its object.
     pub(crate) fn destroy(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
-        let handle = args.word()?;
-        args.end()?;
-        self.link(handle)?;
-        self.forget(call.driver(), handle);
-        call.session.objects.remove(handle);
+        let OfLinker { linker } = OfLinker::read(args)?;
+        self.link(linker)?;
+        self.forget(call.driver(), linker);
+        call.session.objects.remove(linker);
         Ok(CUDA_SUCCESS)
     }
 
@@ -48,9 +47,8 @@ impl Links {
 
     /// Makes a linker.
     pub(crate) fn create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
-        let handle = args.word()?;
-        let mut options = JitOptions::read(args.blob()?)?;
-        args.end()?;
+        let LinkCreate { linker: handle, options } = LinkCreate::read(args)?;
+        let mut options = JitOptions::read(options)?;
         let (count, numbers, values) = options.arrays();
         let mut real = 0_u64;
         // SAFETY: the arrays hold `count` options, whose buffers stay where they are as long as the linker does.
@@ -73,20 +71,20 @@ impl Links {
         &mut self,
         call: &mut Call<'_>,
         logs: &mut CodeLogs,
-        args: &mut Reader<'_>,
+        add: &LinkAdd<'_>,
+        parameters: &[u8],
         image: &Arc<Image>,
         reply: &mut Writer,
     ) -> Result<CUresult, Refused> {
-        let (handle, kind, _, name) = (args.word()?, args.word32()?, args.word()?, args.text()?);
-        let options = JitOptions::read(args.blob()?)?;
-        args.end()?;
+        let LinkAdd { linker: handle, kind, name, .. } = *add;
+        let options = JitOptions::read(add.options)?;
         let data = image.single().ok_or(Malformed("an input of a linker in several parts"))?;
         let driver = call.driver();
         let real = self.link(handle)?.real;
         let result = link_data(driver, (real, kind), data, name, options);
         self.answer(call, logs, handle, reply)?;
         if result == CUDA_SUCCESS {
-            call.session.objects.record(command::LINK_ADD, handle, call.header.context, args.all(), Some(image.hash));
+            call.session.objects.record(command::LINK_ADD, handle, call.header.context, parameters, Some(image.hash));
         }
         Ok(result)
     }
@@ -106,8 +104,7 @@ impl Links {
         args: &mut Reader<'_>,
         reply: &mut Writer,
     ) -> Result<CUresult, Refused> {
-        let handle = args.word()?;
-        args.end()?;
+        let OfLinker { linker: handle } = OfLinker::read(args)?;
         let driver = call.driver();
         let link = self.link(handle)?;
         let (mut output, mut size) = (std::ptr::null_mut(), 0);
@@ -127,10 +124,9 @@ impl Links {
 
     /// Gives the client a part of what was linked.
     pub(crate) fn output(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<CUresult, Refused> {
-        let (handle, offset) = (args.word()?, args.word()? as usize);
-        args.end()?;
-        let output = &self.link(handle)?.output;
-        let rest = output.get(offset..).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
+        let LinkOutput { linker, offset } = LinkOutput::read(args)?;
+        let output = &self.link(linker)?.output;
+        let rest = output.get(offset as usize..).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         reply.blob(&rest[..rest.len().min(REPLY_BYTES - 16)]);
         Ok(CUDA_SUCCESS)
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
-use rekindle_wire::command;
+use rekindle_wire::command::{self, FindFunction};
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
@@ -132,10 +132,8 @@ impl Executor {
         let of = |handle| self.session.objects.log().iter().find(|r| r.owner == handle && looked_up(r.call));
         let record = of(handle).or_else(|| of(self.session.objects.get(handle).map_or(0, |o| o.parent)));
         let name = record.and_then(|r| {
-            let mut args = Reader::new(&r.args);
-            args.word().ok()?;
-            args.word().ok()?;
-            args.text().ok().map(|name| name.to_string_lossy().into_owned())
+            let found = FindFunction::read(&mut Reader::new(&r.args)).ok()?;
+            Some(found.name.to_string_lossy().into_owned())
         });
         name.unwrap_or_else(|| "of no known name".into())
     }

@@ -7,7 +7,7 @@ use rekindle_cuda_abi::jit::{
     Log, POINTER_OPTIONS,
 };
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::CODE_LOG;
+use rekindle_wire::command::{CODE_LOG, CodeLog};
 
 use super::check;
 use crate::client::{Call, Reply};
@@ -66,9 +66,7 @@ fn fetch_log(log: Log, length: usize) -> Result<Vec<u8>, CUresult> {
     let mut text = Vec::new();
     while text.len() < length {
         let mut call = Call::new(CODE_LOG)?;
-        // 0 for information, 1 for errors.
-        call.word(u64::from(log == Log::Error));
-        call.word(text.len() as u64);
+        call.put(&CodeLog { which: u64::from(log == Log::Error), offset: text.len() as u64 });
         let (result, reply) = call.wait();
         check(result)?;
         let part = reply.rest().blob().map_err(|_| CUDA_ERROR_UNKNOWN)?.to_vec();

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::KERNEL_NAMES;
+use rekindle_wire::command::{KERNEL_NAMES, KernelNames};
 
 use super::library::{find_function, find_kernel, library_module};
 use super::{check, code as answer, put, put_if};
@@ -17,8 +17,7 @@ fn kernel_names(parent: u64) -> Result<Vec<CString>, CUresult> {
     let mut names = Vec::new();
     loop {
         let mut call = Call::new(KERNEL_NAMES)?;
-        call.word(parent);
-        call.word(names.len() as u64);
+        call.put(&KernelNames { parent, start: names.len() as u64 });
         let (result, reply) = call.wait();
         check(result)?;
         let mut rest = reply.rest();

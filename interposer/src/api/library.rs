@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rekindle_cuda_abi::code;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    CODE_PART, KERNEL_FUNCTION, Kind, LIBRARY_GLOBAL, LIBRARY_KERNEL, LIBRARY_LOAD, LIBRARY_MODULE, LIBRARY_UNLOAD,
-    MODULE_FUNCTION, MODULE_GLOBAL, MODULE_LOAD, MODULE_UNLOAD,
+    CODE_PART, CodePart, FindFunction, FindGlobal, KERNEL_FUNCTION, KernelFunction, Kind, LIBRARY_GLOBAL,
+    LIBRARY_KERNEL, LIBRARY_LOAD, LIBRARY_MODULE, LIBRARY_UNLOAD, LibraryModule, LoadCode, MODULE_FUNCTION,
+    MODULE_GLOBAL, MODULE_LOAD, MODULE_UNLOAD, UnloadCode,
 };
 
 use super::jit::Options;
@@ -48,10 +49,7 @@ pub(crate) fn send_parts(parts: &[&[u8]]) -> Result<u64, CUresult> {
     let mut offset = 0;
     for piece in std::iter::once(&head[..]).chain(parts.iter().copied()).flat_map(|bytes| bytes.chunks(PART)) {
         let mut call = Call::new(CODE_PART)?;
-        call.word(number);
-        call.word(offset as u64);
-        call.word(total as u64);
-        call.blob(piece);
+        call.put(&CodePart { image: number, offset: offset as u64, total: total as u64, bytes: piece });
         check(call.send())?;
         offset += piece.len();
     }
@@ -70,9 +68,8 @@ unsafe fn load(call: u16, kind: Kind, out: *mut u64, image: *const c_void, optio
     // SAFETY: the caller's promise.
     let number = unsafe { send_image(image) }?;
     let mut call = Call::new(call)?;
-    let handle = call.fresh_handle(kind);
-    call.word(number);
-    call.blob(&options.bytes());
+    let handle = client::get()?.fresh(kind);
+    call.put(&LoadCode { handle, image: number, options: &options.bytes() });
     let (result, mut reply) = call.wait();
     options.write_back(&mut reply);
     check(result)?;
@@ -170,7 +167,7 @@ fn unload(call: u16, kind: Kind, handle: u64) -> CUresult {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         let mut call = Call::new(call)?;
-        call.word(handle);
+        call.put(&UnloadCode { handle });
         check(call.wait().0)?;
         client.functions.forget(handle);
         Ok(())
@@ -204,9 +201,8 @@ unsafe fn find(call: u16, kind: Kind, out: *mut u64, parent: u64, name: *const c
         return unsafe { put(out, handle) };
     }
     let mut call = Call::new(call)?;
-    let handle = call.fresh_handle(kind);
-    call.word(parent);
-    call.writer().text(name);
+    let handle = client.fresh(kind);
+    call.put(&FindFunction { function: handle, parent, name });
     let (result, mut reply) = call.wait();
     check(result)?;
     let params = parameter_layout(&mut reply)?;
@@ -271,8 +267,8 @@ fn kernel_function(client: &'static Client, kernel: CUkernel, context: CUcontext
     }
     client.standing_error()?;
     let mut call = Call::unchecked(client, KERNEL_FUNCTION, context);
-    let handle = call.fresh_handle(Kind::Function);
-    call.word(kernel);
+    let handle = client.fresh(Kind::Function);
+    call.put(&KernelFunction { function: handle, kernel });
     check(call.wait().0)?;
     client.functions.insert(handle, Arc::new(Function::new(key, kernel, context, known.params.clone())));
     Ok(handle)
@@ -301,8 +297,8 @@ pub(super) fn library_module(
     }
     client.standing_error()?;
     let mut call = Call::unchecked(client, LIBRARY_MODULE, context);
-    let handle = call.fresh_handle(Kind::Module);
-    call.word(library);
+    let handle = client.fresh(Kind::Module);
+    call.put(&LibraryModule { module: handle, library });
     check(call.wait().0)?;
     Ok(client.functions.add_module(library, context, handle))
 }
@@ -328,9 +324,11 @@ unsafe fn global(
     let client = client::get()?;
     let (context, known) = client.contexts.current()?;
     let mut call = Call::new(call)?;
-    call.word(parent);
-    // SAFETY: the caller's promise.
-    unsafe { call.text(name) }?;
+    if name.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, so a C string by the caller's promise.
+    call.put(&FindGlobal { parent, name: unsafe { CStr::from_ptr(name) } });
     let (result, mut reply) = call.wait();
     check(result)?;
     let (base, size) = (reply.word().ok_or(CUDA_ERROR_UNKNOWN)?, reply.word().ok_or(CUDA_ERROR_UNKNOWN)?);

@@ -6,7 +6,9 @@ use std::sync::Mutex;
 
 use rekindle_cuda_abi::jit::{CU_JIT_INPUT_PTX, INPUTS_END};
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{Kind, LINK_ADD, LINK_COMPLETE, LINK_CREATE, LINK_DESTROY, LINK_OUTPUT};
+use rekindle_wire::command::{
+    Kind, LINK_ADD, LINK_COMPLETE, LINK_CREATE, LINK_DESTROY, LINK_OUTPUT, LinkAdd, LinkCreate, LinkOutput, OfLinker,
+};
 
 use super::jit::Options;
 use super::library::{read_file, send_parts};
@@ -44,8 +46,8 @@ pub(crate) unsafe fn cuLinkCreate_v2(
         // SAFETY: the caller's promise by cuda.h.
         let options = unsafe { Options::read(count, options, values) }?;
         let mut call = Call::in_context(LINK_CREATE)?;
-        let handle = call.fresh_handle(Kind::Linker);
-        call.blob(&options.bytes());
+        let handle = client::get()?.fresh(Kind::Linker);
+        call.put(&LinkCreate { linker: handle, options: &options.bytes() });
         check(call.wait().0)?;
         with_links(|links| links.insert(handle, Link { options, output: None }))?;
         // SAFETY: not null, writable by cuda.h's contract.
@@ -71,13 +73,9 @@ unsafe fn add(
     let own = unsafe { Options::read(count, options, values) }?;
     let image = send_parts(&[data])?;
     let mut call = Call::in_context(LINK_ADD)?;
-    call.word(state);
-    call.word(u64::from(kind));
-    call.word(image);
     // SAFETY: not null, so a C string by the caller's promise.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
-    call.writer().text(name);
-    call.blob(&own.bytes());
+    call.put(&LinkAdd { linker: state, kind, image, name, options: &own.bytes() });
     let (result, mut reply) = call.wait();
     logs.write_back(&mut reply);
     check(result)
@@ -129,7 +127,7 @@ pub(crate) unsafe fn cuLinkComplete(state: u64, output: *mut *mut c_void, size: 
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut call = Call::in_context(LINK_COMPLETE)?;
-        call.word(state);
+        call.put(&OfLinker { linker: state });
         let (result, mut reply) = call.wait();
         let length = reply.word().unwrap_or(0) as usize;
         options.write_back(&mut reply);
@@ -137,8 +135,7 @@ pub(crate) unsafe fn cuLinkComplete(state: u64, output: *mut *mut c_void, size: 
         let mut linked = Vec::new();
         while linked.len() < length {
             let mut call = Call::new(LINK_OUTPUT)?;
-            call.word(state);
-            call.word(linked.len() as u64);
+            call.put(&LinkOutput { linker: state, offset: linked.len() as u64 });
             let (result, reply) = call.wait();
             check(result)?;
             let part = reply.rest().blob().map_err(|_| CUDA_ERROR_UNKNOWN)?.to_vec();
@@ -166,7 +163,7 @@ pub(crate) unsafe fn cuLinkDestroy(state: u64) -> CUresult {
         client::get()?;
         with_links(|links| links.remove(&state))?.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let mut call = Call::new(LINK_DESTROY)?;
-        call.word(state);
+        call.put(&OfLinker { linker: state });
         check(call.wait().0)
     };
     code(destroy())
