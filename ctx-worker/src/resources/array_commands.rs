@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{self, ArrayCreate, ArrayDestroy, Kind, MipmapCreate, TextureCreate};
 
 use crate::resources::Memory;
 use crate::resources::arrays::{bytes, descriptor, ensure_savable, is_array};
 use crate::resources::globals::Globals;
-use crate::resources::textures::{Wanted, descriptors, destroy_textures, texture_destroy};
+use crate::resources::textures::{descriptors, destroy_textures, texture_destroy};
 use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::objects::Object;
@@ -33,7 +33,7 @@ impl Memory {
             command::MIPMAP_DESTROY => self.array_destroy(call, args),
             command::TEXTURE_CREATE | command::SURFACE_CREATE => {
                 let kind = if number == command::TEXTURE_CREATE { Kind::TexObject } else { Kind::SurfObject };
-                let wanted = Wanted::read(args)?;
+                let wanted = TextureCreate::read(args)?;
                 let descriptors = descriptors(call.session, &wanted)?;
                 if let Some((address, bytes)) = descriptors.memory {
                     self.reachable(globals, address, bytes)?;
@@ -46,9 +46,8 @@ impl Memory {
     }
 
     fn array_create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
-        let desc = descriptor(args)?;
-        args.end()?;
+        let ArrayCreate { array: handle, size, format, channels, flags } = ArrayCreate::read(args)?;
+        let desc = descriptor(size, format, channels, flags);
         ensure_savable(&desc)?;
         let (driver, context) = (call.driver(), call.header.context);
         let real = self.make_counted(driver, call.session.device_of_context(context)?, bytes(&desc), || {
@@ -83,13 +82,11 @@ impl Memory {
     }
 
     fn mipmap_create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
-        let (desc, count) = (descriptor(args)?, args.word32()?);
+        let MipmapCreate { mipmapped: handle, size, format, channels, flags, levels } = MipmapCreate::read(args)?;
+        let (desc, count) = (descriptor(size, format, channels, flags), levels.len() as u32);
         if count > desc.most_levels() {
             return Err(Malformed("more levels than an array of this size has").into());
         }
-        let levels = (0..count).map(|_| args.word()).collect::<Result<Vec<u64>, _>>()?;
-        args.end()?;
         ensure_savable(&desc)?;
         let (driver, context) = (call.driver(), call.header.context);
         let all = (0..count).map(|level| bytes(&desc.level(level))).fold(0, u64::saturating_add);
@@ -118,8 +115,7 @@ impl Memory {
     }
 
     fn array_destroy(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = args.word()?;
-        args.end()?;
+        let ArrayDestroy { array: handle } = ArrayDestroy::read(args)?;
         match call.session.objects.get(handle) {
             Some(o) if is_array(o) && o.parent == 0 => {}
             _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use rekindle_cuda_abi::types::*;
 use rekindle_images::{Blob, PIECE_LENGTH, Piece};
 use rekindle_wire::boxes::cut;
-use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::Kind;
 use thiserror::Error;
 
@@ -87,18 +86,10 @@ pub(crate) fn array(session: &Session, handle: u64) -> Result<(CUarray, u64), Re
     }
 }
 
-/// Takes what the client's side wrote of a descriptor.
-pub(crate) fn descriptor(args: &mut Reader<'_>) -> Result<CudaArray3dDescriptor, Malformed> {
-    let size = [args.word()?, args.word()?, args.word()?];
+/// A descriptor as the driver takes it.
+pub(crate) fn descriptor(size: [u64; 3], format: u32, channels: u32, flags: u32) -> CudaArray3dDescriptor {
     let [width, height, depth] = size.map(|n| n as usize);
-    Ok(CudaArray3dDescriptor {
-        width,
-        height,
-        depth,
-        format: args.word32()?,
-        channels: args.word32()?,
-        flags: args.word32()?,
-    })
+    CudaArray3dDescriptor { width, height, depth, format, channels, flags }
 }
 
 /// Why the content of an array is not saved or loaded.

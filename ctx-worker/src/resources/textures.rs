@@ -7,7 +7,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind};
+use rekindle_wire::command::{self, Kind, TextureCreate, TextureDestroy};
 
 use crate::gpu::driver::Driver;
 use crate::session::Session;
@@ -18,17 +18,7 @@ use crate::session::outcome::{Outcome, Refused, check};
 /// How many objects a restore makes, at most, to come to a value.
 const MOST_FILLERS: usize = 4096;
 
-/// What a client asks to be made, and a restore makes again.
-pub(crate) struct Wanted<'a> {
-    handle: u64,
-    /// The value that it must get; 0 for any.
-    value: u64,
-    resource: &'a [u8],
-    texture: &'a [u8],
-    view: &'a [u8],
-}
-
-/// The same as the driver takes it.
+/// What a client asks to be made, as the driver takes it.
 pub(crate) struct Descriptors {
     resource: CudaResourceDesc,
     texture: Option<CudaTextureDesc>,
@@ -37,24 +27,6 @@ pub(crate) struct Descriptors {
     parent: u64,
     /// Address and length of the memory that it is of, unless it is of an array. Whoever makes it has checked them.
     pub(crate) memory: Option<(u64, u64)>,
-}
-
-impl<'a> Wanted<'a> {
-    pub(crate) fn read(args: &mut Reader<'a>) -> Result<Self, Malformed> {
-        let (handle, value) = (args.word()?, args.word()?);
-        let (resource, texture, view) = (args.blob()?, args.blob()?, args.blob()?);
-        args.end()?;
-        Ok(Self { handle, value, resource, texture, view })
-    }
-
-    /// As a record of the log: with the value that it got.
-    fn record(&self, value: u64) -> Vec<u8> {
-        let mut record = Writer::new();
-        record.word(self.handle);
-        record.word(value);
-        [self.resource, self.texture, self.view].into_iter().for_each(|blob| record.blob(blob));
-        record.into_bytes()
-    }
 }
 
 /// An object that only fills a gap.
@@ -67,7 +39,7 @@ struct Filler {
 
 /// The value that a record of the log has.
 pub(crate) fn recorded_value(args: &[u8]) -> u64 {
-    Wanted::read(&mut Reader::new(args)).map_or(0, |wanted| wanted.value)
+    TextureCreate::read(&mut Reader::new(args)).map_or(0, |wanted| wanted.value)
 }
 
 /// Whether a record of the log needs the client's memory to be there.
@@ -87,7 +59,7 @@ impl Textures {
     pub(crate) fn create(
         &mut self,
         call: &mut Call<'_>,
-        wanted: &Wanted<'_>,
+        wanted: &TextureCreate<'_>,
         descriptors: &Descriptors,
         reply: &mut Writer,
         kind: Kind,
@@ -99,7 +71,10 @@ impl Textures {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let number = if kind == Kind::TexObject { command::TEXTURE_CREATE } else { command::SURFACE_CREATE };
-        call.session.objects.record(number, wanted.handle, context, &wanted.record(value), None);
+        // A restore must come to the value that it got.
+        let mut record = Writer::new();
+        TextureCreate { value, ..wanted.clone() }.write(&mut record);
+        call.session.objects.record(number, wanted.handle, context, record.bytes(), None);
         reply.word(value);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -133,7 +108,7 @@ impl Textures {
 }
 
 /// Reads what a texture is of, and names it as the driver does.
-pub(crate) fn descriptors(session: &Session, wanted: &Wanted<'_>) -> Result<Descriptors, Refused> {
+pub(crate) fn descriptors(session: &Session, wanted: &TextureCreate<'_>) -> Result<Descriptors, Refused> {
     let broken = || Malformed("a descriptor of a broken length");
     let mut resource: CudaResourceDesc = from_bytes(wanted.resource).ok_or_else(broken)?;
     let read = |blob: &[u8]| !blob.is_empty();
@@ -181,8 +156,7 @@ fn unmake(driver: &Driver, value: u64, texture: bool) -> CUresult {
 
 /// Destroys a texture or surface of the client's.
 pub(crate) fn texture_destroy(call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-    let handle = args.word()?;
-    args.end()?;
+    let TextureDestroy { handle } = TextureDestroy::read(args)?;
     let Some(object) = call.session.objects.get(handle).copied() else {
         // It went with its array, or its memory was gone at the restore.
         return Ok(Outcome::Done(CUDA_SUCCESS));
@@ -209,7 +183,7 @@ pub(crate) fn destroy_textures(driver: &Driver, gone: &[(u64, Object)]) {
 /// The memory that a recorded texture is of, if it is of memory. Where the client has freed that since, nothing can be made
 /// again, and nothing needs to be.
 pub(crate) fn recorded_memory(call: u16, args: &[u8]) -> Option<(u64, u64)> {
-    let wanted = Wanted::read(&mut Reader::new(args)).ok().filter(|_| needs_memory(call))?;
+    let wanted = TextureCreate::read(&mut Reader::new(args)).ok().filter(|_| needs_memory(call))?;
     let resource: CudaResourceDesc = from_bytes(wanted.resource)?;
     resource.linear().zip(resource.linear_bytes()).map(|(linear, bytes)| (linear.address, bytes))
 }

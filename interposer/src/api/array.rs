@@ -3,19 +3,16 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::{CudaMemcpy3dSide as Side, *};
-use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, Kind};
+use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, ArrayCreate, ArrayDestroy, Kind};
 
 use super::{boxes, check, code, put};
 use crate::client::{self, Call};
 use crate::log;
 use crate::state::arrays::Array;
 
-/// Puts a descriptor's numbers into a call.
-pub(super) fn write_descriptor(call: &mut Call, d: &CudaArray3dDescriptor) {
-    let [width, height, depth] = [d.width, d.height, d.depth].map(|n| n as u64);
-    for word in [width, height, depth, d.format.into(), d.channels.into(), d.flags.into()] {
-        call.word(word);
-    }
+/// The size that a descriptor says.
+pub(super) fn size_of(d: &CudaArray3dDescriptor) -> [u64; 3] {
+    [d.width, d.height, d.depth].map(|n| n as u64)
 }
 
 /// Refuses what cannot be saved: arrays without memory of their own, and formats whose layout is the driver's.
@@ -38,8 +35,9 @@ fn create(out: *mut CUarray, desc: CudaArray3dDescriptor, function: &'static str
     }
     ensure_supported(function, &desc)?;
     let mut call = Call::in_context(ARRAY_CREATE)?;
-    let handle = call.fresh_handle(Kind::Array);
-    write_descriptor(&mut call, &desc);
+    let handle = client.fresh(Kind::Array);
+    let (size, format, channels, flags) = (size_of(&desc), desc.format, desc.channels, desc.flags);
+    call.put(&ArrayCreate { array: handle, size, format, channels, flags });
     check(call.wait().0)?;
     client.arrays.insert(handle, Array { desc, context, level: false });
     // SAFETY: not null, so writable by cuda.h's contract.
@@ -69,7 +67,7 @@ pub(crate) unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut call = Call::new(ARRAY_DESTROY)?;
-        call.word(array);
+        call.put(&ArrayDestroy { array });
         client.arrays.remove(array);
         check(call.wait().0).inspect_err(|_| client.arrays.insert(array, known))
     }))

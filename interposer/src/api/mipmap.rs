@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{Kind, MIPMAP_CREATE, MIPMAP_DESTROY};
+use rekindle_wire::command::{ArrayDestroy, Kind, MIPMAP_CREATE, MIPMAP_DESTROY, MipmapCreate};
 
-use super::array::{ensure_supported, write_descriptor};
+use super::array::{ensure_supported, size_of};
 use super::{check, code, put};
 use crate::client::{self, Call};
 use crate::state::arrays::{Array, Mipmapped};
@@ -20,10 +20,10 @@ fn create(out: *mut CUmipmappedArray, desc: CudaArray3dDescriptor, levels: u32) 
     // The driver makes no more levels than the size has.
     let count = levels.clamp(1, desc.most_levels());
     let mut call = Call::in_context(MIPMAP_CREATE)?;
-    let handle = call.fresh_handle(Kind::MipmappedArray);
-    write_descriptor(&mut call, &desc);
-    call.word(count.into());
-    let arrays: Vec<CUarray> = (0..count).map(|_| call.fresh_handle(Kind::Array)).collect();
+    let handle = client.fresh(Kind::MipmappedArray);
+    let arrays: Vec<CUarray> = (0..count).map(|_| client.fresh(Kind::Array)).collect();
+    let (size, format, channels, flags) = (size_of(&desc), desc.format, desc.channels, desc.flags);
+    call.put(&MipmapCreate { mipmapped: handle, size, format, channels, flags, levels: arrays.clone() });
     check(call.wait().0)?;
     for (level, array) in (0..).zip(&arrays) {
         client.arrays.insert(*array, Array { desc: desc.level(level), context, level: true });
@@ -58,7 +58,7 @@ pub(crate) unsafe fn cuMipmappedArrayDestroy(array: CUmipmappedArray) -> CUresul
     code(client::get().and_then(|client| {
         let known = client.arrays.mipmapped(array)?;
         let mut call = Call::new(MIPMAP_DESTROY)?;
-        call.word(array);
+        call.put(&ArrayDestroy { array });
         check(call.wait().0)?;
         client.arrays.remove_mipmapped(array, &known);
         Ok(())

@@ -1,7 +1,7 @@
 //! Texture and surface objects: the worker makes them; how they were described is known here.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{Kind, SURFACE_CREATE, TEXTURE_CREATE, TEXTURE_DESTROY};
+use rekindle_wire::command::{Kind, SURFACE_CREATE, TEXTURE_CREATE, TEXTURE_DESTROY, TextureCreate, TextureDestroy};
 
 use super::{check, code, put};
 use crate::client::{self, Call, Client};
@@ -31,9 +31,9 @@ fn create(call: u16, kind: Kind, texture: Texture, blobs: [Vec<u8>; 3]) -> Resul
     let (context, _) = client.contexts.current()?;
     check_resource(client, &texture.resource)?;
     let mut call = Call::in_context(call)?;
-    let handle = call.fresh_handle(kind);
-    call.word(0);
-    blobs.iter().for_each(|blob| call.blob(blob));
+    let handle = client.fresh(kind);
+    let [resource, sampler, view] = &blobs;
+    call.put(&TextureCreate { handle, value: 0, resource, texture: sampler, view });
     let (result, mut reply) = call.wait();
     check(result)?;
     let value = reply.word().ok_or(CUDA_ERROR_UNKNOWN)?;
@@ -86,7 +86,7 @@ fn destroy(value: u64, texture: bool) -> CUresult {
         let (context, _) = client.contexts.current()?;
         let known = client.arrays.take_texture(context, value, texture)?;
         let mut call = Call::new(TEXTURE_DESTROY)?;
-        call.word(known.handle);
+        call.put(&TextureDestroy { handle: known.handle });
         check(call.send())
     }))
 }
