@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rekindle_cuda_abi::types::*;
 use rekindle_images::Client;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind, NO_TICKET, PieceFlags};
+use rekindle_wire::command::{self, Kind, MemoryExport, NO_TICKET, OfPiece, PieceFlags, PieceImport};
 use rekindle_wire::control::{Failing, FailureKind};
 use rekindle_wire::ipc::{self, MAX_PIECES, Named, PIECES_AT_A_TIME, PieceId, Shared, SharedPiece, Token};
 use thiserror::Error;
@@ -166,16 +166,14 @@ impl Executor {
     ) -> Result<Outcome, Refused> {
         match call {
             command::MEMORY_EXPORT => {
-                let address = args.word()?;
-                args.end()?;
+                let MemoryExport { address } = MemoryExport::read(args)?;
                 let mut devices = self.memory.devices.iter_mut();
                 let token = devices.find_map(|device| device.memory.export(address, new_name));
                 write_name(reply, &token.ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?);
             }
             command::PIECE_EXPORT => {
-                let handle = args.word()?;
-                args.end()?;
-                let token = self.name_piece(handle).map_err(Refused::Code)?;
+                let OfPiece { piece } = OfPiece::read(args)?;
+                let token = self.name_piece(piece).map_err(Refused::Code)?;
                 write_name(reply, &token);
             }
             _ => return self.piece_import(args, reply),
@@ -198,9 +196,10 @@ impl Executor {
     }
 
     fn piece_import(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let (ticket, count) = (args.word()?, args.word()?);
-        let handles = (0..count.min(MAX_PIECES as u64)).map(|_| args.word()).collect::<Result<Vec<u64>, _>>()?;
-        args.end()?;
+        let PieceImport { ticket, pieces: handles } = PieceImport::read(args)?;
+        if handles.len() > MAX_PIECES {
+            return Err(Malformed("more pieces than may be shared under one name").into());
+        }
         let mut given = BTreeSet::new();
         if !handles.iter().all(|h| Kind::Piece.owns(*h) && !self.memory.vmm.pieces.contains_key(h) && given.insert(*h))
         {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 use rekindle_cuda_abi::table::Function;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, NO_TICKET};
+use rekindle_wire::command::{self, EventFence, EventOpen, NO_TICKET, OfEvent};
 use rekindle_wire::ipc::{Named, PieceId, Shared, SharedPiece, Token};
 use rekindle_wire::layout::SEALS;
 
@@ -257,15 +257,13 @@ impl Executor {
     ) -> Result<Outcome, Refused> {
         match call {
             command::EVENT_SHARE => {
-                let handle = args.word()?;
-                args.end()?;
+                let OfEvent { event: handle } = OfEvent::read(args)?;
                 self.handle_event(handle)?;
                 let (page, index) = self.free_event().map_err(Refused::Code)?;
                 self.memory.ipc_events.by_handle.insert(handle, Place { page, index, held: VecDeque::new() });
             }
             command::EVENT_EXPORT => {
-                let handle = args.word()?;
-                args.end()?;
+                let OfEvent { event: handle } = OfEvent::read(args)?;
                 let events = &mut self.memory.ipc_events;
                 // Of one that came from elsewhere it has no handle to give.
                 let own = |place: &Place| events.pages.get(&place.page).is_some_and(|page| !page.came);
@@ -280,8 +278,7 @@ impl Executor {
                 write_name(reply, &token);
             }
             command::EVENT_OPEN => {
-                let (ticket, handle) = (args.word()?, args.word()?);
-                args.end()?;
+                let EventOpen { ticket, event: handle } = EventOpen::read(args)?;
                 self.handle_event(handle)?;
                 let Some((shared, mut files)) = self.memory.arrived.ticket(ticket) else {
                     return Ok(Outcome::Done(NO_TICKET));
@@ -294,7 +291,9 @@ impl Executor {
                 self.memory.ipc_events.by_handle.insert(handle, place);
             }
             // Whatever came before it has been executed, or is held.
-            _ => args.end()?,
+            _ => {
+                EventFence::read(args)?;
+            }
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
     }

@@ -2,7 +2,10 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind, WINDOW_FULL, default_pool};
+use rekindle_wire::command::{
+    self, Kind, PoolAlloc, PoolCreate, PoolCurrent, PoolDestroy, PoolFree, PoolGet, PoolGetAccess, PoolSet,
+    PoolSetAccess, PoolSetCurrent, PoolTrim, WINDOW_FULL, default_pool,
+};
 
 use crate::resources::memory::{Allocation, MemoryError};
 use crate::resources::not_loaded::NotLoaded;
@@ -29,40 +32,39 @@ impl Executor {
             command::POOL_DESTROY => self.pool_destroy(args)?,
             command::POOL_TRIM => self.pool_trim(args)?,
             command::POOL_GET => {
-                let (pool, attribute) = (args.word()?, args.word32()?);
+                let PoolGet { pool, attribute } = PoolGet::read(args)?;
                 reply.word(self.memory.pools.get(pool).and_then(|p| p.attribute(attribute)).map_err(Refused::Code)?);
             }
             command::POOL_SET => {
-                let (pool, attribute, value) = (args.word()?, args.word32()?, args.word()?);
+                let PoolSet { pool, attribute, value } = PoolSet::read(args)?;
                 let set = self.memory.pools.get(pool).and_then(|p| p.set_attribute(attribute, value));
                 set.map_err(Refused::Code)?;
             }
             command::POOL_SET_ACCESS => self.pool_set_access(args)?,
             command::POOL_GET_ACCESS => {
-                let (pool, device) = (args.word()?, args.word()?);
+                let PoolGetAccess { pool, device } = PoolGetAccess::read(args)?;
                 self.device(device)?;
                 let pool = self.memory.pools.get(pool).map_err(Refused::Code)?;
                 let open = pool.device as u64 == device || pool.access.contains(&(device as usize));
                 reply.word(if open { u64::from(CU_MEM_ACCESS_READWRITE) } else { 0 });
             }
             command::POOL_CURRENT => {
-                let device = args.word()?;
+                let PoolCurrent { device } = PoolCurrent::read(args)?;
                 self.device(device)?;
                 reply.word(self.memory.pools.current(device as usize));
             }
             command::POOL_SET_CURRENT => {
-                let (device, pool) = (args.word()?, args.word()?);
+                let PoolSetCurrent { device, pool } = PoolSetCurrent::read(args)?;
                 self.device(device)?;
                 self.memory.pools.set_current(device as usize, pool).map_err(Refused::Code)?;
             }
             _ => return Err(Refused::UnknownCall(call)),
         }
-        args.end()?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn pool_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, device, maximum) = (args.word()?, args.word()?, args.word()?);
+        let PoolCreate { pool: handle, device, maximum } = PoolCreate::read(args)?;
         self.device(device)?;
         if !Kind::MemPool.owns(handle) || self.memory.pools.by_handle.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
@@ -72,7 +74,7 @@ impl Executor {
     }
 
     fn pool_destroy(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let handle = args.word()?;
+        let PoolDestroy { pool: handle } = PoolDestroy::read(args)?;
         let pool = self.memory.pools.get(handle).map_err(Refused::Code)?;
         let device = pool.device;
         if handle == default_pool(device) {
@@ -89,7 +91,7 @@ impl Executor {
     }
 
     fn pool_trim(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, keep) = (args.word()?, args.word()?);
+        let PoolTrim { pool: handle, keep } = PoolTrim::read(args)?;
         self.memory.pools.get(handle).map_err(Refused::Code)?;
         self.memory.pools.settle(self.driver());
         let pool = self.memory.pools.get(handle).map_err(Refused::Code)?;
@@ -99,7 +101,7 @@ impl Executor {
     }
 
     fn pool_set_access(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, ordinal, access) = (args.word()?, args.word()?, args.word32()?);
+        let PoolSetAccess { pool: handle, device: ordinal, access } = PoolSetAccess::read(args)?;
         let device = self.device(ordinal)?;
         let owner = self.memory.pools.get(handle).map_err(Refused::Code)?.device;
         let open = access == CU_MEM_ACCESS_READWRITE;
@@ -134,8 +136,7 @@ impl Executor {
     }
 
     fn pool_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let (pool, size, stream) = (args.word()?, args.word()?, args.word()?);
-        args.end()?;
+        let PoolAlloc { pool, bytes: size, stream } = PoolAlloc::read(args)?;
         let parameters = args.all();
         let key = self.stream_key(stream)?;
         let pool = if pool == 0 { self.memory.pools.current(self.device_of_context(key.context)?) } else { pool };
@@ -286,8 +287,7 @@ impl Executor {
     }
 
     fn pool_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (address, stream) = (args.word()?, args.word()?);
-        args.end()?;
+        let PoolFree { address, stream } = PoolFree::read(args)?;
         let (ordinal, allocation) =
             self.memory.find_allocation(address).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         let key = self.stream_key(stream)?;

@@ -3,6 +3,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
+use rekindle_wire::command;
 use rekindle_wire::tensor_map::{BYTES, Kind, MAX_RANK};
 
 use crate::gpu::driver::Driver;
@@ -33,7 +34,9 @@ pub(crate) fn encode(
 ) -> Result<([u8; BYTES], u64), Refused> {
     let mut map = TensorMap([0; BYTES]);
     let at = (&raw mut map).cast();
-    let kind = Kind::of(args.word()?).ok_or(Malformed("a tensor map of no kind"))?;
+    let parameters = command::TensorMap::read(args)?;
+    let kind = Kind::of(parameters.kind).ok_or(Malformed("a tensor map of no kind"))?;
+    let args = &mut Reader::new(parameters.rest);
     if kind == Kind::Replace {
         let address = args.word()?;
         let bytes = args.blob()?;

@@ -18,7 +18,9 @@ use std::ops::Range;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
-use rekindle_wire::command::{self, Kind, PieceFlags};
+use rekindle_wire::command::{
+    self, AddressRange, Kind, OfPiece, PieceAccess, PieceCreate, PieceFlags, PieceGranularity, PieceMap,
+};
 use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window;
 use thiserror::Error;
@@ -355,7 +357,7 @@ impl Executor {
         let driver = self.driver();
         match call {
             command::ADDRESS_RESERVE => {
-                let (address, size) = (args.word()?, args.word()?);
+                let AddressRange { address, size } = AddressRange::read(args)?;
                 if !is_in(&window::reserved(), address, size) {
                     return Err(Malformed("a reservation outside its window").into());
                 }
@@ -367,7 +369,7 @@ impl Executor {
                 self.memory.vmm.reservations.insert(address, size);
             }
             command::ADDRESS_FREE => {
-                let (address, size) = (args.word()?, args.word()?);
+                let AddressRange { address, size } = AddressRange::read(args)?;
                 if self.memory.vmm.reservations.get(&address) != Some(&size) || self.memory.vmm.is_used(address, size) {
                     return Err(INVALID_VALUE);
                 }
@@ -375,23 +377,22 @@ impl Executor {
             }
             command::PIECE_CREATE => self.piece_create(args)?,
             command::PIECE_RELEASE => {
-                let handle = args.word()?;
+                let OfPiece { piece: handle } = OfPiece::read(args)?;
                 let piece = self.memory.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
                 piece.held = false;
                 check(self.memory.vmm.drop_unused(driver, handle))?;
                 self.count_pieces();
             }
             command::PIECE_RETAIN => {
-                let handle = args.word()?;
+                let OfPiece { piece: handle } = OfPiece::read(args)?;
                 self.memory.vmm.pieces.get_mut(&handle).ok_or(INVALID_VALUE)?.held = true;
             }
             command::PIECE_MAP => self.piece_map(args)?,
             command::PIECE_UNMAP => return self.piece_unmap(args),
             command::PIECE_ACCESS => self.piece_access(args)?,
             command::PIECE_GRANULARITY => {
-                let (option, device) = (args.word32()?, args.word()?);
-                let device = self.device(device)?;
-                let properties = properties(device, args.word32()?, PieceFlags::of(args.word()?));
+                let PieceGranularity { option, device, handle_types, flags } = PieceGranularity::read(args)?;
+                let properties = properties(self.device(device)?, handle_types, flags);
                 let mut granularity = 0;
                 // SAFETY: the out parameter is a local, the properties live through the call.
                 let told = unsafe {
@@ -402,13 +403,11 @@ impl Executor {
             }
             _ => return Err(Refused::UnknownCall(call)),
         }
-        args.end()?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn piece_create(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (handle, size, ordinal) = (args.word()?, args.word()?, args.word()?);
-        let (handle_types, flags) = (args.word32()?, PieceFlags::of(args.word()?));
+        let PieceCreate { piece: handle, size, device: ordinal, handle_types, flags } = PieceCreate::read(args)?;
         if !Kind::Piece.owns(handle) || self.memory.vmm.pieces.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
@@ -430,8 +429,7 @@ impl Executor {
     }
 
     fn piece_map(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (address, size, offset) = (args.word()?, args.word()?, args.word()?);
-        let (handle, flags) = (args.word()?, args.word()?);
+        let PieceMap { address, size, offset, piece: handle, flags } = PieceMap::read(args)?;
         let piece = self.memory.vmm.pieces.get(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
         if !self.memory.vmm.is_reserved(address, size) {
             return Err(INVALID_VALUE);
@@ -443,8 +441,7 @@ impl Executor {
     }
 
     fn piece_unmap(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let (address, size) = (args.word()?, args.word()?);
-        args.end()?;
+        let AddressRange { address, size } = AddressRange::read(args)?;
         if !self.memory.vmm.is_reserved(address, size) {
             return Err(INVALID_VALUE);
         }
@@ -474,10 +471,9 @@ impl Executor {
     }
 
     fn piece_access(&mut self, args: &mut Reader<'_>) -> Result<(), Refused> {
-        let (address, size) = (args.word()?, args.word()?);
+        let PieceAccess { address, size, access } = PieceAccess::read(args)?;
         let mut wanted = Vec::new();
-        for _ in 0..args.word()? {
-            let (ordinal, flags) = (args.word()?, args.word32()?);
+        for (ordinal, flags) in access {
             wanted.push((ordinal as usize, flags, self.device(ordinal)?));
         }
         if !self.memory.vmm.covers(address, size) {

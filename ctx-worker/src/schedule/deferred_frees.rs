@@ -1,11 +1,12 @@
 //! Deferred frees of memory from pools: an allocation that comes after one in its stream takes its memory over.
 
-use rekindle_wire::command;
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::{self, PoolFree};
 
 use crate::resources::memory::Allocation;
 use crate::resources::pools::rounded;
 use crate::schedule::deferred::{Entry, Progress};
-use crate::schedule::dependencies::{Uses, word};
+use crate::schedule::dependencies::Uses;
 use crate::serve::executor::Executor;
 use crate::session::waiting::PoolAllocation;
 
@@ -14,7 +15,7 @@ impl Executor {
     fn held_frees(&self) -> impl Iterator<Item = (&Entry, u64, Allocation)> {
         let frees = self.scheduler.deferred.list.iter().filter(|e| e.header.call == command::POOL_FREE);
         frees.filter_map(|entry| {
-            let address = word(&entry.parameters, 0)?;
+            let PoolFree { address, .. } = PoolFree::read(&mut Reader::new(&entry.parameters)).ok()?;
             let (_, allocation) = self.memory.find_allocation(address)?;
             (allocation.pool != 0).then_some((entry, address, allocation))
         })

@@ -2,7 +2,7 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::{EVENT_FENCE, EVENT_SHARE, EVENT_SYNC, Kind};
+use rekindle_wire::command::{EVENT_FENCE, EVENT_SHARE, EVENT_SYNC, EventFence, Kind, OfEvent, SyncEvent};
 
 use super::{check, code};
 use crate::client::{self, Call};
@@ -29,7 +29,7 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult 
         };
         client.events.insert(handle, context, shared);
         if shared {
-            super::ipc::about(EVENT_SHARE, &[handle]).inspect_err(|_| destroy(client, handle))?;
+            super::ipc::about(EVENT_SHARE, &OfEvent { event: handle }).inspect_err(|_| destroy(client, handle))?;
         }
         Ok(())
     }))
@@ -91,7 +91,7 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
         // SAFETY: no pointers.
         check(unsafe { remote::cuEventRecord(event, stream) })?;
         // Whoever is told of it afterwards finds it recorded.
-        if client.events.is_shared(event) { super::ipc::about(EVENT_FENCE, &[]) } else { Ok(()) }
+        if client.events.is_shared(event) { super::ipc::about(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
     }))
 }
 
@@ -119,7 +119,7 @@ pub(crate) unsafe fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUeven
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
     code(ours(event).and_then(|()| hook::event_asked(event)).and_then(|()| {
         let mut call = Call::new(EVENT_SYNC)?;
-        call.word(event);
+        call.put(&SyncEvent { event });
         check(call.wait().0)
     }))
 }

@@ -8,8 +8,9 @@ use std::os::unix::fs::FileExt;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    ADDRESS_FREE, ADDRESS_RESERVE, EVENT_EXPORT, EVENT_OPEN, Kind, MEMORY_EXPORT, NO_TICKET, PIECE_ACCESS,
-    PIECE_EXPORT, PIECE_IMPORT, PIECE_MAP, PIECE_RELEASE, PIECE_UNMAP, PieceFlags,
+    ADDRESS_FREE, ADDRESS_RESERVE, AddressRange, EVENT_EXPORT, EVENT_OPEN, EventOpen, Kind, MEMORY_EXPORT,
+    MemoryExport, NO_TICKET, OfEvent, OfPiece, PIECE_ACCESS, PIECE_EXPORT, PIECE_IMPORT, PIECE_MAP, PIECE_RELEASE,
+    PIECE_UNMAP, Parameters, PieceAccess, PieceFlags, PieceImport, PieceMap,
 };
 use rekindle_wire::control::{Reply, Request};
 use rekindle_wire::ipc::{self, HANDLE_BYTES, Named, Token};
@@ -24,9 +25,9 @@ use crate::state::memory::Allocation;
 /// All that `CU_MEM_HANDLE_TYPE_*` names: a file, two of Windows, a fabric's.
 const KNOWN_HANDLE_TYPES: [u32; 4] = [CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 2, 4, 8];
 
-fn name(number: u16, of: u64) -> Result<Token, CUresult> {
+fn name(number: u16, of: &impl Parameters) -> Result<Token, CUresult> {
     let mut call = Call::new(number)?;
-    call.word(of);
+    call.put(of);
     let (result, mut reply) = call.wait();
     check(result)?;
     let words = reply.word().zip(reply.word()).ok_or(CUDA_ERROR_UNKNOWN)?;
@@ -43,7 +44,7 @@ pub(crate) unsafe fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdev
         if !matches!(client.memory.at(dptr), Some(Allocation::Device { .. })) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let bytes = ipc::handle(Named::Allocation, &name(MEMORY_EXPORT, dptr)?);
+        let bytes = ipc::handle(Named::Allocation, &name(MEMORY_EXPORT, &MemoryExport { address: dptr })?);
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(pHandle, CUipcMemHandle { bytes }) }
     }))
@@ -121,7 +122,7 @@ pub(crate) unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: 
         if !client.events.is_shared(event) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let bytes = ipc::handle(Named::Event, &name(EVENT_EXPORT, event)?);
+        let bytes = ipc::handle(Named::Event, &name(EVENT_EXPORT, &OfEvent { event })?);
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(pHandle, CUipcEventHandle { bytes }) }
     }))
@@ -140,7 +141,7 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEv
                 Ok((ticket, _)) => ticket,
                 Err(code) => break Err(code),
             };
-            let opened = about(EVENT_OPEN, &[ticket, event]);
+            let opened = about(EVENT_OPEN, &EventOpen { ticket, event });
             if opened != Err(NO_TICKET) {
                 break opened;
             }
@@ -169,7 +170,7 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
         if piece.properties.handle_types & handleType == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let token = name(PIECE_EXPORT, handle)?;
+        let token = name(PIECE_EXPORT, &OfPiece { piece: handle })?;
         let file = file_of(&ipc::handle(Named::Piece, &token)).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
         // SAFETY: not null, and a place for a descriptor by cuda.h's contract.
         unsafe { put(shareableHandle.cast::<i32>(), file.into_raw_fd()) }
@@ -255,7 +256,7 @@ impl Came {
     fn release(&self) {
         for (piece, _) in &self.pieces {
             // What fails here goes with the process.
-            let _ = about(PIECE_RELEASE, &[*piece]);
+            let _ = about(PIECE_RELEASE, &OfPiece { piece: *piece });
         }
     }
 }
@@ -276,10 +277,8 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
     loop {
         let (ticket, count) = ticket(token, own)?;
         let mut call = Call::new(PIECE_IMPORT)?;
-        call.word(ticket);
-        call.word(count as u64);
         let handles: Vec<u64> = (0..count).map(|_| client.fresh(Kind::Piece)).collect();
-        handles.iter().for_each(|handle| call.word(*handle));
+        call.put(&PieceImport { ticket, pieces: handles.clone() });
         let (result, mut reply) = call.wait();
         if result == NO_TICKET {
             // This process was dumped in between, and has another worker.
@@ -293,9 +292,9 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
     }
 }
 
-pub(super) fn about(number: u16, words: &[u64]) -> Result<(), CUresult> {
+pub(super) fn about(number: u16, parameters: &impl Parameters) -> Result<(), CUresult> {
     let mut call = Call::new(number)?;
-    words.iter().for_each(|word| call.word(*word));
+    call.put(parameters);
     check(call.wait().0)
 }
 
@@ -306,24 +305,24 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
     let pieces = came.pieces.iter().map(|(handle, _)| *handle).collect();
     let open = Open { base: reserved + came.offset, context, times: 1, reserved, bytes, pieces };
     // What is not to be had there stays taken, so that the next one is tried elsewhere.
-    about(ADDRESS_RESERVE, &[reserved, bytes])?;
+    about(ADDRESS_RESERVE, &AddressRange { address: reserved, size: bytes })?;
     let mut at = reserved;
     let mapped = came.pieces.iter().try_for_each(|(piece, size)| {
-        about(PIECE_MAP, &[at, *size, 0, *piece, 0])?;
+        about(PIECE_MAP, &PieceMap { address: at, size: *size, offset: 0, piece: *piece, flags: 0 })?;
         at += size;
         Ok(())
     });
-    let mut access = vec![reserved, bytes, 1, came.device as u64, u64::from(CU_MEM_ACCESS_READWRITE)];
+    let mut access = vec![(came.device as u64, CU_MEM_ACCESS_READWRITE)];
     if device != came.device {
-        access[2] = 2;
-        access.extend([device as u64, u64::from(CU_MEM_ACCESS_READWRITE)]);
+        access.push((device as u64, CU_MEM_ACCESS_READWRITE));
     }
+    let access = PieceAccess { address: reserved, size: bytes, access };
     mapped.and_then(|()| about(PIECE_ACCESS, &access)).inspect_err(|_| {
         if at > reserved {
-            let _ = about(PIECE_UNMAP, &[reserved, at - reserved]);
+            let _ = about(PIECE_UNMAP, &AddressRange { address: reserved, size: at - reserved });
         }
         // Addresses that the worker still has are nobody else's.
-        if about(ADDRESS_FREE, &[reserved, bytes]).is_ok() {
+        if about(ADDRESS_FREE, &AddressRange { address: reserved, size: bytes }).is_ok() {
             client.vmm.give(reserved, bytes);
         }
     })?;
@@ -331,11 +330,12 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
 }
 
 fn unmap(client: &Client, open: &Open) -> Result<(), CUresult> {
-    about(PIECE_UNMAP, &[open.reserved, open.bytes])?;
+    let range = AddressRange { address: open.reserved, size: open.bytes };
+    about(PIECE_UNMAP, &range)?;
     for piece in &open.pieces {
-        about(PIECE_RELEASE, &[*piece])?;
+        about(PIECE_RELEASE, &OfPiece { piece: *piece })?;
     }
-    about(ADDRESS_FREE, &[open.reserved, open.bytes])?;
+    about(ADDRESS_FREE, &range)?;
     client.vmm.give(open.reserved, open.bytes);
     Ok(())
 }

@@ -8,12 +8,13 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::{
     Kind, POOL_ALLOC, POOL_CREATE, POOL_CURRENT, POOL_DESTROY, POOL_FREE, POOL_GET, POOL_GET_ACCESS, POOL_SET,
-    POOL_SET_ACCESS, POOL_SET_CURRENT, POOL_TRIM, WINDOW_FULL, default_pool,
+    POOL_SET_ACCESS, POOL_SET_CURRENT, POOL_TRIM, PoolAlloc, PoolCreate, PoolCurrent, PoolDestroy, PoolFree, PoolGet,
+    PoolGetAccess, PoolSet, PoolSetAccess, PoolSetCurrent, PoolTrim, WINDOW_FULL, default_pool,
 };
 
 use super::memory::reserve_window;
 use super::{check, code, put};
-use crate::client::{self, Call};
+use crate::client::{self, Call, stream_of};
 use crate::state::memory::Allocation;
 use crate::{log, rest};
 
@@ -45,9 +46,14 @@ pub(crate) unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) 
     }))
 }
 
+/// The worker's number of a device.
+fn device(ordinal: CUdevice) -> Result<u64, CUresult> {
+    Ok(client::get()?.device(ordinal)? as u64)
+}
+
 pub(crate) unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
     code(Call::new(POOL_CURRENT).and_then(|mut call| {
-        call.device(dev).map_err(wrong_value)?;
+        call.put(&PoolCurrent { device: device(dev).map_err(wrong_value)? });
         let (result, mut reply) = call.wait();
         check(result)?;
         // SAFETY: the caller's promise by cuda.h.
@@ -57,8 +63,7 @@ pub(crate) unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUre
 
 pub(crate) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
     code(Call::new(POOL_SET_CURRENT).and_then(|mut call| {
-        call.device(dev).map_err(wrong_value)?;
-        call.word(pool);
+        call.put(&PoolSetCurrent { device: device(dev).map_err(wrong_value)?, pool });
         check(call.wait().0)
     }))
 }
@@ -117,9 +122,10 @@ pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void
             return refused("cuMemPoolCreate for other processes");
         }
         let mut call = Call::new(POOL_CREATE)?;
-        let handle = call.fresh_handle(Kind::MemPool);
-        call.device(device).map_err(wrong_value)?;
-        call.word(wanted.maximum as u64);
+        let client = client::get()?;
+        let handle = client.fresh(Kind::MemPool);
+        let device = client.device(device).map_err(wrong_value)? as u64;
+        call.put(&PoolCreate { pool: handle, device, maximum: wanted.maximum as u64 });
         check(call.wait().0)?;
         // SAFETY: not null, writable by cuda.h's contract.
         unsafe { put(out.cast(), handle) }
@@ -128,7 +134,7 @@ pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void
 
 pub(crate) unsafe fn cuMemPoolDestroy(pool: u64) -> CUresult {
     code(Call::new(POOL_DESTROY).and_then(|mut call| {
-        call.word(pool);
+        call.put(&PoolDestroy { pool });
         check(call.wait().0)
     }))
 }
@@ -140,8 +146,7 @@ fn is_small(attribute: u32) -> bool {
 
 pub(crate) unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
     code(Call::new(POOL_GET).and_then(|mut call| {
-        call.word(pool);
-        call.word(u64::from(attribute));
+        call.put(&PoolGet { pool, attribute });
         let (result, mut reply) = call.wait();
         check(result)?;
         let number = reply.word().ok_or(CUDA_ERROR_UNKNOWN)?;
@@ -156,23 +161,20 @@ pub(crate) unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mu
         let number = unsafe {
             if is_small(attribute) { u64::from(read(value.cast::<u32>())?) } else { read(value.cast::<u64>())? }
         };
-        call.word(pool);
-        call.word(u64::from(attribute));
-        call.word(number);
+        call.put(&PoolSet { pool, attribute, value: number });
         check(call.wait().0)
     }))
 }
 
 pub(crate) unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
     code(Call::new(POOL_TRIM).and_then(|mut call| {
-        call.word(pool);
-        call.word(keep as u64);
+        call.put(&PoolTrim { pool, keep: keep as u64 });
         check(call.wait().0)
     }))
 }
 
 pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc, count: usize) -> CUresult {
-    code(client::get().and_then(|_| {
+    code(client::get().and_then(|client| {
         if list.is_null() || count == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -182,9 +184,8 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
             let location = CUmemLocation { kind: wanted.location_type, id: wanted.location_id };
             let device = device_of(location, "cuMemPoolSetAccess of the host")?;
             let mut call = Call::new(POOL_SET_ACCESS)?;
-            call.word(pool);
-            call.device(device)?;
-            call.word(u64::from(wanted.flags));
+            let device = client.device(device)? as u64;
+            call.put(&PoolSetAccess { pool, device, access: wanted.flags });
             check(call.wait().0)?;
         }
         Ok(())
@@ -195,9 +196,9 @@ pub(crate) unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location:
     // SAFETY: the caller's promise by cuda.h.
     code(unsafe { read(location.cast::<CUmemLocation>()) }.and_then(|location| {
         let mut call = Call::new(POOL_GET_ACCESS)?;
-        call.word(pool);
-        let device = device_of(location, "cuMemPoolGetAccess of the host")?;
-        call.device(device).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let ordinal = device_of(location, "cuMemPoolGetAccess of the host")?;
+        let device = device(ordinal).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        call.put(&PoolGetAccess { pool, device });
         let (result, mut reply) = call.wait();
         check(result)?;
         // SAFETY: the caller's promise by cuda.h.
@@ -218,9 +219,7 @@ fn allocate(out: *mut CUdeviceptr, size: usize, pool: u64, stream: CUstream) -> 
         }
         loop {
             let mut call = Call::in_context(POOL_ALLOC)?;
-            call.word(pool);
-            call.word(size as u64);
-            call.stream(stream)?;
+            call.put(&PoolAlloc { pool, bytes: size as u64, stream: stream_of(stream)? });
             let (result, mut reply) = call.wait();
             let mut word = || reply.word().ok_or(CUDA_ERROR_UNKNOWN);
             if result == WINDOW_FULL {
@@ -287,8 +286,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> C
             Some(Allocation::Device { base, .. } | Allocation::Pooled { base, .. }) if base == address => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
-        call.word(address);
-        call.stream(stream)?;
+        call.put(&PoolFree { address, stream: stream_of(stream)? });
         // Forgotten first: another thread may be given the address at once.
         client.memory.remove(address);
         check(call.send())

@@ -3,7 +3,8 @@
 use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::TENSOR_MAP;
+use rekindle_wire::codec::Writer;
+use rekindle_wire::command::{TENSOR_MAP, TensorMap};
 use rekindle_wire::tensor_map::{BYTES, Kind};
 
 use super::{check, code};
@@ -12,16 +13,31 @@ use crate::client::Call;
 /// cuda.h demands that of a `CUtensorMap`.
 const ALIGNMENT: usize = 64;
 
+/// A call, and the parameters that its kind has.
+struct Encoding {
+    call: Call,
+    kind: Kind,
+    rest: Writer,
+}
+
+impl Encoding {
+    fn new(kind: Kind) -> Result<Self, CUresult> {
+        Ok(Self { call: Call::new(TENSOR_MAP)?, kind, rest: Writer::new() })
+    }
+}
+
 /// Begins a call, with what all that encode have first. The rank is one that its kind has.
-fn begin(kind: Kind, map: *mut c_void, data_type: u64, rank: u32, address: *mut c_void) -> Result<Call, CUresult> {
+fn begin(kind: Kind, map: *mut c_void, data_type: u64, rank: u32, address: *mut c_void) -> Result<Encoding, CUresult> {
     // Before anything is known to be wrong with the parameters.
-    let mut call = Call::new(TENSOR_MAP)?;
+    let mut encoding = Encoding::new(kind)?;
     if map.is_null() || !(map as usize).is_multiple_of(ALIGNMENT) || !kind.ranks().contains(&(rank as usize)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     // Enumerations: the upper halves of their registers mean nothing.
-    [kind as u64, u64::from(data_type as u32), u64::from(rank), address as u64].into_iter().for_each(|w| call.word(w));
-    Ok(call)
+    for word in [u64::from(data_type as u32), u64::from(rank), address as u64] {
+        encoding.rest.word(word);
+    }
+    Ok(encoding)
 }
 
 /// Puts an array.
@@ -29,7 +45,7 @@ fn begin(kind: Kind, map: *mut c_void, data_type: u64, rank: u32, address: *mut 
 /// # Safety
 /// It is null or has so many elements.
 unsafe fn put_array<T: Copy>(
-    call: &mut Call,
+    encoding: &mut Encoding,
     at: *const T,
     length: usize,
     of: impl Fn(T) -> u64,
@@ -39,20 +55,22 @@ unsafe fn put_array<T: Copy>(
     }
     for i in 0..length {
         // SAFETY: not null, so of that length by the caller's promise.
-        call.word(of(unsafe { at.add(i).read_unaligned() }));
+        encoding.rest.word(of(unsafe { at.add(i).read_unaligned() }));
     }
     Ok(())
 }
 
-fn put_enums(call: &mut Call, words: &[u64]) {
-    words.iter().for_each(|word| call.word(u64::from(*word as u32)));
+fn put_enums(encoding: &mut Encoding, words: &[u64]) {
+    words.iter().for_each(|word| encoding.rest.word(u64::from(*word as u32)));
 }
 
 /// Sends, and writes the map that comes back.
 ///
 /// # Safety
 /// `map` can be written.
-unsafe fn finish(call: Call, map: *mut c_void) -> Result<(), CUresult> {
+unsafe fn finish(encoding: Encoding, map: *mut c_void) -> Result<(), CUresult> {
+    let Encoding { mut call, kind, rest } = encoding;
+    call.put(&TensorMap { kind: kind as u64, rest: rest.bytes() });
     let (result, reply) = call.wait();
     check(result)?;
     let mut rest = reply.rest();
@@ -80,16 +98,16 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
     promotion: u64,
     fill: u64,
 ) -> CUresult {
-    code(begin(Kind::Tiled, map, data_type, rank, address).and_then(|mut call| {
+    code(begin(Kind::Tiled, map, data_type, rank, address).and_then(|mut encoding| {
         let n = rank as usize;
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
-            put_array(&mut call, dims, n, |v| v)?;
-            put_array(&mut call, strides, n - 1, |v| v)?;
-            put_array(&mut call, boxes, n, u64::from)?;
-            put_array(&mut call, steps, n, u64::from)?;
-            put_enums(&mut call, &[interleave, swizzle, promotion, fill]);
-            finish(call, map)
+            put_array(&mut encoding, dims, n, |v| v)?;
+            put_array(&mut encoding, strides, n - 1, |v| v)?;
+            put_array(&mut encoding, boxes, n, u64::from)?;
+            put_array(&mut encoding, steps, n, u64::from)?;
+            put_enums(&mut encoding, &[interleave, swizzle, promotion, fill]);
+            finish(encoding, map)
         }
     }))
 }
@@ -111,18 +129,18 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
     promotion: u64,
     fill: u64,
 ) -> CUresult {
-    code(begin(Kind::Im2col, map, data_type, rank, address).and_then(|mut call| {
+    code(begin(Kind::Im2col, map, data_type, rank, address).and_then(|mut encoding| {
         let n = rank as usize;
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
-            put_array(&mut call, dims, n, |v| v)?;
-            put_array(&mut call, strides, n - 1, |v| v)?;
-            put_array(&mut call, lower, n - 2, signed)?;
-            put_array(&mut call, upper, n - 2, signed)?;
-            put_enums(&mut call, &[u64::from(channels), u64::from(pixels)]);
-            put_array(&mut call, steps, n, u64::from)?;
-            put_enums(&mut call, &[interleave, swizzle, promotion, fill]);
-            finish(call, map)
+            put_array(&mut encoding, dims, n, |v| v)?;
+            put_array(&mut encoding, strides, n - 1, |v| v)?;
+            put_array(&mut encoding, lower, n - 2, signed)?;
+            put_array(&mut encoding, upper, n - 2, signed)?;
+            put_enums(&mut encoding, &[u64::from(channels), u64::from(pixels)]);
+            put_array(&mut encoding, steps, n, u64::from)?;
+            put_enums(&mut encoding, &[interleave, swizzle, promotion, fill]);
+            finish(encoding, map)
         }
     }))
 }
@@ -145,30 +163,29 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2colWide(
     promotion: u64,
     fill: u64,
 ) -> CUresult {
-    code(begin(Kind::Im2colWide, map, data_type, rank, address).and_then(|mut call| {
+    code(begin(Kind::Im2colWide, map, data_type, rank, address).and_then(|mut encoding| {
         let n = rank as usize;
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
-            put_array(&mut call, dims, n, |v| v)?;
-            put_array(&mut call, strides, n - 1, |v| v)?;
-            put_enums(&mut call, &[signed(lower), signed(upper), u64::from(channels), u64::from(pixels)]);
-            put_array(&mut call, steps, n, u64::from)?;
-            put_enums(&mut call, &[interleave, mode, swizzle, promotion, fill]);
-            finish(call, map)
+            put_array(&mut encoding, dims, n, |v| v)?;
+            put_array(&mut encoding, strides, n - 1, |v| v)?;
+            put_enums(&mut encoding, &[signed(lower), signed(upper), u64::from(channels), u64::from(pixels)]);
+            put_array(&mut encoding, steps, n, u64::from)?;
+            put_enums(&mut encoding, &[interleave, mode, swizzle, promotion, fill]);
+            finish(encoding, map)
         }
     }))
 }
 
 pub(crate) unsafe fn cuTensorMapReplaceAddress(map: *mut c_void, address: *mut c_void) -> CUresult {
-    code(Call::new(TENSOR_MAP).and_then(|mut call| {
+    code(Encoding::new(Kind::Replace).and_then(|mut encoding| {
         if map.is_null() || !(map as usize).is_multiple_of(ALIGNMENT) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        call.word(Kind::Replace as u64);
-        call.word(address as u64);
+        encoding.rest.word(address as u64);
         // SAFETY: not null, so a tensor map by cuda.h's contract.
-        call.blob(unsafe { std::slice::from_raw_parts(map.cast(), BYTES) });
+        encoding.rest.blob(unsafe { std::slice::from_raw_parts(map.cast(), BYTES) });
         // SAFETY: as above.
-        unsafe { finish(call, map) }
+        unsafe { finish(encoding, map) }
     }))
 }

@@ -5,8 +5,9 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    ADDRESS_FREE, ADDRESS_RESERVE, Kind, PIECE_ACCESS, PIECE_CREATE, PIECE_GRANULARITY, PIECE_MAP, PIECE_RELEASE,
-    PIECE_RETAIN, PIECE_UNMAP, PieceFlags,
+    ADDRESS_FREE, ADDRESS_RESERVE, AddressRange, Kind, OfPiece, PIECE_ACCESS, PIECE_CREATE, PIECE_GRANULARITY,
+    PIECE_MAP, PIECE_RELEASE, PIECE_RETAIN, PIECE_UNMAP, PieceAccess, PieceCreate, PieceFlags, PieceGranularity,
+    PieceMap,
 };
 
 use super::{check, code, put};
@@ -54,11 +55,8 @@ unsafe fn wanted(
     Ok((wanted, device))
 }
 
-fn put_properties(call: &mut Call, wanted: &CUmemAllocationProp, device: usize) {
-    let flags = PieceFlags { compression: wanted.compression, rdma: wanted.rdma, usage: wanted.usage };
-    call.word(device as u64);
-    call.word(u64::from(wanted.handle_types));
-    call.word(flags.word());
+fn flags_of(wanted: &CUmemAllocationProp) -> PieceFlags {
+    PieceFlags { compression: wanted.compression, rdma: wanted.rdma, usage: wanted.usage }
 }
 
 pub(crate) unsafe fn cuMemGetAllocationGranularity(
@@ -78,8 +76,8 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
             kind => device_of(client, kind, wanted.location_id, "cuMemGetAllocationGranularity of host memory")?,
         };
         let mut call = Call::new(PIECE_GRANULARITY)?;
-        call.word(u64::from(option));
-        put_properties(&mut call, &wanted, device);
+        let (device, flags) = (device as u64, flags_of(&wanted));
+        call.put(&PieceGranularity { option, device, handle_types: wanted.handle_types, flags });
         let (result, mut reply) = call.wait();
         check(result)?;
         // SAFETY: the caller's promise by cuda.h.
@@ -102,8 +100,7 @@ pub(crate) unsafe fn cuMemAddressReserve(
         }
         let address = client.vmm.take(size, alignment as u64, addr).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let reserved = Call::new(ADDRESS_RESERVE).and_then(|mut call| {
-            call.word(address);
-            call.word(size);
+            call.put(&AddressRange { address, size });
             check(call.wait().0)
         });
         // What is not to be had there stays taken, so that the next one is tried elsewhere.
@@ -119,8 +116,7 @@ pub(crate) unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut call = Call::new(ADDRESS_FREE)?;
-        call.word(ptr);
-        call.word(size as u64);
+        call.put(&AddressRange { address: ptr, size: size as u64 });
         check(call.wait().0)?;
         client.vmm.give(ptr, size as u64);
         Ok(())
@@ -140,9 +136,9 @@ pub(crate) unsafe fn cuMemCreate(
         // SAFETY: the caller's promise by cuda.h.
         let (wanted, device) = unsafe { wanted(client, prop)? };
         let mut call = Call::new(PIECE_CREATE)?;
-        let piece = call.fresh_handle(Kind::Piece);
-        call.word(size as u64);
-        put_properties(&mut call, &wanted, device);
+        let piece = client.fresh(Kind::Piece);
+        let (handle_types, flags) = (wanted.handle_types, flags_of(&wanted));
+        call.put(&PieceCreate { piece, size: size as u64, device: device as u64, handle_types, flags });
         check(call.wait().0)?;
         client.vmm.add(piece, device, wanted);
         // SAFETY: not null, so writable by cuda.h's contract.
@@ -152,7 +148,7 @@ pub(crate) unsafe fn cuMemCreate(
 
 fn about_piece(number: u16, handle: u64) -> Result<(), CUresult> {
     let mut call = Call::new(number)?;
-    call.word(handle);
+    call.put(&OfPiece { piece: handle });
     check(call.wait().0)
 }
 
@@ -193,7 +189,7 @@ pub(crate) unsafe fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, hand
         }
         let piece = client.vmm.piece(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let mut call = Call::new(PIECE_MAP)?;
-        [ptr, size as u64, offset as u64, handle, flags].into_iter().for_each(|word| call.word(word));
+        call.put(&PieceMap { address: ptr, size: size as u64, offset: offset as u64, piece: handle, flags });
         check(call.wait().0)?;
         client.vmm.map(ptr, size as u64, handle);
         client.memory.insert(Allocation::Mapping {
@@ -209,8 +205,7 @@ pub(crate) unsafe fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, hand
 pub(crate) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
     code(client::get().and_then(|client| {
         let mut call = Call::new(PIECE_UNMAP)?;
-        call.word(ptr);
-        call.word(size as u64);
+        call.put(&AddressRange { address: ptr, size: size as u64 });
         check(call.wait().0)?;
         for base in client.vmm.unmap(ptr, size as u64) {
             client.memory.remove(base);
@@ -243,11 +238,8 @@ pub(crate) unsafe fn cuMemSetAccess(
             wanted.push((device, access.flags));
         }
         let mut call = Call::new(PIECE_ACCESS)?;
-        [ptr, size as u64, count as u64].into_iter().for_each(|word| call.word(word));
-        for (device, flags) in &wanted {
-            call.word(*device as u64);
-            call.word(u64::from(*flags));
-        }
+        let access = wanted.iter().map(|(device, flags)| (*device as u64, *flags)).collect();
+        call.put(&PieceAccess { address: ptr, size: size as u64, access });
         check(call.wait().0)?;
         for (device, flags) in wanted {
             client.vmm.set_access(ptr, size as u64, device, flags);
