@@ -415,6 +415,8 @@ int main(int argc, char **argv) {
 
     CHECK(cudaMalloc(&common, COMMON * 4));
     CHECK(cudaMemset(common, 0, COMMON * 4));
+    // Streams that do not wait for the default stream come next, and a memset does not wait for its end.
+    CHECK(cudaDeviceSynchronize());
     Worker *workers = (Worker *)calloc(threads, sizeof *workers);
     for (uint32_t i = 0; i < threads; i++) {
         workers[i].number = i;

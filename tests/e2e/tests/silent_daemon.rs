@@ -109,7 +109,7 @@ fn a_worker_that_hangs_in_a_dump_fails_it_in_time_and_the_program_goes_on() -> R
         Ok(data.is_ok_and(|it| it.len() > 0).then_some(()))
     })?;
     process::signal(worker, libc::SIGSTOP)?;
-    criu.wait()?.fails_with("has not come further")?;
+    criu.wait()?.fails_with("(stall_timeout_ms)")?;
     process::signal(worker, libc::SIGCONT)?;
     app.advances()?;
     until("the daemon has removed what it wrote", || Ok(image.files()?.is_empty().then_some(())))?;
