@@ -94,7 +94,7 @@ pub(super) unsafe fn launch(
 /// A launch as a node of a graph.
 ///
 /// # Safety
-/// As [`launch`].
+/// As [`launch()`].
 unsafe fn node(
     function: &Function,
     what: &Launch<'_>,
