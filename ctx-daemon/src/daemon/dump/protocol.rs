@@ -1,4 +1,4 @@
-//! Which protocol a dump follows, and why (PhoenixOS, SOSP'25, section 4; the table in `docs/how-it-works.md`).
+//! Which protocol a dump follows, and why (PhoenixOS, SOSP'25, section 4; the table in `docs/operating.md`).
 //!
 //! | protocol | the image is the state at | the application waits for |
 //! |---|---|---|
