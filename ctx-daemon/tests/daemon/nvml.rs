@@ -127,12 +127,16 @@ fn processes(reply: &Reply) -> Vec<i32> {
 
 #[test]
 fn who_computes_is_asked_of_all_workers_at_once() {
-    // Each answers only when all have been asked: one after the other they would all be out of time.
-    let daemon = Daemon::start_with(&[("meeting", "3")]);
+    let daemon = Daemon::start_with(&[("meeting", "1")]);
     let clients = ["meets-1", "meets-2", "meets-3"].map(|name| Client::attached(&daemon, name));
     let mut pids = clients.each_ref().map(|it| it.pid);
     pids.sort_unstable();
     let ask = || processes(&ask(&daemon.socket(), &Request::GpuProcesses { gpu: 0 }, &[]));
+    // The daemon may come to know of a client a moment after that is attached.
+    eventually("the daemon knows of all", || (ask() == pids).then_some(()));
+    // From now on each answers only when all have been asked: one after the other they would all be out of time.
+    std::fs::remove_file(daemon.dir.path().join("events")).unwrap();
+    std::fs::write(daemon.dir.path().join("meeting"), "3").unwrap();
     eventually("all are described", || (ask() == pids).then_some(()));
     // A worker that does not answer costs no other one's answer, and is known by what it said last.
     let worker = daemon.clients()[0].worker;
