@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has
-//! owners of the worker's state; `Executor` (`serve/executor.rs`) has one of each. What is left to do: methods of
-//! `Executor` in lower layers become methods of these owners.
+//! owners of the worker's state; `Executor` (`serve/executor.rs`) has one of each. Lower layers still import `Executor` where
+//! they add methods to it; `scripts/cycles` lists these files.
 //!
 //! | layer | holds | owner |
 //! |---|---|---|

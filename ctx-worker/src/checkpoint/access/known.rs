@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 
-/// How many entries there are at least before the first look for objects that are gone.
+/// The number of entries below which none is dropped.
 const FEW: usize = 64;
 
-/// Entries by the handles of their objects. Nobody says when an object goes, since that would have to be said in each place
-/// where one may: entries of objects that are gone are dropped when there are twice as many as after the last such look.
+/// Entries by the handles of their objects. An object can end in many places, and none of them tells the tracker. So an insert
+/// drops the entries of objects that are gone, when there are twice as many entries as after the last time.
 pub(super) struct Known<T> {
     entries: HashMap<u64, T>,
     look_at: usize,
