@@ -15,7 +15,13 @@ fn main() {
             panic!("{name}: {error}");
         }
     };
-    write("exports.rs", generate::exports(&table, |f| f.route.by_hand() || f.route.travels()));
+    // A line that only travels is implemented by its encoder alone.
+    let module = |f: &table::Function| match f.route {
+        route if route.by_hand() => Some("api"),
+        route if route.travels() => Some("remote"),
+        _ => None,
+    };
+    write("exports.rs", generate::exports(&table, module));
     write("encoders.rs", generate::encoders(&table));
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

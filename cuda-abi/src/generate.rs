@@ -154,7 +154,7 @@ fn signature(params: &[Param]) -> String {
     params.iter().map(|p| format!("{}: {}", ident(p), rust_type(&p.c_type))).collect::<Vec<_>>().join(", ")
 }
 
-/// The arguments of a function of `crate::api`.
+/// The arguments of a call of the function that implements a symbol.
 fn taken(params: &[Param]) -> String {
     let take = |p| format!("rekindle_cuda_abi::arguments::FromC::from_c({})", ident(p));
     params.iter().map(take).collect::<Vec<_>>().join(", ")
@@ -162,19 +162,20 @@ fn taken(params: &[Param]) -> String {
 
 /// Exported symbols, `SYMBOLS` (name and address, in table order) and `LOOKUPS` (for [`crate::lookup::find`]).
 ///
-/// `implemented` says for which symbols the crate has a function of that name in `crate::api`, whose parameters are made
-/// of C's by [`crate::arguments::FromC`]; the others call `crate::refuse(index)`. The crate also has `crate::entry(index, closure) -> CUresult`, which keeps a panic from
-/// unwinding into C, and `crate::with_thread_stream(closure) -> CUresult`, in which stream 0 is the thread's own.
-pub fn exports(table: &[Function], implemented: impl Fn(&Function) -> bool) -> String {
+/// `module` names the module of the crate that has a function of the symbol's name, whose parameters are made of C's by
+/// [`crate::arguments::FromC`]. Symbols without one call `crate::refuse(index)`. The crate also has
+/// `crate::entry(index, closure) -> CUresult`, which keeps a panic from unwinding into C, and
+/// `crate::with_thread_stream(closure) -> CUresult`, in which stream 0 is the thread's own.
+pub fn exports(table: &[Function], module: impl Fn(&Function) -> Option<&'static str>) -> String {
     let mut out = String::from("// Generated from driver.table.\n");
     let by_symbol = |s: &str| table.iter().find(|f| f.symbol == s);
     for (i, f) in table.iter().enumerate() {
         let base = by_symbol(f.base()).unwrap_or(f);
-        let thread = base.symbol != f.symbol && !implemented(f);
+        let thread = base.symbol != f.symbol && module(f).is_none();
         let target = if thread { base } else { f };
-        match (&target.params, implemented(target)) {
-            (Some(params), true) => {
-                let call = format!("unsafe {{ crate::api::{}({}) }}", target.symbol, taken(params));
+        match (&target.params, module(target)) {
+            (Some(params), Some(module)) => {
+                let call = format!("unsafe {{ crate::{module}::{}({}) }}", target.symbol, taken(params));
                 let call = if thread { format!("crate::with_thread_stream(|| {call})") } else { call };
                 let _ = writeln!(
                     out,

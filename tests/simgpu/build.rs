@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             return Err(format!("src/api has {name}, which is no driver function").into());
         }
     }
-    let source = generate::exports(&table, |f| implemented.contains(&f.symbol));
+    let source = generate::exports(&table, |f| implemented.contains(&f.symbol).then_some("api"));
     fs::write(Path::new(&env::var("OUT_DIR")?).join("exports.rs"), source)?;
     println!("cargo::rerun-if-changed=src/api");
     println!("cargo::rerun-if-changed={GRAPHS}");

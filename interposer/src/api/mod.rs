@@ -73,15 +73,5 @@ pub(crate) use vmm::*;
 // Graphs and captures, which this process keeps.
 pub(crate) use rekindle_graphs::api::*;
 
-// Calls that the table alone describes.
-pub(crate) use crate::remote::{
-    cuCtxGetCacheConfig, cuCtxGetLimit, cuCtxGetSharedMemConfig, cuCtxResetPersistingL2Cache, cuCtxSetCacheConfig,
-    cuCtxSetLimit, cuCtxSetSharedMemConfig, cuDeviceCanAccessPeer, cuDeviceGetExecAffinitySupport,
-    cuDeviceGetP2PAttribute, cuFuncGetAttribute, cuFuncIsLoaded, cuFuncLoad, cuFuncSetAttribute, cuFuncSetCacheConfig,
-    cuFuncSetSharedMemConfig, cuKernelGetAttribute, cuKernelSetAttribute, cuKernelSetCacheConfig,
-    cuOccupancyAvailableDynamicSMemPerBlock, cuOccupancyMaxActiveBlocksPerMultiprocessor,
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-};
-
 use rekindle_cuda_abi::raw::{put, put_if};
 use rekindle_cuda_abi::types::{check, code};

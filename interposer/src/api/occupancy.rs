@@ -39,7 +39,7 @@ fn potential_block_size(
         let mut blocks = 0;
         // SAFETY: a local.
         check(unsafe {
-            super::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+            crate::remote::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
                 &raw mut blocks,
                 function,
                 size,
