@@ -107,6 +107,16 @@ GROUP(devices) {
     TRY("to null", cuDeviceTotalMem_v2, NULL, device);
     TRY("of no device", cuDeviceTotalMem_v2, &bytes, count);
 
+    size_t width = 0;
+    TRY("of bytes", cuDeviceGetTexture1DLinearMaxWidth, &width, CU_AD_FORMAT_UNSIGNED_INT8, 1, device);
+    TELL(cuDeviceGetTexture1DLinearMaxWidth, "of bytes, is", "%zu", width);
+    TRY("of float4", cuDeviceGetTexture1DLinearMaxWidth, &width, CU_AD_FORMAT_FLOAT, 4, device);
+    TELL(cuDeviceGetTexture1DLinearMaxWidth, "of float4, is", "%zu", width);
+    TRY("of three channels", cuDeviceGetTexture1DLinearMaxWidth, &width, CU_AD_FORMAT_FLOAT, 3, device);
+    TRY("of no format", cuDeviceGetTexture1DLinearMaxWidth, &width, (CUarray_format)0, 1, device);
+    TRY("to null", cuDeviceGetTexture1DLinearMaxWidth, NULL, CU_AD_FORMAT_FLOAT, 1, device);
+    TRY("of no device", cuDeviceGetTexture1DLinearMaxWidth, &width, CU_AD_FORMAT_FLOAT, 1, count);
+
     TRY("of the first", cuDeviceComputeCapability, &value, &other, device);
     int major = 0, minor = 0;
     SET(cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
+use rekindle_cuda_abi::shapes::CudaArray3dDescriptor;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUcontext, CUdevice,
     CUdevprop, CUresult,
@@ -48,6 +49,21 @@ pub unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, dev: CUdevic
 
 pub unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CUresult {
     status(|| unsafe { put(bytes, device(dev)?.memory as usize) })
+}
+
+/// The answers are those of an H200: at most 2^30 elements, which take at most 4 GiB.
+pub unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
+    elements: *mut usize,
+    format: u32,
+    channels: u32,
+    dev: CUdevice,
+) -> CUresult {
+    status(|| {
+        device(dev)?;
+        let descriptor = CudaArray3dDescriptor { format, channels, ..CudaArray3dDescriptor::default() };
+        let element = descriptor.element().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        unsafe { put(elements, (1 << 30).min((1 << 32) / element)) }
+    })
 }
 
 pub unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) -> CUresult {
