@@ -2,9 +2,9 @@
 //! worker can tell, and a restored process goes on from where it was.
 //!
 //! ```text
-//!   stripe 0   u64 x FUNCTIONS   asked for, by threads 0, STRIPES, 2 STRIPES, ...
+//!   stripe 0   u64 x CALL_FUNCTIONS   asked for, by threads 0, CALL_STRIPES, 2 CALL_STRIPES, ...
 //!   ...
-//!   stripe STRIPES               refused, by all
+//!   stripe CALL_STRIPES               refused, by all
 //! ```
 //!
 //! A count of what is asked for is a plain load and store of a line that no other thread writes: an atomic addition would
@@ -12,15 +12,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::layout::Shared;
-use crate::sync::AtomicU64;
-
-/// Room for so many lines of the driver table.
-pub const FUNCTIONS: usize = 1024;
-/// Threads that count without getting in each other's way.
-pub const STRIPES: usize = 8;
-/// Bytes of all counts.
-pub const BYTES: usize = (STRIPES + 1) * FUNCTIONS * size_of::<AtomicU64>();
+use crate::layout::{CALL_FUNCTIONS, CALL_STRIPES, Shared};
 
 /// What a client did with one function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -36,7 +28,7 @@ pub struct Count {
 /// The application's side: a thread calls a function.
 #[inline]
 pub fn asked(shared: &Shared, thread: u32, function: u16) {
-    if let Some(count) = shared.calls(thread as usize % STRIPES).get(function as usize) {
+    if let Some(count) = shared.calls(thread as usize % CALL_STRIPES).get(function as usize) {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 }
@@ -44,7 +36,7 @@ pub fn asked(shared: &Shared, thread: u32, function: u16) {
 /// The application's side: a call is refused.
 #[cold]
 pub fn refused(shared: &Shared, function: u16) {
-    if let Some(count) = shared.calls(STRIPES).get(function as usize) {
+    if let Some(count) = shared.calls(CALL_STRIPES).get(function as usize) {
         count.fetch_add(1, Relaxed);
     }
 }
@@ -53,11 +45,11 @@ pub fn refused(shared: &Shared, function: u16) {
 pub fn read(shared: &Shared) -> Vec<Count> {
     let count = |function: usize| {
         let of = |stripe: usize| shared.calls(stripe).get(function).map_or(0, |c| c.load(Relaxed));
-        let asked = (0..STRIPES).fold(0, |sum: u64, stripe| sum.saturating_add(of(stripe)));
-        let refused = of(STRIPES);
+        let asked = (0..CALL_STRIPES).fold(0, |sum: u64, stripe| sum.saturating_add(of(stripe)));
+        let refused = of(CALL_STRIPES);
         Some(Count { function: function as u16, asked, refused }).filter(|_| asked > 0 || refused > 0)
     };
-    (0..FUNCTIONS).filter_map(count).collect()
+    (0..CALL_FUNCTIONS).filter_map(count).collect()
 }
 
 #[cfg(test)]
@@ -84,6 +76,6 @@ mod tests {
     #[test]
     fn the_table_fits() {
         let table = rekindle_cuda_abi::table::parse(rekindle_cuda_abi::table::TEXT).unwrap();
-        assert!(table.len() <= FUNCTIONS);
+        assert!(table.len() <= CALL_FUNCTIONS);
     }
 }

@@ -22,7 +22,18 @@
 //! - [`descriptor`], [`stderr`]: what libraries in applications keep open, and say
 //! - [`version`]: which releases of the parts serve each other
 //!
-//! Everything here is checked by the receiver: the application is not trusted by the worker.
+//! The receiver checks every message: a worker does not trust the application.
+//!
+//! A file imports only from lines below its own:
+//!
+//! ```text
+//!   control
+//!   gpus              ring, reply, calls                  command, graph
+//!   attach, frame     layout, with model, futex, sync     boxes
+//!   version                                               codec
+//!
+//!   by themselves: access, descriptor, free_ranges, ipc, nvml, stderr, tensor_map, window
+//! ```
 
 pub mod access;
 pub mod attach;

@@ -14,8 +14,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::Ordering::SeqCst;
 use loom::thread::{self, Thread};
 
-use crate::calls;
-use crate::layout::{Header, REPLIES, ReplySlot, UNIT, UNITS};
+use crate::layout::{CALL_FUNCTIONS, Header, REPLIES, ReplySlot, UNIT, UNITS};
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Cell};
 
 /// The shared memory, which is leaked: as [`crate::layout`] describes it, but smaller.
@@ -74,7 +73,7 @@ impl Shared {
     }
 
     /// Nothing is counted here.
-    pub fn calls(&self, _stripe: usize) -> &[AtomicU64; calls::FUNCTIONS] {
+    pub fn calls(&self, _stripe: usize) -> &[AtomicU64; CALL_FUNCTIONS] {
         unreachable!("no model counts calls")
     }
 

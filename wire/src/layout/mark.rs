@@ -1,0 +1,19 @@
+//! The mark of a client's shared memory: magic and version.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use super::Shared;
+use super::content::MAGIC;
+
+impl Shared {
+    /// Marks freshly made shared memory as such.
+    pub fn initialise(&self) {
+        self.header().version.store(crate::version::client_version(), Release);
+        self.header().magic.store(MAGIC, Release);
+    }
+
+    /// [`crate::CLIENT_VERSION`] of whoever made this; `None` if it is no shared memory of a client.
+    pub fn version(&self) -> Option<u32> {
+        (self.header().magic.load(Acquire) == MAGIC).then(|| self.header().version.load(Acquire))
+    }
+}
