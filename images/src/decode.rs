@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use protobuf::{EnumOrUnknown, Message};
 
 use crate::ImageError;
-use crate::commit::{CommitRecord, Companion, FileEntry};
 use crate::content::ContentKey;
 use crate::hash::{CheckpointId, Checksum, CodeHash, HashKey, InitialHash, PieceHash};
 use crate::limits::{MAX_DECODED, MAX_OPAQUE};
@@ -18,6 +17,7 @@ use crate::manifest::{
     ObjectKind, Parent, Phase, PhaseName, Piece, Pinned, Protocol, Ring, Setting, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
+use crate::record::{CommitRecord, Companion, FileEntry};
 use crate::scan::{self, Refused, Shape};
 
 /// Decodes the messages of one file; errors name it.
@@ -91,11 +91,6 @@ impl Decoder {
             },
             others_overwritten: from.others_overwritten,
         })
-    }
-
-    /// A client by itself.
-    pub(crate) fn lone_client(&self, bytes: &[u8]) -> Result<Client, ImageError> {
-        self.client(self.parse(bytes, &scan::CLIENT)?)
     }
 
     fn parse<M: Message>(&self, bytes: &[u8], shape: &Shape) -> Result<M, ImageError> {
@@ -241,6 +236,18 @@ impl Decoder {
             args: self.opaque(from.args, "arguments of an object")?,
             code: each(from.code, |it| Ok(CodeHash::from_bytes(self.array(&it, "hash of an object's code")?)))?,
         })
+    }
+}
+
+impl Client {
+    /// The client in `bytes`, which may come from anywhere: sizes are bounded, and nothing
+    /// panics. That it agrees with an image is checked at the commit.
+    ///
+    /// # Errors
+    /// What [`Image::open`](crate::Image::open) says of a manifest, as far as it concerns one client.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
+        let decoder = Decoder::new("client record");
+        decoder.client(decoder.parse(bytes, &scan::CLIENT)?)
     }
 }
 

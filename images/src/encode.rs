@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use protobuf::{Message, MessageField};
 
 use crate::ImageError;
-use crate::commit::CommitRecord;
 use crate::hash::HashKey;
 use crate::manifest::{
     Allocation, Blob, Client, Compression, Global, Gpu, Grant, Host, Manifest, Object, Parent, Phase, PhaseName, Piece,
     Pinned, Protocol, Storage, Window, WindowKind,
 };
 use crate::proto::image as proto;
+use crate::record::CommitRecord;
 
 /// The message that goes into `rekindle.img`.
 pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
@@ -41,7 +41,7 @@ pub(crate) fn manifest(from: &Manifest) -> Result<Vec<u8>, ImageError> {
                 ..Default::default()
             })
             .collect(),
-        clients: from.clients.iter().map(client_message).collect(),
+        clients: from.clients.iter().map(client).collect(),
         ..Default::default()
     })
 }
@@ -66,9 +66,14 @@ pub(crate) fn commit(from: &CommitRecord) -> Result<Vec<u8>, ImageError> {
     })
 }
 
-/// A client by itself, as it travels between worker and daemon.
-pub(crate) fn client(from: &Client) -> Result<Vec<u8>, ImageError> {
-    bytes(&client_message(from))
+impl Client {
+    /// The client encoded by itself, as a worker sends it to the daemon.
+    ///
+    /// # Errors
+    /// [`ImageError::Invalid`] if it is too large for an image.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
+        bytes(&client(self))
+    }
 }
 
 fn bytes(message: &impl Message) -> Result<Vec<u8>, ImageError> {
@@ -146,7 +151,7 @@ fn parent(from: &Parent) -> proto::Parent {
     }
 }
 
-fn client_message(from: &Client) -> proto::Client {
+fn client(from: &Client) -> proto::Client {
     proto::Client {
         index: from.index,
         pid: from.pid,

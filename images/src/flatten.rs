@@ -6,22 +6,22 @@
 //!                                  DIR loses its commit record ─► files move over ─► manifest ─► commit record
 //! ```
 //!
-//! What is killed while files move over is not committed, and goes on when it is asked for again. What was made of another
-//! image than the one that is in DIR by then is removed: it must never take the place of a newer one.
+//! [`recovery`] completes a flattening that is killed while files move over.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use crate::ImageError;
 use crate::chain::Holder;
-use crate::commit::{CommitRecord, FileEntry};
 use crate::data_reader::DataReader;
 use crate::data_writer::DataWriter;
 use crate::dir::ImageDir;
 use crate::hash::{HashKey, PieceHash};
 use crate::image::Image;
-use crate::manifest::{Client, Manifest, Piece, Storage};
-use crate::names::{BESIDE, COMMIT, MANIFEST, Name};
+use crate::manifest::{Client, Piece, Storage};
+use crate::names::BESIDE;
+use crate::record::CommitRecord;
+use crate::recovery;
 use crate::writer::{Committed, CreateOptions, ImageWriter};
 
 /// Writes the image again into `out`, with everything that it has in other images. It keeps its id. Every piece is
@@ -94,7 +94,7 @@ impl Client {
 pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
     let dir = ImageDir::open(path)?;
     dir.lock()?;
-    if settle(&dir)? {
+    if recovery::settle_flattening(&dir)? {
         return Ok(true);
     }
     let image = Image::hold_at(dir.try_clone()?, Holder { dir: &dir })?;
@@ -110,66 +110,11 @@ pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {
         Ok((record.ok_or_else(|| ImageError::Uncommitted { dir: beside.path().to_owned() })?, beside))
     });
     match made {
-        Ok((record, beside)) => move_over(&dir, &beside, &record).map(|()| true),
+        Ok((record, beside)) => recovery::move_over(&dir, &beside, &record).map(|()| true),
         Err(error) => {
             // The first failure says more.
             let _ = dir.remove_dir(BESIDE);
             Err(error)
         }
     }
-}
-
-/// Completes a flattening in the directory that was killed while files moved over, or after it was whole; removes what
-/// is left of one that came less far, or of another image. Whether there was one to complete.
-pub(crate) fn settle(dir: &ImageDir) -> Result<bool, ImageError> {
-    let Some(beside) = dir.inner_dir(BESIDE)? else { return Ok(false) };
-    match CommitRecord::read(&beside)? {
-        Some(record) if belongs(dir, &record)? => move_over(dir, &beside, &record).map(|()| true),
-        _ => dir.remove_dir(BESIDE).map(|()| false),
-    }
-}
-
-/// Whether a committed image beside the one in `dir` was made of that: both are the same checkpoint. While files move over
-/// there is no commit record in `dir`, and its manifest, if it is there, is of either.
-fn belongs(dir: &ImageDir, record: &CommitRecord) -> Result<bool, ImageError> {
-    if let Some(own) = CommitRecord::read(dir)? {
-        return Ok(own.id == record.id);
-    }
-    match Manifest::peek(dir) {
-        Ok(manifest) => Ok(manifest.id == record.id),
-        Err(ImageError::NotAnImage { .. }) => Ok(true),
-        Err(error) => Err(error),
-    }
-}
-
-/// Moves a committed image over that of the directory around it. Every step may have been done before.
-fn move_over(dir: &ImageDir, beside: &ImageDir, record: &CommitRecord) -> Result<(), ImageError> {
-    let manifest = FileEntry { name: MANIFEST.to_owned(), size: record.manifest_length };
-    for FileEntry { name, size } in record.files.iter().chain([&manifest]) {
-        let found = beside.open_file(name)?.map_or_else(|| dir.require_file(name), Ok)?.1;
-        if found != *size {
-            return Err(ImageError::corrupt(name, format!("it has {found} bytes, and {size} were written")));
-        }
-    }
-    // The folder itself first: it must not be lost with what it takes the place of.
-    dir.sync()?;
-    dir.remove(COMMIT)?;
-    dir.sync()?;
-    let names = record.files.iter().map(|it| it.name.as_str());
-    for name in names.clone().chain([MANIFEST]) {
-        if beside.open_file(name)?.is_some() {
-            dir.move_in(beside, name, name)?;
-        }
-    }
-    for name in dir.names()? {
-        let kept = name == MANIFEST || names.clone().any(|it| it == name);
-        if Name::parse(&name).is_some() && !kept {
-            dir.remove(&name)?;
-        }
-    }
-    dir.sync()?;
-    // From here on it is whole again.
-    dir.move_in(beside, COMMIT, COMMIT)?;
-    dir.sync()?;
-    dir.remove_dir(BESIDE)
 }

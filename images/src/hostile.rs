@@ -5,10 +5,10 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use crate::commit::{CommitRecord, FileEntry};
 use crate::decode::Decoder;
 use crate::hash::Checksum;
 use crate::limits::{FORMAT_VERSION, MAX_DECODED};
+use crate::record::{CommitRecord, FileEntry};
 use crate::{Client, ErrorKind, Image, ImageError, Manifest, encode, envelope, sample};
 
 /// An image of these messages, with all checksums in order.

@@ -8,51 +8,16 @@ use std::path::Path;
 
 use crate::ImageError;
 use crate::chain::{self, Ancestor, Holder};
-use crate::commit::{CommitRecord, Companion, FileEntry, FileSizes};
 use crate::data_reader::{DataFile, DataReader};
-use crate::decode::Decoder;
 use crate::dir::ImageDir;
-use crate::envelope::{self, Opened};
 use crate::hash::{Checksum, CodeHash};
 use crate::inspect::Summary;
+use crate::layer::Layer;
 use crate::limits::MAX_CODE;
 use crate::manifest::{Client, Manifest};
-use crate::names::{MANIFEST, Name, code_name, data_name};
+use crate::names::{MANIFEST, code_name, data_name};
+use crate::record::{CommitRecord, Companion, FileEntry, FileSizes};
 use crate::validate;
-
-/// A committed image by itself: its manifest, and its files in place and of the right size.
-pub(crate) struct Layer {
-    pub(crate) dir: ImageDir,
-    pub(crate) manifest: Manifest,
-    pub(crate) manifest_hash: Checksum,
-    manifest_length: u64,
-    record: CommitRecord,
-    pub(crate) files: FileSizes,
-}
-
-impl Layer {
-    /// Reads what is in `dir`. That the manifest's parts agree is not checked yet.
-    pub(crate) fn read(dir: ImageDir) -> Result<Self, ImageError> {
-        let Some((opened, record)) = committed(&dir)? else {
-            return Err(ImageError::Uncommitted { dir: dir.path().to_owned() });
-        };
-        let files = record.sizes()?;
-        for FileEntry { name, size } in &record.files {
-            let (_, found) = dir.require_file(name)?;
-            if found != *size {
-                let what = format!("it has {found} bytes, and {size} were written");
-                return Err(ImageError::corrupt(name, what));
-            }
-        }
-        let manifest = Decoder::new(MANIFEST).manifest(&opened.message, opened.version)?;
-        if manifest.id != record.id {
-            let what = format!("it is of checkpoint {}, not {}", manifest.id, record.id);
-            return Err(ImageError::corrupt(MANIFEST, what));
-        }
-        let (manifest_hash, manifest_length) = (opened.checksum, opened.length);
-        Ok(Self { dir, manifest, manifest_hash, manifest_length, record, files })
-    }
-}
 
 /// A committed image, all of its files in place and of the right size, and so are those of the images that it builds
 /// on.
@@ -262,64 +227,6 @@ impl Image {
         let code = code.ok_or_else(missing)?;
         Ok((self.layer_at(code.parent_depth)?.0, code.size))
     }
-}
-
-impl Manifest {
-    /// Reads the manifest in `dir`, committed or not, whatever has become of the other files.
-    ///
-    /// For telling people what is there; a restore wants [`Image::open`].
-    ///
-    /// # Errors
-    /// Those of [`Image::open_at`] that concern the manifest alone.
-    pub fn peek(dir: &ImageDir) -> Result<Self, ImageError> {
-        let opened = match CommitRecord::read(dir) {
-            Ok(Some(record)) => record.manifest(dir),
-            _ => Ok(None),
-        };
-        let opened = match opened {
-            Ok(Some(opened)) => Some(opened),
-            _ => envelope::open(dir, envelope::MANIFEST)?,
-        };
-        match opened {
-            Some(opened) => Decoder::new(MANIFEST).manifest(&opened.message, opened.version),
-            None => Err(ImageError::NotAnImage { dir: dir.path().to_owned() }),
-        }
-    }
-}
-
-/// The manifest and the commit record in `dir`; `None` for a manifest that is not committed.
-fn committed(dir: &ImageDir) -> Result<Option<(Opened, CommitRecord)>, ImageError> {
-    let found = envelope::open(dir, envelope::MANIFEST)?;
-    let record = CommitRecord::read(dir);
-    match (found, record?) {
-        (Some(_), None) => Ok(None),
-        (None, None) => Err(without_manifest(dir)),
-        (_, Some(record)) => match record.manifest(dir)? {
-            Some(opened) => Ok(Some((opened, record))),
-            None => Err(without_manifest(dir)),
-        },
-    }
-}
-
-/// What a directory without a manifest is. Only one that has nothing of ours is not an image:
-/// taking a damaged image for none would restore a process without its GPU state.
-fn without_manifest(dir: &ImageDir) -> ImageError {
-    let names = match dir.names() {
-        Ok(names) => names,
-        Err(error) => return error,
-    };
-    let mut unfinished = false;
-    for name in names {
-        match Name::parse(&name) {
-            Some(Name::Commit) => {
-                return ImageError::Missing { file: MANIFEST.to_owned(), dir: dir.path().to_owned() };
-            }
-            Some(_) => unfinished = true,
-            None => {}
-        }
-    }
-    let dir = dir.path().to_owned();
-    if unfinished { ImageError::Uncommitted { dir } } else { ImageError::NotAnImage { dir } }
 }
 
 fn open_code_file(dir: &ImageDir, hash: CodeHash, size: u64) -> Result<File, ImageError> {

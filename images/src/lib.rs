@@ -42,9 +42,28 @@
 //! before it was compared with a limit ([`limits`]).
 //!
 //! Nothing here knows CUDA or CRIU.
+//!
+//! # Layers
+//!
+//! A file imports only from lines below its own:
+//!
+//! ```text
+//!   flatten                                            an image with parents ─► one without
+//!   writer, verify                                     making an image; comparing all of its content
+//!   base, recovery                                     what a new image builds on; what a killed writer has left
+//!   image                                              a committed image with those that it builds on
+//!   chain                                              those
+//!   layer                       validate               a committed image by itself
+//!   commit                      region, data_writer
+//!   decode, encode, envelope    data_reader, known, target
+//!   record, scan                compress, direct, inspect
+//!   proto, way                  manifest
+//!   dir, names, hash, content, limits, sys, error
+//! ```
 
 #![deny(unsafe_code)]
 
+mod base;
 mod chain;
 mod commit;
 mod compress;
@@ -62,9 +81,13 @@ mod hash;
 mod image;
 mod inspect;
 mod known;
+mod layer;
 pub mod limits;
 mod manifest;
 mod names;
+mod proto;
+mod record;
+mod recovery;
 mod region;
 mod scan;
 #[allow(unsafe_code)]
@@ -83,14 +106,7 @@ mod hostile;
 #[path = "../tests/common/mod.rs"]
 mod sample;
 
-/// Generated from `proto/image.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-mod proto {
-    include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
-}
-
-pub use chain::Base;
-pub use commit::FileEntry;
+pub use base::Base;
 pub use compress::{CompressionChoice, NoCompression};
 pub use data_reader::{DataFile, DataReader};
 pub use data_writer::DataWriter;
@@ -108,25 +124,7 @@ pub use manifest::{
     WindowKind,
 };
 pub use names::{COMMIT, MANIFEST, code_name, data_name, is_image_file};
+pub use record::FileEntry;
 pub use region::{Region, RegionKind};
 pub use verify::{Problem, Progress, Report};
 pub use writer::{Committed, CreateOptions, ImageWriter};
-
-impl Client {
-    /// The client encoded by itself, as a worker sends it to the daemon.
-    ///
-    /// # Errors
-    /// [`ImageError::Invalid`] if it is too large for an image.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
-        encode::client(self)
-    }
-
-    /// The client in `bytes`, which may come from anywhere: sizes are bounded, and nothing
-    /// panics. That it agrees with an image is checked at the commit.
-    ///
-    /// # Errors
-    /// What [`Image::open`] says of a manifest, as far as it concerns one client.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
-        decode::Decoder::new("client record").lone_client(bytes)
-    }
-}

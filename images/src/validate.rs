@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::commit::FileSizes;
 use crate::hash::CodeHash;
 use crate::limits::{BLOCK, MAX_CODE, MAX_PIECE_LENGTH};
 use crate::manifest::{Client, Compression, Extent, Manifest, Piece, Storage};
+use crate::record::FileSizes;
 use crate::region::{Region, RegionKind};
 
 /// What is wrong, if anything.

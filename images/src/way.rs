@@ -1,11 +1,26 @@
 //! The way from one directory to another, as an image says where its parent is.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::ImageError;
 use crate::dir::ImageDir;
+use crate::{ImageError, names};
 
 impl ImageDir {
+    /// The directory at a path relative to this one; links on the way are followed, since CRIU's is one.
+    pub(crate) fn open_relative(&self, path: &Path) -> Result<Self, ImageError> {
+        if path.is_absolute() || path.as_os_str().is_empty() {
+            return Err(ImageError::corrupt(names::MANIFEST, format!("{} is no relative path", path.display())));
+        }
+        self.open_below(path)
+    }
+
+    /// What tells this directory from every other.
+    pub(crate) fn identity(&self) -> Result<(u64, u64), ImageError> {
+        let status = self.status()?;
+        Ok((status.dev(), status.ino()))
+    }
+
     /// The relative path that leads from this directory to `other`, so that the two can be moved together; `None` where
     /// there is none, as between different roots.
     ///

@@ -22,8 +22,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::chain::{Base, Tables};
-use crate::commit::{CommitRecord, Companion, FileEntry, FileSizes};
+use crate::base::{Base, Tables};
 use crate::compress::CompressionChoice;
 use crate::content::ContentKey;
 use crate::decode::Decoder;
@@ -33,7 +32,8 @@ use crate::image::read_code_file;
 use crate::limits::{FIRST_FREE_DATA_FILE, FORMAT_VERSION, MAX_CODE, MAX_FILES};
 use crate::manifest::{CodeImage, Manifest, Parent, Storage};
 use crate::names::{BESIDE, COMMIT, COMMIT_TEMPORARY, MANIFEST, MANIFEST_TEMPORARY, Name, code_name, data_name};
-use crate::{ImageError, chain, encode, envelope, flatten, sys, validate};
+use crate::record::{CommitRecord, Companion, FileEntry, FileSizes};
+use crate::{ImageError, chain, encode, envelope, recovery, sys, validate};
 
 /// How an image is begun.
 #[derive(Debug, Clone, Copy)]
@@ -155,12 +155,12 @@ impl ImageWriter {
             return Err(ImageError::Exists { dir: dir.path().to_owned() });
         }
         drop(beside);
-        match flatten::settle(&dir) {
+        match recovery::settle_flattening(&dir) {
             // What was to take the place of the image cannot.
             Err(error) if error.kind().is_bad_image() => dir.remove_dir(BESIDE)?,
             settled => drop(settled?),
         }
-        let kept = settle(&dir)?;
+        let kept = recovery::settle_commit(&dir)?;
         let (base, files) = (base.map(Box::new), Mutex::default());
         Ok(Self { dir, options, base, kept, others: None, files, finished: false })
     }
@@ -584,29 +584,6 @@ impl Drop for ImageWriter {
             let _ = self.remove_files();
         }
     }
-}
-
-/// Completes the last step of a commit that was killed in it, and removes what no commit record names. Returns the record
-/// of the image that is there. One that cannot be read is nobody's.
-fn settle(dir: &ImageDir) -> Result<Option<CommitRecord>, ImageError> {
-    let found = CommitRecord::read(dir).unwrap_or_default();
-    let record = found.filter(|it| it.sizes().is_ok() && matches!(it.manifest(dir), Ok(Some(_))));
-    if let Some(record) = &record
-        && !matches!(envelope::open(dir, envelope::MANIFEST), Ok(Some(manifest)) if record.is_of(&manifest))
-    {
-        dir.rename(MANIFEST_TEMPORARY, MANIFEST)?;
-    }
-    let names = dir.names()?;
-    if record.is_none() && names.iter().any(|name| name == COMMIT) {
-        dir.remove(COMMIT)?;
-    }
-    // A record and its manifest must be durable before what they do not name is gone, and the record gone before its files.
-    dir.sync()?;
-    let kept = record.as_ref().map(CommitRecord::names).unwrap_or_default();
-    for name in names.iter().filter(|name| Name::parse(name).is_some() && !kept.contains(name.as_str())) {
-        dir.remove(name)?;
-    }
-    Ok(record)
 }
 
 fn sync(file: &File, name: &str) -> Result<(), ImageError> {

@@ -42,34 +42,16 @@
 //! that collide. It is spread out with ChaCha20, so all of the above holds as far as its output is like random bits.
 
 mod chacha;
+mod dimensions;
 mod field;
 mod nh;
 
 use std::fmt;
 
+pub use dimensions::{CHUNK, DIGEST, THREADS};
+
+use self::dimensions::{CHUNK_WORDS, COLUMN_WORDS, COLUMNS, LANES};
 use crate::{ImageError, sys};
-
-/// Bytes that one thread takes at once.
-const UNIT: usize = 16;
-/// Columns of a chunk.
-const COLUMNS: usize = 128;
-/// Units of a column.
-const ROUNDS: usize = 32;
-/// Bytes from one unit of a column to the next.
-const ROW: usize = UNIT * COLUMNS;
-/// NH values of 32 bits each at every level.
-const LANES: usize = 4;
-const COLUMN_WORDS: usize = 4 * ROUNDS + 2 * (LANES - 1);
-const CHUNK_WORDS: usize = 2 * LANES * COLUMNS + 2 * (LANES - 1);
-
-/// Bytes of a chunk. A GPU's threads hash chunks independently of each other.
-pub const CHUNK: usize = ROW * ROUNDS;
-
-/// Bytes of the digest of a chunk, of which a hash is made.
-pub const DIGEST: usize = 8 * LANES;
-
-/// Threads of a block, in every kernel.
-pub const THREADS: u32 = COLUMNS as u32;
 
 /// The key of a snapshot's hashes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -201,6 +183,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
+    use super::dimensions::{ROW, UNIT};
     use super::*;
 
     #[test]

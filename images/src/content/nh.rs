@@ -1,6 +1,6 @@
 //! The digests of chunks on a processor: with AVX2 where it has that, else a word at a time.
 
-use super::{CHUNK_WORDS, COLUMN_WORDS, COLUMNS, LANES, ROW, UNIT};
+use super::dimensions::{CHUNK_WORDS, COLUMN_WORDS, COLUMNS, LANES, ROW, UNIT};
 
 /// Words of 64 bits in a row: each holds two of the message's words.
 const WIDTH: usize = ROW / 8;
@@ -113,7 +113,8 @@ mod wide {
         _mm256_setzero_si256, _mm256_srli_epi64, _mm256_storeu_si256,
     };
 
-    use super::{BLOCK, Keys, LANES, ROW, Sums};
+    use super::super::dimensions::{LANES, ROW};
+    use super::{BLOCK, Keys, Sums};
 
     /// How far ahead memory is fetched.
     const AHEAD: usize = 8 * ROW;
