@@ -7,21 +7,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use rekindle_cuda_abi::types::*;
 
 use crate::Result;
-use crate::driver::{Role, Stream};
-use crate::graph::{Edge, Owner};
-use crate::store::Store;
+use crate::driver::{Role, Stream, StreamKey};
+use crate::graph::{Edge, Owner, PORT_PROGRAMMATIC, PROGRAMMATIC};
+use crate::graphs::Graphs;
 use crate::task::Task;
-
-/// Names a stream: its context, its handle, and the thread if it is the thread's default stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StreamKey {
-    /// The context it belongs to.
-    pub context: CUcontext,
-    /// Its handle.
-    pub handle: CUstream,
-    /// 0 unless it is a thread's default stream.
-    pub thread: u64,
-}
 
 /// `CUstreamCaptureMode`: which calls that might harm a capture are allowed, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,10 +231,11 @@ impl Captures {
     }
 }
 
-impl Store {
+impl Captures {
     /// Begins a capture; into a graph that is there, if one is given.
-    pub(crate) fn begin_capture(
+    pub(crate) fn begin(
         &mut self,
+        graphs: &mut Graphs,
         stream: &Stream,
         mode: Mode,
         into: Option<(CUgraph, Vec<Edge>)>,
@@ -253,41 +243,38 @@ impl Store {
         if stream.role == Role::Legacy {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
-        if self.captures.streams.contains_key(&stream.key) {
+        if self.streams.contains_key(&stream.key) {
             return Err(CUDA_ERROR_ILLEGAL_STATE);
         }
         let given = into.is_some();
         let (graph, after) = match into {
             Some((graph, after)) => {
-                self.check_dependencies(graph, &after, None)?;
+                graphs.check_dependencies(graph, &after, None)?;
                 (graph, after)
             }
-            None => (self.create_graph(Owner::Capture), Vec::new()),
+            None => (graphs.create(Owner::Capture), Vec::new()),
         };
-        self.graph_mut(graph)?.captures += 1;
-        let captures = &mut self.captures;
-        captures.last += 1;
-        let id = captures.last;
-        captures.list.insert(id, Capture { graph, mode, thread: thread(), origin: stream.key, invalid: false, given });
-        captures
-            .streams
-            .insert(stream.key, Member { capture: id, role: stream.role, after, shown: Default::default() });
+        graphs.graph_mut(graph)?.captures += 1;
+        self.last += 1;
+        let id = self.last;
+        self.list.insert(id, Capture { graph, mode, thread: thread(), origin: stream.key, invalid: false, given });
+        self.streams.insert(stream.key, Member { capture: id, role: stream.role, after, shown: Default::default() });
         Ok(())
     }
 
     /// Ends the capture that a stream is the origin of.
-    pub(crate) fn end_capture(&mut self, stream: &Stream) -> Result<CUgraph> {
-        let member = self.captures.streams.get(&stream.key).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+    pub(crate) fn end(&mut self, graphs: &mut Graphs, stream: &Stream) -> Result<CUgraph> {
+        let member = self.streams.get(&stream.key).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         let id = member.capture;
         let after: Vec<CUgraphNode> = member.after.iter().map(|e| e.0).collect();
-        let capture = self.captures.list.get(&id).cloned().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        let capture = self.list.get(&id).cloned().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         if capture.origin != stream.key {
-            self.captures.invalidate(id);
+            self.invalidate(id);
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
         }
-        let others = self.captures.streams.iter().filter(|(key, m)| m.capture == id && **key != stream.key);
+        let others = self.streams.iter().filter(|(key, m)| m.capture == id && **key != stream.key);
         let open: Vec<CUgraphNode> = others.flat_map(|(_, m)| m.after.iter().map(|e| e.0)).collect();
-        let graph = self.graph(capture.graph)?;
+        let graph = graphs.graph(capture.graph)?;
         let open: Vec<CUgraphNode> = open.into_iter().filter(|n| graph.nodes.contains_key(n)).collect();
         let joined = graph.reaches(after.into_iter(), &open);
         let verdict = if capture.mode != Mode::Relaxed && capture.thread != thread() {
@@ -299,15 +286,15 @@ impl Store {
         } else {
             Ok(capture.graph)
         };
-        self.terminate(id, verdict.is_ok());
+        self.terminate(graphs, id, verdict.is_ok());
         verdict
     }
 
     /// Takes a capture out. Events that were recorded in it stand for nothing from now on.
-    fn terminate(&mut self, id: u64, good: bool) {
-        let Some(capture) = self.captures.list.remove(&id) else { return };
-        self.captures.streams.retain(|_, m| m.capture != id);
-        if let Ok(graph) = self.graph_mut(capture.graph) {
+    fn terminate(&mut self, graphs: &mut Graphs, id: u64, good: bool) {
+        let Some(capture) = self.list.remove(&id) else { return };
+        self.streams.retain(|_, m| m.capture != id);
+        if let Ok(graph) = graphs.graph_mut(capture.graph) {
             graph.captures = graph.captures.saturating_sub(1);
             if good && !capture.given {
                 graph.owner = Owner::Program;
@@ -315,56 +302,58 @@ impl Store {
         }
         // Also one that was there before: nobody knows what is in it.
         if !good {
-            self.drop_graph(capture.graph);
+            graphs.destroy(capture.graph);
         }
     }
 
     /// A stream is destroyed. The capture that began in it ends with it.
-    pub(crate) fn forget_stream(&mut self, stream: StreamKey) {
-        let Some(member) = self.captures.streams.remove(&stream) else { return };
-        if self.captures.list.get(&member.capture).is_some_and(|c| c.origin == stream) {
-            self.terminate(member.capture, false);
+    pub(crate) fn forget_stream(&mut self, graphs: &mut Graphs, stream: StreamKey) {
+        let Some(member) = self.streams.remove(&stream) else { return };
+        if self.list.get(&member.capture).is_some_and(|c| c.origin == stream) {
+            self.terminate(graphs, member.capture, false);
         } else {
-            self.captures.invalidate(member.capture);
+            self.invalidate(member.capture);
         }
     }
 
     /// All streams of a context are destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
-        let streams: Vec<StreamKey> = self.captures.streams.keys().copied().filter(|k| k.context == context).collect();
-        streams.into_iter().for_each(|stream| self.forget_stream(stream));
+    pub(crate) fn forget_context(&mut self, graphs: &mut Graphs, context: CUcontext) {
+        let streams: Vec<StreamKey> = self.streams.keys().copied().filter(|k| k.context == context).collect();
+        streams.into_iter().for_each(|stream| self.forget_stream(graphs, stream));
     }
 
     /// A command is enqueued in a stream: `None` where it is to be executed; otherwise the node that it became.
-    pub(crate) fn capture_task(
+    pub(crate) fn enqueue(
         &mut self,
+        graphs: &mut Graphs,
         stream: &Stream,
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<Option<CUgraphNode>> {
-        self.capture_checked(stream, false, task)
+        self.enqueue_checked(graphs, stream, false, task)
     }
 
-    /// As [`Store::capture_task`]; `bad_invalidates` is whether one that is wrong ends the capture.
-    pub(crate) fn capture_checked(
+    /// As [`Captures::enqueue`]; `bad_invalidates` is whether one that is wrong ends the capture.
+    pub(crate) fn enqueue_checked(
         &mut self,
+        graphs: &mut Graphs,
         stream: &Stream,
         bad_invalidates: bool,
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<Option<CUgraphNode>> {
-        self.captures.refuse_implicit(stream)?;
-        let id = match self.captures.status(stream.key) {
+        self.refuse_implicit(stream)?;
+        let id = match self.status(stream.key) {
             Status::None => return Ok(None),
             Status::Invalidated => return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
             Status::Active(id) => id,
         };
         let task = task().inspect_err(|_| {
             if bad_invalidates {
-                self.captures.invalidate(id);
+                self.invalidate(id);
             }
         })?;
-        let graph = self.captures.list.get(&id).map(|c| c.graph).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
-        let mut after = self.captures.next_after(stream.key, &task);
-        let nodes = &self.graph(graph)?.nodes;
+        let graph = self.list.get(&id).map(|c| c.graph).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        let mut after = self.next_after(stream.key, &task);
+        let nodes = &graphs.graph(graph)?.nodes;
         // Nodes that were taken out meanwhile.
         after.retain(|(node, _)| nodes.contains_key(node));
         if let Task::Kernel(kernel) = &task
@@ -373,11 +362,7 @@ impl Store {
                 *d == CUgraphEdgeData::default() && nodes.get(n).is_some_and(|n| matches!(n.task, Task::Kernel(_)))
             })
         {
-            let early = CUgraphEdgeData {
-                from_port: crate::graph::PORT_PROGRAMMATIC,
-                kind: crate::graph::PROGRAMMATIC,
-                ..Default::default()
-            };
+            let early = CUgraphEdgeData { from_port: PORT_PROGRAMMATIC, kind: PROGRAMMATIC, ..Default::default() };
             after.iter_mut().for_each(|edge| edge.1 = early);
         }
         let mut task = task;
@@ -385,58 +370,57 @@ impl Store {
             // They say what the edges are; a node does not have them.
             kernel.attributes.retain(|id, _| !EDGE_ATTRIBUTES.contains(id));
         }
-        let node = self.add_node(graph, &after, task)?;
-        if let Some(member) = self.captures.streams.get_mut(&stream.key) {
+        let node = graphs.add_node(graph, &after, task)?;
+        if let Some(member) = self.streams.get_mut(&stream.key) {
             member.after = vec![(node, CUgraphEdgeData::default())];
         }
         Ok(Some(node))
     }
 
     /// An event is recorded in a stream: whether that is all there is to do.
-    pub(crate) fn capture_record(&mut self, event: CUevent, stream: &Stream) -> Result<bool> {
-        self.captures.refuse_implicit(stream)?;
-        match self.captures.status(stream.key) {
+    pub(crate) fn record(&mut self, event: CUevent, stream: &Stream) -> Result<bool> {
+        self.refuse_implicit(stream)?;
+        match self.status(stream.key) {
             Status::None => {
-                self.captures.forget_event(event);
+                self.forget_event(event);
                 Ok(false)
             }
             Status::Invalidated => Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
             Status::Active(capture) => {
-                let after = self.captures.streams.get(&stream.key).map(|m| m.after.clone()).unwrap_or_default();
-                self.captures.events.insert(event, Recorded { capture, after });
+                let after = self.streams.get(&stream.key).map(|m| m.after.clone()).unwrap_or_default();
+                self.events.insert(event, Recorded { capture, after });
                 Ok(true)
             }
         }
     }
 
     /// A kernel of a capture records an event when it reaches a port of its.
-    pub(crate) fn capture_port(&mut self, event: CUevent, stream: &Stream, node: CUgraphNode, data: CUgraphEdgeData) {
-        if let Status::Active(capture) = self.captures.status(stream.key) {
-            self.captures.events.insert(event, Recorded { capture, after: vec![(node, data)] });
+    pub(crate) fn record_at_port(&mut self, event: CUevent, stream: &Stream, node: CUgraphNode, data: CUgraphEdgeData) {
+        if let Status::Active(capture) = self.status(stream.key) {
+            self.events.insert(event, Recorded { capture, after: vec![(node, data)] });
         }
     }
 
     /// A stream is to wait for an event: whether that is all there is to do. `recorded` is whether the event has been
     /// recorded outside of captures.
-    pub(crate) fn capture_wait(&mut self, stream: &Stream, event: CUevent, recorded: bool) -> Result<bool> {
-        let captures = &mut self.captures;
-        let known = captures.events.get(&event).cloned();
-        let status = captures.status(stream.key);
+    pub(crate) fn wait(&mut self, stream: &Stream, event: CUevent, recorded: bool) -> Result<bool> {
+        let known = self.events.get(&event).cloned();
+        let status = self.status(stream.key);
         let Some(Recorded { capture, after }) = known else {
-            captures.refuse_implicit(stream)?;
+            self.refuse_implicit(stream)?;
             return match status {
                 Status::None => Ok(false),
                 Status::Invalidated => Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
                 Status::Active(_) if !recorded => Ok(true),
                 Status::Active(id) => {
-                    captures.invalidate(id);
+                    self.invalidate(id);
                     Err(CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
                 }
             };
         };
-        let Some(of_event) = captures.list.get(&capture) else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        let Some(of_event) = self.list.get(&capture) else { return Err(CUDA_ERROR_INVALID_VALUE) };
         if stream.role == Role::Legacy {
-            captures.invalidate(capture);
+            self.invalidate(capture);
             return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
         if of_event.invalid || status == Status::Invalidated {
@@ -444,14 +428,14 @@ impl Store {
         }
         match status {
             Status::Active(id) if id != capture => {
-                captures.invalidate(id);
-                captures.invalidate(capture);
+                self.invalidate(id);
+                self.invalidate(capture);
                 return Err(CUDA_ERROR_STREAM_CAPTURE_MERGE);
             }
             _ => {}
         }
         let new = || Member { capture, role: stream.role, after: Vec::new(), shown: Default::default() };
-        let member = captures.streams.entry(stream.key).or_insert_with(new);
+        let member = self.streams.entry(stream.key).or_insert_with(new);
         for edge in after {
             if !member.after.iter().any(|e| e.0 == edge.0) {
                 member.after.push(edge);
@@ -461,15 +445,21 @@ impl Store {
     }
 
     /// Changes what a capturing stream's next node comes after.
-    pub(crate) fn update_dependencies(&mut self, stream: &Stream, edges: &[Edge], replace: bool) -> Result<()> {
-        let id = match self.captures.status(stream.key) {
+    pub(crate) fn update_dependencies(
+        &mut self,
+        graphs: &Graphs,
+        stream: &Stream,
+        edges: &[Edge],
+        replace: bool,
+    ) -> Result<()> {
+        let id = match self.status(stream.key) {
             Status::None => return Err(CUDA_ERROR_ILLEGAL_STATE),
             Status::Invalidated => return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
             Status::Active(id) => id,
         };
-        let graph = self.captures.list.get(&id).map(|c| c.graph).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
-        self.check_dependencies(graph, edges, None)?;
-        let member = self.captures.streams.get_mut(&stream.key).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        let graph = self.list.get(&id).map(|c| c.graph).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        graphs.check_dependencies(graph, edges, None)?;
+        let member = self.streams.get_mut(&stream.key).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         if replace {
             member.after.clear();
         }
@@ -481,7 +471,6 @@ impl Store {
         Ok(())
     }
 }
-
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 pub(crate) const PROGRAMMATIC_SERIALIZATION: u32 = 6;
 /// That, programmatic events and launch completion events.
@@ -495,8 +484,8 @@ mod tests {
         Stream { key: StreamKey { context: 1, handle, thread: 0 }, role, priority: 0 }
     }
 
-    fn add(store: &mut Store, stream: &Stream) -> Result<Option<CUgraphNode>> {
-        store.capture_task(stream, || Ok(Task::Empty))
+    fn add((captures, graphs): &mut (Captures, Graphs), stream: &Stream) -> Result<Option<CUgraphNode>> {
+        captures.enqueue(graphs, stream, || Ok(Task::Empty))
     }
 
     const A: u64 = 10;
@@ -505,64 +494,64 @@ mod tests {
 
     #[test]
     fn a_fork_that_is_joined_becomes_a_diamond() {
-        let (mut store, a, b) = (Store::default(), stream(A, Role::Blocking), stream(B, Role::Free));
+        let (mut store, a, b) = (<(Captures, Graphs)>::default(), stream(A, Role::Blocking), stream(B, Role::Free));
         assert_eq!(add(&mut store, &a), Ok(None));
-        store.begin_capture(&a, Mode::Global, None).unwrap();
+        store.0.begin(&mut store.1, &a, Mode::Global, None).unwrap();
         add(&mut store, &a).unwrap();
-        assert_eq!(store.capture_record(EVENT, &a), Ok(true));
-        assert_eq!(store.capture_wait(&b, EVENT, false), Ok(true));
+        assert_eq!(store.0.record(EVENT, &a), Ok(true));
+        assert_eq!(store.0.wait(&b, EVENT, false), Ok(true));
         add(&mut store, &b).unwrap();
         add(&mut store, &a).unwrap();
-        store.capture_record(EVENT, &b).unwrap();
-        store.capture_wait(&a, EVENT, false).unwrap();
+        store.0.record(EVENT, &b).unwrap();
+        store.0.wait(&a, EVENT, false).unwrap();
         add(&mut store, &a).unwrap();
-        let graph = store.end_capture(&a).unwrap();
-        let graph = store.graph(graph).unwrap();
+        let graph = store.0.end(&mut store.1, &a).unwrap();
+        let graph = store.1.graph(graph).unwrap();
         assert_eq!((graph.nodes.len(), graph.edges().len(), graph.owner), (4, 4, Owner::Program));
-        assert_eq!(store.captures.status(b.key), Status::None);
+        assert_eq!(store.0.status(b.key), Status::None);
         // The event stands for nothing now.
-        assert_eq!(store.captures.refuse_event(EVENT), Err(CUDA_ERROR_INVALID_VALUE));
-        assert_eq!(store.capture_wait(&a, EVENT, false), Err(CUDA_ERROR_INVALID_VALUE));
-        assert_eq!(store.capture_record(EVENT, &a), Ok(false));
-        assert_eq!(store.captures.refuse_event(EVENT), Ok(()));
+        assert_eq!(store.0.refuse_event(EVENT), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(store.0.wait(&a, EVENT, false), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(store.0.record(EVENT, &a), Ok(false));
+        assert_eq!(store.0.refuse_event(EVENT), Ok(()));
     }
 
     #[test]
     fn a_fork_with_work_that_is_not_joined_fails_and_one_without_does_not() {
         for work in [false, true] {
-            let (mut store, a, b) = (Store::default(), stream(A, Role::Blocking), stream(B, Role::Free));
-            store.begin_capture(&a, Mode::Global, None).unwrap();
-            store.capture_record(EVENT, &a).unwrap();
-            store.capture_wait(&b, EVENT, false).unwrap();
+            let (mut store, a, b) = (<(Captures, Graphs)>::default(), stream(A, Role::Blocking), stream(B, Role::Free));
+            store.0.begin(&mut store.1, &a, Mode::Global, None).unwrap();
+            store.0.record(EVENT, &a).unwrap();
+            store.0.wait(&b, EVENT, false).unwrap();
             if work {
                 add(&mut store, &b).unwrap();
             }
-            assert_eq!(store.end_capture(&a).err(), work.then_some(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
-            assert!(store.captures.streams.is_empty());
-            assert_eq!(store.graphs.is_empty(), work);
+            assert_eq!(store.0.end(&mut store.1, &a).err(), work.then_some(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
+            assert!(store.0.streams.is_empty());
+            assert_eq!(store.1.is_empty(), work);
         }
     }
 
     #[test]
     fn a_capture_ends_in_the_stream_and_thread_that_it_began_in() {
-        let (mut store, a, b) = (Store::default(), stream(A, Role::Blocking), stream(B, Role::Free));
-        store.begin_capture(&a, Mode::Relaxed, None).unwrap();
-        store.capture_record(EVENT, &a).unwrap();
-        store.capture_wait(&b, EVENT, false).unwrap();
-        assert_eq!(store.end_capture(&b), Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
-        assert_eq!(store.captures.status(a.key), Status::Invalidated);
-        assert_eq!(store.end_capture(&a), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-        assert_eq!(store.end_capture(&a), Err(CUDA_ERROR_ILLEGAL_STATE));
+        let (mut store, a, b) = (<(Captures, Graphs)>::default(), stream(A, Role::Blocking), stream(B, Role::Free));
+        store.0.begin(&mut store.1, &a, Mode::Relaxed, None).unwrap();
+        store.0.record(EVENT, &a).unwrap();
+        store.0.wait(&b, EVENT, false).unwrap();
+        assert_eq!(store.0.end(&mut store.1, &b), Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
+        assert_eq!(store.0.status(a.key), Status::Invalidated);
+        assert_eq!(store.0.end(&mut store.1, &a), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+        assert_eq!(store.0.end(&mut store.1, &a), Err(CUDA_ERROR_ILLEGAL_STATE));
         for (mode, expected) in [
             (Mode::Global, Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)),
             (Mode::ThreadLocal, Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)),
             (Mode::Relaxed, Ok(())),
         ] {
-            let mut store = Store::default();
-            store.begin_capture(&a, mode, None).unwrap();
-            let ended = std::thread::scope(|s| s.spawn(|| store.end_capture(&a).map(drop)).join().unwrap());
+            let mut store = <(Captures, Graphs)>::default();
+            store.0.begin(&mut store.1, &a, mode, None).unwrap();
+            let ended = std::thread::scope(|s| s.spawn(|| store.0.end(&mut store.1, &a).map(drop)).join().unwrap());
             assert_eq!(ended, expected);
-            assert_eq!(store.captures.status(a.key), Status::None);
+            assert_eq!(store.0.status(a.key), Status::None);
         }
     }
 
@@ -576,17 +565,17 @@ mod tests {
             (Mode::ThreadLocal, Mode::Global, true),
             (Mode::Relaxed, Mode::Global, true),
         ] {
-            let mut store = Store::default();
-            store.begin_capture(&a, capture, None).unwrap();
+            let mut store = <(Captures, Graphs)>::default();
+            store.0.begin(&mut store.1, &a, capture, None).unwrap();
             let refused = std::thread::scope(|s| {
                 let work = || {
                     exchange_mode(other);
-                    store.captures.refuse_unsafe()
+                    store.0.refuse_unsafe()
                 };
                 s.spawn(work).join().unwrap()
             });
             assert_eq!(refused.is_ok(), allowed, "{capture:?} {other:?}");
-            assert_eq!(store.captures.status(a.key) == Status::Invalidated, !allowed);
+            assert_eq!(store.0.status(a.key) == Status::Invalidated, !allowed);
         }
         for (capture, own, allowed) in [
             (Mode::Global, Mode::ThreadLocal, false),
@@ -594,10 +583,10 @@ mod tests {
             (Mode::Global, Mode::Relaxed, true),
             (Mode::Relaxed, Mode::Global, true),
         ] {
-            let mut store = Store::default();
-            store.begin_capture(&a, capture, None).unwrap();
+            let mut store = <(Captures, Graphs)>::default();
+            store.0.begin(&mut store.1, &a, capture, None).unwrap();
             let before = exchange_mode(own);
-            assert_eq!(store.captures.refuse_unsafe().is_ok(), allowed, "{capture:?} {own:?}");
+            assert_eq!(store.0.refuse_unsafe().is_ok(), allowed, "{capture:?} {own:?}");
             exchange_mode(before);
         }
     }
@@ -605,41 +594,44 @@ mod tests {
     #[test]
     fn the_legacy_stream_is_refused_while_a_blocking_one_captures() {
         let legacy = Stream { key: StreamKey { context: 1, handle: 1, thread: 0 }, role: Role::Legacy, priority: 0 };
-        let (mut store, free) = (Store::default(), stream(B, Role::Free));
-        store.begin_capture(&free, Mode::Global, None).unwrap();
+        let (mut store, free) = (<(Captures, Graphs)>::default(), stream(B, Role::Free));
+        store.0.begin(&mut store.1, &free, Mode::Global, None).unwrap();
         assert_eq!(add(&mut store, &legacy), Ok(None));
         let blocking = stream(A, Role::Blocking);
-        store.begin_capture(&blocking, Mode::Relaxed, None).unwrap();
+        store.0.begin(&mut store.1, &blocking, Mode::Relaxed, None).unwrap();
         assert_eq!(add(&mut store, &legacy), Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
-        assert_eq!(store.captures.status(blocking.key), Status::Invalidated);
-        assert!(matches!(store.captures.status(free.key), Status::Active(_)));
-        assert_eq!(store.begin_capture(&legacy, Mode::Relaxed, None), Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+        assert_eq!(store.0.status(blocking.key), Status::Invalidated);
+        assert!(matches!(store.0.status(free.key), Status::Active(_)));
+        assert_eq!(
+            store.0.begin(&mut store.1, &legacy, Mode::Relaxed, None),
+            Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        );
     }
 
     #[test]
     fn captures_do_not_merge_and_do_not_wait_for_what_is_outside() {
-        let (mut store, a, b) = (Store::default(), stream(A, Role::Blocking), stream(B, Role::Free));
-        store.begin_capture(&a, Mode::Relaxed, None).unwrap();
-        store.begin_capture(&b, Mode::Relaxed, None).unwrap();
-        store.capture_record(EVENT, &a).unwrap();
-        assert_eq!(store.capture_wait(&b, EVENT, false), Err(CUDA_ERROR_STREAM_CAPTURE_MERGE));
-        assert_eq!(store.captures.status(a.key), Status::Invalidated);
-        assert_eq!(store.captures.status(b.key), Status::Invalidated);
-        let mut store = Store::default();
-        store.begin_capture(&a, Mode::Relaxed, None).unwrap();
-        assert_eq!(store.capture_wait(&a, EVENT, false), Ok(true));
-        assert_eq!(store.capture_wait(&a, EVENT, true), Err(CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
+        let (mut store, a, b) = (<(Captures, Graphs)>::default(), stream(A, Role::Blocking), stream(B, Role::Free));
+        store.0.begin(&mut store.1, &a, Mode::Relaxed, None).unwrap();
+        store.0.begin(&mut store.1, &b, Mode::Relaxed, None).unwrap();
+        store.0.record(EVENT, &a).unwrap();
+        assert_eq!(store.0.wait(&b, EVENT, false), Err(CUDA_ERROR_STREAM_CAPTURE_MERGE));
+        assert_eq!(store.0.status(a.key), Status::Invalidated);
+        assert_eq!(store.0.status(b.key), Status::Invalidated);
+        let mut store = <(Captures, Graphs)>::default();
+        store.0.begin(&mut store.1, &a, Mode::Relaxed, None).unwrap();
+        assert_eq!(store.0.wait(&a, EVENT, false), Ok(true));
+        assert_eq!(store.0.wait(&a, EVENT, true), Err(CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
         assert_eq!(add(&mut store, &a), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
     }
 
     #[test]
     fn a_question_about_a_captured_event_invalidates() {
-        let (mut store, a) = (Store::default(), stream(A, Role::Blocking));
-        store.begin_capture(&a, Mode::Relaxed, None).unwrap();
-        store.capture_record(EVENT, &a).unwrap();
-        assert_eq!(store.captures.refuse_event(EVENT), Err(CUDA_ERROR_CAPTURED_EVENT));
-        assert_eq!(store.captures.status(a.key), Status::Invalidated);
-        store.forget_stream(a.key);
-        assert!(store.captures.list.is_empty() && store.graphs.is_empty());
+        let (mut store, a) = (<(Captures, Graphs)>::default(), stream(A, Role::Blocking));
+        store.0.begin(&mut store.1, &a, Mode::Relaxed, None).unwrap();
+        store.0.record(EVENT, &a).unwrap();
+        assert_eq!(store.0.refuse_event(EVENT), Err(CUDA_ERROR_CAPTURED_EVENT));
+        assert_eq!(store.0.status(a.key), Status::Invalidated);
+        store.0.forget_stream(&mut store.1, a.key);
+        assert!(store.0.list.is_empty() && store.1.is_empty());
     }
 }

@@ -6,7 +6,7 @@ use rekindle_cuda_abi::types::*;
 
 use crate::Result;
 use crate::driver::driver;
-use crate::store::Store;
+use crate::graphs::Graphs;
 use crate::task::Task;
 
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_*`: everything, kernels' parameters, copies', memsets', functions', events', handles,
@@ -21,7 +21,7 @@ const HANDLES: u32 = 1 << 10;
 const ALLOCATE: u32 = 1 << 11;
 const FREE: u32 = 1 << 12;
 
-impl Store {
+impl Graphs {
     /// The text of a graph and its children.
     pub(crate) fn dot(&self, graph: CUgraph, flags: u32) -> Result<String> {
         let mut text = String::from("digraph dot {\n");
@@ -114,13 +114,13 @@ mod tests {
 
     #[test]
     fn nodes_edges_and_children_are_in_the_text() {
-        let mut store = Store::default();
-        let inner = store.create_graph(Owner::Program);
-        store.add_node(inner, &[], Task::Empty).unwrap();
-        let graph = store.create_graph(Owner::Program);
-        let first = store.add_node(graph, &[], Task::Empty).unwrap();
-        store.add_child(graph, &[(first, CUgraphEdgeData::default())], inner).unwrap();
-        let text = store.dot(graph, 0).unwrap();
+        let mut graphs = Graphs::default();
+        let inner = graphs.create(Owner::Program);
+        graphs.add_node(inner, &[], Task::Empty).unwrap();
+        let graph = graphs.create(Owner::Program);
+        let first = graphs.add_node(graph, &[], Task::Empty).unwrap();
+        graphs.add_child(graph, &[(first, CUgraphEdgeData::default())], inner).unwrap();
+        let text = graphs.dot(graph, 0).unwrap();
         assert!(text.starts_with("digraph dot {") && text.contains("\"graph_0_node_0\" -> \"graph_0_node_1\";"));
         assert!(text.contains("cluster_1") && text.contains("GRAPH"));
     }

@@ -5,9 +5,19 @@ use std::sync::OnceLock;
 use rekindle_cuda_abi::types::*;
 
 use crate::Result;
-use crate::capture::StreamKey;
-use crate::exec::Flat;
+use crate::steps::Flat;
 use crate::task::{Copy, Fill, Kernel, Words};
+
+/// Names a stream: its context, its handle, and the thread if it is the thread's default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamKey {
+    /// The context it belongs to.
+    pub context: CUcontext,
+    /// Its handle.
+    pub handle: CUstream,
+    /// 0 unless it is a thread's default stream.
+    pub thread: u64,
+}
 
 /// How a stream is ordered with the legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

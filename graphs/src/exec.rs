@@ -6,29 +6,11 @@ use std::sync::Arc;
 use rekindle_cuda_abi::types::*;
 
 use crate::Result;
-use crate::graph::{Edge, Graph, Owner};
-use crate::store::Store;
+use crate::graph::{Edge, Graph};
+use crate::graphs::Graphs;
+use crate::handles::{EXEC, Handles};
+use crate::steps::{Flat, Step};
 use crate::task::Task;
-
-/// One step of a launch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// The node that it stands for.
-    pub node: CUgraphNode,
-    /// What it does. Children are unfolded: the step of their node does nothing, after all of theirs.
-    pub task: Task,
-    /// Where it does nothing instead, this is not set.
-    pub enabled: bool,
-    /// The places of the steps that it comes after, all before its own, and what of them.
-    pub after: Vec<(usize, CUgraphEdgeData)>,
-}
-
-/// The steps of a launch, each behind what it comes after.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Flat {
-    /// In an order in which they can be done one after the other.
-    pub steps: Vec<Step>,
-}
 
 /// What of a graph decides whether another can take its place: kinds of nodes and edges. The last node comes first, so
 /// that what comes after a node is before it.
@@ -63,6 +45,15 @@ pub(crate) struct Exec {
     pub(crate) users: Vec<(CUuserObject, u32)>,
 }
 
+/// All executable graphs.
+#[derive(Debug, Default)]
+pub(crate) struct Execs {
+    handles: Handles<EXEC>,
+    list: HashMap<CUgraphExec, Exec>,
+    /// The driver's names of executable graphs that are no more. The driver is to destroy them.
+    destroyed: Vec<u64>,
+}
+
 /// `CU_GRAPH_EXEC_UPDATE_*`, and the nodes that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -79,107 +70,54 @@ pub(crate) const NOT_SUPPORTED: u32 = 6;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 pub(crate) const AUTO_FREE: u64 = 1;
 
-impl Store {
-    fn shape(&self, graph: &Graph) -> Result<Shape> {
-        let mut order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        order.reverse();
-        let places: HashMap<CUgraphNode, usize> = order.iter().enumerate().map(|(i, n)| (*n, i)).collect();
-        let mut nodes = Vec::with_capacity(order.len());
-        for handle in order {
-            let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let child = match &node.task {
-                Task::Child(child) => Some(self.shape(self.graph(*child)?)?),
-                _ => None,
-            };
-            let mut before = Vec::with_capacity(node.before.len());
-            for next in &node.before {
-                let edges = graph.nodes.get(next).map_or(&[][..], |n| &n.after);
-                let data = edges.iter().find(|e: &&Edge| e.0 == handle).map_or_else(Default::default, |e| e.1);
-                before.extend(places.get(next).map(|place| (*place, data)));
-            }
-            before.sort_by_key(|edge| edge.0);
-            nodes.push(Part { node: handle, task: node.task.clone(), before, child });
-        }
-        Ok(Shape { nodes })
+impl Execs {
+    /// The executable graph that a handle names.
+    pub(crate) fn get_mut(&mut self, exec: CUgraphExec) -> Result<&mut Exec> {
+        self.list.get_mut(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Unfolds a graph behind steps that are there; returns the steps that nothing in it comes after.
-    fn unfold(&self, graph: &Graph, behind: &[(usize, CUgraphEdgeData)], flat: &mut Flat) -> Result<Vec<usize>> {
-        let order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let mut places = HashMap::new();
-        for handle in order {
-            let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let mut after: Vec<_> = node.after.iter().filter_map(|e| places.get(&e.0).map(|i| (*i, e.1))).collect();
-            if after.is_empty() {
-                after = behind.to_vec();
-            }
-            if let Task::Child(child) = node.task {
-                let ends = self.unfold(self.graph(child)?, &after, flat)?;
-                if !ends.is_empty() {
-                    after = ends.into_iter().map(|i| (i, CUgraphEdgeData::default())).collect();
-                }
-            }
-            places.insert(handle, flat.steps.len());
-            flat.steps.push(Step { node: handle, task: node.task.clone(), enabled: true, after });
-        }
-        let ends = graph.nodes.iter().filter(|(_, n)| n.before.is_empty()).filter_map(|(h, _)| places.get(h).copied());
-        Ok(ends.collect())
-    }
-
-    /// An executable graph, of which the driver has not been told.
-    pub(crate) fn prepare_exec(&self, graph: CUgraph, flags: u64) -> Result<Exec> {
-        let source = self.graph(graph)?;
-        // Memory of a graph has one address: it must not be there twice.
-        if source.has_memory() && source.execs > 0 {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        let mut flat = Flat::default();
-        self.unfold(source, &[], &mut flat)?;
-        let places = flat.steps.iter().enumerate().map(|(i, step)| (step.node, i)).collect();
-        let tasks = || flat.steps.iter().map(|s| &s.task);
-        let allocates =
-            tasks().filter_map(|t| if let Task::Allocate(m) = t { Some(m.address) } else { None }).collect();
-        let frees = tasks().filter_map(|t| if let Task::Free(address) = t { Some(*address) } else { None }).collect();
-        let (shape, users) = (self.shape(source)?, source.users.clone());
-        Ok(Exec { flags, graph, shape, places, made: 0, allocates, frees, users, flat: Arc::new(flat) })
+    /// Takes out the driver's names of executable graphs that are no more.
+    pub(crate) fn take_destroyed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.destroyed)
     }
 
     /// Takes up an executable graph that the driver has made.
-    pub(crate) fn add_exec(&mut self, exec: Exec) -> Result<CUgraphExec> {
-        let handle = self.fresh_exec();
-        if let Ok(graph) = self.graph_mut(exec.graph) {
+    pub(crate) fn add(&mut self, graphs: &mut Graphs, exec: Exec) -> Result<CUgraphExec> {
+        let handle = self.handles.fresh();
+        if let Ok(graph) = graphs.graph_mut(exec.graph) {
             graph.execs += 1;
         }
-        exec.allocates.iter().for_each(|address| self.use_memory(*address));
+        exec.allocates.iter().for_each(|address| graphs.memory.retain(*address));
         for (user, count) in &exec.users {
-            self.retain_user(*user, *count)?;
+            graphs.users.retain(*user, *count)?;
         }
-        self.execs.insert(handle, exec);
+        self.list.insert(handle, exec);
         Ok(handle)
     }
 
     /// Ends an executable graph.
-    pub(crate) fn drop_exec(&mut self, exec: CUgraphExec) -> Result<()> {
-        let gone = self.execs.remove(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if let Ok(graph) = self.graph_mut(gone.graph) {
+    pub(crate) fn destroy(&mut self, graphs: &mut Graphs, exec: CUgraphExec) -> Result<()> {
+        let gone = self.list.remove(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if let Ok(graph) = graphs.graph_mut(gone.graph) {
             graph.execs = graph.execs.saturating_sub(1);
         }
-        gone.allocates.iter().for_each(|address| self.leave_memory(*address));
+        gone.allocates.iter().for_each(|address| graphs.memory.release(*address));
         for (user, count) in gone.users {
-            let _ = self.release_user(user, count);
+            let _ = graphs.users.release(user, count);
         }
-        self.after.destroyed.push(gone.made);
+        self.destroyed.push(gone.made);
         Ok(())
     }
 
     /// What becomes of an executable graph that takes another graph's parameters: the steps, and which differ.
     pub(crate) fn updated(
         &self,
+        graphs: &Graphs,
         exec: CUgraphExec,
         graph: CUgraph,
     ) -> Result<std::result::Result<(Flat, Vec<usize>), Refusal>> {
-        let old = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let shape = self.shape(self.graph(graph)?)?;
+        let old = self.list.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let shape = shape(graphs, graphs.graph(graph)?)?;
         let mut flat = (*old.flat).clone();
         Ok(old.take_over(&old.shape, &shape, &mut flat).map(|()| old.with_changes(flat)))
     }
@@ -187,13 +125,14 @@ impl Store {
     /// The same for the child of one node.
     pub(crate) fn updated_child(
         &self,
+        graphs: &Graphs,
         exec: CUgraphExec,
         node: CUgraphNode,
         graph: CUgraph,
     ) -> Result<std::result::Result<(Flat, Vec<usize>), Refusal>> {
-        let old = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let old = self.list.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let own = old.shape.find_child(node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let shape = self.shape(self.graph(graph)?)?;
+        let shape = shape(graphs, graphs.graph(graph)?)?;
         let mut flat = (*old.flat).clone();
         Ok(old.take_over(own, &shape, &mut flat).map(|()| old.with_changes(flat)))
     }
@@ -207,7 +146,7 @@ impl Store {
         change: impl FnOnce(&mut Step) -> Result<()>,
         tell: impl FnOnce(u64, &Flat, usize) -> Result<()>,
     ) -> Result<()> {
-        let exec = self.exec_mut(exec)?;
+        let exec = self.get_mut(exec)?;
         let place = *exec.places.get(&node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         // Nobody else has the steps, unless a launch is under way in another thread.
         let steps = &mut Arc::make_mut(&mut exec.flat).steps;
@@ -227,12 +166,77 @@ impl Store {
 
     /// The step of a node.
     pub(crate) fn step(&self, exec: CUgraphExec, node: CUgraphNode) -> Result<&Step> {
-        let exec = self.execs.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let exec = self.list.get(&exec).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         exec.places.get(&node).and_then(|i| exec.flat.steps.get(*i)).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 }
 
+/// The shape of a graph.
+fn shape(graphs: &Graphs, graph: &Graph) -> Result<Shape> {
+    let mut order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    order.reverse();
+    let places: HashMap<CUgraphNode, usize> = order.iter().enumerate().map(|(i, n)| (*n, i)).collect();
+    let mut nodes = Vec::with_capacity(order.len());
+    for handle in order {
+        let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let child = match &node.task {
+            Task::Child(child) => Some(shape(graphs, graphs.graph(*child)?)?),
+            _ => None,
+        };
+        let mut before = Vec::with_capacity(node.before.len());
+        for next in &node.before {
+            let edges = graph.nodes.get(next).map_or(&[][..], |n| &n.after);
+            let data = edges.iter().find(|e: &&Edge| e.0 == handle).map_or_else(Default::default, |e| e.1);
+            before.extend(places.get(next).map(|place| (*place, data)));
+        }
+        before.sort_by_key(|edge| edge.0);
+        nodes.push(Part { node: handle, task: node.task.clone(), before, child });
+    }
+    Ok(Shape { nodes })
+}
+
+/// Unfolds a graph behind steps that are there; returns the steps that nothing in it comes after.
+fn unfold(graphs: &Graphs, graph: &Graph, behind: &[(usize, CUgraphEdgeData)], flat: &mut Flat) -> Result<Vec<usize>> {
+    let order = graph.order().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let mut places = HashMap::new();
+    for handle in order {
+        let node = graph.nodes.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut after: Vec<_> = node.after.iter().filter_map(|e| places.get(&e.0).map(|i| (*i, e.1))).collect();
+        if after.is_empty() {
+            after = behind.to_vec();
+        }
+        if let Task::Child(child) = node.task {
+            let ends = unfold(graphs, graphs.graph(child)?, &after, flat)?;
+            if !ends.is_empty() {
+                after = ends.into_iter().map(|i| (i, CUgraphEdgeData::default())).collect();
+            }
+        }
+        places.insert(handle, flat.steps.len());
+        flat.steps.push(Step { node: handle, task: node.task.clone(), enabled: true, after });
+    }
+    let ends = graph.nodes.iter().filter(|(_, n)| n.before.is_empty()).filter_map(|(h, _)| places.get(h).copied());
+    Ok(ends.collect())
+}
+
 impl Exec {
+    /// An executable graph, of which the driver has not been told.
+    pub(crate) fn prepare(graphs: &Graphs, graph: CUgraph, flags: u64) -> Result<Self> {
+        let source = graphs.graph(graph)?;
+        // Memory of a graph has one address: it must not be there twice.
+        if source.has_memory() && source.execs > 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let mut flat = Flat::default();
+        unfold(graphs, source, &[], &mut flat)?;
+        let places = flat.steps.iter().enumerate().map(|(i, step)| (step.node, i)).collect();
+        let tasks = || flat.steps.iter().map(|s| &s.task);
+        let allocates =
+            tasks().filter_map(|t| if let Task::Allocate(m) = t { Some(m.address) } else { None }).collect();
+        let frees = tasks().filter_map(|t| if let Task::Free(address) = t { Some(*address) } else { None }).collect();
+        let (shape, users) = (shape(graphs, source)?, source.users.clone());
+        Ok(Self { flags, graph, shape, places, made: 0, allocates, frees, users, flat: Arc::new(flat) })
+    }
+
     fn with_changes(&self, flat: Flat) -> (Flat, Vec<usize>) {
         let pairs = self.flat.steps.iter().zip(&flat.steps).enumerate();
         let changed = pairs.filter(|(_, (old, new))| old != new).map(|(i, _)| i).collect();
@@ -298,14 +302,10 @@ impl Shape {
     }
 }
 
-/// Whether a graph may be a child or be destroyed by the application.
-pub(crate) fn is_programs(graph: &Graph) -> bool {
-    graph.owner == Owner::Program && graph.captures == 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Owner;
     use crate::task::Host;
 
     const PLAIN: CUgraphEdgeData = CUgraphEdgeData { from_port: 0, to_port: 0, kind: 0, reserved: [0; 5] };
@@ -314,29 +314,29 @@ mod tests {
         Task::Host(Host { function: 1, data })
     }
 
-    fn line(store: &mut Store, tasks: &[Task]) -> (CUgraph, Vec<CUgraphNode>) {
-        let graph = store.create_graph(Owner::Program);
+    fn line(graphs: &mut Graphs, tasks: &[Task]) -> (CUgraph, Vec<CUgraphNode>) {
+        let graph = graphs.create(Owner::Program);
         let mut nodes: Vec<CUgraphNode> = Vec::new();
         for task in tasks {
             let after: Vec<Edge> = nodes.last().map(|n| (*n, PLAIN)).into_iter().collect();
-            nodes.push(store.add_node(graph, &after, task.clone()).unwrap());
+            nodes.push(graphs.add_node(graph, &after, task.clone()).unwrap());
         }
         (graph, nodes)
     }
 
-    fn exec(store: &mut Store, graph: CUgraph) -> CUgraphExec {
-        let exec = store.prepare_exec(graph, 0).unwrap();
-        store.add_exec(exec).unwrap()
+    fn exec(graphs: &mut Graphs, execs: &mut Execs, graph: CUgraph) -> CUgraphExec {
+        let exec = Exec::prepare(graphs, graph, 0).unwrap();
+        execs.add(graphs, exec).unwrap()
     }
 
     #[test]
     fn children_are_unfolded_between_what_is_before_and_after_their_node() {
-        let mut store = Store::default();
-        let (inner, _) = line(&mut store, &[host(1), host(2)]);
-        let (graph, nodes) = line(&mut store, &[host(0)]);
-        let child = store.add_child(graph, &[(nodes[0], PLAIN)], inner).unwrap();
-        store.add_node(graph, &[(child, PLAIN)], host(3)).unwrap();
-        let flat = store.prepare_exec(graph, 0).unwrap().flat;
+        let mut graphs = Graphs::default();
+        let (inner, _) = line(&mut graphs, &[host(1), host(2)]);
+        let (graph, nodes) = line(&mut graphs, &[host(0)]);
+        let child = graphs.add_child(graph, &[(nodes[0], PLAIN)], inner).unwrap();
+        graphs.add_node(graph, &[(child, PLAIN)], host(3)).unwrap();
+        let flat = Exec::prepare(&graphs, graph, 0).unwrap().flat;
         let after: Vec<Vec<usize>> = flat.steps.iter().map(|s| s.after.iter().map(|a| a.0).collect()).collect();
         assert_eq!(after, [vec![], vec![0], vec![1], vec![2], vec![3]]);
         assert_eq!(flat.steps[3].node, child);
@@ -345,31 +345,31 @@ mod tests {
 
     #[test]
     fn an_update_takes_parameters_and_refuses_another_topology() {
-        let mut store = Store::default();
-        let (graph, nodes) = line(&mut store, &[host(0), host(1)]);
-        let exec = exec(&mut store, graph);
-        store.drop_graph(graph);
-        let (other, _) = line(&mut store, &[host(0), host(9)]);
-        let (flat, changed) = store.updated(exec, other).unwrap().unwrap();
+        let (mut graphs, mut execs) = (Graphs::default(), Execs::default());
+        let (graph, nodes) = line(&mut graphs, &[host(0), host(1)]);
+        let exec = exec(&mut graphs, &mut execs, graph);
+        graphs.destroy(graph);
+        let (other, _) = line(&mut graphs, &[host(0), host(9)]);
+        let (flat, changed) = execs.updated(&graphs, exec, other).unwrap().unwrap();
         assert_eq!((changed, &flat.steps[1].task, flat.steps[1].node), (vec![1], &host(9), nodes[1]));
-        let (longer, _) = line(&mut store, &[host(0), host(1), host(2)]);
-        let refusal = store.updated(exec, longer).unwrap().unwrap_err();
+        let (longer, _) = line(&mut graphs, &[host(0), host(1), host(2)]);
+        let refusal = execs.updated(&graphs, exec, longer).unwrap().unwrap_err();
         assert_eq!((refusal.result, refusal.node), (TOPOLOGY_CHANGED, 0));
         // As many nodes, without the edge between them: the one that nothing comes after any more.
-        let (apart, first) = line(&mut store, &[host(0)]);
-        store.add_node(apart, &[], host(1)).unwrap();
-        let refusal = store.updated(exec, apart).unwrap().unwrap_err();
+        let (apart, first) = line(&mut graphs, &[host(0)]);
+        graphs.add_node(apart, &[], host(1)).unwrap();
+        let refusal = execs.updated(&graphs, exec, apart).unwrap().unwrap_err();
         assert_eq!((refusal.result, refusal.node), (TOPOLOGY_CHANGED, first[0]));
-        let (different, more) = line(&mut store, &[host(0), Task::Empty]);
-        let refusal = store.updated(exec, different).unwrap().unwrap_err();
+        let (different, more) = line(&mut graphs, &[host(0), Task::Empty]);
+        let refusal = execs.updated(&graphs, exec, different).unwrap().unwrap_err();
         assert_eq!((refusal.result, refusal.node), (TYPE_CHANGED, more[1]));
     }
 
     #[test]
     fn one_node_of_an_executable_graph_is_changed_by_its_name_in_the_graph() {
-        let mut store = Store::default();
-        let (graph, nodes) = line(&mut store, &[host(0), host(1)]);
-        let exec = exec(&mut store, graph);
+        let (mut graphs, mut execs) = (Graphs::default(), Execs::default());
+        let (graph, nodes) = line(&mut graphs, &[host(0), host(1)]);
+        let exec = exec(&mut graphs, &mut execs, graph);
         let set = |step: &mut Step| {
             step.task = host(5);
             Ok(())
@@ -379,14 +379,14 @@ mod tests {
             told.push((place, flat.steps[place].task.clone()));
             Ok(())
         };
-        store.change(exec, nodes[1], set, tell).unwrap();
+        execs.change(exec, nodes[1], set, tell).unwrap();
         assert_eq!(told, [(1, host(5))]);
-        assert_eq!(store.change(exec, 77, |_| Ok(()), |_, _, _| Ok(())), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(execs.change(exec, 77, |_| Ok(()), |_, _, _| Ok(())), Err(CUDA_ERROR_INVALID_VALUE));
         // What is not taken does not happen.
-        let refused = store.change(exec, nodes[0], set, |_, _, _| Err(CUDA_ERROR_NOT_SUPPORTED));
-        assert_eq!((refused, &store.step(exec, nodes[0]).unwrap().task), (Err(CUDA_ERROR_NOT_SUPPORTED), &host(0)));
-        store.drop_exec(exec).unwrap();
-        assert_eq!(store.drop_exec(exec), Err(CUDA_ERROR_INVALID_VALUE));
-        assert_eq!(store.after.destroyed, [0]);
+        let refused = execs.change(exec, nodes[0], set, |_, _, _| Err(CUDA_ERROR_NOT_SUPPORTED));
+        assert_eq!((refused, &execs.step(exec, nodes[0]).unwrap().task), (Err(CUDA_ERROR_NOT_SUPPORTED), &host(0)));
+        execs.destroy(&mut graphs, exec).unwrap();
+        assert_eq!(execs.destroy(&mut graphs, exec), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(execs.take_destroyed(), [0]);
     }
 }

@@ -188,7 +188,7 @@ pub fn stream_destroyed(stream: CUstream) {
         && let Ok(stream) = driver.stream(stream)
     {
         let _ = with(|store| {
-            store.forget_stream(stream.key);
+            store.captures.forget_stream(&mut store.graphs, stream.key);
             Ok(())
         });
     }
@@ -198,7 +198,7 @@ pub fn stream_destroyed(stream: CUstream) {
 pub fn context_gone(context: CUcontext) {
     if capture::any() {
         let _ = with(|store| {
-            store.forget_context(context);
+            store.captures.forget_context(&mut store.graphs, context);
             Ok(())
         });
     }
@@ -217,9 +217,9 @@ pub fn record(event: CUevent, stream: CUstream, flags: u32) -> Option<CUresult> 
         let stream = driver()?.stream(stream)?;
         with(|store| {
             if flags == 0 {
-                return store.capture_record(event, &stream);
+                return store.captures.record(event, &stream);
             }
-            match store.capture_task(&stream, || Ok(Task::Record(event)))? {
+            match store.captures.enqueue(&mut store.graphs, &stream, || Ok(Task::Record(event)))? {
                 Some(_) => Ok(true),
                 None => Err(CUDA_ERROR_ILLEGAL_STATE),
             }
@@ -242,9 +242,9 @@ pub fn wait(stream: CUstream, event: CUevent, flags: u32, recorded: impl FnOnce(
         let recorded = recorded();
         with(|store| {
             if flags == 0 {
-                return store.capture_wait(&stream, event, recorded);
+                return store.captures.wait(&stream, event, recorded);
             }
-            match store.capture_task(&stream, || Ok(Task::Wait(event)))? {
+            match store.captures.enqueue(&mut store.graphs, &stream, || Ok(Task::Wait(event)))? {
                 Some(_) => Ok(true),
                 None => Err(CUDA_ERROR_ILLEGAL_STATE),
             }
@@ -268,7 +268,7 @@ fn enqueue(stream: CUstream, task: impl FnOnce() -> Result<Task>) -> Option<CUre
     }
     let work = || {
         let stream = driver()?.stream(stream)?;
-        Ok(with(|store| store.capture_task(&stream, task))?.is_some())
+        Ok(with(|store| store.captures.enqueue(&mut store.graphs, &stream, task))?.is_some())
     };
     answer(work())
 }
@@ -293,7 +293,7 @@ pub fn launch(stream: CUstream, kernel: impl FnOnce() -> Result<Kernel>) -> Opti
         let stream = driver.stream(stream)?;
         with(|store| {
             let mut events = Vec::new();
-            let node = store.capture_checked(&stream, true, || {
+            let node = store.captures.enqueue_checked(&mut store.graphs, &stream, true, || {
                 let mut kernel = kernel()?;
                 driver.check_kernel(&kernel)?;
                 events = ports(&kernel);
@@ -304,7 +304,7 @@ pub fn launch(stream: CUstream, kernel: impl FnOnce() -> Result<Kernel>) -> Opti
                 Ok(Task::Kernel(kernel))
             })?;
             let Some(node) = node else { return Ok(false) };
-            events.into_iter().for_each(|(event, data)| store.capture_port(event, &stream, node, data));
+            events.into_iter().for_each(|(event, data)| store.captures.record_at_port(event, &stream, node, data));
             Ok(true)
         })
     };
@@ -439,10 +439,13 @@ pub fn allocate(stream: CUstream, bytes: usize, device: Option<CUdevice>) -> Opt
         };
         let address = driver.allocate(device, bytes)?;
         let made = with(|store| {
-            store.new_memory(address, bytes, device);
+            store.graphs.memory.add(address, bytes, device);
             let task = || Ok(Task::Allocate(crate::task::Memory { address, bytes, device }));
-            let node = store.capture_task(&on, task).and_then(|node| node.ok_or(CUDA_ERROR_ILLEGAL_STATE));
-            node.inspect_err(|_| store.leave_memory(address))
+            let node = store
+                .captures
+                .enqueue(&mut store.graphs, &on, task)
+                .and_then(|node| node.ok_or(CUDA_ERROR_ILLEGAL_STATE));
+            node.inspect_err(|_| store.graphs.memory.release(address))
         });
         made.map(|_| Some(address))
     };
@@ -454,18 +457,18 @@ pub fn allocate(stream: CUstream, bytes: usize, device: Option<CUdevice>) -> Opt
 pub fn free_async(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
     let work = || {
         with(|store| {
-            if store.memory.is_empty() && store.captures.list.is_empty() {
+            if store.graphs.memory.is_empty() && store.captures.list.is_empty() {
                 return Ok(false);
             }
             let on = driver()?.stream(stream)?;
             store.captures.refuse_implicit(&on)?;
-            let of_graph = store.memory.contains_key(&address);
+            let of_graph = store.graphs.memory.contains(address);
             if store.captures.status(on.key) == capture::Status::None {
                 store.captures.refuse_unsafe()?;
-                return store.free_memory(address).transpose().map(|freed| freed.is_some());
+                return store.graphs.memory.free(address).transpose().map(|freed| freed.is_some());
             }
             let task = || if of_graph { Ok(Task::Free(address)) } else { Err(CUDA_ERROR_INVALID_VALUE) };
-            store.capture_task(&on, task).map(|node| node.is_some())
+            store.captures.enqueue(&mut store.graphs, &on, task).map(|node| node.is_some())
         })
     };
     if !crate::memory::any() && !capture::any() {
@@ -480,7 +483,7 @@ pub fn free(address: CUdeviceptr) -> Option<CUresult> {
     if !crate::memory::any() {
         return None;
     }
-    answer(with(|store| store.free_memory(address).transpose().map(|freed| freed.is_some())))
+    answer(with(|store| store.graphs.memory.free(address).transpose().map(|freed| freed.is_some())))
 }
 
 #[cfg(test)]

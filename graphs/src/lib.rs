@@ -4,10 +4,24 @@
 //! What each does with a graph that is launched is behind [`Driver`].
 //!
 //! ```text
-//!   cuGraph...        ─► api ─► Store: graphs, executable graphs, user objects, memory of graphs
-//!   cuStream...Capture      ─► capture: which streams record into which graph
+//!   cuGraph...              ─► api ─► graphs: nodes, edges, user objects, memory of graphs
+//!   cuStream...Capture      ─► api ─► capture: which streams record into which graph
 //!   any call in a stream    ─► hook: is the stream capturing? Then the call becomes a node
-//!   instantiate, launch     ─► exec: a copy with children unfolded ([`Flat`]) ─► Driver
+//!   instantiate, launch     ─► api ─► exec: a copy with children unfolded ([`Flat`]) ─► Driver
+//! ```
+//!
+//! A file imports only from lines below its own:
+//!
+//! ```text
+//!   api                     the driver's functions
+//!   hook
+//!   store                   graphs, executable graphs and captures of a process, and the lock around them
+//!   exec, capture, dot      each works on the graphs that the caller hands to it
+//!   graphs                  all graphs, with the memory and the user objects that they hold
+//!   graph, memory, user     one graph; all memory of graphs; all user objects
+//!   driver                  the library around this crate
+//!   steps                   a graph as it is launched
+//!   task, handles           what a node does
 //! ```
 //!
 //! A capture:
@@ -28,15 +42,18 @@ mod dot;
 mod driver;
 mod exec;
 mod graph;
+mod graphs;
+mod handles;
 pub mod hook;
 mod memory;
+mod steps;
 mod store;
 mod task;
 mod user;
 
-pub use capture::{Mode, StreamKey};
-pub use driver::{Driver, KernelFacts, Role, Stream, register};
-pub use exec::{Flat, Step};
+pub use capture::Mode;
+pub use driver::{Driver, KernelFacts, Role, Stream, StreamKey, register};
+pub use steps::{Flat, Step};
 pub use task::{Copy, Fill, Host, Kernel, Task, Words};
 
 /// What a call answers with.

@@ -7,22 +7,32 @@
 //!
 //! The memory behind the address stays until graph and executable graph are gone and it is not there.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rekindle_cuda_abi::types::*;
 
 use crate::Result;
-use crate::store::Store;
 
 /// Memory of an allocation node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Allocation {
-    pub(crate) bytes: usize,
-    pub(crate) device: CUdevice,
+struct Allocation {
+    bytes: usize,
+    device: CUdevice,
     /// Graphs and executable graphs that have the node.
-    pub(crate) users: usize,
+    users: usize,
     /// It is there.
-    pub(crate) live: bool,
+    live: bool,
+}
+
+/// All memory of graphs.
+#[derive(Debug, Default)]
+pub(crate) struct GraphMemory {
+    allocations: HashMap<CUdeviceptr, Allocation>,
+    /// The most bytes of each device that were there, and the most of all.
+    highest: HashMap<CUdevice, (u64, u64)>,
+    /// Memory that nothing uses any more. The driver is to take it back.
+    released: Vec<CUdeviceptr>,
 }
 
 /// How much there is.
@@ -34,27 +44,42 @@ pub(crate) fn any() -> bool {
     ANY.load(Relaxed) != 0
 }
 
-impl Store {
+impl GraphMemory {
     /// Lets [`any`] know.
-    pub(crate) fn publish_memory(&self) {
-        ANY.store(self.memory.len(), Relaxed);
+    pub(crate) fn publish(&self) {
+        ANY.store(self.allocations.len(), Relaxed);
     }
 
     /// An allocation node is made for this memory.
-    pub(crate) fn new_memory(&mut self, address: CUdeviceptr, bytes: usize, device: CUdevice) {
-        self.memory.insert(address, Allocation { bytes, device, users: 1, live: false });
+    pub(crate) fn add(&mut self, address: CUdeviceptr, bytes: usize, device: CUdevice) {
+        self.allocations.insert(address, Allocation { bytes, device, users: 1, live: false });
         self.note_high();
     }
 
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.allocations.is_empty()
+    }
+
+    /// Whether an address is that of memory of a graph.
+    pub(crate) fn contains(&self, address: CUdeviceptr) -> bool {
+        self.allocations.contains_key(&address)
+    }
+
+    /// Takes out what the driver is to take back.
+    pub(crate) fn take_released(&mut self) -> Vec<CUdeviceptr> {
+        std::mem::take(&mut self.released)
+    }
+
     /// Bytes that are there, and all bytes, of a device.
-    fn sums(&self, device: CUdevice) -> (u64, u64) {
-        let mine = || self.memory.values().filter(|m| m.device == device);
+    pub(crate) fn sums(&self, device: CUdevice) -> (u64, u64) {
+        let mine = || self.allocations.values().filter(|m| m.device == device);
         let bytes = |m: &Allocation| m.bytes as u64;
         (mine().filter(|m| m.live).map(bytes).sum(), mine().map(bytes).sum())
     }
 
     fn note_high(&mut self) {
-        let devices: Vec<CUdevice> = self.memory.values().map(|m| m.device).collect();
+        let devices: Vec<CUdevice> = self.allocations.values().map(|m| m.device).collect();
         for device in devices {
             let (used, reserved) = self.sums(device);
             let high = self.highest.entry(device).or_default();
@@ -75,56 +100,52 @@ impl Store {
     }
 
     /// Another graph or executable graph has the node.
-    pub(crate) fn use_memory(&mut self, address: CUdeviceptr) {
-        if let Some(memory) = self.memory.get_mut(&address) {
+    pub(crate) fn retain(&mut self, address: CUdeviceptr) {
+        if let Some(memory) = self.allocations.get_mut(&address) {
             memory.users += 1;
         }
     }
 
     /// One fewer does.
-    pub(crate) fn leave_memory(&mut self, address: CUdeviceptr) {
-        if let Some(memory) = self.memory.get_mut(&address) {
+    pub(crate) fn release(&mut self, address: CUdeviceptr) {
+        if let Some(memory) = self.allocations.get_mut(&address) {
             memory.users = memory.users.saturating_sub(1);
         }
-        self.drop_memory(address);
+        self.drop_unused(address);
     }
 
     fn set_live(&mut self, address: &CUdeviceptr, live: bool) {
-        if let Some(memory) = self.memory.get_mut(address) {
+        if let Some(memory) = self.allocations.get_mut(address) {
             memory.live = live;
         }
     }
 
-    pub(crate) fn drop_memory(&mut self, address: CUdeviceptr) {
-        if self.memory.get(&address).is_some_and(|m| m.users == 0 && !m.live) {
-            self.memory.remove(&address);
-            self.after.released.push(address);
+    /// Lets memory go that no graph has and that is not there.
+    pub(crate) fn drop_unused(&mut self, address: CUdeviceptr) {
+        if self.allocations.get(&address).is_some_and(|m| m.users == 0 && !m.live) {
+            self.allocations.remove(&address);
+            self.released.push(address);
         }
     }
 
     /// The application frees an address: `None` where it is no graph's.
-    pub(crate) fn free_memory(&mut self, address: CUdeviceptr) -> Option<Result<()>> {
-        let memory = self.memory.get_mut(&address)?;
+    pub(crate) fn free(&mut self, address: CUdeviceptr) -> Option<Result<()>> {
+        let memory = self.allocations.get_mut(&address)?;
         if !memory.live {
             return Some(Err(CUDA_ERROR_INVALID_VALUE));
         }
         memory.live = false;
-        self.drop_memory(address);
+        self.drop_unused(address);
         Some(Ok(()))
     }
 
     /// An executable graph that allocates and frees these is about to be launched. What it frees goes when it has been:
-    /// see [`Store::drop_memory`].
+    /// see [`GraphMemory::drop_unused`].
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` where memory is there that must not be, or is not that must. Nothing changes then.
-    pub(crate) fn launch_memory(
-        &mut self,
-        allocates: &[CUdeviceptr],
-        frees: &[CUdeviceptr],
-        automatic: bool,
-    ) -> Result<()> {
-        let live = |address: &CUdeviceptr| self.memory.get(address).is_some_and(|m| m.live);
+    pub(crate) fn launch(&mut self, allocates: &[CUdeviceptr], frees: &[CUdeviceptr], automatic: bool) -> Result<()> {
+        let live = |address: &CUdeviceptr| self.allocations.get(address).is_some_and(|m| m.live);
         if !automatic && allocates.iter().any(live) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -145,26 +166,26 @@ mod tests {
 
     #[test]
     fn memory_stays_as_long_as_a_graph_or_the_program_has_it() {
-        let mut store = Store::default();
-        store.memory.insert(64, Allocation { bytes: 8, device: 0, users: 1, live: false });
-        assert_eq!(store.free_memory(64), Some(Err(CUDA_ERROR_INVALID_VALUE)));
-        assert_eq!(store.free_memory(65), None);
-        store.launch_memory(&[64], &[], false).unwrap();
-        assert_eq!(store.launch_memory(&[64], &[], false), Err(CUDA_ERROR_INVALID_VALUE));
-        store.launch_memory(&[64], &[], true).unwrap();
-        store.leave_memory(64);
-        assert!(store.after.released.is_empty());
-        assert_eq!(store.free_memory(64), Some(Ok(())));
-        assert_eq!(store.after.released, [64]);
+        let mut memory = GraphMemory::default();
+        memory.add(64, 8, 0);
+        assert_eq!(memory.free(64), Some(Err(CUDA_ERROR_INVALID_VALUE)));
+        assert_eq!(memory.free(65), None);
+        memory.launch(&[64], &[], false).unwrap();
+        assert_eq!(memory.launch(&[64], &[], false), Err(CUDA_ERROR_INVALID_VALUE));
+        memory.launch(&[64], &[], true).unwrap();
+        memory.release(64);
+        assert!(memory.released.is_empty());
+        assert_eq!(memory.free(64), Some(Ok(())));
+        assert_eq!(memory.released, [64]);
     }
 
     #[test]
     fn a_graph_that_frees_what_it_allocates_can_be_launched_again_and_again() {
-        let mut store = Store::default();
-        store.memory.insert(64, Allocation { bytes: 8, device: 0, users: 1, live: false });
+        let mut memory = GraphMemory::default();
+        memory.add(64, 8, 0);
         for _ in 0..3 {
-            store.launch_memory(&[64], &[64], false).unwrap();
+            memory.launch(&[64], &[64], false).unwrap();
         }
-        assert_eq!(store.launch_memory(&[], &[64], false), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(memory.launch(&[], &[64], false), Err(CUDA_ERROR_INVALID_VALUE));
     }
 }

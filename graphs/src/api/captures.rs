@@ -3,7 +3,7 @@
 use rekindle_cuda_abi::arguments::{Count, InArray, InOut, Out};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, edges};
+use super::call::{call, edges};
 use crate::Result;
 use crate::capture::{Mode, Status, exchange_mode};
 use crate::driver::driver;
@@ -13,7 +13,7 @@ pub fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> CUresult {
     call(|| {
         let mode = Mode::new(mode)?;
         let stream = driver()?.stream(stream)?;
-        with(|store| store.begin_capture(&stream, mode, None))
+        with(|store| store.captures.begin(&mut store.graphs, &stream, mode, None))
     })
 }
 
@@ -34,8 +34,8 @@ pub fn cuStreamBeginCaptureToGraph(
         let after = edges(nodes, data, count)?;
         let stream = driver()?.stream(stream)?;
         with(|store| {
-            store.graph(graph)?;
-            store.begin_capture(&stream, mode, Some((graph, after)))
+            store.graphs.graph(graph)?;
+            store.captures.begin(&mut store.graphs, &stream, mode, Some((graph, after)))
         })
     })
 }
@@ -44,7 +44,7 @@ pub fn cuStreamBeginCaptureToGraph(
 pub fn cuStreamEndCapture(stream: CUstream, graph: Out<CUgraph>) -> CUresult {
     call(|| {
         let stream = driver()?.stream(stream)?;
-        let ended = with(|store| store.end_capture(&stream));
+        let ended = with(|store| store.captures.end(&mut store.graphs, &stream));
         graph.put_if(*ended.as_ref().unwrap_or(&0));
         ended.map(drop)
     })
@@ -154,7 +154,7 @@ pub fn cuStreamUpdateCaptureDependencies_v2(
         ensure(flags <= SET, CUDA_ERROR_INVALID_VALUE)?;
         let edges = edges(nodes, data, count)?;
         let stream = driver()?.stream(stream)?;
-        with(|store| store.update_dependencies(&stream, &edges, flags == SET))
+        with(|store| store.captures.update_dependencies(&store.graphs, &stream, &edges, flags == SET))
     })
 }
 

@@ -5,13 +5,14 @@ use std::ffi::c_char;
 use rekindle_cuda_abi::arguments::{Count, In, InOut, Out, OutArray};
 use rekindle_cuda_abi::types::*;
 
-use super::call;
+use super::call::call;
 use super::params::{self, copy_task, fill_task, host_task, kernel_task, kernel_task_v1, task_of, words_task};
 use crate::Result;
 use crate::driver::driver;
-use crate::exec::{AUTO_FREE, Flat, Refusal, Step, TOPOLOGY_CHANGED, TYPE_CHANGED, allowed};
+use crate::exec::{AUTO_FREE, Exec, Refusal, TOPOLOGY_CHANGED, TYPE_CHANGED, allowed};
 use crate::hook;
-use crate::store::with;
+use crate::steps::{Flat, Step};
+use crate::store::{Store, with};
 use crate::task::Task;
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`, `..._DEVICE_LAUNCH`, `..._USE_NODE_PRIORITY`.
@@ -23,11 +24,11 @@ fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec> {
     ensure(flags & !(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY) == 0, CUDA_ERROR_INVALID_VALUE)?;
     let driver = driver()?;
     ensure(driver.current()? != 0, CUDA_ERROR_INVALID_CONTEXT)?;
-    let mut exec = with(|store| store.prepare_exec(graph, flags & !UPLOAD))?;
+    let mut exec = with(|store| Exec::prepare(&store.graphs, graph, flags & !UPLOAD))?;
     ensure(flags & DEVICE_LAUNCH == 0, CUDA_ERROR_NOT_SUPPORTED)?;
     exec.made = driver.instantiate(&exec.flat, flags & NODE_PRIORITY)?;
     let made = exec.made;
-    with(|store| store.add_exec(exec)).inspect_err(|_| driver.destroy(made))
+    with(|store| store.execs.add(&mut store.graphs, exec)).inspect_err(|_| driver.destroy(made))
 }
 
 pub fn cuGraphInstantiateWithFlags(out: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CUresult {
@@ -75,7 +76,7 @@ pub fn cuGraphInstantiateWithParams(
         out.require()?;
         let mut asked = *params.read()?;
         let made = instantiate(graph, asked.flags);
-        let cycle = with(|store| Ok(store.graphs.get(&graph).and_then(|g| g.cycle())))?;
+        let cycle = with(|store| Ok(store.graphs.graph(graph).ok().and_then(|g| g.cycle())))?;
         (asked.error_node, asked.result) = match (&made, cycle) {
             (Ok(_), _) => (0, SUCCESS),
             (Err(_), Some(node)) => (node, INVALID_STRUCTURE),
@@ -89,17 +90,17 @@ pub fn cuGraphInstantiateWithParams(
 }
 
 pub fn cuGraphExecDestroy(exec: CUgraphExec) -> CUresult {
-    call(|| with(|store| store.drop_exec(exec)))
+    call(|| with(|store| store.execs.destroy(&mut store.graphs, exec)))
 }
 
 pub fn cuGraphExecGetFlags(exec: CUgraphExec, flags: Out<u64>) -> CUresult {
-    call(|| flags.put(with(|store| Ok(store.exec_mut(exec)?.flags & AUTO_FREE))?))
+    call(|| flags.put(with(|store| Ok(store.execs.get_mut(exec)?.flags & AUTO_FREE))?))
 }
 
 fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
     hook::not_capturable(stream)?;
     driver()?.stream(stream)?;
-    let made = with(|store| Ok(store.exec_mut(exec)?.made))?;
+    let made = with(|store| Ok(store.execs.get_mut(exec)?.made))?;
     driver()?.upload(made, stream)
 }
 
@@ -113,17 +114,17 @@ pub fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult {
         let driver = driver()?;
         driver.stream(stream)?;
         let (made, flat, frees) = with(|store| {
-            let exec = store.exec_mut(exec)?;
+            let exec = store.execs.get_mut(exec)?;
             let (made, flat, automatic) = (exec.made, exec.flat.clone(), exec.flags & AUTO_FREE != 0);
             let (allocates, frees) = (exec.allocates.clone(), exec.frees.clone());
-            store.launch_memory(&allocates, &frees, automatic)?;
+            store.graphs.memory.launch(&allocates, &frees, automatic)?;
             Ok((made, flat, frees))
         })?;
         let launched = driver.launch(made, &flat, stream);
         if !frees.is_empty() {
             // Behind the launch, which still uses it: the driver frees in the order of what it was asked for.
             with(|store| {
-                frees.iter().for_each(|address| store.drop_memory(*address));
+                frees.iter().for_each(|address| store.graphs.memory.drop_unused(*address));
                 Ok(())
             })?;
         }
@@ -132,10 +133,10 @@ pub fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult {
 }
 
 /// Has the driver take up a change, and then the executable graph.
-fn apply(exec: CUgraphExec, change: impl FnOnce(&mut crate::store::Store) -> Result<(Flat, Vec<usize>)>) -> Result<()> {
+fn apply(exec: CUgraphExec, change: impl FnOnce(&mut Store) -> Result<(Flat, Vec<usize>)>) -> Result<()> {
     with(|store| {
         let (flat, changed) = change(store)?;
-        let exec = store.exec_mut(exec)?;
+        let exec = store.execs.get_mut(exec)?;
         if !changed.is_empty() {
             driver()?.update(exec.made, &flat, &changed)?;
             exec.flat = std::sync::Arc::new(flat);
@@ -147,13 +148,13 @@ fn apply(exec: CUgraphExec, change: impl FnOnce(&mut crate::store::Store) -> Res
 /// Changes the step of one node.
 fn change(exec: CUgraphExec, node: CUgraphNode, change: impl FnOnce(&mut Step) -> Result<()>) -> Result<()> {
     let driver = driver()?;
-    with(|store| store.change(exec, node, change, |made, flat, place| driver.update(made, flat, &[place])))
+    with(|store| store.execs.change(exec, node, change, |made, flat, place| driver.update(made, flat, &[place])))
 }
 
 /// Gives a node of an executable graph another task of its kind.
 fn set(exec: CUgraphExec, node: CUgraphNode, task: impl FnOnce() -> Result<Task>) -> CUresult {
     call(|| {
-        with(|store| store.step(exec, node).map(drop))?;
+        with(|store| store.execs.step(exec, node).map(drop))?;
         let mut task = task()?;
         change(exec, node, |step| {
             ensure(allowed(&step.task, &task), CUDA_ERROR_INVALID_VALUE)?;
@@ -227,7 +228,7 @@ pub fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In
 pub fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) -> CUresult {
     call(|| {
         apply(exec, |store| {
-            let updated = store.updated_child(exec, node, child)?;
+            let updated = store.execs.updated_child(&store.graphs, exec, node, child)?;
             updated.map_err(|_| CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
         })
     })
@@ -236,7 +237,7 @@ pub fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, 
 pub fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, out: Out<u32>) -> CUresult {
     call(|| {
         let enabled = with(|store| {
-            let step = store.step(exec, node)?;
+            let step = store.execs.step(exec, node)?;
             ensure(can_be_disabled(&step.task), CUDA_ERROR_INVALID_VALUE)?;
             Ok(u32::from(step.enabled))
         })?;
@@ -262,7 +263,7 @@ pub fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: u32)
 fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refusal>> {
     let mut refusal = None;
     let applied = apply(exec, |store| {
-        let updated = store.updated(exec, graph)?;
+        let updated = store.execs.updated(&store.graphs, exec, graph)?;
         updated.map_err(|refused| {
             refusal = Some(refused);
             CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE

@@ -6,9 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use rekindle_cuda_abi::arguments::{Count, InArray, Out, OutArray, Room, Text};
 use rekindle_cuda_abi::types::*;
 
-use super::{call, edges};
+use super::call::{call, edges};
 use crate::Result;
-use crate::exec::is_programs;
 use crate::graph::{Edge, Graph, Owner};
 use crate::store::with;
 
@@ -16,16 +15,16 @@ pub fn cuGraphCreate(out: Out<CUgraph>, flags: u32) -> CUresult {
     call(|| {
         out.require()?;
         ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-        out.put(with(|store| Ok(store.create_graph(Owner::Program)))?)
+        out.put(with(|store| Ok(store.graphs.create(Owner::Program)))?)
     })
 }
 
 pub fn cuGraphDestroy(graph: CUgraph) -> CUresult {
     call(|| {
         with(|store| {
-            ensure(store.graph(graph)?.captures == 0, CUDA_ERROR_ILLEGAL_STATE)?;
-            ensure(is_programs(store.graph(graph)?), CUDA_ERROR_INVALID_VALUE)?;
-            store.drop_graph(graph);
+            ensure(store.graphs.graph(graph)?.captures == 0, CUDA_ERROR_ILLEGAL_STATE)?;
+            ensure(store.graphs.graph(graph)?.is_programs(), CUDA_ERROR_INVALID_VALUE)?;
+            store.graphs.destroy(graph);
             Ok(())
         })
     })
@@ -36,8 +35,8 @@ pub fn cuGraphClone(out: Out<CUgraph>, graph: CUgraph) -> CUresult {
         out.require()?;
         let clone = with(|store| {
             // Memory has one address, and so one graph.
-            ensure(!store.graph(graph)?.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
-            store.copy_graph(graph, Owner::Program)
+            ensure(!store.graphs.graph(graph)?.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
+            store.graphs.copy(graph, Owner::Program)
         })?;
         out.put(clone)
     })
@@ -46,7 +45,7 @@ pub fn cuGraphClone(out: Out<CUgraph>, graph: CUgraph) -> CUresult {
 pub fn cuGraphNodeFindInClone(out: Out<CUgraphNode>, node: CUgraphNode, clone: CUgraph) -> CUresult {
     call(|| {
         out.require()?;
-        out.put(with(|store| store.find_in_clone(node, clone))?)
+        out.put(with(|store| store.graphs.find_in_clone(node, clone))?)
     })
 }
 
@@ -64,7 +63,7 @@ fn of_graph<T: Copy + Default>(
     what: impl FnOnce(&Graph) -> Vec<T>,
 ) -> CUresult {
     call(|| {
-        let items = with(|store| Ok(what(store.graph(graph)?)))?;
+        let items = with(|store| Ok(what(store.graphs.graph(graph)?)))?;
         array.fill(&items, &count)?;
         put_number(items.len(), array.is_null(), count)
     })
@@ -116,7 +115,7 @@ pub fn cuGraphGetEdges_v2(
     count: Room,
 ) -> CUresult {
     call(|| {
-        let edges = with(|store| Ok(store.graph(graph)?.edges()))?;
+        let edges = with(|store| Ok(store.graphs.graph(graph)?.edges()))?;
         list_edges(&edges, [from, to], data, count)
     })
 }
@@ -132,7 +131,8 @@ pub fn cuGraphNodeGetDependencies_v2(
     count: Room,
 ) -> CUresult {
     call(|| {
-        let edges: Vec<_> = with(|store| Ok(store.node(node)?.after.iter().map(|e| (e.0, node, e.1)).collect()))?;
+        let edges: Vec<_> =
+            with(|store| Ok(store.graphs.node(node)?.after.iter().map(|e| (e.0, node, e.1)).collect()))?;
         list_edges(&edges, [nodes, OutArray::null()], data, count)
     })
 }
@@ -149,7 +149,7 @@ pub fn cuGraphNodeGetDependentNodes_v2(
 ) -> CUresult {
     call(|| {
         let edges: Vec<_> = with(|store| {
-            let graph = store.graph(store.graph_of(node)?)?;
+            let graph = store.graphs.graph(store.graphs.graph_of(node)?)?;
             Ok(graph.edges().into_iter().filter(|e| e.0 == node).map(|e| (e.1, node, e.2)).collect())
         })?;
         list_edges(&edges, [nodes, OutArray::null()], data, count)
@@ -175,8 +175,8 @@ pub fn cuGraphAddDependencies_v2(
     call(|| {
         let (from, to) = (edges(from, data, count)?, to.values(count)?);
         with(|store| {
-            store.graph(graph)?;
-            from.iter().zip(to).try_for_each(|(from, to)| store.add_edge(graph, *from, to))
+            store.graphs.graph(graph)?;
+            from.iter().zip(to).try_for_each(|(from, to)| store.graphs.add_edge(graph, *from, to))
         })
     })
 }
@@ -202,25 +202,25 @@ pub fn cuGraphRemoveDependencies_v2(
         let told = !data.is_null();
         with(|store| {
             // Memory was handed out for the order that there is.
-            ensure(!store.graph(graph)?.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
+            ensure(!store.graphs.graph(graph)?.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
             let edge = |from: &Edge| (from.0, told.then_some(from.1));
-            from.iter().zip(to).try_for_each(|(from, to)| store.remove_edge(graph, edge(from), to))
+            from.iter().zip(to).try_for_each(|(from, to)| store.graphs.remove_edge(graph, edge(from), to))
         })
     })
 }
 
 pub fn cuGraphNodeGetType(node: CUgraphNode, out: Out<u32>) -> CUresult {
-    call(|| out.put(with(|store| Ok(store.node(node)?.task.kind()))?))
+    call(|| out.put(with(|store| Ok(store.graphs.node(node)?.task.kind()))?))
 }
 
 pub fn cuGraphDestroyNode(node: CUgraphNode) -> CUresult {
     call(|| {
         with(|store| {
-            let graph = store.graph(store.graph_of(node)?)?;
+            let graph = store.graphs.graph(store.graphs.graph_of(node)?)?;
             ensure(graph.captures == 0, CUDA_ERROR_ILLEGAL_STATE)?;
             // Memory has been handed out.
             ensure(!graph.has_memory(), CUDA_ERROR_NOT_SUPPORTED)?;
-            store.remove_node(node)
+            store.graphs.remove_node(node)
         })
     })
 }
@@ -228,7 +228,7 @@ pub fn cuGraphDestroyNode(node: CUgraphNode) -> CUresult {
 pub fn cuGraphDebugDotPrint(graph: CUgraph, path: Text, flags: u32) -> CUresult {
     call(|| {
         let path = OsStr::from_bytes(path.read()?.to_bytes());
-        let text = with(|store| store.dot(graph, flags))?;
+        let text = with(|store| store.graphs.dot(graph, flags))?;
         std::fs::write(path, text).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)
     })
 }

@@ -6,6 +6,7 @@
 
 #![allow(missing_docs, reason = "the functions are cuda.h's, and documented there")]
 
+mod call;
 mod captures;
 mod execs;
 mod graphs;
@@ -18,25 +19,3 @@ pub use execs::*;
 pub use graphs::*;
 pub use nodes::*;
 pub use resources::*;
-
-use rekindle_cuda_abi::arguments::{Count, InArray};
-use rekindle_cuda_abi::types::*;
-
-use crate::Result;
-use crate::driver::driver;
-use crate::graph::Edge;
-
-/// Runs a function's work where calls may be made, and turns its result into what C gets.
-fn call(work: impl FnOnce() -> Result<()>) -> CUresult {
-    let ready = driver().and_then(|driver| driver.current()).map(drop);
-    code(ready.and_then(|()| work()))
-}
-
-/// Nodes, and what is known of the edges from them, if anything.
-fn edges(nodes: InArray<CUgraphNode>, data: InArray<CUgraphEdgeData>, count: Count) -> Result<Vec<Edge>> {
-    let nodes = nodes.values(count)?;
-    if data.is_null() {
-        return Ok(nodes.into_iter().map(|node| (node, CUgraphEdgeData::default())).collect());
-    }
-    Ok(nodes.into_iter().zip(data.values(count)?).collect())
-}

@@ -3,8 +3,8 @@
 use rekindle_cuda_abi::arguments::{Count, In, InArray, InOut, NodeParams, Out};
 use rekindle_cuda_abi::types::*;
 
+use super::call::{call, edges};
 use super::params::{self, fill_task, kernel_task, kernel_task_v1, task_of, words_task};
-use super::{call, edges};
 use crate::Result;
 use crate::driver::driver;
 use crate::store::with;
@@ -26,9 +26,9 @@ fn add(
     call(|| {
         out.require()?;
         let after = edges(nodes, data, count)?;
-        with(|store| store.graph(graph).map(drop))?;
+        with(|store| store.graphs.graph(graph).map(drop))?;
         let task = task()?;
-        out.put(with(|store| store.add_node(graph, &after, task))?)
+        out.put(with(|store| store.graphs.add_node(graph, &after, task))?)
     })
 }
 
@@ -127,7 +127,7 @@ fn add_child(out: Out<CUgraphNode>, graph: CUgraph, after: After, child: CUgraph
     call(|| {
         out.require()?;
         let after = edges(after.0, after.1, after.2)?;
-        out.put(with(|store| store.add_child(graph, &after, child))?)
+        out.put(with(|store| store.graphs.add_child(graph, &after, child))?)
     })
 }
 
@@ -153,15 +153,15 @@ fn add_memory(out: Out<CUgraphNode>, graph: CUgraph, after: After, params: InOut
         let good = pool.kind == PINNED && pool.handle_types == 0 && pool.location_type == DEVICE && wanted.bytes > 0;
         ensure(good && (wanted.access_count == 0 || !wanted.access.is_null()), CUDA_ERROR_INVALID_VALUE)?;
         with(|store| {
-            store.graph(graph)?;
-            store.check_dependencies(graph, &after, None)
+            store.graphs.graph(graph)?;
+            store.graphs.check_dependencies(graph, &after, None)
         })?;
         let (device, bytes) = (pool.location_id, wanted.bytes);
         let address = driver()?.allocate(device, bytes)?;
         let node = with(|store| {
-            store.new_memory(address, bytes, device);
+            store.graphs.memory.add(address, bytes, device);
             let task = Task::Allocate(Memory { address, bytes, device });
-            store.add_node(graph, &after, task).inspect_err(|_| store.leave_memory(address))
+            store.graphs.add_node(graph, &after, task).inspect_err(|_| store.graphs.memory.release(address))
         })?;
         wanted.address = address;
         params.put(wanted)?;
@@ -183,9 +183,9 @@ fn add_free(out: Out<CUgraphNode>, graph: CUgraph, after: After, address: CUdevi
     add(out, graph, after, || {
         with(|store| {
             let again = |g: &crate::graph::Graph| g.nodes.values().any(|n| n.task == Task::Free(address));
-            ensure(store.memory.contains_key(&address), CUDA_ERROR_INVALID_VALUE)?;
+            ensure(store.graphs.memory.contains(address), CUDA_ERROR_INVALID_VALUE)?;
             // Once in a graph.
-            ensure(!again(store.graph(graph)?), CUDA_ERROR_INVALID_VALUE)?;
+            ensure(!again(store.graphs.graph(graph)?), CUDA_ERROR_INVALID_VALUE)?;
             Ok(Task::Free(address))
         })
     })
@@ -234,7 +234,7 @@ pub fn cuGraphAddNode_v2(
 
 pub fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: Out<CUgraph>) -> CUresult {
     call(|| {
-        let child = with(|store| match store.node(node)?.task {
+        let child = with(|store| match store.graphs.node(node)?.task {
             Task::Child(child) => Ok(child),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })?;
@@ -245,7 +245,7 @@ pub fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: Out<CUgraph>) -> CU
 pub fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: Out<CudaKernelNodeParams>) -> CUresult {
     call(|| {
         out.require()?;
-        with(|store| match &mut store.node_mut(node)?.task {
+        with(|store| match &mut store.graphs.node_mut(node)?.task {
             Task::Kernel(kernel) => out.put(params::shown(kernel)),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         })
@@ -255,7 +255,7 @@ pub fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: Out<CudaKernelNodeP
 pub fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: Out<CudaKernelNodeParamsV1>) -> CUresult {
     call(|| {
         out.require()?;
-        with(|store| match &mut store.node_mut(node)?.task {
+        with(|store| match &mut store.graphs.node_mut(node)?.task {
             Task::Kernel(kernel) => {
                 let mut shown = params::shown(kernel);
                 shown.v1.func = kernel.function;
@@ -269,10 +269,10 @@ pub fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: Out<CudaKernelNodePara
 /// Gives a node another task of its kind.
 pub(super) fn set(node: CUgraphNode, task: impl FnOnce() -> Result<Task>) -> CUresult {
     call(|| {
-        with(|store| store.node(node).map(drop))?;
+        with(|store| store.graphs.node(node).map(drop))?;
         let mut task = task()?;
         with(|store| {
-            let old = &mut store.node_mut(node)?.task;
+            let old = &mut store.graphs.node_mut(node)?.task;
             ensure(old.kind() == task.kind(), CUDA_ERROR_INVALID_VALUE)?;
             if let (Task::Kernel(old), Task::Kernel(new)) = (&*old, &mut task) {
                 new.attributes.clone_from(&old.attributes);
@@ -302,7 +302,7 @@ pub fn cuGraphMemcpyNodeSetParams(node: CUgraphNode, params: In<CudaMemcpy3d>) -
 /// The context that a node of a copy or memset has.
 fn context_of(node: CUgraphNode) -> Result<CUcontext> {
     with(|store| {
-        Ok(match &store.node(node)?.task {
+        Ok(match &store.graphs.node(node)?.task {
             Task::Copy(copy) => copy.context,
             Task::Fill(fill) => fill.context,
             _ => 0,
@@ -313,7 +313,7 @@ fn context_of(node: CUgraphNode) -> Result<CUcontext> {
 /// Something of a node's task.
 fn get<T>(node: CUgraphNode, out: Out<T>, what: impl FnOnce(&Task) -> Option<T>) -> CUresult {
     call(|| {
-        let found = with(|store| what(&store.node(node)?.task).ok_or(CUDA_ERROR_INVALID_VALUE))?;
+        let found = with(|store| what(&store.graphs.node(node)?.task).ok_or(CUDA_ERROR_INVALID_VALUE))?;
         out.put(found)
     })
 }
@@ -401,7 +401,7 @@ pub fn cuGraphNodeSetParams(node: CUgraphNode, params: In<CUgraphNodeParams>) ->
 pub fn cuGraphKernelNodeGetAttribute(node: CUgraphNode, attribute: u32, out: Out<CUlaunchAttributeValue>) -> CUresult {
     call(|| {
         ensure(!out.is_null() && params::is_node_attribute(attribute), CUDA_ERROR_INVALID_VALUE)?;
-        let value = with(|store| match &store.node(node)?.task {
+        let value = with(|store| match &store.graphs.node(node)?.task {
             Task::Kernel(kernel) => {
                 Ok(kernel.attributes.get(&attribute).copied().unwrap_or_else(|| params::default_attribute(attribute)))
             }
@@ -416,7 +416,7 @@ pub fn cuGraphKernelNodeSetAttribute(node: CUgraphNode, attribute: u32, value: I
         let value = *value.read()?;
         ensure(params::is_node_attribute(attribute), CUDA_ERROR_INVALID_VALUE)?;
         ensure(attribute != params::DEVICE_UPDATABLE, CUDA_ERROR_NOT_SUPPORTED)?;
-        with(|store| match &mut store.node_mut(node)?.task {
+        with(|store| match &mut store.graphs.node_mut(node)?.task {
             Task::Kernel(kernel) => {
                 kernel.attributes.insert(attribute, value);
                 Ok(())
@@ -429,9 +429,11 @@ pub fn cuGraphKernelNodeSetAttribute(node: CUgraphNode, attribute: u32, value: I
 pub fn cuGraphKernelNodeCopyAttributes(to: CUgraphNode, from: CUgraphNode) -> CUresult {
     call(|| {
         with(|store| {
-            let Task::Kernel(source) = &store.node(from)?.task else { return Err(CUDA_ERROR_INVALID_VALUE) };
+            let Task::Kernel(source) = &store.graphs.node(from)?.task else { return Err(CUDA_ERROR_INVALID_VALUE) };
             let attributes = source.attributes.clone();
-            let Task::Kernel(target) = &mut store.node_mut(to)?.task else { return Err(CUDA_ERROR_INVALID_VALUE) };
+            let Task::Kernel(target) = &mut store.graphs.node_mut(to)?.task else {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            };
             target.attributes = attributes;
             Ok(())
         })

@@ -5,10 +5,9 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::*;
 
-use super::call;
+use super::call::call;
 use crate::Result;
 use crate::store::with;
-use crate::user::UserObject;
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is required.
 const NO_SYNC: u32 = 1;
@@ -27,12 +26,7 @@ pub fn cuUserObjectCreate(
         let good = !destructor.is_null() && flags == NO_SYNC && counts(references);
         ensure(good, CUDA_ERROR_INVALID_VALUE)?;
         let (data, destructor) = (data as u64, destructor as u64);
-        let handle = with(|store| {
-            let handle = store.fresh_user();
-            store.users.insert(handle, UserObject { data, destructor, references: references.into() });
-            Ok(handle)
-        })?;
-        out.put(handle)
+        out.put(with(|store| Ok(store.graphs.users.create(data, destructor, references)))?)
     })
 }
 
@@ -44,14 +38,14 @@ fn counts(count: u32) -> bool {
 pub fn cuUserObjectRetain(user: CUuserObject, count: u32) -> CUresult {
     call(|| {
         ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
-        with(|store| store.retain_user(user, count))
+        with(|store| store.graphs.users.retain(user, count))
     })
 }
 
 pub fn cuUserObjectRelease(user: CUuserObject, count: u32) -> CUresult {
     call(|| {
         ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
-        with(|store| store.release_user(user, count))
+        with(|store| store.graphs.users.release(user, count))
     })
 }
 
@@ -59,9 +53,9 @@ pub fn cuGraphRetainUserObject(graph: CUgraph, user: CUuserObject, count: u32, f
     call(|| {
         ensure(counts(count) && flags <= MOVE, CUDA_ERROR_INVALID_VALUE)?;
         with(|store| {
-            store.graph(graph)?;
-            store.retain_for_graph(graph, user, count)?;
-            if flags == MOVE { store.release_user(user, count) } else { Ok(()) }
+            store.graphs.graph(graph)?;
+            store.graphs.retain_user(graph, user, count)?;
+            if flags == MOVE { store.graphs.users.release(user, count) } else { Ok(()) }
         })
     })
 }
@@ -69,7 +63,7 @@ pub fn cuGraphRetainUserObject(graph: CUgraph, user: CUuserObject, count: u32, f
 pub fn cuGraphReleaseUserObject(graph: CUgraph, user: CUuserObject, count: u32) -> CUresult {
     call(|| {
         ensure(counts(count), CUDA_ERROR_INVALID_VALUE)?;
-        with(|store| store.release_from_graph(graph, user, count))
+        with(|store| store.graphs.release_user(graph, user, count))
     })
 }
 
@@ -88,15 +82,12 @@ pub fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, value: Out
     call(|| {
         known(device)?;
         let number = with(|store| {
-            let of = |live: bool| {
-                let mine = store.memory.values().filter(|m| m.device == device && (m.live || !live));
-                mine.map(|m| m.bytes as u64).sum::<u64>()
-            };
+            let memory = &store.graphs.memory;
             Ok(match attribute {
-                USED => of(true),
-                USED_HIGH => store.high(device).0,
-                RESERVED => of(false),
-                RESERVED_HIGH => store.high(device).1,
+                USED => memory.sums(device).0,
+                USED_HIGH => memory.high(device).0,
+                RESERVED => memory.sums(device).1,
+                RESERVED_HIGH => memory.high(device).1,
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             })
         })?;
@@ -111,7 +102,7 @@ pub fn cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: u32, value: In<
         let number = *value.read()?;
         ensure(matches!(attribute, USED_HIGH | RESERVED_HIGH) && number == 0, CUDA_ERROR_INVALID_VALUE)?;
         with(|store| {
-            store.reset_high(device, attribute == USED_HIGH);
+            store.graphs.memory.reset_high(device, attribute == USED_HIGH);
             Ok(())
         })
     })

@@ -1,0 +1,25 @@
+//! A graph as it is launched: steps in an order in which they can be done.
+
+use rekindle_cuda_abi::types::*;
+
+use crate::task::Task;
+
+/// One step of a launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The node that it stands for.
+    pub node: CUgraphNode,
+    /// What it does. Children are unfolded: the step of their node does nothing, after all of theirs.
+    pub task: Task,
+    /// Where it does nothing instead, this is not set.
+    pub enabled: bool,
+    /// The places of the steps that it comes after, all before its own, and what of them.
+    pub after: Vec<(usize, CUgraphEdgeData)>,
+}
+
+/// The steps of a launch, each behind what it comes after.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Flat {
+    /// In an order in which they can be done one after the other.
+    pub steps: Vec<Step>,
+}
