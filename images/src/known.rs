@@ -80,7 +80,7 @@ impl Known {
     /// # Errors
     /// [`ImageError::Invalid`] if it is none.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
-        let invalid = || ImageError::Invalid { what: "a table of known pieces that is none".to_owned() };
+        let invalid = || ImageError::Invalid { what: "a malformed table of known pieces".to_owned() };
         let (entries, rest) = bytes.as_chunks::<ENTRY>();
         let entries = entries.iter().map(|bytes| entry(bytes).ok_or_else(invalid)).collect::<Result<Vec<_>, _>>()?;
         let key = |it: &Entry| (it.hash, it.length);

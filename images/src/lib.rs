@@ -56,7 +56,7 @@
 //!   layer                       validate               a committed image by itself
 //!   commit                      region, data_writer
 //!   decode, encode, envelope    data_reader, known, target
-//!   record, scan                compress, direct, inspect
+//!   record, scan                compress, direct, inspect, blob_kind
 //!   proto, way                  manifest
 //!   dir, names, hash, content, limits, sys, error
 //! ```
@@ -64,6 +64,7 @@
 #![deny(unsafe_code)]
 
 mod base;
+mod blob_kind;
 mod chain;
 mod commit;
 mod compress;
@@ -107,6 +108,7 @@ mod hostile;
 mod sample;
 
 pub use base::Base;
+pub use blob_kind::{BlobKind, UnknownBlobKind};
 pub use compress::{CompressionChoice, NoCompression};
 pub use data_reader::{DataFile, DataReader};
 pub use data_writer::DataWriter;

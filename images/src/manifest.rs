@@ -114,7 +114,7 @@ pub enum Protocol {
     Unknown,
 }
 
-/// A name that is none of a protocol that one can ask for.
+/// A name of no protocol that one can ask for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no protocol: say auto, stop, clone, cow or recopy")]
 pub struct UnknownProtocol(String);
@@ -392,12 +392,19 @@ pub struct Allocation {
     pub size: u64,
     /// Bytes the application asked for.
     pub requested_size: u64,
-    /// The worker's flags.
+    /// [`POOLED`](Self::POOLED), [`PHYSICAL`](Self::PHYSICAL) or 0.
     pub flags: u64,
     /// Handle, for what has one; otherwise 0.
     pub handle: u64,
     /// The content.
     pub pieces: Vec<Piece>,
+}
+
+impl Allocation {
+    /// In [`flags`](Self::flags): it came from the pool that its handle names, instead of belonging to a context.
+    pub const POOLED: u64 = 1;
+    /// In [`flags`](Self::flags): it is the physical allocation that its handle names, at the address where it was saved.
+    pub const PHYSICAL: u64 = 2;
 }
 
 /// A device global.
@@ -432,10 +439,10 @@ pub struct Pinned {
     pub pieces: Vec<Piece>,
 }
 
-/// Content at no device address: an array, the payload of a held command.
+/// Content at no device address: an array, the deferred commands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blob {
-    /// What it is; the worker's numbers.
+    /// The number of its [`BlobKind`](crate::BlobKind), which a later version may have more of.
     pub kind: u32,
     /// Whose it is.
     pub handle: u64,

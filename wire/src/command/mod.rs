@@ -68,6 +68,9 @@ impl MemOp {
     }
 }
 
+/// The most bytes of a copy to the device that travel inside its command. More go through staging chunks.
+pub const MAX_INLINE_BYTES: usize = 32 << 10;
+
 /// The kind of a callback of `cuLaunchHostFunc`: not called in a broken context.
 pub const HOST_FUNCTION: u64 = 0;
 /// The kind of a callback of `cuStreamAddCallback`: always called, and told of an error.
@@ -106,7 +109,7 @@ impl Launch<'_> {
     }
 }
 
-/// A command, by its number; `None` for lines of the driver table, and for numbers that are none's.
+/// A command, by its number; `None` for lines of the driver table, and for numbers without a meaning.
 #[must_use]
 pub fn declaration(call: u16) -> Option<&'static Declaration> {
     DECLARED.iter().find(|it| it.number == call)

@@ -34,7 +34,7 @@ impl Type {
                 b".align" => {
                     let align = take_number(lexer)
                         .filter(|align| align.is_power_of_two() && *align <= 1 << 20)
-                        .ok_or(CodeError::Malformed("an alignment that is none"))?;
+                        .ok_or(CodeError::Malformed("a malformed alignment"))?;
                     // After .ptr it is the alignment of what the parameter points to.
                     if !pointer {
                         parsed.align = Some(align);
