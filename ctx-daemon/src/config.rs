@@ -92,8 +92,8 @@ const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
 const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;
 /// More processes of one job than a machine has GPUs and cores for.
 const DEFAULT_CONNECTIONS: usize = 256;
-/// A path in a socket's address, with its final zero, and with what the workers' door is called more.
-const SOCKET_PATH_MAX: usize = 108 - rekindle_ctx_worker::rejoin::DOOR.len();
+/// The longest path of the control socket: a socket's address less the final zero and the suffix of the workers' endpoint.
+const SOCKET_PATH_MAX: usize = 108 - rekindle_ctx_worker::rejoin::WORKERS_SUFFIX.len();
 /// Where distributions and systemd put nobody.
 const DEFAULT_UIDS: UidRange = UidRange { first: 1_900_000_000, last: 1_900_065_535 };
 

@@ -111,12 +111,12 @@ fn hand_over(
     check_settings(&attach)?;
     pending.asks(&attach);
     if let Some(max) = daemon.config.max
-        && !pending.sit(max)
+        && !pending.reserve(max)
     {
         return Err(AttachError::Full(max));
     }
     let allowed = daemon.grants.of(process)?;
-    pending.sit_in(&allowed).map_err(|(used, max)| AttachError::ContainerFull { used, max })?;
+    pending.reserve_in(&allowed).map_err(|(used, max)| AttachError::ContainerFull { used, max })?;
     let worker = daemon.pool.take(&attach.settings, allowed.gpus())?;
     // From here on the worker is this client's: whatever goes wrong, it is not used for another.
     let client = Client::new(process, attach.clone(), allowed, Arc::clone(&worker), ClientState::Running);

@@ -140,8 +140,8 @@ pub(crate) struct Pending {
     pub(crate) process: Process,
     /// None as long as it has said nothing.
     pub(crate) attach: Option<Attach>,
-    /// It counts as a client, of which there may be so many.
-    pub(crate) seated: bool,
+    /// A place among the clients is reserved for it.
+    pub(crate) reserved: bool,
     /// What it may use, once that is known.
     pub(crate) allowed: Allowed,
 }
@@ -157,8 +157,8 @@ pub(crate) struct Registry {
 struct Inner {
     clients: Vec<Arc<Client>>,
     pending: HashMap<u64, Pending>,
-    /// Places kept for clients of restores that go on.
-    seats: usize,
+    /// Places reserved for clients of restores that go on.
+    reserved: usize,
     /// Roots of the trees that are being dumped.
     holds: HashMap<u64, i32>,
     next: u64,
@@ -174,7 +174,7 @@ impl Inner {
     /// still be ending.
     fn taken(&self) -> usize {
         let clients = self.clients.iter().filter(|it| it.process.is_alive()).count();
-        clients + self.seats + self.pending.values().filter(|it| it.seated).count()
+        clients + self.reserved + self.pending.values().filter(|it| it.reserved).count()
     }
 }
 
@@ -208,20 +208,20 @@ impl Registry {
     pub(crate) fn connected(self: &Arc<Self>, process: Process) -> PendingGuard {
         let mut inner = lock(&self.inner);
         let number = inner.number();
-        inner.pending.insert(number, Pending { process, attach: None, seated: false, allowed: Allowed::default() });
+        inner.pending.insert(number, Pending { process, attach: None, reserved: false, allowed: Allowed::default() });
         PendingGuard { registry: Arc::clone(self), number }
     }
 
-    /// Keeps places for clients that a restore brings back, all of them or none: `max` is how many clients there may be. An
+    /// Reserves places for clients that a restore brings back, all of them or none: `max` is how many clients there may be. An
     /// error says how many there are.
-    pub(crate) fn take_seats(self: &Arc<Self>, needed: usize, max: usize) -> Result<Seats, usize> {
+    pub(crate) fn reserve(self: &Arc<Self>, needed: usize, max: usize) -> Result<Reservation, usize> {
         let mut inner = lock(&self.inner);
         let taken = inner.taken();
         if needed > max.saturating_sub(taken) {
             return Err(taken);
         }
-        inner.seats += needed;
-        Ok(Seats { registry: Arc::clone(self), left: AtomicUsize::new(needed) })
+        inner.reserved += needed;
+        Ok(Reservation { registry: Arc::clone(self), left: AtomicUsize::new(needed) })
     }
 
     /// Adds a client, whatever is being dumped.
@@ -297,22 +297,22 @@ impl PendingGuard {
         }
     }
 
-    /// Keeps a place for it among the clients, of which there may be `max`; `false` if there is none.
-    pub(crate) fn sit(&self, max: usize) -> bool {
+    /// Reserves a place for it among the clients, of which there may be `max`; `false` if there is none.
+    pub(crate) fn reserve(&self, max: usize) -> bool {
         let mut inner = lock(&self.registry.inner);
         let taken = inner.taken();
         match inner.pending.get_mut(&self.number) {
             Some(pending) if taken < max => {
-                pending.seated = true;
+                pending.reserved = true;
                 true
             }
             _ => false,
         }
     }
 
-    /// Keeps a place for it among the clients of its container, of which it may have so many; if there is none, how many
+    /// Reserves a place for it among the clients of its container, of which it may have so many; if there is none, how many
     /// there are and may be.
-    pub(crate) fn sit_in(&self, allowed: &Allowed) -> Result<(), (usize, u32)> {
+    pub(crate) fn reserve_in(&self, allowed: &Allowed) -> Result<(), (usize, u32)> {
         let mut inner = lock(&self.registry.inner);
         if let Some(max) = allowed.limits().workers {
             // One that has executed another program, or has ended, is about to lose its worker.
@@ -348,28 +348,28 @@ impl Drop for PendingGuard {
     }
 }
 
-/// Places kept for the clients of a restore, as long as it goes on.
-pub(crate) struct Seats {
+/// Places reserved for the clients of a restore, as long as it goes on.
+pub(crate) struct Reservation {
     registry: Arc<Registry>,
     /// Changed under the registry's lock.
     left: AtomicUsize,
 }
 
-impl Seats {
+impl Reservation {
     /// A client has come back: adds it, whatever is being dumped.
     pub(crate) fn fill(&self, client: Arc<Client>) {
         let mut inner = lock(&self.registry.inner);
         if self.left.load(Ordering::Relaxed) > 0 {
             self.left.fetch_sub(1, Ordering::Relaxed);
-            inner.seats -= 1;
+            inner.reserved -= 1;
         }
         add(&mut inner, client);
     }
 }
 
-impl Drop for Seats {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        lock(&self.registry.inner).seats -= self.left.load(Ordering::Relaxed);
+        lock(&self.registry.inner).reserved -= self.left.load(Ordering::Relaxed);
     }
 }
 

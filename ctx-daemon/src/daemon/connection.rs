@@ -29,26 +29,28 @@ const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The socket that a connection came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Door {
+pub(crate) enum Endpoint {
+    /// The control socket.
     Clients,
-    /// For those whose daemon is gone.
+    /// For workers whose daemon is gone.
     Workers,
 }
 
-impl Door {
-    fn leads_to(self, request: &Request) -> bool {
+impl Endpoint {
+    /// Whether this request may be made here.
+    fn serves(self, request: &Request) -> bool {
         (self == Self::Workers) == matches!(request, Request::Rejoin { .. })
     }
 }
 
 /// Serves a connection in a thread of its own, if there is a place for it.
-pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
+pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint) {
     let copy = match stream.try_clone() {
         Ok(copy) => copy,
         Err(error) => return warn!(%error, "cannot serve a connection"),
     };
     let party = match sys::peer_credentials(stream.as_fd()) {
-        Ok(peer) if door == Door::Workers => Party::of_worker(peer),
+        Ok(peer) if endpoint == Endpoint::Workers => Party::of_worker(peer),
         Ok(peer) => Party::of_client(peer),
         Err(error) => return warn!(%error, "cannot tell who has connected"),
     };
@@ -57,13 +59,13 @@ pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, door: Door) {
         Err(why) => return daemon.connections.say_refused(&why),
     };
     let daemon = Arc::clone(daemon);
-    let result = thread("connection", move || handle(&daemon, stream, door, party, &place));
+    let result = thread("connection", move || handle(&daemon, stream, endpoint, party, &place));
     if let Err(error) = result {
         warn!(%error, "cannot serve a connection");
     }
 }
 
-fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, place: &Place) {
+fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: Party, place: &Place) {
     daemon.grants.collect();
     let (peer, process) = match peer(&stream) {
         Ok(peer) => peer,
@@ -93,7 +95,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, door: Door, party: Party, pl
         }
     };
     match request {
-        request if !door.leads_to(&request) => {
+        request if !endpoint.serves(&request) => {
             warn!(pid = peer.pid, uid = peer.uid, "refused: asked for at the wrong socket");
             message::fail(&stream, Failure::refused("this is not what this socket is for"));
         }
@@ -231,8 +233,8 @@ fn read(opening: &Opening) -> Result<Request, Failure> {
         )));
     }
     serde_json::from_value(opening.request.clone()).map_err(|error| {
-        // It may name what it found, in the peer's own characters.
-        Failure::internal(format!("a request that is none: {}", error.to_string().escape_debug()))
+        // The error may quote the peer's own characters.
+        Failure::internal(format!("malformed request: {}", error.to_string().escape_debug()))
     })
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each has a thread and descriptors of the daemon's. Whoever connects is counted with its party ([`Party`]), and no party
-//! has more than its limit; some are kept for operators, and workers have a door with a number of their own. So a party that
+//! has more than its limit; some are kept for operators, and workers have an endpoint with a limit of its own. So a party that
 //! holds all that it can get holds up itself alone. A connection on which nothing has been said yet is closed where another
 //! needs its place: who has something to say does so at once, so nobody misses it. Connections that were handed to workers
 //! are no longer the daemon's.
@@ -28,7 +28,7 @@ use super::{lock, sys, wait_timeout};
 const MOST: usize = 1024;
 /// Of these, for operators alone.
 const KEPT: usize = 64;
-/// At the workers' door. After a restart of the daemon all workers come, and come again if there is no place.
+/// At the workers' endpoint. After a restart of the daemon all workers come, and come again if there is no place.
 const MOST_WORKERS: usize = 256;
 /// Of one worker: one, and one whose end the daemon has not noticed yet.
 const OF_WORKER: usize = 2;

@@ -1,5 +1,5 @@
-//! The control socket: one daemon to a path. Beside it is the workers' door, for those whose daemon is gone: they are users
-//! who may not connect to the control socket, and at the door there is nothing else to ask for.
+//! The control socket: one daemon to a path. Beside the control socket is the workers' endpoint, a socket for workers whose
+//! daemon is gone: workers are users that may not connect to the control socket, and the endpoint serves no other request.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::{debug, error, warn};
 
-use super::connection::{self, Door};
+use super::connection::{self, Endpoint};
 use super::sandbox::{self, Sandbox};
 use super::{Daemon, sys};
 use crate::config::Config;
-use rekindle_ctx_worker::rejoin::DOOR;
+use rekindle_ctx_worker::rejoin::WORKERS_SUFFIX;
 
 /// How long a daemon that starts, or one that stops, may hold the lock without listening.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -26,8 +26,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    door: UnixListener,
-    door_path: PathBuf,
+    workers: UnixListener,
+    workers_path: PathBuf,
     _lock: File,
 }
 
@@ -65,32 +65,33 @@ impl Listener {
         }
         std::fs::set_permissions(path, Permissions::from_mode(config.socket_mode))
             .map_err(failed("set the mode of", path))?;
-        let door_path = beside(path, DOOR);
-        remove_stale(&door_path)?;
-        let door = UnixListener::bind(&door_path).map_err(failed("listen on", &door_path))?;
-        sandbox::set_door(&door_path, sandbox.group()).map_err(failed("set group and mode of", &door_path))?;
+        let workers_path = beside(path, WORKERS_SUFFIX);
+        remove_stale(&workers_path)?;
+        let workers = UnixListener::bind(&workers_path).map_err(failed("listen on", &workers_path))?;
+        sandbox::restrict_endpoint(&workers_path, sandbox.group())
+            .map_err(failed("set group and mode of", &workers_path))?;
         if sandbox.group().is_some()
-            && let Some(folder) = sandbox::closed_folder(&door_path)
+            && let Some(folder) = sandbox::closed_folder(&workers_path)
         {
             warn!(
                 "{} is closed to workers' users: they will not find a daemon that takes this one's place",
                 folder.display()
             );
         }
-        Ok(Self { socket, path: path.clone(), door, door_path, _lock: lock })
+        Ok(Self { socket, path: path.clone(), workers, workers_path, _lock: lock })
     }
 
     /// What accepts connections, each for a thread of its own.
     pub(crate) fn acceptors(&self) -> io::Result<[Acceptor; 2]> {
         Ok([
-            Acceptor { socket: self.socket.try_clone()?, door: Door::Clients },
-            Acceptor { socket: self.door.try_clone()?, door: Door::Workers },
+            Acceptor { socket: self.socket.try_clone()?, endpoint: Endpoint::Clients },
+            Acceptor { socket: self.workers.try_clone()?, endpoint: Endpoint::Workers },
         ])
     }
 
     /// Nobody finds the daemon from now on.
     pub(crate) fn remove(&self) {
-        for path in [&self.path, &self.door_path] {
+        for path in [&self.path, &self.workers_path] {
             if let Err(error) = std::fs::remove_file(path) {
                 debug!(path = %path.display(), %error, "cannot remove the socket");
             }
@@ -102,7 +103,7 @@ impl Listener {
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     socket: UnixListener,
-    door: Door,
+    endpoint: Endpoint,
 }
 
 impl Acceptor {
@@ -111,7 +112,7 @@ impl Acceptor {
         loop {
             match self.socket.accept() {
                 _ if daemon.is_stopping() => return,
-                Ok((stream, _)) => connection::serve(daemon, stream, self.door),
+                Ok((stream, _)) => connection::serve(daemon, stream, self.endpoint),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Most likely out of descriptors: those who hold them will give some back.

@@ -26,7 +26,7 @@ pub(crate) enum Party {
     User(u32),
     /// By the outermost namespace that tells it from the host.
     Container(Identity),
-    /// At the workers' door: each is a user of its own.
+    /// At the workers' endpoint: each is a user of its own.
     Worker(u32),
 }
 
@@ -40,7 +40,7 @@ impl Party {
         Self::examine(peer).unwrap_or(Self::User(peer.uid))
     }
 
-    /// Of a peer at the workers' door. Where workers have no users of their own, all are the daemon's.
+    /// Of a peer at the workers' endpoint. Where workers have no users of their own, all are the daemon's.
     pub(crate) fn of_worker(peer: Credentials) -> Self {
         if is_privileged(peer.uid) { Self::Operator } else { Self::Worker(peer.uid) }
     }

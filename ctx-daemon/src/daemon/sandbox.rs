@@ -264,13 +264,13 @@ impl Drop for UidClaim {
     }
 }
 
-/// Whether workers can come to the door at this path by themselves: the folders above it must be open to all.
+/// The folder that keeps workers from the endpoint at this path, if there is one: all folders above it must be open to all.
 pub(crate) fn closed_folder(path: &Path) -> Option<&Path> {
     path.ancestors().skip(1).find(|folder| folder.metadata().is_ok_and(|it| it.mode() & 0o001 == 0))
 }
 
-/// The door's group and mode.
-pub(crate) fn set_door(path: &Path, group: Option<u32>) -> io::Result<()> {
+/// Sets the group and mode of the workers' endpoint.
+pub(crate) fn restrict_endpoint(path: &Path, group: Option<u32>) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     if group.is_some() {

@@ -73,7 +73,7 @@ fn a_strangers_worker_is_not_taken_over() {
                 devices: Vec::new(),
             },
         };
-        reason(ask(&daemon.door(), &request, fds))
+        reason(ask(&daemon.workers_endpoint(), &request, fds))
     };
     assert!(rejoin(&[]).contains("must come with the offer"));
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -134,7 +134,7 @@ fn each_socket_is_for_what_it_is_for() {
     let daemon = Daemon::start();
     let client = Client::attached(&daemon, "app");
     for request in [Request::List, Request::Status, Request::Restore, Request::Check { pid: client.pid }] {
-        assert!(reason(ask(&daemon.door(), &request, &[])).contains("not what this socket is for"));
+        assert!(reason(ask(&daemon.workers_endpoint(), &request, &[])).contains("not what this socket is for"));
     }
     let attached = rekindle_wire::attach::Attached {
         driver_version: 0,
@@ -153,8 +153,8 @@ fn each_socket_is_for_what_it_is_for() {
     let rejoin = Request::Rejoin { attach, attached };
     assert!(reason(ask(&daemon.socket(), &rejoin, &[])).contains("not what this socket is for"));
     use std::os::unix::fs::MetadataExt;
-    let door = std::fs::metadata(daemon.door()).unwrap();
-    assert_eq!(door.mode() & 0o007, 0);
+    let endpoint = std::fs::metadata(daemon.workers_endpoint()).unwrap();
+    assert_eq!(endpoint.mode() & 0o007, 0);
 }
 
 #[test]

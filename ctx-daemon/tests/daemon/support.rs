@@ -62,8 +62,8 @@ impl Daemon {
         self.dir.path().join("s")
     }
 
-    /// Where workers whose daemon is gone come to.
-    pub(crate) fn door(&self) -> PathBuf {
+    /// The endpoint for workers whose daemon is gone.
+    pub(crate) fn workers_endpoint(&self) -> PathBuf {
         self.dir.path().join("s.workers")
     }
 

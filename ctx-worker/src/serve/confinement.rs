@@ -25,7 +25,7 @@ pub struct Confinement {
 pub struct Identity {
     /// No other worker's that lives.
     pub uid: u32,
-    /// All workers', which opens them the door to the daemon and nothing else.
+    /// The group of all workers, which lets them use the daemon's endpoint for workers and nothing else.
     pub gid: u32,
     /// The driver's devices' group, where they are not for everybody.
     pub device_group: Option<u32>,

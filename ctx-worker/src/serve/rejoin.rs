@@ -19,8 +19,8 @@ use rekindle_wire::frame;
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// What the path of the socket for workers has behind that of the daemon's own. Workers are not who may use that one.
-pub const DOOR: &str = ".workers";
+/// The path of the workers' endpoint is that of the control socket, which workers may not use, with this suffix.
+pub const WORKERS_SUFFIX: &str = ".workers";
 
 /// Where a worker's daemon says where it listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
@@ -50,7 +50,7 @@ pub fn rejoin<G: Fn() -> bool>(
     client_is_gone: G,
 ) -> Option<UnixStream> {
     let mut path = std::env::var_os(SOCKET_VARIABLE)?;
-    path.push(DOOR);
+    path.push(WORKERS_SUFFIX);
     let request = Request::Rejoin { attach: attach.clone(), attached: attached.clone() };
     let mut last = String::new();
     while !client_is_gone() {

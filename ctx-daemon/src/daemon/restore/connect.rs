@@ -129,7 +129,7 @@ impl Restore {
             ClientState::Restoring,
         );
         lock(&self.state).connected.insert(place, Arc::clone(&client));
-        self.seats.fill(Arc::clone(&client));
+        self.reservation.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
         daemon.records.keep(restored.worker.process(), process, reattached.stream.as_fd());

@@ -39,7 +39,7 @@ use self::error::RestoreError;
 use self::made::Maker;
 use self::state::Restore;
 pub(super) use self::state::Restores;
-use super::clients::Seats;
+use super::clients::Reservation;
 use super::message::{self, MAX_REQUEST};
 use super::pidns::PidView;
 use super::process::Process;
@@ -190,10 +190,10 @@ fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, 
     Ok(Reply::Resumed { ours, open })
 }
 
-/// A place for each client among those that there may be.
-fn take_seats(daemon: &Daemon, needed: usize) -> Result<Seats, RestoreError> {
+/// Reserves a place for each client among those that there may be.
+fn reserve(daemon: &Daemon, needed: usize) -> Result<Reservation, RestoreError> {
     let max = daemon.config.max.unwrap_or(usize::MAX);
-    daemon.registry.take_seats(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
+    daemon.registry.reserve(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
 }
 
 /// Checks everything, takes the workers, and has them begin to load. None if the directory has no image of ours.
@@ -212,10 +212,10 @@ fn prepare(
     };
     image.check_companion()?;
     check::image(&image)?;
-    let seats = take_seats(daemon, check::attached(&image).count())?;
+    let reservation = reserve(daemon, check::attached(&image).count())?;
     let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
     let workers = load::take_workers(daemon, &image, &restorer)?;
-    let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), seats);
+    let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), reservation);
     let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
     let attached = prepared.restore.workers().map(|it| it.attached());
     check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;

@@ -15,7 +15,7 @@ use rekindle_images::{Client as Record, Image};
 use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
 use tracing::{debug, info, warn};
 
-use super::super::clients::{Client, ClientState, Seats};
+use super::super::clients::{Client, ClientState, Reservation};
 use super::super::lock;
 use super::super::process::Process;
 use super::super::worker::{Worker, WorkerError};
@@ -86,7 +86,7 @@ pub(super) struct Restore {
     /// Sockets of processes that were in the middle of their handshake.
     unattached: Vec<RestoredSocket>,
     maker: Arc<Maker>,
-    pub(super) seats: Seats,
+    pub(super) reservation: Reservation,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
 }
@@ -116,7 +116,13 @@ pub(super) struct Reattached {
 
 impl Restore {
     /// A restore with a worker for each client that needs one.
-    pub(super) fn new(id: u64, image: &Image, workers: Vec<Arc<Worker>>, maker: Maker, seats: Seats) -> Self {
+    pub(super) fn new(
+        id: u64,
+        image: &Image,
+        workers: Vec<Arc<Worker>>,
+        maker: Maker,
+        reservation: Reservation,
+    ) -> Self {
         let clients = check::attached(image).zip(workers);
         let attached: HashSet<u32> = check::attached(image).map(|it| it.index).collect();
         let all = image.manifest().clients.iter();
@@ -128,7 +134,7 @@ impl Restore {
                 .map(|(record, worker)| Restored { name: check::name(record), record: record.clone(), worker })
                 .collect(),
             maker: Arc::new(maker),
-            seats,
+            reservation,
             state: Mutex::default(),
             changed: Condvar::new(),
         }

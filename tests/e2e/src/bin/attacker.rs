@@ -259,10 +259,10 @@ fn asks(victim: i32) -> Result<()> {
         Reply::Clients(clients) => ensure!(clients.is_empty(), "it sees {clients:?}"),
         other => bail!("{other:?}"),
     }
-    let mut door = std::env::var_os("REKINDLE_SOCKET").context("REKINDLE_SOCKET is not set")?;
-    door.push(".workers");
+    let mut endpoint = std::env::var_os("REKINDLE_SOCKET").context("REKINDLE_SOCKET is not set")?;
+    endpoint.push(".workers");
     // Root comes in everywhere.
-    if let Ok(stream) = UnixStream::connect(door) {
+    if let Ok(stream) = UnixStream::connect(endpoint) {
         frame::send(&stream, &Opening::new(&rejoin)?, &[], &[stream.as_raw_fd()])?;
         let answer = frame::receive::<Value>(&stream)?.body.to_string();
         ensure!(answer.contains("is no worker"), "{answer}");
