@@ -104,7 +104,7 @@ a_worker_that_is_stopped_at! {
     when_asked_to_save: "", "Save", 0, STALL;
     when_asked_to_save_code: "", "SaveCode", 0, STALL;
     when_asked_how_far_it_is: "", "Progress", 0, STALL;
-    when_asked_whether_it_is_at_rest: "", "Hold", 0, QUIESCE;
+    when_asked_whether_it_is_at_rest: "", "ConfirmQuiesced", 0, QUIESCE;
     when_asked_to_open_its_ring: "", "Open", 0, QUIESCE;
 }
 

@@ -263,7 +263,7 @@ impl Worker {
             }
             WorkerRequest::Cancel => self.note("Cancel"),
             // Of containers that have limits; none here.
-            WorkerRequest::Belong { .. } => self.reply(&WorkerReply::Done),
+            WorkerRequest::JoinContainer { .. } => self.reply(&WorkerReply::Done),
             WorkerRequest::Data { .. } => panic!("there are few data files"),
             WorkerRequest::Code { code } => {
                 assert_eq!(code.len(), fds.len());
@@ -316,8 +316,8 @@ impl Worker {
                     commands: 42,
                 });
             }
-            WorkerRequest::Hold if self.is("went-on") => self.failed("it has gone on by itself"),
-            WorkerRequest::Hold => self.reply(&WorkerReply::Done),
+            WorkerRequest::ConfirmQuiesced if self.is("went-on") => self.failed("it has gone on by itself"),
+            WorkerRequest::ConfirmQuiesced => self.reply(&WorkerReply::Done),
             WorkerRequest::Alive => {}
             WorkerRequest::GiveWay => self.note("GiveWay"),
             WorkerRequest::Room { coming } => self.note(&format!("Room {coming}")),

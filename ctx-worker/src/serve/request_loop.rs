@@ -350,8 +350,8 @@ impl Server {
                 self.open();
             }
             (WorkerRequest::Open, State::Open) => self.executor.before_opening(),
-            (WorkerRequest::Hold, State::Quiesced) => {}
-            (WorkerRequest::Hold, _) => {
+            (WorkerRequest::ConfirmQuiesced, State::Quiesced) => {}
+            (WorkerRequest::ConfirmQuiesced, _) => {
                 return Err(Refusal::WentOn);
             }
             (WorkerRequest::Precopy { hash_key, files, compression }, State::Open) => {
@@ -387,7 +387,7 @@ impl Server {
                     }
                 });
             }
-            (WorkerRequest::Belong { row, gpus, limits }, State::Spare | State::Restoring) => {
+            (WorkerRequest::JoinContainer { row, gpus, limits }, State::Spare | State::Restoring) => {
                 let file = fds.next().ok_or(Refusal::Lacks("no table came with the request"))?;
                 self.executor.memory.belong(&self.executor.session, file.into(), row, &gpus, limits)?;
             }

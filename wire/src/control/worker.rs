@@ -3,12 +3,12 @@
 //!
 //! ```text
 //!   spare        Ready (unasked)
-//!   attach       (Belong -> Done | Failed)    Adopt   -> Done | Failed     it has answered the client itself, either way
+//!   attach       (JoinContainer -> Done | Failed)    Adopt -> Done | Failed     the worker has answered the client, either way
 //!   dump         (Quiesce | Advance)* -> Done | Busy | Failed, until all of a tree are at rest together
 //!                Pace -> Done at any time, Stage -> Done | Failed before the quiesce, where there is host memory to spare
 //!                Reserve -> Done, Precopy -> Done | Failed, Progress+ before the quiesce, where the protocol says so
 //!                Save -> Begun | Failed, SaveCode -> Done | Failed, Progress -> Saving | Saved | Failed
-//!                (Cancel cuts the copy short)     Alive again and again, Hold -> Done | Failed
+//!                (Cancel cuts the copy short)     Alive again and again, ConfirmQuiesced -> Done | Failed
 //!                Open    -> Done, once a `Saving` has said that it may, or after `Saved`
 //!   memory       NeedsRoom (unasked) -> Room, Room     GiveWay     at any time
 //!   sharing      Export -> Exported | Failed     Import -> Done | Failed     Shares -> Shares     at any time
@@ -16,7 +16,8 @@
 //! ```
 //!
 //! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
-//! the daemon may be stopped, or hang. `Hold` tells the daemon, should it go on, so that no image is made of it.
+//! the daemon may be stopped, or hang. If the daemon goes on then, the answer to `ConfirmQuiesced` says so, and no image is made
+//! of the client.
 //!
 //! Worker and daemon may be of different releases (`docs/compatibility.md`). A worker answers `Failed` to what it does not
 //! know. What is not answered, and what is said unasked, must be known to the other side: each is said only to who speaks the
@@ -47,7 +48,8 @@ pub enum WorkerRequest {
     },
     /// Count what your client has with what others of its container have. Comes with the container's table, before
     /// `Adopt`, or before `Connect`.
-    Belong {
+    #[serde(rename = "Belong")]
+    JoinContainer {
         /// Which row of it is yours.
         row: u32,
         /// The GPUs that the container has: the order of its columns.
@@ -183,9 +185,10 @@ pub enum WorkerRequest {
     },
     /// What has been counted of the client's accesses. `Failed` where the reporting mode is off.
     Access,
-    /// Whether the client has been at rest ever since it was quiesced. `Failed` if it has gone on by itself, since the
-    /// daemon was silent.
-    Hold,
+    /// Whether the client has been at rest ever since it was quiesced. `Failed` if the worker has opened the ring by itself,
+    /// since the daemon was silent.
+    #[serde(rename = "Hold")]
+    ConfirmQuiesced,
     /// The daemon is there. Comes as long as a ring is to stay closed, at any time; not answered.
     Alive,
     /// Another client finds no device memory: what is set aside for clones and not used yet is to be given back. Not
@@ -397,4 +400,17 @@ pub enum WorkerReply {
         /// Of each device.
         devices: Vec<nvml::Memory>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_were_renamed_keep_their_names_on_the_channel() {
+        assert_eq!(serde_json::to_value(WorkerRequest::ConfirmQuiesced).unwrap(), "Hold");
+        let limits = ContainerLimits { device_memory: None, pinned_memory: None, workers: None };
+        let request = WorkerRequest::JoinContainer { row: 1, gpus: Vec::new(), limits };
+        assert_eq!(serde_json::to_value(request).unwrap()["Belong"]["row"], 1);
+    }
 }

@@ -374,7 +374,7 @@ impl Shared {
     }
 
     fn hold(&self, client: &Client) -> Result<(), SaveError> {
-        let held = client.worker.ask(&WorkerRequest::Hold, &[], self.how.quiesce);
+        let held = client.worker.ask(&WorkerRequest::ConfirmQuiesced, &[], self.how.quiesce);
         held.map_err(|error| SaveError::of(client, &error))
     }
 

@@ -279,7 +279,7 @@ impl Grants {
         };
         let (row, table) = table.ok_or(ShareError::Full)?;
         let gpus = container.gpus.clone().unwrap_or_else(|| devices.iter().map(|it| it.uuid).collect());
-        let request = WorkerRequest::Belong { row, gpus, limits };
+        let request = WorkerRequest::JoinContainer { row, gpus, limits };
         Ok(worker.ask(&request, &[table.as_raw_fd()], limit)?)
     }
 
