@@ -14,15 +14,13 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Condvar, Mutex};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{COPY_BYTES, COPY_FROM_CHUNK, COPY_TO_CHUNK, CopyBytes, CopyChunk};
+use rekindle_wire::command::{COPY_BYTES, COPY_FROM_CHUNK, COPY_TO_CHUNK, CopyBytes, CopyChunk, MAX_INLINE_BYTES};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 
 use crate::client::{self, Call, Client, stream_of};
 use crate::threads;
 
-/// Copies to the device up to this size travel inside their command.
-const INLINE: usize = 32 << 10;
 /// Copies from this size on are worth several threads.
 const STRIPED: usize = 16 << 20;
 /// The most threads of one copy, the caller included.
@@ -111,7 +109,7 @@ impl Staging {
 /// # Safety
 /// `source` holds `bytes` readable bytes.
 pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, stream: CUstream) -> CUresult {
-    if bytes <= INLINE {
+    if bytes <= MAX_INLINE_BYTES {
         let mut call = match Call::in_context(COPY_BYTES) {
             Ok(call) => call,
             Err(error) => return error,

@@ -6,14 +6,12 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_images::{Blob, Client, CodeHash, DataReader, Object, Piece};
+use rekindle_images::{Allocation, Blob, BlobKind, Client, CodeHash, DataReader, Object, Piece};
 use rekindle_wire::Dialect;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind, LinkAdd};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::checkpoint::save::{ARRIVING_CODE, CODE_LOG, GRAPHS, HELD_COMMANDS, MAPPED, PIECE, POOLED, PRINTED};
-use crate::resources::arrays::ARRAY_CONTENT;
 use crate::resources::job::Job;
 use crate::resources::memory;
 use crate::resources::not_loaded::{NotLoaded, Why};
@@ -161,10 +159,10 @@ impl Executor {
         self.restore_pools()?;
         self.map_made()?;
         for allocation in &client.allocations {
-            if allocation.flags & PIECE != 0 {
+            if allocation.flags & Allocation::PHYSICAL != 0 {
                 continue;
             }
-            let pooled = allocation.flags & POOLED != 0;
+            let pooled = allocation.flags & Allocation::POOLED != 0;
             let (context, pool) = if pooled { (0, allocation.handle) } else { (allocation.handle, 0) };
             let memory = memory::Allocation { size: allocation.size, context, pool };
             if pooled {
@@ -184,7 +182,7 @@ impl Executor {
 
     /// The content of pieces goes to where they are mapped for it: each to its own.
     fn check_pieces(&self, client: &Client, aliases: &[Alias]) -> Result<(), NotLoaded> {
-        let saved = client.allocations.iter().filter(|a| a.flags & PIECE != 0);
+        let saved = client.allocations.iter().filter(|a| a.flags & Allocation::PHYSICAL != 0);
         let saved = saved.map(|a| (a.address, a.handle, a.size, a.device as usize));
         let here = aliases.iter().map(|a| (a.address, a.handle, a.piece.size, a.piece.device));
         if saved.eq(here) { Ok(()) } else { Err(NotLoaded::Image("the image's memory is not what its state says")) }
@@ -234,7 +232,7 @@ impl Executor {
                 self.context_of_global(g.module, g.address).ok_or(NotLoaded::Image("a variable's context is gone"))?;
             add(g.address, g.device as usize, context, &g.pieces);
         }
-        for blob in client.blobs.iter().filter(|b| b.kind == ARRAY_CONTENT) {
+        for blob in client.blobs.iter().filter(|blob| blob.is(BlobKind::ArrayContent)) {
             list.extend(self.memory.arrays.saved_jobs(&self.session, blob)?);
         }
         let primaries: Vec<_> = self.memory.devices.iter().map(|d| d.primary).collect();
@@ -254,18 +252,20 @@ impl Executor {
     }
 
     fn restore_blobs(&mut self, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
-        // Content of arrays is loaded with that of memory, and what the client maps itself is there.
-        for blob in client.blobs.iter().filter(|b| !matches!(b.kind, ARRAY_CONTENT | MAPPED)) {
-            let bytes = read_blob(blob, reader)?;
-            match blob.kind {
-                ARRIVING_CODE => self.code.store.resume_arriving(blob.handle, bytes),
-                PRINTED => self.code.prints.resume(blob.handle, bytes)?,
-                CODE_LOG => self.code.logs.resume(blob.handle, bytes),
-                HELD_COMMANDS => {
-                    self.restore_held(&bytes).map_err(|why| NotLoaded::Part { part: "held commands", why })?
+        for blob in &client.blobs {
+            let bytes = || read_blob(blob, reader);
+            match BlobKind::try_from(blob.kind).map_err(|unknown| NotLoaded::UnknownPart(unknown.0))? {
+                // Content of arrays is loaded with that of memory, and what the client maps itself is there.
+                BlobKind::ArrayContent | BlobKind::Mapped => {}
+                BlobKind::ArrivingCode => self.code.store.resume_arriving(blob.handle, bytes()?),
+                BlobKind::Printed => self.code.prints.resume(blob.handle, bytes()?)?,
+                BlobKind::CodeLog => self.code.logs.resume(blob.handle, bytes()?),
+                BlobKind::DeferredCommands => {
+                    self.restore_held(&bytes()?).map_err(|why| NotLoaded::Part { part: "deferred commands", why })?
                 }
-                GRAPHS => self.restore_graphs(&bytes).map_err(|why| NotLoaded::Part { part: "graphs", why })?,
-                kind => return Err(NotLoaded::UnknownPart(kind)),
+                BlobKind::Graphs => {
+                    self.restore_graphs(&bytes()?).map_err(|why| NotLoaded::Part { part: "graphs", why })?
+                }
             }
         }
         Ok(())
@@ -307,7 +307,7 @@ fn read_blob(blob: &Blob, reader: &DataReader) -> Result<Vec<u8>, NotLoaded> {
 
 /// What the client maps itself.
 pub(crate) fn read_mapped(client: &Client, state: &State, reader: &DataReader) -> Result<Mapped, NotLoaded> {
-    let mut blobs = client.blobs.iter().filter(|blob| blob.kind == MAPPED);
+    let mut blobs = client.blobs.iter().filter(|blob| blob.is(BlobKind::Mapped));
     let blob = blobs.next().map(|blob| read_blob(blob, reader)).transpose()?;
     if blobs.next().is_some() {
         return Err(NotLoaded::Image("the image has two lists of what the client maps itself"));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rekindle_images::content::ContentKey;
 use rekindle_images::{
-    Allocation, Blob, Client, ClientGpu, DataWriter, Global, ImageError, Object, ObjectKind, Piece, Pinned, Ring,
-    Window, WindowKind,
+    Allocation, Blob, BlobKind, Client, ClientGpu, DataWriter, Global, ImageError, Object, ObjectKind, Piece, Pinned,
+    Ring, Window, WindowKind,
 };
 use rekindle_wire::control::{Copying as How, Failing, FailureKind, SavedCode, Secured};
 use rekindle_wire::ipc::PieceId;
@@ -20,28 +20,6 @@ use crate::resources::vmm::Alias;
 use crate::schedule::times::Ages;
 use crate::serve::executor::Executor;
 use crate::session::state::{self, PinnedMemory, RecordedEvent, State, StateError};
-
-/// The kind of blob that holds a code image whose parts had not all arrived.
-pub(crate) const ARRIVING_CODE: u32 = 1;
-/// The kind of blob that holds the held commands.
-pub(crate) const HELD_COMMANDS: u32 = 3;
-
-/// The kind of blob that holds what kernels have printed and the application has not fetched: its handle is 0 for stdout,
-/// 1 for stderr.
-pub(crate) const PRINTED: u32 = 0x1c0;
-
-/// The kind of blob that holds the programs of executable graphs.
-pub(crate) const GRAPHS: u32 = 0x1c2;
-
-/// The kind of blob that holds a compiler's log that its caller may be about to fetch: its handle is twice the thread's
-/// number, and one more for errors.
-pub(crate) const CODE_LOG: u32 = 0x1c1;
-/// The kind of blob that holds what the client maps itself.
-pub(crate) const MAPPED: u32 = 0x1c3;
-/// In [`Allocation::flags`]: it came from the pool that its handle names, instead of belonging to a context.
-pub(crate) const POOLED: u64 = 1;
-/// In [`Allocation::flags`]: it is the piece that its handle names, at the address where it was saved.
-pub(crate) const PIECE: u64 = 2;
 
 /// Why a client cannot be saved whose log of code was cut.
 pub(crate) const TOO_MUCH_UNLOADED: &str = "it has unloaded more code than is kept, each time \
@@ -81,7 +59,7 @@ impl Draft {
 
 /// Something of a client's that is no memory, for a blob.
 pub(crate) struct Text {
-    kind: u32,
+    kind: BlobKind,
     handle: u64,
     bytes: Vec<u8>,
 }
@@ -90,7 +68,7 @@ impl Text {
     /// Appends it to the data files.
     pub(crate) fn write(&self, writer: &DataWriter) -> Result<Blob, ImageError> {
         let pieces = writer.append_all(&self.bytes)?;
-        Ok(Blob { kind: self.kind, handle: self.handle, device: 0, size: self.bytes.len() as u64, pieces })
+        Ok(Blob { kind: self.kind.into(), handle: self.handle, device: 0, size: self.bytes.len() as u64, pieces })
     }
 }
 
@@ -289,7 +267,7 @@ impl Executor {
                     address,
                     size: allocation.size,
                     requested_size: allocation.size,
-                    flags: if allocation.pool == 0 { 0 } else { POOLED },
+                    flags: if allocation.pool == 0 { 0 } else { Allocation::POOLED },
                     handle: if allocation.pool == 0 { allocation.context } else { allocation.pool },
                     pieces: Vec::new(),
                 });
@@ -305,7 +283,7 @@ impl Executor {
                 address: *address,
                 size: piece.size,
                 requested_size: piece.size,
-                flags: PIECE,
+                flags: Allocation::PHYSICAL,
                 handle: *handle,
                 pieces: Vec::new(),
             });
@@ -349,13 +327,13 @@ impl Executor {
                 texts.push(Text { kind, handle, bytes: bytes.to_vec() });
             }
         };
-        self.code.store.arriving().iter().for_each(|(number, bytes)| add(ARRIVING_CODE, *number, bytes));
-        self.held_bytes()?.iter().for_each(|held| add(HELD_COMMANDS, 0, held));
+        self.code.store.arriving().iter().for_each(|(number, bytes)| add(BlobKind::ArrivingCode, *number, bytes));
+        self.held_bytes()?.iter().for_each(|held| add(BlobKind::DeferredCommands, 0, held));
         let mapped = self.memory.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
-        mapped.iter().for_each(|mapped| add(MAPPED, 0, mapped));
-        self.graph_bytes()?.iter().for_each(|graphs| add(GRAPHS, 0, graphs));
-        (0..).zip(self.code.prints.pending()).for_each(|(output, text)| add(PRINTED, output, text));
-        self.code.logs.saved().for_each(|(handle, text)| add(CODE_LOG, handle, text));
+        mapped.iter().for_each(|mapped| add(BlobKind::Mapped, 0, mapped));
+        self.graph_bytes()?.iter().for_each(|graphs| add(BlobKind::Graphs, 0, graphs));
+        (0..).zip(self.code.prints.pending()).for_each(|(output, text)| add(BlobKind::Printed, output, text));
+        self.code.logs.saved().for_each(|(handle, text)| add(BlobKind::CodeLog, handle, text));
         Ok(texts)
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_images::{Blob, PIECE_LENGTH, Piece};
+use rekindle_images::{Blob, BlobKind, PIECE_LENGTH, Piece};
 use rekindle_wire::boxes::cut;
 use rekindle_wire::command::Kind;
 use thiserror::Error;
@@ -15,9 +15,6 @@ use crate::resources::job::Job;
 use crate::session::Session;
 use crate::session::objects::Object;
 use crate::session::outcome::Refused;
-
-/// The kind of blob that holds an array's content.
-pub(crate) const ARRAY_CONTENT: u32 = 2;
 
 /// The shapes of the client's arrays, by handle.
 #[derive(Default)]
@@ -47,7 +44,7 @@ impl Arrays {
             let jobs = self.jobs(session, handle)?;
             let device = jobs.first().map_or(0, |j| j.device as u32);
             let size = desc.bytes().ok_or(ArrayError::NoSize)? as u64;
-            Ok((Blob { kind: ARRAY_CONTENT, handle, device, size, pieces: Vec::new() }, jobs))
+            Ok((Blob { kind: BlobKind::ArrayContent.into(), handle, device, size, pieces: Vec::new() }, jobs))
         };
         self.shapes.iter().map(describe).collect()
     }

@@ -5,7 +5,7 @@
 //!             small ones      pieces of 64 MiB at most
 //! ```
 //!
-//! Small allocations share slabs of one piece, at the driver's alignment. A large one is a range of its own, made of
+//! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large one is a range of its own, made of
 //! pieces that are mapped side by side and given access once.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::ipc::{PieceId, Token};
-use rekindle_wire::window;
+use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
 
 use crate::gpu::driver::{CallFailed, Driver, expect};
@@ -23,10 +23,6 @@ use crate::resources::ipc::POSIX_FILE;
 use crate::session::share::{Share, What};
 use crate::session::state;
 
-/// The driver's granularity of physical memory on all devices since Pascal, and the size of a slab.
-const GRANULE: u64 = 2 << 20;
-/// The largest physical piece.
-const PIECE: u64 = 64 << 20;
 /// Allocations up to this size share slabs.
 const SMALL: u64 = 1 << 20;
 /// The alignment of small allocations, as the driver gives it.
@@ -237,9 +233,9 @@ impl DeviceMemory {
         allocation: Allocation,
     ) -> Result<(), MemoryError> {
         if allocation.size <= SMALL {
-            let base = address & !(GRANULE - 1);
+            let base = address & !(MEMORY_GRANULARITY - 1);
             if !self.backings.contains_key(&base) {
-                self.take_at(base, GRANULE)?;
+                self.take_at(base, MEMORY_GRANULARITY)?;
                 self.map_slab(driver, base)?;
             }
             let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) else {
@@ -247,7 +243,7 @@ impl DeviceMemory {
             };
             used.insert(address, allocation.size.next_multiple_of(ALIGN));
         } else {
-            let length = allocation.size.next_multiple_of(GRANULE);
+            let length = allocation.size.next_multiple_of(MEMORY_GRANULARITY);
             self.take_at(address, length)?;
             self.map_large(driver, address, length)?;
         }
@@ -333,7 +329,7 @@ impl DeviceMemory {
             return Some(Ok(()));
         }
         if allocation.size <= SMALL {
-            let base = address & !(GRANULE - 1);
+            let base = address & !(MEMORY_GRANULARITY - 1);
             if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
                 used.remove(&address);
                 if !used.is_empty() {
@@ -385,14 +381,14 @@ impl DeviceMemory {
 
     /// Whether other processes may have some of the memory from an address on.
     pub(crate) fn is_given_away(&self, address: u64, size: u64) -> bool {
-        self.ids.range(address & !(GRANULE - 1)..address.saturating_add(size)).next().is_some()
+        self.ids.range(address & !(MEMORY_GRANULARITY - 1)..address.saturating_add(size)).next().is_some()
     }
 
     /// The names of all pieces that have one, with their addresses and sizes.
     pub(crate) fn ids(&self) -> impl Iterator<Item = (PieceId, u64, u64)> {
         self.ids.iter().filter_map(|(&address, &id)| {
             let (&base, (length, _)) = self.backings.range(..=address).next_back()?;
-            Some((id, address, PIECE.min(length.checked_sub(address - base)?)))
+            Some((id, address, PHYSICAL_SIZE.min(length.checked_sub(address - base)?)))
         })
     }
 
@@ -432,14 +428,14 @@ impl DeviceMemory {
         let size = size.next_multiple_of(ALIGN);
         for (&base, (_, backing)) in &mut self.backings {
             if let Backing::Slab { used, .. } = backing
-                && let Some(address) = first_fit(base..base + GRANULE, used, size)
+                && let Some(address) = first_fit(base..base + MEMORY_GRANULARITY, used, size)
             {
                 used.insert(address, size);
                 return Ok(address);
             }
         }
-        let base = self.take(GRANULE)?;
-        self.map_slab(driver, base).inspect_err(|_| self.give(base, GRANULE))?;
+        let base = self.take(MEMORY_GRANULARITY)?;
+        self.map_slab(driver, base).inspect_err(|_| self.give(base, MEMORY_GRANULARITY))?;
         if let Some((_, Backing::Slab { used, .. })) = self.backings.get_mut(&base) {
             used.insert(base, size);
         }
@@ -447,16 +443,16 @@ impl DeviceMemory {
     }
 
     fn large(&mut self, driver: &Driver, size: u64) -> Result<u64, MemoryError> {
-        let length = size.checked_next_multiple_of(GRANULE).ok_or(MemoryError::Window(u64::MAX))?;
+        let length = size.checked_next_multiple_of(MEMORY_GRANULARITY).ok_or(MemoryError::Window(u64::MAX))?;
         let address = self.take(length)?;
         self.map_large(driver, address, length).inspect_err(|_| self.give(address, length))?;
         Ok(address)
     }
 
     fn map_slab(&mut self, driver: &Driver, base: u64) -> Result<(), MemoryError> {
-        let pieces = self.map(driver, base, GRANULE)?;
+        let pieces = self.map(driver, base, MEMORY_GRANULARITY)?;
         let piece = pieces.first().copied().unwrap_or(0);
-        self.backings.insert(base, (GRANULE, Backing::Slab { piece, used: BTreeMap::new() }));
+        self.backings.insert(base, (MEMORY_GRANULARITY, Backing::Slab { piece, used: BTreeMap::new() }));
         self.admit(driver, base);
         Ok(())
     }
@@ -574,7 +570,7 @@ impl DeviceMemory {
         let taken = MemoryError::Taken(address);
         let Some((&start, &hole)) = self.free.range(..=address).next_back() else { return Err(taken) };
         let end = address.checked_add(length).ok_or(MemoryError::Taken(address))?;
-        if end > start + hole || !address.is_multiple_of(GRANULE) {
+        if end > start + hole || !address.is_multiple_of(MEMORY_GRANULARITY) {
             return Err(taken);
         }
         self.free.remove(&start);
@@ -623,7 +619,7 @@ fn first_fit(slab: Range<u64>, used: &BTreeMap<u64, u64>, size: u64) -> Option<u
 
 /// Offsets and sizes of the pieces of a range.
 fn cut(length: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0..length.div_ceil(PIECE)).map(move |i| (i * PIECE, PIECE.min(length - i * PIECE)))
+    (0..length.div_ceil(PHYSICAL_SIZE)).map(move |i| (i * PHYSICAL_SIZE, PHYSICAL_SIZE.min(length - i * PHYSICAL_SIZE)))
 }
 
 #[cfg(test)]
@@ -643,22 +639,24 @@ mod tests {
     fn ranges_are_taken_given_back_and_grow_together() {
         let mut memory = DeviceMemory::new(0, 0);
         let base = window::device(0).start;
-        assert!(matches!(memory.take(GRANULE), Err(MemoryError::Window(end)) if end == base + GRANULE));
+        assert!(
+            matches!(memory.take(MEMORY_GRANULARITY), Err(MemoryError::Window(end)) if end == base + MEMORY_GRANULARITY)
+        );
         memory.client_reserves(base + window::STEP);
-        let a = memory.take(GRANULE).unwrap();
-        let b = memory.take(3 * GRANULE).unwrap();
-        assert_eq!((a, b), (base, base + GRANULE));
-        memory.take_at(base + 8 * GRANULE, GRANULE).unwrap();
-        assert!(memory.take_at(b, GRANULE).is_err());
-        memory.give(a, GRANULE);
-        memory.give(b, 3 * GRANULE);
-        memory.give(base + 8 * GRANULE, GRANULE);
+        let a = memory.take(MEMORY_GRANULARITY).unwrap();
+        let b = memory.take(3 * MEMORY_GRANULARITY).unwrap();
+        assert_eq!((a, b), (base, base + MEMORY_GRANULARITY));
+        memory.take_at(base + 8 * MEMORY_GRANULARITY, MEMORY_GRANULARITY).unwrap();
+        assert!(memory.take_at(b, MEMORY_GRANULARITY).is_err());
+        memory.give(a, MEMORY_GRANULARITY);
+        memory.give(b, 3 * MEMORY_GRANULARITY);
+        memory.give(base + 8 * MEMORY_GRANULARITY, MEMORY_GRANULARITY);
         assert_eq!(memory.free.len(), 1);
     }
 
     #[test]
     fn pieces_cover_a_range() {
         let pieces: Vec<_> = cut(130 << 20).collect();
-        assert_eq!(pieces, [(0, PIECE), (PIECE, PIECE), (2 * PIECE, 2 << 20)]);
+        assert_eq!(pieces, [(0, PHYSICAL_SIZE), (PHYSICAL_SIZE, PHYSICAL_SIZE), (2 * PHYSICAL_SIZE, 2 << 20)]);
     }
 }

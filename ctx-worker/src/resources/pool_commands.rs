@@ -14,9 +14,6 @@ use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::{PoolAllocation, StreamKey, Then};
 
-/// The least that a pool grows by where there is too little memory for a segment.
-const GRANULE: u64 = 2 << 20;
-
 impl Executor {
     /// Executes a command of pools.
     pub(crate) fn pool_command(
@@ -238,7 +235,8 @@ impl Executor {
         let Some(pool) = self.memory.pools.by_handle.get(&handle) else { return Err(MemoryError::Window(u64::MAX)) };
         let (device, access) = (pool.device, pool.access.clone());
         let mut result = Err(MemoryError::Window(u64::MAX));
-        for (attempt, step) in [SEGMENT, GRANULE, GRANULE].into_iter().enumerate() {
+        // Where there is too little memory for a segment, as little as there can be.
+        for (attempt, step) in [SEGMENT, MEMORY_GRANULARITY, MEMORY_GRANULARITY].into_iter().enumerate() {
             let size = length.next_multiple_of(step);
             if !self.memory.pools.by_handle.get(&handle).is_some_and(|p| p.may_grow(size)) {
                 continue;

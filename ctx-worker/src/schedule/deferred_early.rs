@@ -3,7 +3,7 @@
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes;
 use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{self, CopyBoxBytes, CopyBoxChunk, CopyBytes, CopyChunk, Kind, Launch};
+use rekindle_wire::command::{self, CopyBoxBytes, CopyBoxChunk, CopyBytes, CopyChunk, Kind, Launch, MAX_INLINE_BYTES};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
@@ -16,8 +16,6 @@ use crate::serve::executor::Executor;
 use crate::session::objects::Object;
 use crate::session::outcome::{Refused, check};
 
-/// Bytes that a command carries to the device at most.
-const INLINE: usize = 32 << 10;
 const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 
 impl Executor {
@@ -75,8 +73,8 @@ impl Executor {
         if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.session.staging.is_null() {
             return self.perform(header, parameters);
         }
-        for offset in (0..bytes).step_by(INLINE) {
-            let copied = self.staged_bytes(chunk, offset, INLINE.min(bytes - offset));
+        for offset in (0..bytes).step_by(MAX_INLINE_BYTES) {
+            let copied = self.staged_bytes(chunk, offset, MAX_INLINE_BYTES.min(bytes - offset));
             let mut args = Writer::new();
             let destination = device.wrapping_add(offset as u64);
             CopyBytes { destination, stream, bytes: &copied }.write(&mut args);
@@ -103,7 +101,7 @@ impl Executor {
             return self.perform(header, parameters);
         }
         let mut offset = 0;
-        for part in boxes::cut(copy.size, INLINE as u64) {
+        for part in boxes::cut(copy.size, MAX_INLINE_BYTES as u64) {
             let Some(end) = copy.end.part(part.at) else {
                 return self.perform(header, parameters);
             };

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use rekindle_images::{Image, RegionKind};
+use rekindle_images::{BlobKind, Image, RegionKind};
 use rekindle_wire::command::{CALLBACK_NEXT, STREAM_SYNC};
 use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::frame;
@@ -118,7 +118,7 @@ fn waiting(ring: &[u8]) -> Result<Vec<(u16, u16)>> {
 /// The hash of all content that an image, and the pinned memory of its process, have.
 pub fn regions(image: &Path, pid: i32) -> Result<BTreeMap<String, String>> {
     /// Blobs whose content is the application's: what it has printed, and arrays.
-    const OF_THE_APPLICATION: [u32; 2] = [2, 0x1c0];
+    const OF_THE_APPLICATION: [BlobKind; 2] = [BlobKind::ArrayContent, BlobKind::Printed];
     let image = Image::open(image)?;
     let reader = image.data_reader()?;
     let [client] = image.manifest().clients.as_slice() else { bail!("not one client") };
@@ -127,7 +127,9 @@ pub fn regions(image: &Path, pid: i32) -> Result<BTreeMap<String, String>> {
         let name = match region.what {
             RegionKind::Allocation { device, address } => format!("allocation {device} {address:#x}"),
             RegionKind::Global { module, name, address } => format!("global {module:#x} {name} {address:#x}"),
-            RegionKind::Blob { kind, handle, .. } if OF_THE_APPLICATION.contains(&kind) => {
+            RegionKind::Blob { kind, handle, .. }
+                if BlobKind::try_from(kind).is_ok_and(|kind| OF_THE_APPLICATION.contains(&kind)) =>
+            {
                 format!("blob {kind} {handle:#x}")
             }
             _ => continue,
@@ -159,8 +161,8 @@ fn ask(stream: &UnixStream, request: &Request) -> Result<Reply> {
 
 /// That an image has all that one which is kept is to have.
 fn holds_all(image: &Path) -> Result {
-    /// Of the worker: content of arrays, held commands, graphs, mappings.
-    const BLOBS: [u32; 4] = [2, 3, 0x1c2, 0x1c3];
+    const BLOBS: [BlobKind; 4] =
+        [BlobKind::ArrayContent, BlobKind::DeferredCommands, BlobKind::Graphs, BlobKind::Mapped];
     const CREATED: [&str; 11] = [
         "ARRAY_CREATE",
         "CONTEXT_RETAIN",
@@ -177,7 +179,7 @@ fn holds_all(image: &Path) -> Result {
     let image = Image::open(image)?;
     let [client] = image.manifest().clients.as_slice() else { bail!("not one client") };
     for kind in BLOBS {
-        ensure!(client.blobs.iter().any(|blob| blob.kind == kind), "no blob of the kind {kind}");
+        ensure!(client.blobs.iter().any(|blob| blob.is(kind)), "no blob of the kind {kind:?}");
     }
     for name in CREATED {
         let kinds: Vec<_> = client.object_kinds.iter().map(|it| it.name.as_str()).collect();

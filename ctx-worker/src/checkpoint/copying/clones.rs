@@ -4,14 +4,11 @@
 use std::collections::BTreeMap;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::window;
+use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use tracing::warn;
 
 use crate::gpu::driver::{CallFailed, Driver, expect};
 
-/// The largest physical piece, and the granularity of all.
-const PIECE: u64 = 64 << 20;
-const GRANULE: u64 = 2 << 20;
 /// Clones begin where copies are fast.
 const ALIGN: u64 = 512;
 /// This part of a device's memory stays free.
@@ -109,7 +106,7 @@ impl Room {
     fn fill(&mut self, driver: &Driver, device: CUdevice, primary: CUcontext, wanted: u64) -> Result<(), CallFailed> {
         // SAFETY: the context is the device's primary one.
         unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))? };
-        let length = wanted.next_multiple_of(GRANULE).min(spare(driver)?);
+        let length = wanted.next_multiple_of(MEMORY_GRANULARITY).min(spare(driver)?);
         if length == 0 {
             return Ok(());
         }
@@ -153,7 +150,7 @@ impl Room {
 
     fn map(&mut self, driver: &Driver, properties: &CUmemAllocationProp, length: u64) -> Result<(), CallFailed> {
         while self.size < length {
-            let size = PIECE.min(length - self.size);
+            let size = PHYSICAL_SIZE.min(length - self.size);
             // Others on this device may be taking what there was.
             if spare(driver)? < size {
                 warn!("there is room for clones of {} of {length} bytes", self.size);
@@ -182,7 +179,7 @@ fn spare(driver: &Driver) -> Result<u64, CallFailed> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: out parameters are locals.
     expect("cuMemGetInfo", unsafe { (driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
-    Ok((free as u64).saturating_sub(total as u64 / MARGIN) / GRANULE * GRANULE)
+    Ok((free as u64).saturating_sub(total as u64 / MARGIN) / MEMORY_GRANULARITY * MEMORY_GRANULARITY)
 }
 
 #[cfg(test)]

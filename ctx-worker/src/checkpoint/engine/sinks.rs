@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::bench::BenchError;
 
 const PAGE: usize = 4096;
-const PIECE: usize = PIECE_LENGTH as usize;
+const LENGTH: usize = PIECE_LENGTH as usize;
 
 /// So many threads' figures: GB/s, one for each repeat; none where the file system does not do that.
 #[derive(Debug, Default, Serialize)]
@@ -101,7 +101,7 @@ fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<
         let file = &files[thread % count];
         file.write_all_at(content, offset)?;
         if how == How::Early {
-            let (fd, from, length) = (file.as_raw_fd(), offset as libc::off64_t, PIECE as libc::off64_t);
+            let (fd, from, length) = (file.as_raw_fd(), offset as libc::off64_t, LENGTH as libc::off64_t);
             // SAFETY: no pointers.
             if unsafe { libc::sync_file_range(fd, from, length, libc::SYNC_FILE_RANGE_WRITE) } < 0 {
                 return Err(io::Error::last_os_error());
@@ -155,10 +155,10 @@ fn in_threads(
     let next = AtomicU64::new(0);
     let (next, write) = (&next, &write);
     let thread = |thread| {
-        let mut buffer = vec![0x5a_u8; PIECE + PAGE];
+        let mut buffer = vec![0x5a_u8; LENGTH + PAGE];
         let start = buffer.as_ptr().align_offset(PAGE);
         buffer[start] = 1;
-        let content = &buffer[start..start + PIECE];
+        let content = &buffer[start..start + LENGTH];
         std::iter::repeat_with(|| next.fetch_add(1, Relaxed))
             .take_while(|i| *i < pieces)
             .try_for_each(|i| write(thread, i * PIECE_LENGTH, content))
