@@ -13,7 +13,7 @@ use rekindle_wire::ipc::PieceId;
 use rekindle_wire::{command, layout, window};
 use thiserror::Error;
 
-use crate::checkpoint::copying::{Cancel, CopyError, Copying, Guard, Keeping, Place, Task};
+use crate::checkpoint::copying::{Cancel, CopyError, Copying, Guard, Place, Preservation, Task};
 use crate::resources::arrays::ArrayError;
 use crate::resources::job::{Job, jobs};
 use crate::resources::vmm::Alias;
@@ -244,7 +244,7 @@ impl Executor {
         Task {
             job,
             place,
-            keeping: if closed { Keeping::Closed } else { Keeping::Protected },
+            preservation: if closed { Preservation::Closed } else { Preservation::Protected },
             soon: self.checkpoint.copying.written_soon.get(&place).copied().unwrap_or(u32::MAX),
             expected: None,
             before: None,

@@ -284,7 +284,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::copying::tests::tasks;
-    use crate::checkpoint::copying::{Keeping, Taken};
+    use crate::checkpoint::copying::{Preservation, Taken};
     use crate::resources::device::Device;
     use crate::resources::memory::DeviceMemory;
     use crate::serve::fixture;
@@ -302,7 +302,7 @@ mod tests {
             memory,
         });
         worker.prepare_engine().unwrap();
-        let copying = Copying::new(tasks(Keeping::Protected), None, false);
+        let copying = Copying::new(tasks(Preservation::Protected), None, false);
         let taken = copying.take().unwrap();
         let (engine, of_thread) = (worker.checkpoint.engine.take().unwrap(), Arc::clone(&copying));
         let thread = std::thread::spawn(move || {
@@ -352,9 +352,9 @@ mod tests {
     #[test]
     fn a_reset_waits_for_a_lane_that_reads_a_clone_though_its_copy_was_given_up() {
         use crate::checkpoint::copying::Clones;
-        let mut tasks = tasks(Keeping::Protected);
+        let mut tasks = tasks(Preservation::Protected);
         tasks.truncate(1);
-        tasks[0].keeping = Keeping::Cloned(rekindle_wire::window::clones(0).start);
+        tasks[0].preservation = Preservation::Cloned(rekindle_wire::window::clones(0).start);
         let copying = Copying::new(tasks, Some(Clones::imagined(8 << 20)), false);
         let taken = copying.take().unwrap();
         copying.fail();

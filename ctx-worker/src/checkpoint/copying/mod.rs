@@ -48,7 +48,7 @@ use crate::resources::job::{EngineError, Job};
 
 /// How a job's memory is kept as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keeping {
+pub(crate) enum Preservation {
     /// The ring stays closed until it is copied.
     Closed,
     /// As the clone at this address.
@@ -56,9 +56,9 @@ pub(crate) enum Keeping {
     /// By looking at commands.
     Protected,
     /// Not at all: the copy takes what is there at its time.
-    Unkept,
-    /// It is in the data file already.
-    There(Piece),
+    None,
+    /// It need not be: its content is stored already.
+    AlreadyStored(Piece),
 }
 
 /// What has become of a job.
@@ -112,7 +112,7 @@ struct Jobs {
 pub(crate) struct Task {
     pub(crate) job: Job,
     pub(crate) place: Place,
-    pub(crate) keeping: Keeping,
+    pub(crate) preservation: Preservation,
     /// What is expected to be written sooner has a lower one.
     pub(crate) soon: u32,
     /// Its hash at the quiesce.
@@ -194,16 +194,16 @@ pub(crate) struct Taken {
 impl Copying {
     /// Begins. `room` is device memory for clones that are made later, with those that were.
     pub(crate) fn new(tasks: Vec<Task>, room: Option<Clones>, leaves_out: bool) -> Arc<Self> {
-        let state = |task: &Task| match task.keeping {
-            Keeping::Cloned(address) => State::Cloned(address),
-            Keeping::There(_) => State::Done,
-            Keeping::Closed | Keeping::Protected | Keeping::Unkept => State::Pending,
+        let state = |task: &Task| match task.preservation {
+            Preservation::Cloned(address) => State::Cloned(address),
+            Preservation::AlreadyStored(_) => State::Done,
+            Preservation::Closed | Preservation::Protected | Preservation::None => State::Pending,
         };
         let states: Vec<_> = tasks.iter().map(state).collect();
         let pieces: Vec<_> = tasks
             .iter()
-            .map(|task| match task.keeping {
-                Keeping::There(piece) => Some(piece),
+            .map(|task| match task.preservation {
+                Preservation::AlreadyStored(piece) => Some(piece),
                 _ => None,
             })
             .collect();
@@ -225,12 +225,12 @@ impl Copying {
         let there: u64 = tasks.iter().zip(&states).filter(|(_, s)| **s == State::Done).map(|(t, _)| t.job.length).sum();
         // What keeps the ring closed first; then what a command may have to wait for; clones can wait.
         let mut order: Vec<usize> = (0..tasks.len()).filter(|i| states[*i] != State::Done).collect();
-        order.sort_by_key(|i| match tasks[*i].keeping {
-            Keeping::Closed => (0, 0),
-            Keeping::Protected | Keeping::Unkept => (1, tasks[*i].soon),
+        order.sort_by_key(|i| match tasks[*i].preservation {
+            Preservation::Closed => (0, 0),
+            Preservation::Protected | Preservation::None => (1, tasks[*i].soon),
             _ => (2, 0),
         });
-        let closed = tasks.iter().filter(|task| task.keeping == Keeping::Closed).count();
+        let closed = tasks.iter().filter(|task| task.preservation == Preservation::Closed).count();
         let inner = Inner {
             pieces,
             places,
@@ -395,7 +395,7 @@ impl Copying {
         if was_safe {
             return;
         }
-        if self.tasks[index].keeping == Keeping::Closed {
+        if self.tasks[index].preservation == Preservation::Closed {
             inner.closed_left -= 1;
         }
         if let Some(jobs) = inner.places.get_mut(&self.tasks[index].place) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rekindle_images::{DataWriter, Piece, PieceHash};
 
-use super::{Cancel, CopyError, Copying, Keeping, Place};
+use super::{Cancel, CopyError, Copying, Place, Preservation};
 use crate::schedule::times::Ages;
 use crate::serve::executor::Executor;
 
@@ -59,9 +59,9 @@ impl Executor {
         let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
         // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
         // again.
-        let mut tasks: Vec<_> = tasks.filter(|task| task.keeping != Keeping::Closed).collect();
+        let mut tasks: Vec<_> = tasks.filter(|task| task.preservation != Preservation::Closed).collect();
         for task in &mut tasks {
-            (task.keeping, task.expected) = (Keeping::Unkept, None);
+            (task.preservation, task.expected) = (Preservation::None, None);
             task.before = precopied.before(task.place, task.job.offset, task.job.length);
         }
         let writer = Arc::clone(&precopied.writer);

@@ -6,7 +6,7 @@ use rekindle_images::content::ContentKey;
 use rekindle_images::{DataWriter, PieceHash};
 use rekindle_wire::control::{Copying as How, Secured};
 
-use super::{Clones, CopyError, Keeping, Place, Precopied, Task};
+use super::{Clones, CopyError, Place, Precopied, Preservation, Task};
 use crate::checkpoint::access::hash::{BATCH_BYTES, MOST_PIECES, Piece};
 use crate::gpu::driver::CallFailed;
 use crate::resources::job::Job;
@@ -24,9 +24,9 @@ impl Executor {
         writer: &DataWriter,
     ) -> Result<Secured, CopyError> {
         let mut secured = Secured { bytes: bytes(tasks, |_| true), ..Secured::default() };
-        let open = |task: &Task| task.keeping != Keeping::Closed;
+        let open = |task: &Task| task.preservation != Preservation::Closed;
         if how == How::Stop && precopied.is_none() {
-            tasks.iter_mut().for_each(|task| task.keeping = Keeping::Closed);
+            tasks.iter_mut().for_each(|task| task.preservation = Preservation::Closed);
             secured.closed = secured.bytes;
             return Ok(secured);
         }
@@ -38,12 +38,12 @@ impl Executor {
             all.sort_by_key(|task| task.soon);
             for task in all {
                 let (device, length) = (task.job.device, task.job.length);
-                task.keeping = room.take(device, length).map_or(Keeping::Protected, Keeping::Cloned);
+                task.preservation = room.take(device, length).map_or(Preservation::Protected, Preservation::Cloned);
             }
         }
         self.checkpoint.hasher.set_key(self.driver(), key)?;
         let began = Instant::now();
-        let is_cloned = |task: &Task| matches!(task.keeping, Keeping::Cloned(_));
+        let is_cloned = |task: &Task| matches!(task.preservation, Preservation::Cloned(_));
         self.hash_tasks(tasks, is_cloned)?;
         secured.cloned = bytes(tasks, is_cloned);
         secured.clone_ns = began.elapsed().as_nanos() as u64;
@@ -56,23 +56,26 @@ impl Executor {
             let Job { offset, length, .. } = task.job;
             let Some(hash) = task.expected else { continue };
             if let Some(storage) = writer.known(hash, length) {
-                if let (Keeping::Cloned(address), Some(room)) = (task.keeping, room.as_mut()) {
+                if let (Preservation::Cloned(address), Some(room)) = (task.preservation, room.as_mut()) {
                     room.give(task.job.device, address, length);
                 }
-                task.keeping = Keeping::There(rekindle_images::Piece { offset, length, hash, storage });
+                task.preservation =
+                    Preservation::AlreadyStored(rekindle_images::Piece { offset, length, hash, storage });
             }
         }
         if let Some(precopied) = precopied {
-            let open = |task: &Task| !matches!(task.keeping, Keeping::Closed | Keeping::There(_));
+            let open =
+                |task: &Task| !matches!(task.preservation, Preservation::Closed | Preservation::AlreadyStored(_));
             for task in tasks.iter_mut().filter(|task| open(task)) {
                 let still = |hash| precopied.still(task.place, task.job.offset, task.job.length, hash);
                 // What has changed is copied again while the ring is closed.
                 task.before = precopied.before(task.place, task.job.offset, task.job.length);
-                task.keeping = task.expected.and_then(still).map_or(Keeping::Closed, Keeping::There);
+                task.preservation =
+                    task.expected.and_then(still).map_or(Preservation::Closed, Preservation::AlreadyStored);
             }
         }
-        secured.unchanged = bytes(tasks, |task| matches!(task.keeping, Keeping::There(_)));
-        secured.closed = bytes(tasks, |task| task.keeping == Keeping::Closed);
+        secured.unchanged = bytes(tasks, |task| matches!(task.preservation, Preservation::AlreadyStored(_)));
+        secured.closed = bytes(tasks, |task| task.preservation == Preservation::Closed);
         Ok(secured)
     }
 
@@ -105,8 +108,8 @@ impl Executor {
         let Some(device) = self.memory.devices.get(ordinal) else { return Ok(Vec::new()) };
         let (place, primary) = ((ordinal, device.device), device.primary);
         let piece = |i: &usize| {
-            let Task { job, keeping, .. } = tasks[*i];
-            let target = if let Keeping::Cloned(address) = keeping { address } else { 0 };
+            let Task { job, preservation, .. } = tasks[*i];
+            let target = if let Preservation::Cloned(address) = preservation { address } else { 0 };
             Piece { source: job.address, target, length: job.length }
         };
         let pieces: Vec<_> = batch.iter().map(piece).collect();

@@ -6,11 +6,11 @@ const MIB: u64 = 1 << 20;
 const BASE: u64 = 0x2000_0000_0000;
 
 /// Jobs of 1 MiB each: three of an allocation, one of another, and one of a piece.
-pub(super) fn tasks(keeping: Keeping) -> Vec<Task> {
+pub(super) fn tasks(preservation: Preservation) -> Vec<Task> {
     let task = |place, address, offset| Task {
         job: Job { address: address + offset, offset, length: MIB, device: 0, context: 0, array: None },
         place,
-        keeping,
+        preservation,
         soon: u32::MAX,
         expected: None,
         before: None,
@@ -31,9 +31,9 @@ fn copy(copying: &Copying, taken: &Taken) {
 
 #[test]
 fn everything_is_copied_once_and_closed_jobs_come_first() {
-    let mut tasks = tasks(Keeping::Protected);
-    tasks[4].keeping = Keeping::Closed;
-    tasks[1].keeping = Keeping::There(piece(MIB));
+    let mut tasks = tasks(Preservation::Protected);
+    tasks[4].preservation = Preservation::Closed;
+    tasks[1].preservation = Preservation::AlreadyStored(piece(MIB));
     let copying = Copying::new(tasks, None, false);
     assert!(!copying.may_open());
     let mut order = Vec::new();
@@ -52,8 +52,8 @@ fn everything_is_copied_once_and_closed_jobs_come_first() {
 
 #[test]
 fn nothing_gets_onto_the_link_before_what_keeps_the_ring_closed() {
-    let mut tasks = tasks(Keeping::Protected);
-    (tasks[2].keeping, tasks[4].keeping) = (Keeping::Closed, Keeping::Closed);
+    let mut tasks = tasks(Preservation::Protected);
+    (tasks[2].preservation, tasks[4].preservation) = (Preservation::Closed, Preservation::Closed);
     let copying = Copying::new(tasks, None, false);
     let closed = [copying.take().unwrap(), copying.take().unwrap()];
     assert_eq!(closed.map(|it| it.index), [2, 4]);
@@ -65,8 +65,8 @@ fn nothing_gets_onto_the_link_before_what_keeps_the_ring_closed() {
     copy(&copying, &closed[0]);
     assert_eq!(taken.recv_timeout(Duration::from_secs(20)), Ok(Some((0, true))));
     // Of a copy that is given up nobody waits for that.
-    let mut tasks = self::tasks(Keeping::Protected);
-    tasks[4].keeping = Keeping::Closed;
+    let mut tasks = self::tasks(Preservation::Protected);
+    tasks[4].preservation = Preservation::Closed;
     let copying = Copying::new(tasks, None, false);
     copying.take().unwrap();
     let (takes, taken) = std::sync::mpsc::channel();
@@ -79,9 +79,9 @@ fn nothing_gets_onto_the_link_before_what_keeps_the_ring_closed() {
 
 #[test]
 fn what_may_be_written_soon_comes_first_but_for_what_keeps_the_ring_closed() {
-    let mut tasks = tasks(Keeping::Protected);
+    let mut tasks = tasks(Preservation::Protected);
     (tasks[3].soon, tasks[1].soon) = (0, 1);
-    tasks[4].keeping = Keeping::Closed;
+    tasks[4].preservation = Preservation::Closed;
     let copying = Copying::new(tasks, None, false);
     let order: Vec<_> = std::iter::from_fn(|| copying.take().inspect(|it| copy(&copying, it))).collect();
     assert_eq!(order.iter().map(|it| it.index).collect::<Vec<_>>(), [4, 3, 1, 0, 2]);
@@ -89,7 +89,7 @@ fn what_may_be_written_soon_comes_first_but_for_what_keeps_the_ring_closed() {
 
 #[test]
 fn lanes_that_rest_are_woken_when_a_command_waits_and_when_there_is_nothing_left() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, true);
+    let copying = Copying::new(tasks(Preservation::Protected), None, true);
     std::thread::scope(|scope| {
         let resting = scope.spawn(|| copying.wait_until_awaited());
         copying.lock().urgent.push_back(2);
@@ -101,7 +101,7 @@ fn lanes_that_rest_are_woken_when_a_command_waits_and_when_there_is_nothing_left
         all.iter().for_each(|taken| copy(&copying, taken));
         assert!(!resting.join().unwrap());
     });
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     std::thread::scope(|scope| {
         let resting = scope.spawn(|| copying.wait_until_awaited());
         copying.fail();
@@ -112,7 +112,7 @@ fn lanes_that_rest_are_woken_when_a_command_waits_and_when_there_is_nothing_left
 
 #[test]
 fn a_lane_that_has_left_the_last_piece_on_the_stage_does_not_rest() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
     // The others have ended, since there is nothing to take or to write.
     all[1..].iter().for_each(|taken| copy(&copying, taken));
@@ -125,14 +125,14 @@ fn a_lane_that_has_left_the_last_piece_on_the_stage_does_not_rest() {
 
 #[test]
 fn what_is_given_up_is_no_wrong_guess_whatever_a_lane_finds_then() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
     copying.is_read(&all[0]);
     copying.fail();
     copying.is_wrong(&all[0]);
     assert!(copying.wrong().is_none() && copying.wrong_places().is_empty() && !copying.is_in_vain());
     // What was found before stays.
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let taken = copying.take().unwrap();
     copying.is_wrong(&taken);
     copying.fail();
@@ -141,7 +141,7 @@ fn what_is_given_up_is_no_wrong_guess_whatever_a_lane_finds_then() {
 
 #[test]
 fn the_ring_may_open_as_soon_as_what_it_would_change_is_on_the_host() {
-    let copying = Copying::new(tasks(Keeping::Closed), None, false);
+    let copying = Copying::new(tasks(Preservation::Closed), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
     for taken in &all {
         assert!(!copying.may_open());
@@ -154,7 +154,7 @@ fn the_ring_may_open_as_soon_as_what_it_would_change_is_on_the_host() {
 
 #[test]
 fn what_a_lane_could_not_copy_is_in_no_image() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let taken = copying.take().unwrap();
     copying.is_read(&taken);
     copying.fail();
@@ -168,7 +168,7 @@ fn what_a_lane_could_not_copy_is_in_no_image() {
 
 #[test]
 fn who_waits_for_the_end_of_a_copy_does_so_for_a_while_only() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     assert!(!copying.wait_until_over_for(Duration::from_millis(1)));
     let ends = Arc::clone(&copying);
     let waiting = std::thread::spawn(move || copying.wait_until_over_for(Duration::from_secs(60)));
@@ -179,7 +179,7 @@ fn who_waits_for_the_end_of_a_copy_does_so_for_a_while_only() {
 
 #[test]
 fn whoever_unmaps_memory_waits_for_its_copy_alone_and_it_is_next() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let first = copying.take().unwrap();
     let unmapping = {
         let copying = Arc::clone(&copying);
@@ -199,7 +199,7 @@ fn whoever_unmaps_memory_waits_for_its_copy_alone_and_it_is_next() {
 
 #[test]
 fn a_precopy_leaves_out_what_goes_away() {
-    let copying = Copying::new(tasks(Keeping::Unkept), None, true);
+    let copying = Copying::new(tasks(Preservation::None), None, true);
     copying.let_go(BASE, BASE + 3 * MIB);
     let mut order = Vec::new();
     while let Some(taken) = copying.take() {
@@ -214,9 +214,9 @@ fn a_precopy_leaves_out_what_goes_away() {
 #[test]
 fn clones_are_copied_from_their_place_and_give_it_back() {
     let mut room = Clones::imagined(8 * MIB);
-    let mut tasks = tasks(Keeping::Protected);
+    let mut tasks = tasks(Preservation::Protected);
     let clone = room.take(0, MIB).unwrap();
-    tasks[0].keeping = Keeping::Cloned(clone);
+    tasks[0].preservation = Preservation::Cloned(clone);
     let copying = Copying::new(tasks, Some(room), false);
     let taken: Vec<_> = std::iter::from_fn(|| {
         let taken = copying.take()?;
@@ -231,7 +231,7 @@ fn clones_are_copied_from_their_place_and_give_it_back() {
 
 #[test]
 fn what_is_wrong_in_one_place_does_not_keep_others_from_being_looked_at() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     while let Some(taken) = copying.take() {
         copying.is_read(&taken);
         if [1, 3].contains(&taken.index) {
@@ -248,7 +248,7 @@ fn what_is_wrong_in_one_place_does_not_keep_others_from_being_looked_at() {
 
 #[test]
 fn a_copy_stops_only_when_no_clone_is_being_made() {
-    let copying = Copying::new(tasks(Keeping::Protected), Some(Clones::imagined(8 * MIB)), false);
+    let copying = Copying::new(tasks(Preservation::Protected), Some(Clones::imagined(8 * MIB)), false);
     copying.lock().states[2] = State::Cloning;
     copying.fail();
     let stopping = {
@@ -269,12 +269,12 @@ fn a_copy_that_is_cancelled_before_it_begins_does_not_begin() {
     let cancel = Cancel::default();
     cancel.expect_another();
     cancel.fire();
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     cancel.begun(&copying);
     assert!(copying.take().is_none());
     // The next one is another's.
     cancel.expect_another();
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     cancel.begun(&copying);
     assert!(copying.take().is_some());
     cancel.fire();
@@ -283,7 +283,7 @@ fn a_copy_that_is_cancelled_before_it_begins_does_not_begin() {
 
 #[test]
 fn a_lane_that_hangs_in_a_write_holds_up_nobody_once_the_copy_is_given_up() {
-    let copying = Copying::new(tasks(Keeping::Protected), None, false);
+    let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let hangs = copying.take().unwrap();
     copying.is_read(&hangs);
     // It is never written.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::*;
-use crate::checkpoint::copying::{Keeping, Place, Task};
+use crate::checkpoint::copying::{Place, Preservation, Task};
 use crate::gpu::driver::{self, LoadError};
 use crate::resources::job::{EngineError, jobs};
 use crate::resources::memory::DeviceMemory;
@@ -218,7 +218,7 @@ impl<'a> Bench<'a> {
         let key = ContentKey::random()?;
         let writer = DataWriter::new(nowhere, 0, key)?;
         let place = Place::Allocation(self.source);
-        let task = |job| Task { job, place, keeping: Keeping::Closed, expected: None, before: None, soon: 0 };
+        let task = |job| Task { job, place, preservation: Preservation::Closed, expected: None, before: None, soon: 0 };
         let copying = Copying::new(jobs(self.source, bytes, 0, self.primary).map(task).collect(), None, false);
         let began = Instant::now();
         let off = std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use rekindle_images::{ImageError, Storage};
 
 use super::stage::tests::{alone, unit};
 use super::*;
-use crate::checkpoint::copying::{Keeping, Place, Task};
+use crate::checkpoint::copying::{Place, Preservation, Task};
 use crate::resources::initial::MOST;
 use crate::resources::job::jobs;
 
@@ -55,10 +55,10 @@ impl Memory {
         Self(bytes)
     }
 
-    fn copying(&self, keeping: Keeping) -> Arc<Copying> {
+    fn copying(&self, preservation: Preservation) -> Arc<Copying> {
         let address = self.0.as_ptr() as u64;
         let task =
-            |job| Task { job, place: Place::Allocation(address), keeping, expected: None, before: None, soon: 0 };
+            |job| Task { job, place: Place::Allocation(address), preservation, expected: None, before: None, soon: 0 };
         Copying::new(jobs(address, self.0.len() as u64, 0, 1).map(task).collect(), None, false)
     }
 }
@@ -83,7 +83,7 @@ fn what_comes_into_the_file_is_what_was_there_with_a_stage_and_without() {
     for units in [0, 1, 4] {
         let numbers: Vec<u64> = (1..=units).map(|it| 10 * units + it).collect();
         engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
-        let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Closed));
+        let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Preservation::Closed));
         engine.copy_out(&driver, &copying, &writer(&file)).unwrap();
         assert!(copying.may_open() && copying.copied() == memory.0.len() as u64);
         let pieces = copying.pieces().unwrap();
@@ -107,7 +107,7 @@ fn a_full_disk_leaves_nothing_on_the_stage() {
     let numbers: Vec<u64> = (1..=8).collect();
     engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let copying = memory.copying(Keeping::Protected);
+    let copying = memory.copying(Preservation::Protected);
     let result = engine.copy_out(&driver, &copying, &writer(&full));
     assert!(matches!(result, Err(EngineError::Image(ImageError::NoSpace { .. }))), "{result:?}");
     assert!(copying.has_failed() && copying.take().is_none());
@@ -142,7 +142,7 @@ fn a_copy_that_is_given_up_leaves_nothing_on_the_stage() {
     let mut engine = engine(&driver);
     let numbers: Vec<u64> = (1..=8).collect();
     engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
-    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Keeping::Protected));
+    let (file, copying) = (tempfile::tempfile().unwrap(), memory.copying(Preservation::Protected));
     PIECES.store(0, Relaxed);
     *GIVEN_UP.lock().unwrap() = Some(Arc::clone(&copying));
     let result = engine.copy_out(&driver, &copying, &writer(&file));
@@ -163,7 +163,7 @@ fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_wrong_guess() {
         let file = tempfile::tempfile().unwrap();
         let pieces: Vec<_> = memory.0.chunks(PIECE_LENGTH as usize).collect();
         let hash = |piece: usize| writer(&file).hash(pieces[piece]);
-        let usual = memory.copying(Keeping::Protected);
+        let usual = memory.copying(Preservation::Protected);
         let tasks = usual.tasks.iter().enumerate().map(|(i, task)| {
             // All are other pieces' from the third on, or from the second.
             let expected = hash(if i < 2 - usize::from(wrong_before) { i } else { 0 });
@@ -192,14 +192,14 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
         let numbers: Vec<u64> = (1..=units).collect();
         engine.stage.set(2 * PIECE_LENGTH, &numbers, numbers.iter().map(|it| (*it, unit())).collect()).unwrap();
         let began = Instant::now();
-        let copying = memory.copying(Keeping::Closed);
+        let copying = memory.copying(Preservation::Closed);
         engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap())).unwrap();
         assert!(began.elapsed() >= Duration::from_millis(235), "{:?}", began.elapsed());
     }
     engine.stage.set(0, &[], vec![]).unwrap();
     // An hour for a piece.
     engine.pace.limit(&[PIECE_LENGTH / 3600]);
-    let copying = memory.copying(Keeping::Protected);
+    let copying = memory.copying(Preservation::Protected);
     let result = std::thread::scope(|scope| {
         let copying = Arc::clone(&copying);
         let gives_up = Arc::clone(&copying);
