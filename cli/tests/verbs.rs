@@ -151,11 +151,11 @@ fn dumps(dir: &Path, failures: &[(FailureKind, &str)]) -> std::thread::JoinHandl
 }
 
 #[test]
-fn a_dump_that_guessed_wrong_is_made_once_more_by_stop() {
+fn a_dump_that_fails_by_a_mispredicted_write_is_made_once_more_by_stop() {
     let wrong = (FailureKind::Mispredicted, "k wrote to 0x2000");
     let full = (FailureKind::NoSpace, "the disk is full");
     // The kind decides, and not what the reason says.
-    let refused = (FailureKind::Refused, "a guess of what is written was wrong: given up");
+    let refused = (FailureKind::Refused, "mispredicted write: given up");
     let stop = Some("stop".to_owned());
     for (failures, arguments, code, protocols) in [
         (vec![wrong], &[][..], 0, vec![None, stop.clone()]),

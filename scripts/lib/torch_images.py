@@ -24,7 +24,7 @@ class LeftRunning(Program):
         super().__init__(of.name, place, of.opts, of.criu, of.socket, f"{of.name}.{protocol}", of.steps)
         self.of, self.protocol, self.images, self.keep = of, protocol, images, keep
         self.native = of.native
-        self.line = {"images": 0, "wrong_guesses": 0, "failed": [], "used": {}, "steps": [], "stall_ms": [], "dump_s": [],
+        self.line = {"images": 0, "mispredicted_writes": 0, "failed": [], "used": {}, "steps": [], "stall_ms": [], "dump_s": [],
                      "restore_s": [], "mib": [], "not_tried": images}
         of.line["left_running"][protocol] = self.line
 
@@ -90,7 +90,7 @@ class LeftRunning(Program):
                 shutil.rmtree(image)
 
     def dump_alive(self, pid, tree):
-        """A dump's folder; None where it has said itself that it is no image, since a guess was wrong."""
+        """A dump's folder; None where the dump has failed by a mispredicted write."""
         image = tempfile.mkdtemp(dir=self.opts.image_folder or self.folder)
         # What CRIU finds of files when it restores must be as it was: how long what is printed is; folders of temporary
         # files, which are gone when the program has ended, with sockets that CRIU binds there again; semaphores.
@@ -114,7 +114,7 @@ class LeftRunning(Program):
             shutil.rmtree(image)
             if what.kind != "mispredicted":
                 raise
-            self.line["wrong_guesses"] += 1
+            self.line["mispredicted_writes"] += 1
             self.line.setdefault("wrong", str(what)[-400:])
             return None
         self.line["dump_s"].append(seconds)
@@ -151,7 +151,7 @@ def show(name, protocol, line):
         return values[len(values) // 2] if values else None
 
     used = ", ".join(f"{count} {used}" for used, count in line["used"].items())
-    print(f"torch: {name:12} {protocol:6} {line['images']} images alike ({used}; {line['wrong_guesses']} wrong guesses) in "
+    print(f"torch: {name:12} {protocol:6} {line['images']} images alike ({used}; {line['mispredicted_writes']} mispredicted writes) in "
           f"{line['seconds']} s: stall {middle('stall_ms')} ms, dump {middle('dump_s')} s, {middle('mib')} MiB, restore "
           f"{middle('restore_s')} s; {len(line['failed'])} failed, {line['not_tried']} not tried", flush=True)
     for what in line["failed"] + [line["wrong"]] if "wrong" in line else line["failed"]:

@@ -4,7 +4,7 @@
 //!   can it be? ──no──► 3, and why
 //!      │ yes
 //!   order ─► criu dump ──┬── done ──► what it took
-//!      ▲                 └── failed ─┬── since a guess was wrong: once more, by `stop`
+//!      ▲                 └── failed ─┬── by a mispredicted write: once more, by `stop`
 //!      └─────────────────────────────┘
 //! ```
 
@@ -53,7 +53,7 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
     }
     let moment_ms = options.at_moment.then(|| options.timeout.saturating_mul(1000));
     let mut attempt = attempt(&socket, &maker, options.protocol, moment_ms)?;
-    if attempt.has_guessed_wrong() && options.protocol != Some(Protocol::Stop) {
+    if attempt.was_mispredicted() && options.protocol != Some(Protocol::Stop) {
         eprintln!("rekindle: {}; once more, by stop", attempt.reason());
         report.again();
         attempt = self::attempt(&socket, &maker, Some(Protocol::Stop), moment_ms)?;
@@ -139,7 +139,7 @@ impl Attempt {
         }
     }
 
-    fn has_guessed_wrong(&self) -> bool {
+    fn was_mispredicted(&self) -> bool {
         !self.status.success() && self.kind() == FailureKind::Mispredicted
     }
 }

@@ -82,7 +82,7 @@ fn one_that_is_copied_before_it_stops() {
 fn what_is_not_as_it_was_is_in_no_image_and_the_client_goes_on() {
     let daemon = with_protocol("cow");
     let dir = TempDir::new().unwrap();
-    let mut client = Client::attached(&daemon, "guesses-wrong");
+    let mut client = Client::attached(&daemon, "mispredicts");
     let session = up_to_finish(&daemon, &dir, &mut client, true);
     let Reply::Failed(failure) = session.hear() else { panic!() };
     assert_eq!(failure.kind, FailureKind::Mispredicted, "{failure}");

@@ -417,7 +417,7 @@ impl Worker {
             self.saving = Some((hash_key, files, known));
             return self.reply(&WorkerReply::Saving { may_open: true, copied: 0, bytes });
         }
-        if self.is("guesses-wrong") {
+        if self.is("mispredicts") {
             let reason = "8 bytes at 0x2000 were written while they were copied";
             return self.reply(&WorkerReply::Failed(Failure::new(FailureKind::Mispredicted, reason)));
         }

@@ -19,8 +19,8 @@ pub(crate) enum EngineError {
     #[error("it was cancelled")]
     Cancelled,
     /// A job's memory is not as it was at the quiesce.
-    #[error("a guess of what is written was wrong: {length} bytes at {address:#x} were written while they were copied")]
-    WrongGuess { address: u64, length: u64 },
+    #[error("mispredicted write: {length} bytes at {address:#x} were written while they were copied")]
+    MispredictedWrite { address: u64, length: u64 },
     #[error("a copying thread failed")]
     Lost,
     #[error("there is no thread to copy: the machine or the daemon's user has no more")]
@@ -32,7 +32,7 @@ impl Failing for EngineError {
         match self {
             Self::Image(error) => failure::of_image(error),
             Self::Cancelled => FailureKind::GivenUp,
-            Self::WrongGuess { .. } => FailureKind::Mispredicted,
+            Self::MispredictedWrite { .. } => FailureKind::Mispredicted,
             Self::Driver(_) | Self::Lost | Self::NoThread => FailureKind::Internal,
         }
     }

@@ -59,7 +59,7 @@ pub fn protocols() -> Result<Vec<&'static str>> {
 pub enum Program {
     /// All that it writes is named by parameters.
     Steady,
-    /// Nothing is: a dump by `cow` finds out that it has guessed wrong, and fails.
+    /// Nothing is: a dump by `cow` finds a mispredicted write, and fails.
     Hidden,
 }
 

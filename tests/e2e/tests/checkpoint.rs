@@ -213,7 +213,7 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
 }
 
 #[test]
-fn a_wrong_guess_is_found_and_the_dump_made_again_by_stop() -> Result {
+fn a_mispredicted_write_is_found_and_the_dump_made_again_by_stop() -> Result {
     // What lies before it takes longer to copy than what CRIU does; it is two pieces, one for each lane of a small machine.
     let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.008")])?;
     let end = node.path("end");
@@ -233,7 +233,7 @@ fn a_wrong_guess_is_found_and_the_dump_made_again_by_stop() -> Result {
     };
     let found = (code, &said["attempts"], &said["dump"]["protocol"]);
     assert_eq!(found, (Some(0), &2.into(), &"stop".into()), "{said} {err}");
-    assert!(err.contains("a guess of what is written was wrong") && err.contains("once more, by stop"), "{err}");
+    assert!(err.contains("mispredicted write") && err.contains("once more, by stop"), "{err}");
     assert!(node.rekindle(&["verify".as_ref(), dir.as_os_str()])?.status.success());
     fs::write(&end, "")?;
     assert_eq!(app.finish()?, "hidden ok\n");

@@ -66,7 +66,7 @@ fn killed_in_each_phase(victim: Victim) -> Result {
 
 /// The program writes, in every phase in which it runs, what no dump can foresee.
 #[test]
-fn a_wrong_guess_beside_a_kill_in_any_phase_of_a_dump_is_in_no_image() -> Result {
+fn a_mispredicted_write_beside_a_kill_in_any_phase_of_a_dump_is_in_no_image() -> Result {
     let mut bench = Bench::start_with(Program::Hidden)?;
     for case in cases()?.into_iter().filter(|it| it.subject.0 == Program::Hidden) {
         bench.kill_in_dump(case.moment, case.victim, case.subject.1, case.protocol)?;

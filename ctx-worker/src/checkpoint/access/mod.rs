@@ -10,7 +10,7 @@
 //! ```
 //!
 //! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit**
-//! is an allocation; of the client's own mappings, a run of them without a gap ([`units`]). A guess can be wrong: a
+//! is an allocation; of the client's own mappings, a run of them without a gap ([`units`]). A prediction can be wrong: a
 //! kernel may find a pointer in memory. So nothing relies on it alone; who does compares the content ([`observe`]), and
 //! a kernel that was wrong once names everything from then on.
 //!
@@ -172,7 +172,7 @@ impl Tracker {
             _ => ran.intersection(&self.suspects).cloned().collect(),
         };
         for name in &again {
-            tracing::info!("{name} is taken to write everything from now on: a guess of what it writes was wrong");
+            tracing::info!("{name} is taken to write everything from now on: it made a mispredicted write");
             self.was_wrong(name);
         }
         if again.is_empty() {

@@ -89,13 +89,13 @@ pub(crate) enum CopyError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("{error}, by one of the kernels {kernels}")]
-    WrongGuess { error: EngineError, kernels: String },
+    MispredictedWrite { error: EngineError, kernels: String },
 }
 
 impl Failing for CopyError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Engine(error) | Self::WrongGuess { error, .. } => error.kind(),
+            Self::Engine(error) | Self::MispredictedWrite { error, .. } => error.kind(),
             Self::State(error) => error.kind(),
             Self::Already => FailureKind::Refused,
             Self::Nothing | Self::Thread | Self::Spawn(_) | Self::TooMuch | Self::Aliases(_) | Self::Driver(_) => {
@@ -188,11 +188,11 @@ impl Executor {
             Ok(texts) => texts,
             Err(error) => {
                 self.checkpoint.copying.precopied = None;
-                if !matches!(error, EngineError::WrongGuess { .. }) {
+                if !matches!(error, EngineError::MispredictedWrite { .. }) {
                     return Err(error.into());
                 }
-                self.guessed_wrong(&copying, &ran);
-                return Err(CopyError::WrongGuess { error, kernels: listed(&ran) });
+                self.note_mispredicted(&copying, &ran);
+                return Err(CopyError::MispredictedWrite { error, kernels: listed(&ran) });
             }
         };
         let client = match background.draft {

@@ -272,7 +272,7 @@ impl Executor {
     }
 
     /// A copy has failed for one of these kernels: the next one relies less on what is thought of them.
-    pub(crate) fn guessed_wrong(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
+    pub(crate) fn note_mispredicted(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
         self.checkpoint.copying.mispredicted.extend(copying.wrong_places());
         if let Some(tracker) = &mut self.checkpoint.tracker {
             tracker.one_was_wrong(ran);

@@ -124,7 +124,7 @@ fn a_lane_that_has_left_the_last_piece_on_the_stage_does_not_rest() {
 }
 
 #[test]
-fn what_is_given_up_is_no_wrong_guess_whatever_a_lane_finds_then() {
+fn what_is_given_up_is_no_mispredicted_write_whatever_a_lane_finds_then() {
     let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
     copying.is_read(&all[0]);

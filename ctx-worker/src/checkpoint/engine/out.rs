@@ -164,7 +164,7 @@ impl<'a> Out<'a> {
         rest.try_for_each(|(taken, slot)| self.write(&taken, slot.bytes(taken.job.length)))
             .inspect_err(|_| self.copying.fail())?;
         match self.copying.wrong() {
-            Some((address, length)) => Err(EngineError::WrongGuess { address, length }),
+            Some((address, length)) => Err(EngineError::MispredictedWrite { address, length }),
             None if self.copying.has_failed() => Err(EngineError::Cancelled),
             None => Ok(()),
         }

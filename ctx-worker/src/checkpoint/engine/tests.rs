@@ -153,7 +153,7 @@ fn a_copy_that_is_given_up_leaves_nothing_on_the_stage() {
 }
 
 #[test]
-fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_wrong_guess() {
+fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_mispredicted_write() {
     let (driver, memory) = (driver(), Memory::new(6));
     let driver = Driver { cuMemcpyDtoHAsync_v2: give_up_with_the_third, ..driver };
     for wrong_before in [false, true] {
@@ -175,7 +175,7 @@ fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_wrong_guess() {
         let result = engine.copy_out(&driver, &copying, &writer(&file));
         match wrong_before {
             false => assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}"),
-            true => assert!(matches!(result, Err(EngineError::WrongGuess { .. })), "{result:?}"),
+            true => assert!(matches!(result, Err(EngineError::MispredictedWrite { .. })), "{result:?}"),
         }
         assert_eq!(PIECES.load(Relaxed), 3);
     }
