@@ -1,10 +1,7 @@
-//! Launching a kernel: its shape, its surroundings, and the call itself.
+//! What a launch is given: its shape, and its surroundings.
 
 use std::sync::atomic::AtomicBool;
 
-use crate::fault::LaunchFault;
-use crate::memory::Memory;
-use crate::program::Program;
 use crate::texture::Textures;
 
 /// The shape of a launch.
@@ -35,7 +32,7 @@ impl<'a> LaunchConfig<'a> {
 
 /// The device's heap, from which kernels take memory with `malloc`.
 pub trait Heap: Sync {
-    /// A new allocation's address, or none. It must be in [`Memory`] from then on.
+    /// A new allocation's address, or none. [`Memory`](crate::Memory) must have it from then on.
     fn malloc(&self, bytes: u64) -> Option<u64>;
     /// Gives one back.
     fn free(&self, addr: u64);
@@ -87,23 +84,4 @@ fn monotonic_nanos() -> u64 {
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Runs a kernel to its end, on the calling thread.
-///
-/// Blocks run in order, a few at a time where one does not end soon, all of them where the launch
-/// is cooperative.
-///
-/// # Errors
-///
-/// The kernel is unknown or not supported, the configuration is impossible, a thread failed, or
-/// the launch was cancelled. Writes made before are in memory.
-pub fn launch(
-    program: &Program,
-    kernel: &str,
-    config: &LaunchConfig<'_>,
-    memory: &dyn Memory,
-    env: &Env<'_>,
-) -> Result<(), LaunchFault> {
-    crate::exec::grid::launch(program, kernel, config, memory, env)
 }

@@ -38,6 +38,7 @@
 //! ```
 
 mod ast;
+mod declaration;
 mod exec;
 mod fault;
 mod format;
@@ -50,10 +51,12 @@ mod parse;
 mod program;
 mod texture;
 
+pub use declaration::{Global, Kernel, Param, Relocation, Space};
+pub use exec::grid::launch;
 pub use fault::{Fault, FaultKind, LaunchFault, LinkError, ParseError, Unsupported};
-pub use launch::{Env, Heap, LaunchConfig, launch};
+pub use launch::{Env, Heap, LaunchConfig};
 pub use memory::{Memory, Span};
-pub use module::{Global, Kernel, Module, Param, Relocation, Space};
+pub use module::Module;
 pub use program::Program;
 pub use texture::{Boundary, Coordinates, Detail, Fetch, Geometry, Spot, Textures};
 

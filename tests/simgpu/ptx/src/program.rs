@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use crate::declaration::{Global, Kernel, Relocation};
 use crate::exec::{Inst, Row};
 use crate::fault::Unsupported;
-use crate::module::{Global, Kernel, Relocation};
 
 /// A module whose variables and functions have addresses, decoded for execution.
 pub struct Program {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::block::{Block, Turn};
 use super::cluster::Cluster;
 use super::core::{Core, GRID_BYTES, Launch, POLL_COST};
+use crate::declaration::Kernel;
 use crate::fault::{Fault, FaultKind, LaunchFault};
 use crate::launch::{Env, LaunchConfig};
 use crate::memory::Memory;
-use crate::module::Kernel;
 use crate::program::Program;
 
 /// How many instructions of warps a block runs before the next gets its turn.
@@ -66,8 +66,16 @@ fn check(kernel: &Kernel, config: &LaunchConfig<'_>) -> Result<(), LaunchFault> 
     Ok(())
 }
 
-/// Runs a kernel; see [`crate::launch()`].
-pub(crate) fn launch(
+/// Runs a kernel to its end, on the calling thread.
+///
+/// Blocks run in order, a few at a time where one does not end soon, all of them where the launch
+/// is cooperative.
+///
+/// # Errors
+///
+/// The kernel is unknown or not supported, the configuration is impossible, a thread failed, or
+/// the launch was cancelled. Writes made before are in memory.
+pub fn launch(
     program: &Program,
     name: &str,
     config: &LaunchConfig<'_>,

@@ -276,6 +276,11 @@ pub(crate) fn dot(four: bool, high: bool, a_signed: bool, b_signed: bool) -> Exe
     }
 }
 
+/// Copies a row, wide or narrow.
+pub(crate) fn copy(wide: bool) -> Exec {
+    if wide { exec!(u64; |a: u64| a) } else { exec!(u32; |a: u32| a) }
+}
+
 /// Logical operations of predicates.
 pub(crate) fn predicate_logic(name: &str) -> Option<Exec> {
     Some(match name {

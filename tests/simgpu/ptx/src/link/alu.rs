@@ -1,21 +1,11 @@
 //! Integer arithmetic, bits, selections.
 
-use super::Refusable;
-use super::function::Compiler;
-use super::moves::last_type;
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::{has, last_type, types};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
 use crate::exec::{Exec, bits, carry, convert, int, packed};
-
-/// Whether an opcode has a modifier.
-pub(super) fn has(opcode: &Opcode, modifier: &str) -> bool {
-    opcode.modifiers.iter().any(|m| m == modifier)
-}
-
-/// The types among an opcode's modifiers.
-pub(super) fn types(opcode: &Opcode) -> Vec<Type> {
-    opcode.modifiers.iter().filter_map(|m| Type::named(m)).collect()
-}
 
 /// What an instruction needs: the types of destination and sources.
 struct Form {

@@ -1,8 +1,8 @@
 //! Floating point arithmetic.
 
-use super::Refusable;
-use super::alu::has;
-use super::function::Compiler;
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::has;
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
 use crate::exec::half::{self, Format};

@@ -1,7 +1,7 @@
 //! Branches and calls.
 
-use super::Refusable;
-use super::function::{Compiler, Place};
+use super::compiler::{Compiler, Place};
+use super::linker::Refusable;
 use crate::ast::{NameRef, Operand, Type, Var, VarSpace};
 use crate::exec::Action;
 use crate::exec::builtin::Builtin;
@@ -72,7 +72,7 @@ impl<'m> Compiler<'_, 'm> {
                         }
                         Some(NameRef::Functions(functions)) => {
                             let first = functions.first()?;
-                            let index = *self.linker.module.parsed.ast.function_index.get(first)?;
+                            let index = *self.linker.ast.function_index.get(first)?;
                             self.linker.shapes.get(index as usize).cloned()
                         }
                         _ => None,
@@ -92,7 +92,7 @@ impl<'m> Compiler<'_, 'm> {
     }
 
     fn direct_call(&mut self, symbol: &str, arguments: &[(u32, &Var)], results: &[(u32, &Var)]) -> Refusable<()> {
-        let ast = &self.linker.module.parsed.ast;
+        let ast = self.linker.ast;
         let index = ast.function_index.get(symbol).copied();
         let defined = index.filter(|&i| ast.functions[i as usize].body.is_some());
         if let Some(index) = defined {

@@ -1,10 +1,9 @@
 //! `cvt`, `setp` and `set`.
 
-use super::Refusable;
-use super::alu::{has, types};
 use super::alu_float::flags;
-use super::function::Compiler;
-use super::moves::last_type;
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::{has, last_type, types};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
 use crate::exec::round::Rounding;

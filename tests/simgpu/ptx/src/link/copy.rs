@@ -1,12 +1,11 @@
 //! Asynchronous copies and barriers in memory.
 
-use super::Refusable;
-use super::alu::has;
-use super::function::Compiler;
-use super::moves::last_type;
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::{has, last_type};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::{Action, Exec, NO_ROW, Row, copy};
+use crate::exec::{Action, Exec, NO_ROW, Row, copy, int};
 use crate::{LOCAL_WINDOW, SHARED_WINDOW};
 
 impl Compiler<'_, '_> {
@@ -149,7 +148,7 @@ impl Compiler<'_, '_> {
         let ty = last_type(opcode).unwrap_or(Type::B64);
         let d = self.result(to, ty)?;
         let zero = self.constant(Width::Wide, 0);
-        let mut inst = self.inst(Action::Run(Self::copy_exec(Width::Wide)));
+        let mut inst = self.inst(Action::Run(int::copy(true)));
         (inst.d, inst.a) = (d, zero);
         if ty.bytes() != 8 {
             return Err("policy".to_owned());

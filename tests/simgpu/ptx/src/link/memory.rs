@@ -1,9 +1,8 @@
 //! Loads, stores and atomic instructions.
 
-use super::Refusable;
-use super::alu::has;
-use super::function::{Compiler, Place};
-use super::moves::last_type;
+use super::compiler::{Compiler, Place};
+use super::linker::Refusable;
+use super::modifiers::{has, last_type};
 use super::rows::Width;
 use crate::PARAM_WINDOW;
 use crate::ast::{Opcode, Operand, Type};

@@ -1,27 +1,15 @@
 //! `mov`, `cvta`, `isspacep`: values and addresses.
 
-use super::Refusable;
-use super::function::{Compiler, Place};
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::last_type;
 use super::rows::Width;
-use crate::ast::{NameRef, Opcode, Operand, Type};
-use crate::exec::int::{exec, predicate_logic};
-use crate::exec::{Exec, Flow, Row, special};
+use crate::ast::{Opcode, Operand, Type};
+use crate::exec::int::{self, exec, predicate_logic};
+use crate::exec::{Exec, Flow, Inst, Row};
 use crate::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 
-/// The last modifier that is a type.
-pub(super) fn last_type(opcode: &Opcode) -> Refusable<Type> {
-    let found = opcode.modifiers.iter().rev().find_map(|m| Type::named(m));
-    found.ok_or_else(|| "no type".to_owned())
-}
-
 impl Compiler<'_, '_> {
-    pub(super) fn copy_exec(width: Width) -> Exec {
-        match width {
-            Width::Wide => exec!(u64; |a: u64| a),
-            _ => exec!(u32; |a: u32| a),
-        }
-    }
-
     pub(super) fn mov(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
         let ty = last_type(opcode)?;
         let [to, from] = operands else { return Err("operands".to_owned()) };
@@ -39,7 +27,7 @@ impl Compiler<'_, '_> {
                 let a = self.source(from, ty)?;
                 let d = self.result(to, ty)?;
                 let width = Width::of(ty).ok_or("128 bits")?;
-                self.run(Self::copy_exec(width), d, &[a], 0);
+                self.run(int::copy(width == Width::Wide), d, &[a], 0);
                 Ok(())
             }
         }
@@ -72,7 +60,7 @@ impl Compiler<'_, '_> {
             }
         }
         for (d, row) in pending {
-            self.run(Self::copy_exec(Width::Narrow), d, &[row], 0);
+            self.run(int::copy(false), d, &[row], 0);
         }
         Ok(())
     }
@@ -117,70 +105,6 @@ impl Compiler<'_, '_> {
         Ok(())
     }
 
-    /// The address of a variable or symbol, as `mov` gives it: within its own space for shared and
-    /// local variables, generic for others.
-    pub(super) fn address_value(&mut self, operand: &Operand, width: Width) -> Refusable<Row> {
-        let plus = |at: u32, addend: i64| u64::from(at).wrapping_add_signed(addend);
-        match *operand {
-            Operand::Var(var, addend) => match self.place(var)? {
-                Place::Stack(at) => {
-                    // Parameters have generic addresses, so that functions can hand them on.
-                    let is_param = self.body.vars[var as usize].space == crate::ast::VarSpace::Param;
-                    let window = if is_param { LOCAL_WINDOW } else { 0 };
-                    let exec: Exec = |w, i| {
-                        let at = w.frame.wrapping_add(i.imm);
-                        w.map0(i, || at)
-                    };
-                    let row = self.temporary(Width::Wide);
-                    self.run(exec, row, &[], window.wrapping_add(plus(at, addend)));
-                    self.resize(row, Width::Wide, width)
-                }
-                Place::Param(at) => Ok(self.constant(width, PARAM_WINDOW + plus(at, addend))),
-                Place::Shared(at) => Ok(self.constant(width, plus(at, addend))),
-                Place::Dynamic => self.dynamic_shared(addend, width),
-                Place::Nowhere => Err("variable too large".to_owned()),
-            },
-            Operand::Name(name, addend) => {
-                let NameRef::Symbol(symbol) = self.name(name)? else {
-                    return Err("label as a value".to_owned());
-                };
-                self.symbol_value(symbol, addend, width)
-            }
-            _ => Err("address of something else".to_owned()),
-        }
-    }
-
-    fn symbol_value(&mut self, symbol: &str, addend: i64, width: Width) -> Refusable<Row> {
-        let module = self.linker.module;
-        if let Some(&at) = module.survey.shared[self.index].symbols.get(symbol) {
-            return Ok(self.constant(width, u64::from(at).wrapping_add_signed(addend)));
-        }
-        if module.parsed.ast.shared.iter().any(|v| v.name == symbol && v.unsized_) {
-            return self.dynamic_shared(addend, width);
-        }
-        match self.linker.addresses.get(symbol) {
-            Some(&address) => Ok(self.constant(width, address.wrapping_add_signed(addend))),
-            None => Err(format!("unknown symbol {symbol}")),
-        }
-    }
-
-    fn dynamic_shared(&mut self, addend: i64, width: Width) -> Refusable<Row> {
-        let row = special::row(special::DYNAMIC_BASE).ok_or("dynamic shared memory")?;
-        let row = if addend == 0 {
-            row
-        } else {
-            let sum = self.temporary(Width::Narrow);
-            let by = self.constant(Width::Narrow, addend.cast_unsigned());
-            self.run(exec!(u32; |a: u32, b: u32| a.wrapping_add(b)), sum, &[row, by], 0);
-            sum
-        };
-        self.resize(row, Width::Narrow, width)
-    }
-
-    pub(super) fn place(&self, var: u32) -> Refusable<Place> {
-        self.places.get(var as usize).copied().ok_or_else(|| "unknown variable".to_owned())
-    }
-
     /// `cvta.space` and `cvta.to.space`.
     pub(super) fn cvta(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
         let ty = last_type(opcode)?;
@@ -201,8 +125,7 @@ impl Compiler<'_, '_> {
         let a = self.source(from, ty)?;
         let d = self.result(to, ty)?;
         let by = if back { window.wrapping_neg() } else { window };
-        let exec: Exec =
-            if by == 0 { Self::copy_exec(Width::Wide) } else { |w, i| w.map1(i, |a: u64| a.wrapping_add(i.imm)) };
+        let exec: Exec = if by == 0 { int::copy(true) } else { |w, i| w.map1(i, |a: u64| a.wrapping_add(i.imm)) };
         self.run(exec, d, &[a], by);
         Ok(())
     }
@@ -225,7 +148,7 @@ impl Compiler<'_, '_> {
         let high = self.constant(Width::Wide, range.1);
         let exec: Exec = |w, i| {
             let from = w.test2(i, |a: u64, low: u64| a >= low);
-            let below = w.test2(&crate::exec::Inst { b: i.c, ..*i }, |a: u64, high: u64| a < high);
+            let below = w.test2(&Inst { b: i.c, ..*i }, |a: u64, high: u64| a < high);
             w.set_predicate(i.d, from & below);
             Flow::Next
         };

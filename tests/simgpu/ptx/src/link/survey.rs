@@ -3,16 +3,16 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::ast::{Ast, Body, NameRef, Operand, Var, VarSpace};
-use crate::module::{Global, Kernel, Param};
+use crate::declaration::{Global, Kernel, Param};
 
 /// What is known of each function, in the module's order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Survey {
     /// The functions it calls by name.
     pub(crate) direct: Vec<Vec<u32>>,
-    /// Those, and all it might call by address.
-    pub(crate) possible: Vec<Vec<u32>>,
     pub(crate) shared: Vec<SharedLayout>,
+    /// The kernels, in the order of the text.
+    pub(crate) kernels: Vec<Kernel>,
 }
 
 /// Where a function finds shared variables.
@@ -100,7 +100,8 @@ pub(crate) fn survey(ast: &Ast, globals: &[Global]) -> Survey {
         }
     }
     let shared = shared_layouts(ast, &possible);
-    Survey { direct, possible, shared }
+    let kernels = kernels(ast, &possible, &shared);
+    Survey { direct, shared, kernels }
 }
 
 /// All functions reached from one, itself included.
@@ -193,7 +194,7 @@ fn shared_layouts(ast: &Ast, possible: &[Vec<u32>]) -> Vec<SharedLayout> {
 }
 
 /// The kernels of a module, as the loader sees them.
-pub(crate) fn kernels(ast: &Ast, survey: &Survey) -> Vec<Kernel> {
+fn kernels(ast: &Ast, possible: &[Vec<u32>], shared: &[SharedLayout]) -> Vec<Kernel> {
     let heap: HashSet<u32> =
         ["malloc", "free"].iter().filter_map(|name| ast.function_index.get(*name).copied()).collect();
     let entries = ast.functions.iter().enumerate().filter(|(_, f)| f.entry && f.body.is_some());
@@ -202,7 +203,7 @@ pub(crate) fn kernels(ast: &Ast, survey: &Survey) -> Vec<Kernel> {
             let (params, param_bytes) = layout(&function.params);
             let vars = function.body.iter().flat_map(|body| &body.vars);
             let local_bytes = vars.filter(|v| v.space == VarSpace::Local).map(|v| v.size as u32).sum();
-            let reached = reached(index as u32, &survey.possible);
+            let reached = reached(index as u32, possible);
             Kernel {
                 name: function.name.clone(),
                 params,
@@ -210,7 +211,7 @@ pub(crate) fn kernels(ast: &Ast, survey: &Survey) -> Vec<Kernel> {
                 max_threads: function.max_threads,
                 required_threads: function.required_threads,
                 required_cluster: function.required_cluster,
-                shared_bytes: survey.shared[index].bytes,
+                shared_bytes: shared[index].bytes,
                 local_bytes,
                 reaches_malloc: reached.iter().any(|f| heap.contains(f)),
             }

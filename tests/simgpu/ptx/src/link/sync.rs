@@ -1,9 +1,8 @@
 //! Barriers, fences, and what a warp does together.
 
-use super::Refusable;
-use super::alu::{has, types};
-use super::function::Compiler;
-use super::moves::last_type;
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::{has, last_type, types};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
 use crate::exec::block::BarrierOp;

@@ -1,9 +1,8 @@
 //! Textures and surfaces.
 
-use super::Refusable;
-use super::alu::has;
-use super::function::Compiler;
-use super::moves::last_type;
+use super::compiler::Compiler;
+use super::linker::Refusable;
+use super::modifiers::{has, last_type};
 use crate::ast::{Opcode, Operand, Type};
 use crate::exec::texture::{self, QUERIES, Shape, row_count};
 use crate::exec::{Action, Exec, NO_ROW, Row};

@@ -8,9 +8,9 @@ mod variable;
 use std::collections::HashMap;
 
 use crate::ast::{Ast, Opcode};
+use crate::declaration::Global;
 use crate::fault::ParseError;
 use crate::lex::{Placed, Token, lex};
-use crate::module::Global;
 
 /// What the parser finds in a text.
 #[derive(Debug, Default)]

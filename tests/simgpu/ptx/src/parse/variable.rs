@@ -3,8 +3,8 @@
 use super::directive::Linkage;
 use super::{Parse, Parser};
 use crate::ast::{Type, Var, VarSpace};
+use crate::declaration::{Global, Relocation, Space};
 use crate::lex::Token;
-use crate::module::{Global, Relocation, Space};
 
 /// No variable is larger; a device has not more memory.
 const SIZE_LIMIT: u64 = 1 << 40;
