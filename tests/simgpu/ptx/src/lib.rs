@@ -1,4 +1,4 @@
-//! A PTX parser and interpreter: what lets a software GPU really execute kernels.
+//! A PTX parser and interpreter, with which the software GPU executes kernels.
 //!
 //! ```text
 //!  PTX text ──lex──► tokens ──parse──► Module ──link──► Program ──launch──► memory, printf
@@ -13,13 +13,27 @@
 //! list of decoded instructions. [`Program::image`] then gives the first content of each variable,
 //! and [`launch()`] runs a kernel on the caller's [`Memory`].
 //!
+//! # Layers
+//!
+//! A file imports from its own layer and from those above it in this table.
+//!
+//! | layer | holds |
+//! |---|---|
+//! | `fault`, `format`, `texture`, `memory`, `launch` | errors, `printf`'s format, and what a launch asks of its caller |
+//! | `declaration`, `ast`, `lex`, `parse/` | what a module declares; its text into a tree |
+//! | `exec/machine/`, `exec/operations/` | the machine's state; what each instruction does to it |
+//! | `program` | the decoded instructions of a module |
+//! | `exec/warp/`, `exec/block`, `exec/grid` | the execution of a program |
+//! | `link/` | the tree into a program |
+//! | `module` | a module from its text to its program |
+//!
 //! # How it runs
 //!
 //! A warp's registers are rows of 32 lanes, and one decoded instruction works on a whole row, so
 //! decoding costs little. Lanes that part at a branch become *fragments*, each with its own program
 //! counter, which are joined again when they meet; the fragment that is behind runs first, and
 //! every fragment, warp and block is preempted after some time, so lanes may wait for each other,
-//! for another block, or for the CPU. A block runs on the calling thread only.
+//! for another block, or for the CPU. All blocks run on the calling thread.
 //!
 //! # Addresses
 //!

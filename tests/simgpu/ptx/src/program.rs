@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::declaration::{Global, Kernel, Relocation};
-use crate::exec::{Inst, Row};
+use crate::exec::machine::{Inst, Row};
 use crate::fault::Unsupported;
 
 /// A module whose variables and functions have addresses, decoded for execution.

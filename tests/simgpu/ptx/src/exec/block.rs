@@ -2,58 +2,13 @@
 
 use std::rc::Rc;
 
-use super::cluster::Cluster;
-use super::core::{Core, Launch};
-use super::warp::{Stop, Warp};
-use super::{Action, Inst, LANES};
+use super::machine::{Cluster, Core, LANES, Launch, SharedMemory};
+use super::warp::{Barriers, Stop, Warp};
 use crate::fault::FaultKind;
+use crate::program::Program;
 
 /// How long a warp runs before the next gets its turn.
 const WARP_QUANTUM: i64 = 50_000;
-
-/// What a barrier instruction does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BarrierOp {
-    Wait,
-    /// Counts, but does not wait.
-    Arrive,
-    /// Wait, and count predicates.
-    Count,
-    /// Wait, and tell whether all predicates hold.
-    All,
-    /// Wait, and tell whether any predicate holds.
-    Any,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Barrier {
-    arrived: u32,
-    /// As given with the instruction; all live threads if it was not.
-    expected: Option<u32>,
-    /// How many predicates were true.
-    yes: u32,
-    touched: bool,
-}
-
-/// The barriers of a block.
-#[derive(Debug, Default)]
-pub(crate) struct Barriers {
-    barriers: [Barrier; 16],
-    any: bool,
-}
-
-impl Barriers {
-    /// Counts some lanes; false if there is no such barrier.
-    pub(crate) fn arrive(&mut self, id: u32, lanes: u32, expected: Option<u32>, predicate: u32) -> bool {
-        let Some(barrier) = self.barriers.get_mut(id as usize) else { return false };
-        barrier.arrived += lanes.count_ones();
-        barrier.yes += predicate.count_ones();
-        barrier.expected = expected;
-        barrier.touched = true;
-        self.any = true;
-        true
-    }
-}
 
 /// How a block's turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +20,9 @@ pub(crate) enum Turn {
 }
 
 /// A resident block.
-pub(crate) struct Block {
+pub(crate) struct Block<'l> {
     pub(crate) at: [u32; 3],
-    warps: Vec<Warp>,
+    warps: Vec<Warp<'l>>,
     shared: Vec<u128>,
     barriers: Barriers,
     /// The cluster that it is in, once it is started.
@@ -78,10 +33,10 @@ pub(crate) struct Block {
     pub(crate) failed: ([u32; 3], u32),
 }
 
-impl Block {
-    pub(crate) fn new(launch: &Launch<'_>) -> Block {
+impl<'l> Block<'l> {
+    pub(crate) fn new(program: &'l Program, launch: &Launch<'_>) -> Self {
         let threads: u32 = launch.block.iter().product();
-        let warps = (0..threads.div_ceil(LANES as u32)).map(|n| Warp::new(launch, n)).collect();
+        let warps = (0..threads.div_ceil(LANES as u32)).map(|n| Warp::new(program, launch, n)).collect();
         Block {
             at: [0; 3],
             warps,
@@ -119,9 +74,8 @@ impl Block {
 
     /// Runs for about `budget` instructions of warps.
     pub(crate) fn run(&mut self, w: &mut Core<'_>, mut budget: i64) -> Turn {
-        w.shared = self.shared.as_mut_ptr().cast();
-        w.shared_len = u64::from(w.launch.shared_bytes);
-        w.cluster.clone_from(&self.cluster);
+        let bytes = u64::from(w.launch.shared_bytes);
+        w.shared = SharedMemory::new(self.shared.as_mut_ptr().cast(), bytes, self.cluster.clone());
         let count = self.warps.len();
         // Warps in a row that could not run.
         let mut blocked = 0;
@@ -143,7 +97,7 @@ impl Block {
                     blocked = if w.budget < quantum { 0 } else { blocked + 1 };
                 }
             }
-            if self.barriers.any && self.open_barriers(w) {
+            if self.barriers.any() && self.open_barriers(w) {
                 blocked = 0;
             }
             if blocked >= count {
@@ -168,36 +122,16 @@ impl Block {
         self.failed = ([thread % x, thread / x % y, thread / x / y], self.warps[warp].line);
     }
 
-    /// Opens the barriers at which everybody has arrived; whether there was one.
+    /// Opens the barriers at which all threads have arrived; whether there was one.
     fn open_barriers(&mut self, w: &mut Core<'_>) -> bool {
         let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
         let mut opened = false;
-        for id in 0..self.barriers.barriers.len() {
-            let barrier = self.barriers.barriers[id];
-            // Threads that have ended are not waited for, even where a count was given.
-            let expected = barrier.expected.unwrap_or(live);
-            if !barrier.touched || barrier.arrived < expected {
-                continue;
-            }
-            self.barriers.barriers[id] = Barrier::default();
+        while let Some((id, barrier)) = self.barriers.open(live) {
             opened = true;
             for warp in &mut self.warps {
-                warp.release(w, id as u32, |inst: &Inst| result(inst, &barrier));
+                warp.release(w, id, |inst| barrier.result(inst));
             }
         }
-        if opened {
-            self.barriers.any = self.barriers.barriers.iter().any(|b| b.touched);
-        }
         opened
-    }
-}
-
-fn result(inst: &Inst, barrier: &Barrier) -> u32 {
-    let ones = |holds: bool| if holds { u32::MAX } else { 0 };
-    match inst.action {
-        Action::Barrier(BarrierOp::Count) => barrier.yes,
-        Action::Barrier(BarrierOp::All) => ones(barrier.yes >= barrier.arrived),
-        Action::Barrier(BarrierOp::Any) => ones(barrier.yes > 0),
-        _ => 0,
     }
 }

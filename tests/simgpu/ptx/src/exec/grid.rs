@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::block::{Block, Turn};
-use super::cluster::Cluster;
-use super::core::{Core, GRID_BYTES, Launch, POLL_COST};
+use super::machine::{Cluster, Core, GRID_BYTES, Launch, POLL_COST};
 use crate::declaration::Kernel;
 use crate::fault::{Fault, FaultKind, LaunchFault};
 use crate::launch::{Env, LaunchConfig};
@@ -100,7 +99,8 @@ pub fn launch(
     };
     let mut grid_words = [0u64; GRID_BYTES as usize / 8];
     let launch = Launch {
-        program,
+        constants: &program.constants,
+        lists: &program.lists,
         memory,
         env,
         params,
@@ -111,25 +111,26 @@ pub fn launch(
         shared_bytes: kernel.shared_bytes.next_multiple_of(16) + config.dynamic_shared,
         grid_words: if config.cooperative { grid_words.as_mut_ptr() } else { std::ptr::null_mut() },
     };
-    Grid { launch: &launch, name, function, cooperative: config.cooperative }.run()
+    Grid { program, launch: &launch, name, function, cooperative: config.cooperative }.run()
 }
 
 struct Grid<'l> {
+    program: &'l Program,
     launch: &'l Launch<'l>,
     name: &'l str,
     function: usize,
     cooperative: bool,
 }
 
-impl Grid<'_> {
+impl<'l> Grid<'l> {
     fn run(&self) -> Result<(), LaunchFault> {
         let launch = self.launch;
         let [gx, gy, gz] = launch.grid.map(u64::from);
         let count = gx * gy * gz;
         let mut next = 0u64;
-        let mut resident: VecDeque<Block> = VecDeque::new();
-        let mut spare: Vec<Block> = Vec::new();
-        let mut ended: Vec<Block> = Vec::new();
+        let mut resident: VecDeque<Block<'l>> = VecDeque::new();
+        let mut spare: Vec<Block<'l>> = Vec::new();
+        let mut ended: Vec<Block<'l>> = Vec::new();
         let mut w = Core::new(launch);
         let mut idle = 0;
         loop {
@@ -143,7 +144,7 @@ impl Grid<'_> {
                     next += launch.cluster.iter().map(|n| u64::from(*n)).product::<u64>();
                 } else {
                     let at = [next % gx, next / gx % gy, next / gx / gy].map(|n| n as u32);
-                    let mut block = spare.pop().unwrap_or_else(|| Block::new(launch));
+                    let mut block = spare.pop().unwrap_or_else(|| Block::new(self.program, launch));
                     block.start(launch, self.function, at);
                     next += 1;
                     resident.push_front(block);
@@ -192,7 +193,7 @@ impl Grid<'_> {
     }
 
     /// The blocks of the cluster that follows `blocks` blocks in whole clusters, by their ranks.
-    fn cluster(&self, blocks: u64) -> Vec<Block> {
+    fn cluster(&self, blocks: u64) -> Vec<Block<'l>> {
         let launch = self.launch;
         let size = launch.cluster.map(u64::from);
         let number = blocks / size.iter().product::<u64>();
@@ -203,7 +204,7 @@ impl Grid<'_> {
         for rank in 0..size.iter().product::<u64>() {
             let within = [rank % size[0], rank / size[0] % size[1], rank / size[0] / size[1]];
             let at = [0, 1, 2].map(|axis| (place[axis] * size[axis] + within[axis]) as u32);
-            let mut block = Block::new(launch);
+            let mut block = Block::new(self.program, launch);
             block.start(launch, self.function, at);
             block.join(&cluster, launch);
             members.push(block);
@@ -211,7 +212,7 @@ impl Grid<'_> {
         members
     }
 
-    fn failed(&self, block: &Block, fault: Fault) -> LaunchFault {
+    fn failed(&self, block: &Block<'_>, fault: Fault) -> LaunchFault {
         let (thread, line) = block.failed;
         LaunchFault { kernel: self.name.to_owned(), fault, line, block: block.at, thread }
     }

@@ -5,7 +5,8 @@ use super::linker::Refusable;
 use super::modifiers::{has, last_type, types};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::{Exec, bits, carry, convert, int, packed};
+use crate::exec::machine::Exec;
+use crate::exec::operations::{bits, carry, convert, float, int, packed};
 
 /// What an instruction needs: the types of destination and sources.
 struct Form {
@@ -215,7 +216,7 @@ impl Compiler<'_, '_> {
         let ty = last_type(opcode)?;
         let [to, a] = operands else { return Err("operands".to_owned()) };
         let name = opcode.modifiers.first().map_or("", String::as_str);
-        let exec = crate::exec::float::test(name, ty).ok_or("test")?;
+        let exec = float::test(name, ty).ok_or("test")?;
         let a = self.source(a, ty)?;
         let d = self.result(to, Type::Pred)?;
         self.run(exec, d, &[a], 0);

@@ -5,9 +5,10 @@ use super::linker::Refusable;
 use super::modifiers::has;
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::half::{self, Format};
-use crate::exec::round::Rounding;
-use crate::exec::{Exec, float};
+use crate::exec::machine::Exec;
+use crate::exec::operations::float;
+use crate::exec::operations::half::{self, Format};
+use crate::exec::operations::round::Rounding;
 
 /// The rounding mode and flags that an opcode's modifiers ask for.
 pub(super) fn flags(opcode: &Opcode) -> u64 {

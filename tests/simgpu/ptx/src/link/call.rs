@@ -3,8 +3,7 @@
 use super::compiler::{Compiler, Place};
 use super::linker::Refusable;
 use crate::ast::{NameRef, Operand, Type, Var, VarSpace};
-use crate::exec::Action;
-use crate::exec::builtin::Builtin;
+use crate::exec::machine::{Action, Builtin};
 use crate::program::{Copied, Shape, Site};
 
 impl<'m> Compiler<'_, 'm> {

@@ -3,7 +3,7 @@
 use super::linker::{Linker, Refusable};
 use super::rows::{Frame, Width};
 use crate::ast::{Body, Function, NameRef, Type, VarSpace};
-use crate::exec::{Action, Exec, Inst, NO_ROW, Row};
+use crate::exec::machine::{Action, Exec, Inst, NO_ROW, Row};
 use crate::fault::Unsupported;
 
 /// No frame on a thread's stack is larger.

@@ -6,8 +6,9 @@ use super::linker::Refusable;
 use super::modifiers::{has, last_type, types};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::round::Rounding;
-use crate::exec::{Action, NO_ROW, Row, convert, half, packed};
+use crate::exec::machine::{Action, NO_ROW, Row};
+use crate::exec::operations::round::Rounding;
+use crate::exec::operations::{convert, float, half, packed};
 
 impl Compiler<'_, '_> {
     pub(super) fn cvt(&mut self, opcode: &Opcode, operands: &[Operand]) -> Refusable<()> {
@@ -36,7 +37,7 @@ impl Compiler<'_, '_> {
         };
         let d = self.result(to, register)?;
         let wide = register.bytes() == 8;
-        if !source.float() && !target.float() && flags & crate::exec::float::SATURATE == 0 {
+        if !source.float() && !target.float() && flags & float::SATURATE == 0 {
             // The low 16 bits are the same, and a register of 16 must not hold more.
             let unsigned = register.bytes() == 2 && target == Type::S16;
             let target = if unsigned { Type::U16 } else { target };

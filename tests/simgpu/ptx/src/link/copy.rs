@@ -5,7 +5,8 @@ use super::linker::Refusable;
 use super::modifiers::{has, last_type};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::{Action, Exec, NO_ROW, Row, copy, int};
+use crate::exec::machine::{Action, Exec, NO_ROW, Row};
+use crate::exec::operations::{copy, int};
 use crate::{LOCAL_WINDOW, SHARED_WINDOW};
 
 impl Compiler<'_, '_> {

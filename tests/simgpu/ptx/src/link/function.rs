@@ -4,7 +4,7 @@ use super::compiler::{Compiler, Guard};
 use super::linker::{Linker, Refusable};
 use super::rows::Width;
 use crate::ast::{Body, Function, Instruction, Opcode, Operand, Type};
-use crate::exec::{Action, NO_ROW};
+use crate::exec::machine::{Action, NO_ROW};
 use crate::program::{Compiled, Shape};
 
 /// The most words that the registers of a function may take.

@@ -6,7 +6,7 @@ use super::rows::Constants;
 use super::survey::{self, Survey};
 use crate::ast::{Ast, Var};
 use crate::declaration::Global;
-use crate::exec::{Inst, Row};
+use crate::exec::machine::{Inst, Row};
 use crate::fault::{LinkError, Unsupported};
 use crate::program::{Compiled, Program, Shape, Site};
 

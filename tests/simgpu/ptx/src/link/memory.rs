@@ -6,9 +6,9 @@ use super::modifiers::{has, last_type};
 use super::rows::Width;
 use crate::PARAM_WINDOW;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::access::{self, How};
-use crate::exec::core::Access;
-use crate::exec::{Action, NO_ROW, Row, atomic};
+use crate::exec::machine::{Access, Action, NO_ROW, Row};
+use crate::exec::operations::access::{self, How};
+use crate::exec::operations::atomic;
 
 /// Where an access goes.
 struct Target {

@@ -5,8 +5,8 @@ use super::linker::Refusable;
 use super::modifiers::last_type;
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::int::{self, exec, predicate_logic};
-use crate::exec::{Exec, Flow, Inst, Row};
+use crate::exec::machine::{Exec, Flow, Inst, Row, exec};
+use crate::exec::operations::int::{self, predicate_logic};
 use crate::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 
 impl Compiler<'_, '_> {

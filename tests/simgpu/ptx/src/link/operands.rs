@@ -4,8 +4,9 @@ use super::compiler::{Compiler, Place};
 use super::linker::Refusable;
 use super::rows::Width;
 use crate::ast::{NameRef, Operand, Type, VarSpace};
-use crate::exec::int::{exec, predicate_logic};
-use crate::exec::{Exec, NO_ROW, Row, convert, special};
+use crate::exec::machine::{Exec, NO_ROW, Row, exec};
+use crate::exec::operations::int::predicate_logic;
+use crate::exec::operations::{convert, special};
 use crate::{LOCAL_WINDOW, PARAM_WINDOW};
 
 impl Compiler<'_, '_> {
@@ -153,7 +154,7 @@ impl Compiler<'_, '_> {
                     let is_param = self.body.vars[var as usize].space == VarSpace::Param;
                     let window = if is_param { LOCAL_WINDOW } else { 0 };
                     let exec: Exec = |w, i| {
-                        let at = w.frame.wrapping_add(i.imm);
+                        let at = w.local.frame.wrapping_add(i.imm);
                         w.map0(i, || at)
                     };
                     let row = self.temporary(Width::Wide);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::ast::Type;
-use crate::exec::{CONSTANT, LANES, Row};
+use crate::exec::machine::{CONSTANT, LANES, Row};
 
 /// How wide a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

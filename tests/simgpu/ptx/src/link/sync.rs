@@ -5,9 +5,8 @@ use super::linker::Refusable;
 use super::modifiers::{has, last_type, types};
 use super::rows::Width;
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::block::BarrierOp;
-use crate::exec::collective::{Collective, Reduction};
-use crate::exec::{Action, Exec, Flow, access, cluster, special};
+use crate::exec::machine::{Action, BarrierOp, Collective, Exec, Flow, Reduction};
+use crate::exec::operations::{access, rank, special};
 
 /// The modifier that is one of these; their order is not the same in all sources.
 fn one_of(opcode: &Opcode, names: &[&'static str]) -> Option<&'static str> {
@@ -86,7 +85,7 @@ impl Compiler<'_, '_> {
         let ty = last_type(opcode)?;
         let [to, from, rank] = operands else { return Err("operands".to_owned()) };
         let (a, b, d) = (self.source(from, ty)?, self.source(rank, Type::U32)?, self.result(to, ty)?);
-        self.run(cluster::mapa(ty.bytes() == 8), d, &[a, b], 0);
+        self.run(rank::mapa(ty.bytes() == 8), d, &[a, b], 0);
         Ok(())
     }
 
@@ -96,7 +95,7 @@ impl Compiler<'_, '_> {
         let [to, from] = operands else { return Err("operands".to_owned()) };
         let own = special::row("%cluster_ctarank").ok_or("register")?;
         let (a, d) = (self.source(from, ty)?, self.result(to, Type::U32)?);
-        self.run(cluster::rank_of(ty.bytes() == 8), d, &[a, own], 0);
+        self.run(rank::rank_of(ty.bytes() == 8), d, &[a, own], 0);
         Ok(())
     }
 

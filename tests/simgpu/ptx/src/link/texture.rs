@@ -4,8 +4,8 @@ use super::compiler::Compiler;
 use super::linker::Refusable;
 use super::modifiers::{has, last_type};
 use crate::ast::{Opcode, Operand, Type};
-use crate::exec::texture::{self, QUERIES, Shape, row_count};
-use crate::exec::{Action, Exec, NO_ROW, Row};
+use crate::exec::machine::{Action, Exec, NO_ROW, Row};
+use crate::exec::operations::texture::{self, QUERIES, Shape, row_count};
 use crate::texture::{Boundary, Geometry};
 
 fn geometry(opcode: &Opcode) -> Refusable<Geometry> {

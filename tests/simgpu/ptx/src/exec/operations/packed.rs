@@ -1,11 +1,8 @@
 //! Pairs of integers of 16 bits, and comparisons whose results are numbers of 16 bits.
 
-use super::core::Core;
 use super::half::Format;
-use super::int::exec;
-use super::lanes::Lanes;
-use super::{Exec, Flow, Inst};
 use crate::ast::Type;
+use crate::exec::machine::{Core, Exec, Flow, Inst, Lanes, exec};
 
 fn pairs(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
     u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16 | u32::from(f(a as u16, b as u16))

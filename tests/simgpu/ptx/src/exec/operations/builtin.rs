@@ -1,31 +1,8 @@
 //! Functions that the device runtime provides: printing, assertions, the heap.
 
-use super::core::{Access, Core};
-use super::lanes::Lanes;
-use super::{Flow, Inst};
+use super::special;
+use crate::exec::machine::{Access, Builtin, Core, Flow, Inst, Lanes};
 use crate::fault::{FaultKind, Unsupported};
-
-/// A function the interpreter provides itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Builtin {
-    Print,
-    AssertFail,
-    Malloc,
-    Free,
-}
-
-impl Builtin {
-    /// The function of that name.
-    pub(crate) fn named(name: &str) -> Option<Builtin> {
-        Some(match name {
-            "vprintf" => Builtin::Print,
-            "__assertfail" => Builtin::AssertFail,
-            "malloc" => Builtin::Malloc,
-            "free" => Builtin::Free,
-            _ => return None,
-        })
-    }
-}
 
 /// No string of a kernel's is longer; one without an end would be read until it faults.
 const TEXT_LIMIT: usize = 64 << 10;
@@ -36,7 +13,7 @@ pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32
     for lane in Lanes(w.active) {
         let argument = |w: &mut Core<'_>, index: usize, bytes: u64| {
             let offset = arguments.get(index).copied().map(u64::from)?;
-            read(w, Access::Local, w.frame + offset, bytes, lane)
+            read(w, Access::Local, w.local.frame + offset, bytes, lane)
         };
         let done = match builtin {
             Builtin::Print => (|| {
@@ -55,8 +32,7 @@ pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32
                     [message, file, function].map(|t| String::from_utf8_lossy(&t).into_owned());
                 let [block, thread] =
                     [["%ctaid.x", "%ctaid.y", "%ctaid.z"], ["%tid.x", "%tid.y", "%tid.z"]].map(|names| {
-                        let numbers =
-                            names.map(|name| super::special::row(name).map_or(0, |row| w.get::<u32>(row, lane)));
+                        let numbers = names.map(|name| special::row(name).map_or(0, |row| w.get::<u32>(row, lane)));
                         numbers.map(|n| n.to_string()).join(",")
                     });
                 let said = format!(
@@ -90,7 +66,7 @@ pub(crate) fn run(w: &mut Core<'_>, i: &Inst, builtin: Builtin, arguments: &[u32
         let Some(value) = done else { return Flow::Fault };
         if let Some(offset) = result {
             let bytes = if builtin == Builtin::Malloc { 8 } else { 4 };
-            let at = w.frame + u64::from(offset);
+            let at = w.local.frame + u64::from(offset);
             let Some(at) = w.pointer(Access::Local, at, bytes, true, lane) else {
                 return Flow::Fault;
             };

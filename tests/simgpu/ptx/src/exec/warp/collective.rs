@@ -3,42 +3,7 @@
 //! Each instruction names the lanes that take part. They need not come together: inputs are kept
 //! until all of those lanes have arrived, be it in several fragments.
 
-use super::core::Core;
-use super::lanes::Lanes;
-use super::{Inst, LANES, NO_ROW};
-
-/// What is done together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Collective {
-    /// `bar.warp.sync`.
-    Sync,
-    ShuffleUp,
-    ShuffleDown,
-    ShuffleXor,
-    ShuffleIndex,
-    VoteAll,
-    VoteAny,
-    VoteUniform,
-    Ballot,
-    /// Whether values have 64 bits.
-    MatchAny(bool),
-    MatchAll(bool),
-    Reduce(Reduction),
-    Elect,
-}
-
-/// `redux.sync`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reduction {
-    Add,
-    MinSigned,
-    MaxSigned,
-    MinUnsigned,
-    MaxUnsigned,
-    And,
-    Or,
-    Xor,
-}
+use crate::exec::machine::{Collective, Core, Inst, LANES, Lanes, NO_ROW, Reduction};
 
 /// What the lanes of a warp brought.
 #[derive(Debug, Clone)]

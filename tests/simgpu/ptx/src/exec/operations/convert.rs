@@ -1,12 +1,10 @@
 //! `cvt`, comparisons and selections.
 
-use super::core::Core;
 use super::float::{FTZ, SATURATE, canonical32, canonical64, flush, saturate};
 use super::half::{self, Format};
-use super::lanes::Lanes;
 use super::round::{self, Rounding};
-use super::{Exec, Flow, Inst};
 use crate::ast::Type;
+use crate::exec::machine::{Core, Exec, Flow, Inst, Lane, Lanes, NO_ROW, Test};
 
 /// Bits of [`Inst::imm`] for conversions: round to a whole number, in the mode of the low bits.
 pub(crate) const WHOLE: u64 = 64;
@@ -213,9 +211,6 @@ pub(crate) fn general(source: Type, target: Type, flags: u64) -> Option<(Exec, u
     Some((exec, imm))
 }
 
-/// A comparison, by which predicates are set or values chosen.
-pub(crate) type Test = for<'a, 'l> fn(&'a Core<'l>, &'a Inst) -> u32;
-
 macro_rules! ordered {
     ($name:expr, $ty:ty) => {
         match $name {
@@ -267,7 +262,7 @@ macro_rules! float_test {
 struct HalfLane<const BRAIN: bool>(u16);
 
 // SAFETY: one word is touched.
-unsafe impl<const BRAIN: bool> super::lanes::Lane for HalfLane<BRAIN> {
+unsafe impl<const BRAIN: bool> Lane for HalfLane<BRAIN> {
     const WIDE: bool = false;
     unsafe fn get(row: *const u32, lane: usize) -> Self {
         // SAFETY: the caller vouches for the row.
@@ -327,7 +322,7 @@ pub(crate) const SET_FLOAT: u64 = 16;
 #[inline(always)]
 pub(crate) fn compare(w: &mut Core<'_>, i: &Inst, test: Test) {
     let holds = test(w, i);
-    if i.imm == 0 && i.e == super::NO_ROW {
+    if i.imm == 0 && i.e == NO_ROW {
         return w.set_predicate(i.d, holds);
     }
     let other =
@@ -346,17 +341,17 @@ pub(crate) fn compare(w: &mut Core<'_>, i: &Inst, test: Test) {
         return;
     }
     let opposite = combine(!holds & w.active);
-    if i.d != super::NO_ROW {
+    if i.d != NO_ROW {
         w.set_predicate(i.d, result);
     }
-    if i.e != super::NO_ROW {
+    if i.e != NO_ROW {
         w.set_predicate(i.e, opposite);
     }
 }
 
 /// `selp`: row `c` is a predicate.
 pub(crate) fn select(wide: bool) -> Exec {
-    fn choose<T: super::lanes::Lane>(w: &mut Core<'_>, i: &Inst) -> Flow {
+    fn choose<T: Lane>(w: &mut Core<'_>, i: &Inst) -> Flow {
         let chosen = w.predicate(i.c);
         for lane in Lanes(w.active) {
             let from = if chosen >> lane & 1 != 0 { i.a } else { i.b };

@@ -1,10 +1,8 @@
 //! Floating point instructions of 32 and 64 bits.
 
-use super::core::Core;
-use super::int::exec;
 use super::round::{self, Rounding};
-use super::{Exec, Flow, Inst};
 use crate::ast::Type;
+use crate::exec::machine::{Core, Exec, Flow, Inst, exec};
 
 /// Bits of [`Inst::imm`] for floating point instructions, above the rounding mode's three.
 pub(crate) const FTZ: u64 = 8;

@@ -1,8 +1,7 @@
 //! Special registers.
 
-use super::core::Launch;
-use super::{Exec, LANES, Row, SPECIAL};
 use crate::GRID_WINDOW;
+use crate::exec::machine::{Exec, LANES, Lane, Launch, Row, SPECIAL};
 
 /// A special register that does not change while a warp runs.
 #[derive(Debug, Clone, Copy)]
@@ -118,7 +117,7 @@ pub(crate) fn clock(name: &str) -> Option<(Exec, bool)> {
                 let $nanos = (w.launch.env.clock)();
                 w.map0(i, || -> $ty { $value })
             };
-            (exec, <$ty as super::lanes::Lane>::WIDE)
+            (exec, <$ty as Lane>::WIDE)
         }};
     }
     // A cycle is a nanosecond here.

@@ -1,12 +1,9 @@
 //! Numbers of 16 bits: `f16`, `bf16` and pairs of them.
 
-use super::core::Core;
 use super::float::{SATURATE, saturate};
-use super::int::exec;
-use super::lanes::Lanes;
 use super::round::Rounding;
-use super::{Exec, Flow, Inst};
 use crate::ast::Type;
+use crate::exec::machine::{Core, Exec, Flow, Inst, Lanes, exec};
 
 /// Negative results become zero.
 pub(crate) const RELU: u64 = 32;

@@ -1,28 +1,7 @@
 //! Integer arithmetic, and logic of predicates.
 
-use super::{Exec, Flow};
 use crate::ast::Type;
-
-/// An [`Exec`] that maps sources to a destination by a closure.
-macro_rules! exec {
-    ($d:ty; |$a:ident: $ta:ty| $body:expr) => {{
-        let f: $crate::exec::Exec = |w, i| w.map1(i, |$a: $ta| -> $d { $body });
-        f
-    }};
-    ($d:ty; |$a:ident: $ta:ty, $b:ident: $tb:ty| $body:expr) => {{
-        let f: $crate::exec::Exec = |w, i| w.map2(i, |$a: $ta, $b: $tb| -> $d { $body });
-        f
-    }};
-    ($d:ty; |$a:ident: $ta:ty, $b:ident: $tb:ty, $c:ident: $tc:ty| $body:expr) => {{
-        let f: $crate::exec::Exec = |w, i| w.map3(i, |$a: $ta, $b: $tb, $c: $tc| -> $d { $body });
-        f
-    }};
-    ($d:ty; |$a:ident: $ta:ty, $b:ident: $tb:ty, $c:ident: $tc:ty, $e:ident: $te:ty| $body:expr) => {{
-        let f: $crate::exec::Exec = |w, i| w.map4(i, |$a: $ta, $b: $tb, $c: $tc, $e: $te| -> $d { $body });
-        f
-    }};
-}
-pub(crate) use exec;
+use crate::exec::machine::{Exec, Flow, exec};
 
 /// The same closure for each of the unsigned and signed types of 16, 32 and 64 bits.
 macro_rules! each_int {

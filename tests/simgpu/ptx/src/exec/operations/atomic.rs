@@ -3,12 +3,10 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::access::How;
-use super::core::{Access, Core};
 use super::float::{canonical32, canonical64};
 use super::half::{self, Format};
-use super::lanes::{Lane, Lanes};
-use super::{Exec, Flow, Inst, NO_ROW};
 use crate::ast::Type;
+use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lane, Lanes, NO_ROW};
 
 /// A word that can be changed atomically.
 trait Word: Lane + PartialEq {

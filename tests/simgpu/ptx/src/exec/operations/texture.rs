@@ -2,9 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::core::{Access, Core};
-use super::lanes::Lanes;
-use super::{Exec, Flow, Inst, NO_ROW, Row};
+use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lanes, NO_ROW, Row};
 use crate::fault::FaultKind;
 use crate::texture::{Boundary, Coordinates, Detail, Fetch, Geometry, Spot};
 
@@ -98,8 +96,7 @@ pub(crate) fn row_count(shape: &Shape) -> usize {
 }
 
 fn list<'l>(w: &Core<'l>, i: &Inst, shape: &Shape) -> (&'l [Row], Rows<'l>) {
-    let program = w.launch.program;
-    let rows = program.lists.get(i.d as usize..).and_then(|l| l.get(..row_count(shape))).unwrap_or(&[]);
+    let rows = w.launch.lists.get(i.d as usize..).and_then(|l| l.get(..row_count(shape))).unwrap_or(&[]);
     let (values, rest) = rows.split_at((shape.values as usize).min(rows.len()));
     (values, Rows { rows: rest })
 }

@@ -3,11 +3,9 @@
 //! A subtraction adds the complement, as the hardware does: the flag it leaves is set where nothing was borrowed. The
 //! manual speaks of a borrow, but compilers ask with an addition for what a subtraction left.
 
-use super::core::Core;
 use super::int::{high_i64, high_u64};
-use super::lanes::Lanes;
-use super::{Exec, Flow, Inst};
 use crate::ast::Type;
+use crate::exec::machine::{Core, Exec, Flow, Inst, Lanes};
 
 /// Which instruction with the carry flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

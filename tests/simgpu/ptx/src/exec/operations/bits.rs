@@ -1,8 +1,8 @@
 //! Instructions on bits: counts, shifts, fields, permutations.
 
-use super::Exec;
-use super::int::{each_bits, exec};
+use super::int::each_bits;
 use crate::ast::Type;
+use crate::exec::machine::{Exec, exec};
 
 /// Instructions that count or find bits; the destination has 32.
 pub(crate) fn count(name: &str, ty: Type) -> Option<Exec> {

@@ -2,10 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::core::{Access, Core};
-use super::lanes::{Lane, Lanes};
-use super::{Exec, Flow, Inst, NO_ROW, Row};
 use crate::ast::Type;
+use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lane, Lanes, NO_ROW, Row};
 use crate::fault::FaultKind;
 
 /// How an access is made: the fields of [`Inst::e`].
@@ -98,7 +96,7 @@ impl Core<'_> {
     #[inline(always)]
     pub(super) fn address(&self, how: How, a: Row, offset: u64, lane: usize) -> u64 {
         if how.frame {
-            self.frame.wrapping_add(offset)
+            self.local.frame.wrapping_add(offset)
         } else if how.wide {
             self.get::<u64>(a, lane).wrapping_add(offset)
         } else {
@@ -132,7 +130,7 @@ fn load<T: Stored, D: Lane>(w: &mut Core<'_>, i: &Inst, extend: impl Fn(T) -> D)
 }
 
 fn load_many<T: Stored, D: Lane>(w: &mut Core<'_>, i: &Inst, how: How, extend: impl Fn(T) -> D) -> Flow {
-    let rows = &w.launch.program.lists[i.d as usize..][..how.count as usize];
+    let rows = &w.launch.lists[i.d as usize..][..how.count as usize];
     for lane in Lanes(w.active) {
         let addr = w.address(how, i.a, i.imm, lane);
         let bytes = T::BYTES * u64::from(how.count);
@@ -160,7 +158,7 @@ fn store<T: Stored, S: Lane>(w: &mut Core<'_>, i: &Inst, narrow: impl Fn(S) -> T
         fence(Ordering::SeqCst);
     }
     if how.count > 1 {
-        let rows = &w.launch.program.lists[i.d as usize..][..how.count as usize];
+        let rows = &w.launch.lists[i.d as usize..][..how.count as usize];
         for lane in Lanes(w.active) {
             let addr = w.address(how, i.a, i.imm, lane);
             let bytes = T::BYTES * u64::from(how.count);
@@ -227,7 +225,7 @@ pub(crate) fn select_param(ty: Type, register: u32) -> Option<Exec> {
     fn param<const BYTES: usize>(w: &mut Core<'_>, i: &Inst, spread: fn(&mut Core<'_>, Row, u64)) -> Flow {
         let count = (i.e >> 8).max(1) as usize;
         let one = [i.d];
-        let rows = if i.e >> 8 > 1 { &w.launch.program.lists[i.d as usize..][..count] } else { &one };
+        let rows = if i.e >> 8 > 1 { &w.launch.lists[i.d as usize..][..count] } else { &one };
         for (k, &row) in rows.iter().enumerate() {
             let at = (i.imm as usize).wrapping_add(k * BYTES);
             let Some(bytes) = at.checked_add(BYTES).and_then(|end| w.launch.params.get(at..end)) else {

@@ -10,9 +10,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::core::{Access, Core};
-use super::lanes::Lanes;
-use super::{Exec, Flow, Inst, NO_ROW};
+use crate::exec::machine::{Access, Core, Exec, Flow, Inst, Lanes, NO_ROW};
 use crate::fault::FaultKind;
 
 const COUNT: u64 = (1 << 20) - 1;

@@ -1,18 +1,16 @@
 //! Instructions that are more than a step: calls, barriers, what a warp does together.
 
-use super::block::{BarrierOp, Barriers};
-use super::builtin;
-use super::core::Core;
+use super::barrier::Barriers;
 use super::fragment::{Fragment, Frame, Pause, State};
-use super::lanes::Lanes;
-use super::warp::{Warp, words_to_cells};
-use super::{Action, Flow, Inst, NO_ROW};
+use super::state::{Warp, words_to_cells};
+use crate::exec::machine::{Action, BarrierOp, Core, Flow, Inst, Lanes, NO_ROW};
+use crate::exec::operations::builtin;
 use crate::fault::FaultKind;
 
 /// How deep calls may nest, whatever the size of the stack.
 const DEPTH_LIMIT: usize = 4096;
 
-impl Warp {
+impl Warp<'_> {
     /// Executes an instruction that is more than a step. None if the fragment goes on at once.
     pub(super) fn control(
         &mut self,
@@ -22,7 +20,7 @@ impl Warp {
         active: u32,
         barriers: &mut Barriers,
     ) -> Option<Pause> {
-        let program = w.launch.program;
+        let program = self.program;
         match inst.action {
             Action::Run(_) | Action::Compare(_) | Action::Branch(_) => None,
             Action::BranchTable(table) => {
@@ -93,7 +91,7 @@ impl Warp {
                 let site = &program.sites[frame.site as usize];
                 for lane in Lanes(active) {
                     for copy in &site.returns {
-                        self.copy(lane, fragment.stack + copy.from, frame.stack + copy.to, copy.bytes);
+                        self.stacks.copy(lane, fragment.stack + copy.from, frame.stack + copy.to, copy.bytes);
                     }
                 }
                 (fragment.pc, fragment.words, fragment.stack) = (frame.pc, frame.words, frame.stack);
@@ -110,14 +108,14 @@ impl Warp {
             Action::Barrier(op) => self.barrier(w, fragment, inst, active, op, barriers),
             Action::ClusterArrive => {
                 Lanes(active).for_each(|lane| self.arrivals[lane] += 1);
-                if let Some(cluster) = &w.cluster {
+                if let Some(cluster) = w.shared.cluster() {
                     cluster.arrive(active.count_ones());
                 }
                 fragment.pc += 1;
                 None
             }
             Action::ClusterWait => {
-                let phase = w.cluster.as_ref().map_or(u32::MAX, |it| it.phase());
+                let phase = w.shared.cluster().map_or(u32::MAX, |it| it.phase());
                 if Lanes(active).all(|lane| self.arrivals[lane] <= phase) {
                     fragment.pc += 1;
                     return None;
@@ -170,7 +168,7 @@ impl Warp {
             if fragment.state != State::Collective || fragment.mask & ready == 0 {
                 continue;
             }
-            let inst = &w.launch.program.code[fragment.pc as usize];
+            let inst = &self.program.code[fragment.pc as usize];
             let Action::Collective(collective) = inst.action else { continue };
             self.attach(w, &fragment);
             w.active = fragment.mask & ready;
@@ -191,7 +189,7 @@ impl Warp {
     /// Ends the active lanes of a fragment.
     fn exit(&mut self, w: &mut Core<'_>, fragment: &mut Fragment, active: u32) -> Pause {
         self.live &= !active;
-        if let Some(cluster) = &w.cluster {
+        if let Some(cluster) = w.shared.cluster() {
             let arrived = Lanes(active).filter(|lane| self.arrivals[*lane] > cluster.phase()).count();
             cluster.end(active.count_ones(), arrived as u32);
         }
@@ -239,18 +237,29 @@ impl Warp {
         Some(Pause::Waits)
     }
 
-    fn copy(&mut self, lane: usize, from: u32, to: u32, bytes: u32) {
-        let stride = self.stack_bytes as usize;
-        let cells = self.stack.len() * 8;
-        let (from, to) = (lane * stride + from as usize, lane * stride + to as usize);
-        let bytes = bytes as usize;
-        debug_assert!(from + bytes <= cells && to + bytes <= cells);
-        if from + bytes > cells || to + bytes > cells {
-            return;
+    /// Lets the fragments go on that wait at a barrier, with the result of its reduction.
+    pub(crate) fn release(&mut self, w: &mut Core<'_>, barrier: u32, op: impl Fn(&Inst) -> u32) {
+        for index in 0..self.fragments.len() {
+            if self.fragments[index].state != State::Barrier(barrier) {
+                continue;
+            }
+            let fragment = &mut self.fragments[index];
+            fragment.state = State::Ready;
+            let inst = self.program.code[fragment.pc as usize];
+            fragment.pc += 1;
+            let fragment = self.fragments[index].clone();
+            self.attach(w, &fragment);
+            w.active = fragment.mask;
+            let result = op(&inst);
+            if inst.d != NO_ROW {
+                for lane in Lanes(w.active) {
+                    w.put(inst.d, lane, result);
+                }
+            }
+            if inst.e != NO_ROW {
+                w.set_predicate(inst.e, result);
+            }
         }
-        let stack = self.stack.as_mut_ptr().cast::<u8>();
-        // SAFETY: both ranges were checked to lie within the stack.
-        unsafe { std::ptr::copy(stack.add(from), stack.add(to), bytes) };
     }
 
     /// Enters a function with all lanes of a fragment.
@@ -262,7 +271,7 @@ impl Warp {
         site: u32,
         target: u32,
     ) -> Option<Pause> {
-        let program = w.launch.program;
+        let program = self.program;
         let (called, from) = (&program.functions[target as usize], &program.sites[site as usize]);
         let frame = Frame { pc: fragment.pc + 1, words: fragment.words, stack: fragment.stack, site };
         let words = fragment.words + from.caller_words;
@@ -271,14 +280,14 @@ impl Warp {
         if needed > w.launch.env.stack_bytes.max(program.least_stack) || fragment.frames.len() >= DEPTH_LIMIT {
             return Some(self.fault(w, inst, FaultKind::StackOverflow));
         }
-        self.reserve_stack(needed);
+        self.stacks.reserve(needed);
         let cells = words_to_cells(words + called.words);
         if cells > self.words.len() {
             self.words.resize(cells.max(self.words.len() * 2), 0);
         }
         for lane in Lanes(fragment.mask) {
             for copy in &from.copies {
-                self.copy(lane, fragment.stack + copy.from, stack + copy.to, copy.bytes);
+                self.stacks.copy(lane, fragment.stack + copy.from, stack + copy.to, copy.bytes);
             }
         }
         fragment.frames.push(frame);

@@ -1,0 +1,128 @@
+//! Decoded instructions.
+
+use super::core::{Core, Flow};
+use super::row::Row;
+
+/// What an instruction does to the lanes that execute it, other than move them on.
+pub(crate) type Exec = for<'a, 'l> fn(&'a mut Core<'l>, &'a Inst) -> Flow;
+
+/// A comparison, by which predicates are set or values chosen.
+pub(crate) type Test = for<'a, 'l> fn(&'a Core<'l>, &'a Inst) -> u32;
+
+/// A decoded instruction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inst {
+    pub(crate) action: Action,
+    /// The guard's predicate row, or [`NO_ROW`].
+    pub(crate) guard: Row,
+    /// What the guard is exclusive-ored with: all ones if it is negated.
+    pub(crate) guard_flip: u32,
+    /// Destination.
+    pub(crate) d: Row,
+    /// Second destination (a predicate), or third or fourth source.
+    pub(crate) e: Row,
+    pub(crate) a: Row,
+    pub(crate) b: Row,
+    pub(crate) c: Row,
+    /// Depends on the instruction: an offset of an address, a row, an index.
+    pub(crate) imm: u64,
+    /// The line of the text.
+    pub(crate) line: u32,
+}
+
+/// What kind of instruction it is, as far as control goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Action {
+    /// Works on the lanes; then the next one follows.
+    Run(Exec),
+    /// Sets predicates, or a register, by a comparison.
+    Compare(Test),
+    Branch(u32),
+    /// The index of a table of targets; row `a` chooses.
+    BranchTable(u32),
+    /// The index of a call site.
+    Call(u32),
+    /// The index of a call site; row `a` holds the address.
+    CallIndirect(u32),
+    /// The index of a call site.
+    Builtin(Builtin, u32),
+    Return,
+    Exit,
+    Trap,
+    Barrier(BarrierOp),
+    /// At the barrier of the cluster.
+    ClusterArrive,
+    ClusterWait,
+    Collective(Collective),
+    /// An index into the program's list of refusals.
+    Refused(u32),
+}
+
+/// What a barrier instruction does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BarrierOp {
+    Wait,
+    /// Counts, but does not wait.
+    Arrive,
+    /// Wait, and count predicates.
+    Count,
+    /// Wait, and tell whether all predicates hold.
+    All,
+    /// Wait, and tell whether any predicate holds.
+    Any,
+}
+
+/// What the lanes of a warp do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Collective {
+    /// `bar.warp.sync`.
+    Sync,
+    ShuffleUp,
+    ShuffleDown,
+    ShuffleXor,
+    ShuffleIndex,
+    VoteAll,
+    VoteAny,
+    VoteUniform,
+    Ballot,
+    /// Whether values have 64 bits.
+    MatchAny(bool),
+    MatchAll(bool),
+    Reduce(Reduction),
+    Elect,
+}
+
+/// `redux.sync`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    Add,
+    MinSigned,
+    MaxSigned,
+    MinUnsigned,
+    MaxUnsigned,
+    And,
+    Or,
+    Xor,
+}
+
+/// A function the interpreter provides itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Builtin {
+    Print,
+    AssertFail,
+    Malloc,
+    Free,
+}
+
+impl Builtin {
+    /// The function of that name.
+    pub(crate) fn named(name: &str) -> Option<Builtin> {
+        Some(match name {
+            "vprintf" => Builtin::Print,
+            "__assertfail" => Builtin::AssertFail,
+            "malloc" => Builtin::Malloc,
+            "free" => Builtin::Free,
+            _ => return None,
+        })
+    }
+}
