@@ -9,9 +9,8 @@ use rekindle_cuda_abi::types::{
     CudaArray3dDescriptor,
 };
 
-use crate::context::Context;
-use crate::device::devices;
-use crate::handles;
+use crate::device::{Device, devices};
+use crate::handles::{self, Object};
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure};
 
@@ -58,9 +57,9 @@ pub(crate) fn check(d: &CudaArray3dDescriptor) -> Result<()> {
     ensure(good && gather && fits, CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Takes memory for an array, filled with zeros.
-pub(crate) fn memory(context: &Context, bytes: usize) -> Result<u64> {
-    context.device.internal.allocate(context.device, context.handle, Kind::Internal, bytes as u64)
+/// Takes memory for an array of a context, filled with zeros.
+fn memory(device: &Device, context: u64, bytes: usize) -> Result<u64> {
+    device.internal.allocate(device, context, Kind::Internal, bytes as u64)
 }
 
 /// Gives an array's memory back.
@@ -73,11 +72,11 @@ pub(crate) fn give_back(base: u64) {
 }
 
 impl Array {
-    /// Makes an array.
-    pub(crate) fn create(context: &Context, handle: u64, desc: CudaArray3dDescriptor) -> Result<Self> {
+    /// Makes an array that belongs to the context of that handle.
+    pub(crate) fn create(device: &Device, context: u64, handle: u64, desc: CudaArray3dDescriptor) -> Result<Self> {
         check(&desc)?;
         let bytes = desc.bytes().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        Ok(Self { handle, context: context.handle, desc, base: memory(context, bytes)?, level: false })
+        Ok(Self { handle, context, desc, base: memory(device, context, bytes)?, level: false })
     }
 
     /// Bytes of a row, rows, and slices or layers.
@@ -99,23 +98,35 @@ pub(crate) struct Mipmapped {
     pub(crate) levels: Vec<Arc<Array>>,
 }
 
+impl Object for Array {
+    fn belongs_to(&self, context: u64) -> bool {
+        self.context == context
+    }
+}
+
+impl Object for Mipmapped {
+    fn belongs_to(&self, context: u64) -> bool {
+        self.context == context
+    }
+}
+
 impl Mipmapped {
     /// Makes a mipmapped array of that many levels, or as many as its size has.
-    pub(crate) fn create(context: &Context, desc: CudaArray3dDescriptor, levels: u32) -> Result<Self> {
+    pub(crate) fn create(device: &Device, context: u64, desc: CudaArray3dDescriptor, levels: u32) -> Result<Self> {
         check(&desc)?;
         /// What a level begins at a multiple of.
         const ALIGN: usize = 512;
         let descs: Vec<_> = (0..levels.min(desc.most_levels())).map(|level| desc.level(level)).collect();
         let sizes: Option<Vec<usize>> = descs.iter().map(|d| Some(d.bytes()?.next_multiple_of(ALIGN))).collect();
         let sizes = sizes.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let base = memory(context, sizes.iter().sum())?;
+        let base = memory(device, context, sizes.iter().sum())?;
         let mut at = base;
         let level = |(desc, size): (CudaArray3dDescriptor, usize)| {
             let here = at;
             at += size as u64;
-            Arc::new(Array { handle: handles::next(), context: context.handle, desc, base: here, level: true })
+            Arc::new(Array { handle: handles::next(), context, desc, base: here, level: true })
         };
         let levels = descs.into_iter().zip(sizes).map(level).collect();
-        Ok(Self { handle: handles::next(), context: context.handle, base, levels })
+        Ok(Self { handle: handles::next(), context, base, levels })
     }
 }

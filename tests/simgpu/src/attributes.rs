@@ -2,7 +2,7 @@
 
 use rekindle_cuda_abi::types::CUdevice;
 
-use crate::config::config;
+use crate::config::{config, pci};
 
 /// The attributes from 0 on, as a real H200 gives them under driver 580.
 #[rustfmt::skip]
@@ -42,14 +42,6 @@ pub(crate) const SHARED_OF_MULTIPROCESSOR: u32 = 228 << 10;
 pub(crate) const THREADS_OF_MULTIPROCESSOR: u32 = 2048;
 /// Blocks of a multiprocessor.
 pub(crate) const BLOCKS_OF_MULTIPROCESSOR: u32 = 32;
-/// How many multiprocessors a device has, unless the environment says something else. Fewer than an H200: grids are often made as large as the device, and the
-/// CPU runs them one after the other.
-pub(crate) const MULTIPROCESSORS: u32 = 16;
-
-/// A device's PCI address: domain, bus, device.
-pub(crate) fn pci(device: usize) -> [i32; 3] {
-    [0, 0x10 + device as i32, 0]
-}
 
 /// An attribute's value, `None` for one that driver 580 does not know.
 pub(crate) fn value(attribute: u32, device: CUdevice) -> Option<i32> {

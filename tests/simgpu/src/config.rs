@@ -18,8 +18,6 @@
 
 use std::sync::OnceLock;
 
-use crate::attributes::MULTIPROCESSORS;
-
 /// What the environment said when it was first asked for.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -48,6 +46,10 @@ pub(crate) struct Config {
     /// Whether every call is.
     pub(crate) trace: bool,
 }
+
+/// How many multiprocessors a device has, unless the environment says something else. Fewer than an H200: grids are often
+/// made as large as the device, and the CPU runs them one after the other.
+const MULTIPROCESSORS: u32 = 16;
 
 /// The most devices that access masks have room for.
 pub(crate) const MAX_DEVICES: usize = 64;
@@ -116,6 +118,11 @@ pub(crate) fn uuid(number: usize) -> [u8; 16] {
     let mut uuid = *b"rekindle-simgpu\0";
     uuid[15] = number as u8;
     uuid
+}
+
+/// The PCI address of the device with that number of all that there are: domain, bus, device.
+pub(crate) fn pci(number: usize) -> [i32; 3] {
+    [0, 0x10 + number as i32, 0]
 }
 
 fn bytes(text: &str) -> Option<u64> {

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult, loses_process,
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS,
+    CUresult, loses_process,
 };
 
 use crate::channel::Channels;
@@ -155,7 +155,7 @@ impl Context {
         let stream = Stream::new(Arc::downgrade(self), handles::next(), role, priority);
         let handle = stream.handle;
         self.streams().others.push(stream.clone());
-        handles::insert(handle, Object::Stream(stream));
+        handles::insert(handle, stream);
         handle
     }
 
@@ -177,10 +177,7 @@ impl Context {
                 let new = || Stream::new(Arc::downgrade(self), CU_STREAM_PER_THREAD, Role::Blocking, 0);
                 Ok(self.streams().per_thread.entry(thread).or_insert_with(new).clone())
             }
-            _ => match handles::get(handle)? {
-                Object::Stream(stream) => Ok(stream),
-                _ => Err(CUDA_ERROR_INVALID_HANDLE),
-            },
+            _ => handles::get(handle),
         }
     }
 
@@ -240,22 +237,8 @@ impl Context {
         private::cls_reset(self.handle);
         let _ = self.synchronize();
         self.cancel();
-        let mine = self.handle;
-        handles::remove_all(|object| match object {
-            Object::Stream(s) => s.context().is_ok_and(|c| c.id == self.id),
-            Object::Event(e) => e.context.upgrade().is_some_and(|c| c.id == self.id),
-            Object::Module(m) => m.context.upgrade().is_some_and(|c| c.id == self.id),
-            Object::Function(f) => f.context.upgrade().is_some_and(|c| c.id == self.id),
-            Object::Array(a) => a.context == mine,
-            Object::Mipmapped(m) => m.context == mine,
-            Object::Context(_) | Object::Library(_) | Object::Kernel(_) | Object::Link(_) => false,
-        });
-        for object in handles::all() {
-            if let Object::Library(library) = object {
-                library.forget(self.id);
-            }
-        }
-        for region in space::remove_all(|region| region.context == mine) {
+        handles::end_context(self.handle, self.id);
+        for region in space::remove_all(|region| region.context == self.handle) {
             pinned::release(&region);
             if let Some(device) = devices().get(region.device) {
                 device.reclaim(&region);
@@ -265,6 +248,8 @@ impl Context {
         self.streams().all().for_each(|stream| stream.end());
     }
 }
+
+impl Object for Context {}
 
 impl Streams {
     fn all(&self) -> impl Iterator<Item = &Arc<Stream>> {

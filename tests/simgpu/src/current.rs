@@ -10,7 +10,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::context::Context;
 use crate::device::devices;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::status::Result;
 use crate::stream::Stream;
 
@@ -78,10 +78,7 @@ pub(crate) fn named(handle: u64) -> Result<Arc<Context>> {
             return primary.active.clone().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED);
         }
     }
-    match handles::get(handle) {
-        Ok(Object::Context(context)) => Ok(context),
-        _ => Err(CUDA_ERROR_INVALID_CONTEXT),
-    }
+    handles::get(handle).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
 }
 
 /// Whether a handle can be made current. A primary context can before it is active: the runtime makes it current

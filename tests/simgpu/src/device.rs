@@ -10,11 +10,11 @@ use rekindle_cuda_abi::types::{
 
 use crate::config::config;
 use crate::context::Context;
+use crate::handles;
 use crate::memory::heap::{Heap, WINDOW};
 use crate::memory::space::{Kind, Region};
 use crate::pool::Pools;
 use crate::status::Result;
-use crate::{attributes, handles};
 
 /// Where the devices' heaps begin; each device has three windows. They lie below everything that workers reserve, as
 /// NVIDIA's driver keeps out of the way of what programs reserve.
@@ -112,7 +112,7 @@ impl Device {
 
     /// Its PCI address: domain, bus, device.
     pub(crate) fn pci(&self) -> [i32; 3] {
-        attributes::pci(self.number)
+        crate::config::pci(self.number)
     }
 
     /// Takes memory, if there is enough.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY};
 
 use crate::context::Context;
+use crate::handles::Object;
 use crate::ipc_event::SharedEvent;
 use crate::status::{Result, ensure};
 use crate::stream::{Mark, Stream};
@@ -91,6 +92,12 @@ impl Event {
         ensure(first.mark.reached() && second.mark.reached(), CUDA_ERROR_NOT_READY)?;
         let [first, second] = [first, second].map(|r| r.time.load(Ordering::SeqCst) as f64);
         Ok(((second - first) / 1e6) as f32)
+    }
+}
+
+impl Object for Event {
+    fn belongs_to(&self, context: u64) -> bool {
+        self.context.upgrade().is_some_and(|it| it.handle == context)
     }
 }
 

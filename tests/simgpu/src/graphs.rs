@@ -14,9 +14,10 @@ use rekindle_graphs::{
 use crate::api::{perform_words, side, words_are_good};
 use crate::copy::{self, Side};
 use crate::device::devices;
+use crate::event::Event;
 use crate::execution::launch::{Shape, check, launch_in};
-use crate::handles::{self, Object};
-use crate::library::function_in;
+use crate::handles;
+use crate::library::{Code, code, function_in};
 use crate::memory::space::{self, Kind};
 use crate::status::Result;
 use crate::stream::{self, Mark, Stream};
@@ -74,15 +75,14 @@ impl Driver for Software {
     }
 
     fn event(&self, event: CUevent) -> Result<CUcontext> {
-        let event = handles::event(event)?;
+        let event = handles::get::<Event>(event)?;
         Ok(event.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?.handle)
     }
 
     fn kernel(&self, function: u64) -> Result<KernelFacts> {
-        let (declared, context) = match handles::get(function)? {
-            Object::Function(f) => (f.kernel.clone(), f.context.upgrade().map_or(0, |c| c.handle)),
-            Object::Kernel(k) => (k.declared.clone(), 0),
-            _ => return Err(CUDA_ERROR_INVALID_HANDLE),
+        let (declared, context) = match code(function)? {
+            Code::Function(f) => (f.kernel.clone(), f.context.upgrade().map_or(0, |c| c.handle)),
+            Code::Kernel(k) => (k.declared.clone(), 0),
         };
         let layout = declared.params.iter().map(|p| (p.offset, p.size)).collect();
         Ok(KernelFacts { name: declared.name.clone(), layout, context })
@@ -213,11 +213,11 @@ fn perform(stream: &Arc<Stream>, step: &Step) -> Result<()> {
             })?;
             Ok(())
         }
-        Task::Wait(event) => match handles::event(*event)?.mark() {
+        Task::Wait(event) => match handles::get::<Event>(*event)?.mark() {
             Some(mark) if !mark.reached() => stream.hold(mark),
             _ => Ok(()),
         },
-        Task::Record(event) => handles::event(*event)?.record(stream),
+        Task::Record(event) => handles::get::<Event>(*event)?.record(stream),
         Task::Words(words) => perform_words(stream, &words.operations),
         Task::Copy(_) | Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
     }

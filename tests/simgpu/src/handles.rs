@@ -1,55 +1,38 @@
-//! Handles: numbers that stand for objects. Nobody dereferences them.
+//! Handles: numbers that stand for objects, and are the address of nothing.
+//!
+//! Each kind of object says by [`Object`] how it depends on contexts, so nothing here knows the kinds.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_HANDLE;
 
-use crate::api::linker::Link;
-use crate::array::{Array, Mipmapped};
-use crate::context::Context;
-use crate::event::Event;
-use crate::library::{Kernel, Library};
-use crate::module::{Function, Module};
 use crate::status::Result;
-use crate::stream::Stream;
 
-/// What a handle stands for.
-#[derive(Clone, Debug)]
-pub(crate) enum Object {
-    /// A context made with `cuCtxCreate`.
-    Context(Arc<Context>),
-    /// A stream made with `cuStreamCreate`.
-    Stream(Arc<Stream>),
-    /// An event.
-    Event(Arc<Event>),
-    /// A module.
-    Module(Arc<Module>),
-    /// A function of a module.
-    Function(Arc<Function>),
-    /// A library.
-    Library(Arc<Library>),
-    /// A kernel of a library.
-    Kernel(Arc<Kernel>),
-    /// An array.
-    Array(Arc<Array>),
-    /// A mipmapped array.
-    Mipmapped(Arc<Mipmapped>),
-    /// A linker.
-    Link(Arc<Link>),
+/// A kind of object that handles stand for.
+pub(crate) trait Object: Any + Debug + Send + Sync {
+    /// Whether the object ends together with the context of that handle.
+    fn belongs_to(&self, _context: u64) -> bool {
+        false
+    }
+
+    /// Forgets what the object has in the context of that id, which has ended.
+    fn forget_context(&self, _id: u64) {}
 }
 
-static OBJECTS: RwLock<Option<HashMap<u64, Object>>> = RwLock::new(None);
+static OBJECTS: RwLock<Option<HashMap<u64, Arc<dyn Object>>>> = RwLock::new(None);
 
-/// A number that no handle has had before. Looks like an address in nobody's memory.
+/// A number that no handle has had before. It looks like an address at which there is no memory.
 pub(crate) fn next() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0x0b00_0000_0000_0010);
     NEXT.fetch_add(0x10, Ordering::Relaxed)
 }
 
 /// Makes a handle stand for an object.
-pub(crate) fn insert(handle: u64, object: Object) {
+pub(crate) fn insert(handle: u64, object: Arc<dyn Object>) {
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     objects.get_or_insert_default().insert(handle, object);
 }
@@ -63,61 +46,35 @@ pub(crate) fn remove(handle: u64) {
     drop(gone);
 }
 
-/// Ends every handle that `gone` says.
-pub(crate) fn remove_all(gone: impl Fn(&Object) -> bool) {
+/// Ends the handles of the objects that end together with a context, and has the others forget it.
+pub(crate) fn end_context(handle: u64, id: u64) {
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     let Some(map) = objects.as_mut() else { return };
-    let removed: Vec<Object> = map.extract_if(|_, object| gone(object)).map(|(_, object)| object).collect();
+    let removed: Vec<_> = map.extract_if(|_, object| object.belongs_to(handle)).collect();
+    let left: Vec<_> = map.values().cloned().collect();
     drop(objects);
     drop(removed);
+    left.iter().for_each(|object| object.forget_context(id));
 }
 
-/// What a handle stands for.
-pub(crate) fn get(handle: u64) -> Result<Object> {
+fn as_kind<T: Object>(object: Arc<dyn Object>) -> Option<Arc<T>> {
+    let object: Arc<dyn Any + Send + Sync> = object;
+    object.downcast().ok()
+}
+
+/// The object that a handle stands for, whatever its kind.
+pub(crate) fn any(handle: u64) -> Result<Arc<dyn Object>> {
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
     objects.as_ref().and_then(|o| o.get(&handle).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Every object there is.
-pub(crate) fn all() -> Vec<Object> {
+/// The object of a kind that a handle stands for.
+pub(crate) fn get<T: Object>(handle: u64) -> Result<Arc<T>> {
+    as_kind(any(handle)?).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// Every object of a kind.
+pub(crate) fn all<T: Object>() -> Vec<Arc<T>> {
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
-    objects.as_ref().map(|o| o.values().cloned().collect()).unwrap_or_default()
+    objects.as_ref().map(|o| o.values().cloned().filter_map(as_kind).collect()).unwrap_or_default()
 }
-
-macro_rules! getter {
-    ($(#[$doc:meta])* $name:ident, $kind:ident) => {
-        $(#[$doc])*
-        pub(crate) fn $name(handle: u64) -> Result<Arc<$kind>> {
-            match get(handle)? {
-                Object::$kind(object) => Ok(object),
-                _ => Err(CUDA_ERROR_INVALID_HANDLE),
-            }
-        }
-    };
-}
-
-getter!(
-    /// The event that a handle stands for.
-    event,
-    Event
-);
-getter!(
-    /// The module that a handle stands for.
-    module,
-    Module
-);
-getter!(
-    /// The library that a handle stands for.
-    library,
-    Library
-);
-getter!(
-    /// The array that a handle stands for.
-    array,
-    Array
-);
-getter!(
-    /// The mipmapped array that a handle stands for.
-    mipmapped,
-    Mipmapped
-);

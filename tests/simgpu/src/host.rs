@@ -4,6 +4,7 @@ use rekindle_cuda_abi::private::{DeviceIdentity, Host};
 use rekindle_cuda_abi::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream};
 
 use crate::device::{create, device};
+use crate::module::Module;
 use crate::{current, handles};
 
 /// The version that `cuDriverGetVersion` says: CUDA 13.0.
@@ -39,6 +40,6 @@ impl Host for SoftwareGpu {
     }
 
     fn module_functions(&self, _context: CUcontext, module: CUmodule) -> Result<Vec<CUfunction>, CUresult> {
-        Ok(handles::module(module)?.functions().iter().map(|function| function.handle).collect())
+        Ok(handles::get::<Module>(module)?.functions().iter().map(|function| function.handle).collect())
     }
 }

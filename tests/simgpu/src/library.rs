@@ -61,9 +61,9 @@ impl Library {
             });
             Self { handle, kernels: kernels.collect(), image: image.clone(), instances: Mutex::default() }
         });
-        handles::insert(handle, Object::Library(library.clone()));
+        handles::insert(handle, library.clone());
         for kernel in &library.kernels {
-            handles::insert(kernel.handle, Object::Kernel(kernel.clone()));
+            handles::insert(kernel.handle, kernel.clone());
         }
         library
     }
@@ -102,11 +102,6 @@ impl Library {
         Ok(module)
     }
 
-    /// Forgets its module in a context that ends.
-    pub(crate) fn forget(&self, context: u64) {
-        self.instances().remove(&context);
-    }
-
     /// Its kernels, in the order of the image.
     pub(crate) fn kernels(&self) -> &[Arc<Kernel>] {
         &self.kernels
@@ -127,19 +122,42 @@ impl Kernel {
     }
 }
 
-/// The function that a handle means in a context; the runtime passes kernels where functions are meant.
+impl Object for Library {
+    fn forget_context(&self, id: u64) {
+        self.instances().remove(&id);
+    }
+}
+
+impl Object for Kernel {}
+
+/// What a handle of code stands for: the runtime passes kernels where functions are meant.
+pub(crate) enum Code {
+    /// A function of a module.
+    Function(Arc<Function>),
+    /// A kernel of a library, which is a function in each context.
+    Kernel(Arc<Kernel>),
+}
+
+/// The function or kernel that a handle stands for.
+pub(crate) fn code(handle: u64) -> Result<Code> {
+    match handles::get(handle) {
+        Ok(function) => Ok(Code::Function(function)),
+        Err(_) => handles::get(handle).map(Code::Kernel),
+    }
+}
+
+/// The function that a handle means in a context.
 pub(crate) fn function_in(context: &Arc<Context>, handle: u64) -> Result<Arc<Function>> {
-    match handles::get(handle)? {
-        Object::Function(function) => Ok(function),
-        Object::Kernel(kernel) => kernel.function(context),
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
+    match code(handle)? {
+        Code::Function(function) => Ok(function),
+        Code::Kernel(kernel) => kernel.function(context),
     }
 }
 
 /// The function that a handle means in the current context.
 pub(crate) fn function(handle: u64) -> Result<Arc<Function>> {
-    if let Object::Function(function) = handles::get(handle)? {
-        return Ok(function);
+    match code(handle)? {
+        Code::Function(function) => Ok(function),
+        Code::Kernel(kernel) => kernel.function(&current::healthy()?),
     }
-    function_in(&current::healthy()?, handle)
 }

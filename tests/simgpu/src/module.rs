@@ -156,9 +156,9 @@ impl Module {
         });
         let functions: Vec<_> = functions.collect();
         let module = Arc::new(Self { handle, context: Arc::downgrade(context), of_library, functions, code });
-        handles::insert(handle, Object::Module(module.clone()));
+        handles::insert(handle, module.clone());
         for function in &module.functions {
-            handles::insert(function.handle, Object::Function(function.clone()));
+            handles::insert(function.handle, function.clone());
         }
         Ok(module)
     }
@@ -194,6 +194,18 @@ impl Module {
     /// looks up by name.
     pub(crate) fn global(&self, name: &str) -> Result<Variable> {
         self.code.globals.get(name).copied().ok_or(CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+impl Object for Module {
+    fn belongs_to(&self, context: u64) -> bool {
+        self.context.upgrade().is_some_and(|it| it.handle == context)
+    }
+}
+
+impl Object for Function {
+    fn belongs_to(&self, context: u64) -> bool {
+        self.context.upgrade().is_some_and(|it| it.handle == context)
     }
 }
 

@@ -10,8 +10,9 @@ use rekindle_cuda_abi::types::{
 };
 
 use crate::config::{config, log};
+use crate::context::Context;
 use crate::exports::SYMBOLS;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::status::{Result, ensure};
 use crate::{device, fault};
 
@@ -72,11 +73,7 @@ extern "C" fn exiting() {
                 context.cancel();
             }
         }
-        for object in handles::all() {
-            if let Object::Context(context) = object {
-                context.cancel();
-            }
-        }
+        handles::all::<Context>().iter().for_each(|context| context.cancel());
     });
 }
 

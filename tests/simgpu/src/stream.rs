@@ -19,6 +19,7 @@ use std::time::Duration;
 use rekindle_cuda_abi::types::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_OUT_OF_MEMORY};
 
 use crate::context::Context;
+use crate::handles::Object;
 use crate::status::Result;
 
 /// How long a stream's thread waits for work before it ends. The next command starts another.
@@ -274,6 +275,12 @@ impl Stream {
         crate::pool::release();
         context.flush_prints();
         context.check()
+    }
+}
+
+impl Object for Stream {
+    fn belongs_to(&self, context: u64) -> bool {
+        self.context().is_ok_and(|it| it.handle == context)
     }
 }
 

@@ -16,7 +16,6 @@ use rekindle_cuda_abi::types::{
 use rekindle_ptx::{Boundary, Coordinates, Detail, FaultKind, Fetch, Geometry, Memory, Spot, Textures};
 
 use crate::array::Array;
-use crate::context::Context;
 use crate::element::{Element, Format};
 use crate::status::Result;
 
@@ -316,9 +315,9 @@ fn cube_face([x, y, z]: [f32; 3]) -> (usize, [f32; 2]) {
     (face, [(s / m + 1.0) / 2.0, (t / m + 1.0) / 2.0])
 }
 
-impl Textures for Context {
+impl Textures for Bindings {
     fn fetch(&self, memory: &dyn Memory, texture: u64, fetch: &Fetch) -> std::result::Result<[u32; 4], FaultKind> {
-        let bound = self.bindings.get(texture).map_err(|_| FaultKind::Unmapped)?;
+        let bound = self.get(texture).map_err(|_| FaultKind::Unmapped)?;
         let desc = bound.texture.ok_or(FaultKind::Unmapped)?;
         let (format, channels) = bound.format();
         let format = Format { format, channels, integers: desc.flags & READ_AS_INTEGER != 0 };
@@ -326,7 +325,7 @@ impl Textures for Context {
     }
 
     fn spot(&self, surface: u64, spot: &Spot) -> std::result::Result<Option<u64>, FaultKind> {
-        let bound = self.bindings.get(surface).map_err(|_| FaultKind::Unmapped)?;
+        let bound = self.get(surface).map_err(|_| FaultKind::Unmapped)?;
         let level = bound.level(0).filter(|_| bound.texture.is_none()).ok_or(FaultKind::Unmapped)?;
         let layers = level.layers;
         let axes = spot.geometry.coordinates();
@@ -351,7 +350,7 @@ impl Textures for Context {
     }
 
     fn query(&self, handle: u64, what: &str) -> Option<u32> {
-        let bound = self.bindings.get(handle).ok()?;
+        let bound = self.get(handle).ok()?;
         let level = bound.level(0)?;
         let answer = match what {
             "width" => level.size[0],

@@ -11,15 +11,15 @@ use rekindle_cuda_abi::types::{
 use super::boxes;
 use crate::array::{Array, give_back};
 use crate::current;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::status::{Result, ensure, put, status};
 
 fn create(out: *mut CUarray, desc: CudaArray3dDescriptor) -> Result<()> {
     let context = current::healthy()?;
     ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-    let array = Arc::new(Array::create(&context, handles::next(), desc)?);
+    let array = Arc::new(Array::create(context.device, context.handle, handles::next(), desc)?);
     let handle = array.handle;
-    handles::insert(handle, Object::Array(array));
+    handles::insert(handle, array);
     unsafe { put(out, handle) }
 }
 
@@ -40,7 +40,7 @@ pub unsafe fn cuArrayCreate_v2(out: *mut CUarray, desc: *const CudaArrayDescript
 /// A level of a mipmapped array goes with it, not by itself.
 pub unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
     status(|| {
-        let array = handles::array(array)?;
+        let array = handles::get::<Array>(array)?;
         ensure(!array.level, CUDA_ERROR_INVALID_VALUE)?;
         handles::remove(array.handle);
         if let Ok(context) = current::named(array.context) {
@@ -52,19 +52,19 @@ pub unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
 }
 
 pub unsafe fn cuArray3DGetDescriptor_v2(out: *mut CudaArray3dDescriptor, array: CUarray) -> CUresult {
-    status(|| unsafe { put(out, handles::array(array)?.desc) })
+    status(|| unsafe { put(out, handles::get::<Array>(array)?.desc) })
 }
 
 pub unsafe fn cuArrayGetDescriptor_v2(out: *mut CudaArrayDescriptor, array: CUarray) -> CUresult {
     status(|| {
-        let CudaArray3dDescriptor { width, height, format, channels, .. } = handles::array(array)?.desc;
+        let CudaArray3dDescriptor { width, height, format, channels, .. } = handles::get::<Array>(array)?.desc;
         unsafe { put(out, CudaArrayDescriptor { width, height, format, channels }) }
     })
 }
 
 /// These three are of kinds of arrays that are not made here.
 fn of_another_kind(array: CUarray) -> CUresult {
-    status(|| handles::array(array).and(Err(CUDA_ERROR_INVALID_VALUE)))
+    status(|| handles::get::<Array>(array).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }
 
 pub unsafe fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32) -> CUresult {

@@ -7,6 +7,7 @@ use rekindle_cuda_abi::types::{
 };
 
 use super::{boxes, cuMemcpyAsync};
+use crate::array::Array;
 use crate::status::{Result, check, ensure, put_if, status};
 use crate::{current, handles};
 
@@ -82,7 +83,7 @@ pub unsafe fn cuMemcpy3DBatchAsync(
             if flags != 0 {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
-            let element = |it| handles::array(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
+            let element = |it| handles::get::<Array>(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
             unsafe {
                 each(count, on, fail_index, |i| {
                     check(boxes::copy_box(&operations[i].copy(element)?, on, false))?;

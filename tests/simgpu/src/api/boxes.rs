@@ -7,6 +7,7 @@ use rekindle_cuda_abi::types::{
 
 use rekindle_graphs::hook;
 
+use crate::array::Array;
 use crate::copy::{Side, copy};
 use crate::status::{Result, ensure, status};
 use crate::{current, handles};
@@ -19,7 +20,7 @@ pub(crate) fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side> {
             Ok(Side { address, pitch, slice, device_only: s.kind == CU_MEMORYTYPE_DEVICE })
         }
         CopyPlace::Array(array, [x, y, z]) => {
-            let array = handles::array(array)?;
+            let array = handles::get::<Array>(array)?;
             s.check_in_array(&array.desc, size)?;
             let [pitch, rows, _] = array.extent();
             let slice = pitch * rows;

@@ -13,7 +13,7 @@ use crate::config::config;
 use crate::context::Context;
 use crate::current;
 use crate::device::{device, devices};
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, put, put_if, status};
 
@@ -30,7 +30,7 @@ pub unsafe fn cuCtxCreate_v2(out: *mut CUcontext, flags: u32, dev: CUdevice) -> 
         crate::context::process_is_well()?;
         let handle = handles::next();
         unsafe { put(out, handle) }?;
-        handles::insert(handle, Object::Context(Context::new(handle, device, flags)));
+        handles::insert(handle, Context::new(handle, device, flags));
         current::push(handle);
         Ok(())
     })
@@ -106,7 +106,7 @@ pub unsafe fn cuCtxCreate_v4(out: *mut CUcontext, parameters: *mut c_void, flags
 pub unsafe fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     status(|| {
         ensure(context != 0, CUDA_ERROR_INVALID_VALUE)?;
-        let Ok(Object::Context(object)) = handles::get(context) else {
+        let Ok(object) = handles::get::<Context>(context) else {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         };
         object.end();

@@ -10,7 +10,7 @@ use rekindle_graphs::hook;
 
 use crate::current;
 use crate::event::Event;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::status::{ensure, put, status};
 
 pub unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> CUresult {
@@ -20,14 +20,14 @@ pub unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> CUresult {
         let context = current::healthy()?;
         let handle = handles::next();
         unsafe { put(out, handle) }?;
-        handles::insert(handle, Object::Event(Arc::new(Event::new(Arc::downgrade(&context), flags)?)));
+        handles::insert(handle, Arc::new(Event::new(Arc::downgrade(&context), flags)?));
         Ok(())
     })
 }
 
 pub unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     status(|| {
-        handles::event(event)?;
+        handles::get::<Event>(event)?;
         hook::event_destroyed(event);
         handles::remove(event);
         Ok(())
@@ -44,7 +44,7 @@ pub unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
 
 pub unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
     status(|| {
-        let known = handles::event(event)?;
+        let known = handles::get::<Event>(event)?;
         let on = current::stream(stream)?;
         let home = known.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         ensure(home.id == on.context()?.id, CUDA_ERROR_INVALID_HANDLE)?;
@@ -58,7 +58,7 @@ pub unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u3
 pub unsafe fn cuEventQuery(event: CUevent) -> CUresult {
     status(|| {
         let named = event;
-        let event = handles::event(event)?;
+        let event = handles::get::<Event>(event)?;
         event.context.upgrade().ok_or(CUDA_ERROR_INVALID_HANDLE)?.check()?;
         hook::event_asked(named)?;
         ensure(event.is_done(), CUDA_ERROR_NOT_READY)
@@ -68,7 +68,7 @@ pub unsafe fn cuEventQuery(event: CUevent) -> CUresult {
 pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
     status(|| {
         let named = event;
-        let event = handles::event(event)?;
+        let event = handles::get::<Event>(event)?;
         hook::event_asked(named)?;
         if let Some(mark) = event.mark() {
             mark.wait();
@@ -85,7 +85,7 @@ pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
 pub unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
     status(|| {
         hook::events_compared(start, end)?;
-        let (start, end) = (handles::event(start)?, handles::event(end)?);
+        let (start, end) = (handles::get::<Event>(start)?, handles::get::<Event>(end)?);
         let elapsed = Event::elapsed(&start, &end)?;
         // What the driver says of a null place.
         ensure(!milliseconds.is_null(), CUDA_ERROR_INVALID_HANDLE)?;

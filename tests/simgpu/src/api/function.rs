@@ -2,19 +2,17 @@
 
 use std::ffi::c_char;
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUfunction, CUmodule, CUresult};
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUmodule, CUresult};
 
 use super::library::{not_null, parameter};
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::library::function;
+use crate::module::Function;
 use crate::status::{ensure, put, status};
 
 /// Not of a kernel, which has `cuKernelGetAttribute` (driver 580 answers so, though it takes kernels elsewhere).
 pub unsafe fn cuFuncGetAttribute(value: *mut i32, attribute: u32, handle: CUfunction) -> CUresult {
-    status(|| match handles::get(handle)? {
-        Object::Function(function) => unsafe { put(value, function.attribute(attribute)?) },
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
-    })
+    status(|| unsafe { put(value, handles::get::<Function>(handle)?.attribute(attribute)?) })
 }
 
 pub unsafe fn cuFuncSetAttribute(handle: CUfunction, attribute: u32, value: i32) -> CUresult {

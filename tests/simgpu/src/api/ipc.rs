@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::current;
 use crate::event::Event;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::ipc_event::SharedEvent;
 use crate::memory::ipc;
 use crate::process;
@@ -54,7 +54,7 @@ pub unsafe fn cuIpcGetEventHandle(out: *mut CUipcEventHandle, event: CUevent) ->
     status(|| {
         process::initialized()?;
         current::healthy()?;
-        let event = handles::event(event)?;
+        let event = handles::get::<Event>(event)?;
         let shared = event.shared().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         unsafe { put(out, CUipcEventHandle { bytes: shared.handle() }) }
     })
@@ -66,7 +66,7 @@ pub unsafe fn cuIpcOpenEventHandle(out: *mut CUevent, handle: CUipcEventHandle) 
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let event = Event::open(Arc::downgrade(&context), SharedEvent::open(&handle.bytes)?);
         let handle = handles::next();
-        handles::insert(handle, Object::Event(Arc::new(event)));
+        handles::insert(handle, Arc::new(event));
         unsafe { put(out, handle) }
     })
 }

@@ -9,7 +9,7 @@ use rekindle_cuda_abi::launch::{
     LegacyLaunch,
 };
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUfunction, CUlaunchAttribute, CUlaunchAttributeValue,
     CUlaunchConfig, CUresult, CUstream, CudaLaunchParams,
 };
@@ -18,8 +18,9 @@ use rekindle_graphs::{Kernel, hook};
 
 use crate::context::Context;
 use crate::current;
+use crate::event::Event;
 use crate::execution::launch::{Shape, gather, launch, launch_in};
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::library::function_in;
 use crate::status::{Result, ensure, status};
 use crate::stream::{Mark, Stream};
@@ -118,7 +119,7 @@ pub(super) unsafe fn shape(config: &CUlaunchConfig) -> Result<Shape> {
             // A kernel may begin before its predecessor has ended, and need not.
             6 => {}
             // Events are recorded behind the kernel, see `cuLaunchKernelEx`.
-            id if is_event(id) => drop(handles::event(value.0[0])?),
+            id if is_event(id) => drop(handles::get::<Event>(value.0[0])?),
             16 => {}
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
         }
@@ -149,7 +150,7 @@ pub unsafe fn cuLaunchKernelEx(
         unsafe { launch_or_capture(handle, shape, config.stream, &[], params, extra) }?;
         // Programmatic and launch completion events: at the latest moment that they may trigger at.
         for attribute in attributes.iter().filter(|it| is_event(it.id)) {
-            handles::event(attribute.value[0])?.record(&current::stream(config.stream)?)?;
+            handles::get::<Event>(attribute.value[0])?.record(&current::stream(config.stream)?)?;
         }
         Ok(())
     })
@@ -173,7 +174,7 @@ pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32
             (0..count as usize).map(|i| unsafe { list.cast::<CudaLaunchParams>().add(i).read_unaligned() }).collect();
         let mut streams = Vec::new();
         for launch in &launches {
-            let Object::Stream(stream) = handles::get(launch.stream)? else { return Err(CUDA_ERROR_INVALID_HANDLE) };
+            let stream = handles::get::<Stream>(launch.stream)?;
             streams.push((stream.context()?, stream));
         }
         let same = |l: &CudaLaunchParams| (l.grid, l.block, l.shared_bytes);

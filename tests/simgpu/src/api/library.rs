@@ -3,14 +3,14 @@
 use std::ffi::{c_char, c_void};
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdevice, CUdeviceptr, CUfunction,
-    CUkernel, CUlibrary, CUmodule, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
+    CUresult,
 };
 
 use crate::current;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::image;
-use crate::library::{Library, function, function_in};
+use crate::library::{Code, Kernel, Library, code, function_in};
 use crate::module::attribute_of;
 use crate::status::{Result, ensure, put, put_if, status, text};
 
@@ -51,25 +51,25 @@ pub unsafe fn cuLibraryLoadFromFile(
 
 pub unsafe fn cuLibraryUnload(library: CUlibrary) -> CUresult {
     status(|| {
-        handles::library(library)?.unload();
+        handles::get::<Library>(library)?.unload();
         Ok(())
     })
 }
 
 pub unsafe fn cuLibraryGetKernel(out: *mut CUkernel, library: CUlibrary, name: *const c_char) -> CUresult {
     status(|| {
-        let kernel = handles::library(library)?.kernel(unsafe { text(name) }?)?;
+        let kernel = handles::get::<Library>(library)?.kernel(unsafe { text(name) }?)?;
         unsafe { put(out, kernel.handle) }
     })
 }
 
 pub unsafe fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary) -> CUresult {
-    status(|| unsafe { put(count, handles::library(library)?.kernels().len() as u32) })
+    status(|| unsafe { put(count, handles::get::<Library>(library)?.kernels().len() as u32) })
 }
 
 pub unsafe fn cuLibraryEnumerateKernels(out: *mut CUkernel, room: u32, library: CUlibrary) -> CUresult {
     status(|| {
-        let library = handles::library(library)?;
+        let library = handles::get::<Library>(library)?;
         ensure(room > 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         for (i, kernel) in library.kernels().iter().take(room as usize).enumerate() {
             unsafe { put(out.add(i), kernel.handle) }?;
@@ -80,7 +80,7 @@ pub unsafe fn cuLibraryEnumerateKernels(out: *mut CUkernel, room: u32, library: 
 
 pub unsafe fn cuLibraryGetModule(out: *mut CUmodule, library: CUlibrary) -> CUresult {
     status(|| {
-        let module = handles::library(library)?.module(&current::healthy()?)?;
+        let module = handles::get::<Library>(library)?.module(&current::healthy()?)?;
         unsafe { put(out, module.handle) }
     })
 }
@@ -92,7 +92,7 @@ pub unsafe fn cuLibraryGetGlobal(
     name: *const c_char,
 ) -> CUresult {
     status(|| {
-        let module = handles::library(library)?.module(&current::healthy()?)?;
+        let module = handles::get::<Library>(library)?.module(&current::healthy()?)?;
         let variable = module.global(unsafe { text(name) }?)?;
         unsafe {
             put_if(address, variable.address);
@@ -109,7 +109,7 @@ pub unsafe fn cuLibraryGetManaged(
     library: CUlibrary,
     _name: *const c_char,
 ) -> CUresult {
-    handles::library(library).err().unwrap_or(CUDA_ERROR_NOT_FOUND)
+    handles::get::<Library>(library).err().unwrap_or(CUDA_ERROR_NOT_FOUND)
 }
 
 pub unsafe fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel) -> CUresult {
@@ -117,18 +117,14 @@ pub unsafe fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel) -> CUr
 }
 
 pub unsafe fn cuKernelGetLibrary(out: *mut CUlibrary, kernel: CUkernel) -> CUresult {
-    status(|| match handles::get(kernel)? {
-        Object::Kernel(kernel) => unsafe { put(out, kernel.library) },
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
-    })
+    status(|| unsafe { put(out, handles::get::<Kernel>(kernel)?.library) })
 }
 
 pub unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel) -> CUresult {
-    status(|| match handles::get(not_null(kernel)?)? {
+    status(|| match code(not_null(kernel)?)? {
         // The text lives as long as the library.
-        Object::Kernel(kernel) => unsafe { put(name, kernel.name.as_ptr()) },
-        Object::Function(function) => unsafe { put(name, function.name.as_ptr()) },
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
+        Code::Kernel(kernel) => unsafe { put(name, kernel.name.as_ptr()) },
+        Code::Function(function) => unsafe { put(name, function.name.as_ptr()) },
     })
 }
 
@@ -153,22 +149,21 @@ pub(super) unsafe fn parameter(
 }
 
 pub unsafe fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) -> CUresult {
-    status(|| match handles::get(not_null(kernel)?)? {
-        Object::Kernel(kernel) => unsafe { parameter(&kernel.declared, index, offset, size) },
-        Object::Function(function) => unsafe { parameter(&function.kernel, index, offset, size) },
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
+    status(|| match code(not_null(kernel)?)? {
+        Code::Kernel(kernel) => unsafe { parameter(&kernel.declared, index, offset, size) },
+        Code::Function(function) => unsafe { parameter(&function.kernel, index, offset, size) },
     })
 }
 
 pub unsafe fn cuKernelGetAttribute(value: *mut i32, attribute: u32, kernel: CUkernel, dev: CUdevice) -> CUresult {
     status(|| {
         let device = crate::device::device(dev)?;
-        let number = match handles::get(kernel)? {
-            Object::Kernel(kernel) => {
+        let number = match code(kernel)? {
+            Code::Kernel(kernel) => {
                 let settings = kernel.settings.get(device.ordinal).ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 attribute_of(&kernel.declared, kernel.target, settings, attribute)?
             }
-            _ => function(kernel)?.attribute(attribute)?,
+            Code::Function(function) => function.attribute(attribute)?,
         };
         unsafe { put(value, number) }
     })
@@ -177,15 +172,12 @@ pub unsafe fn cuKernelGetAttribute(value: *mut i32, attribute: u32, kernel: CUke
 pub unsafe fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel, dev: CUdevice) -> CUresult {
     status(|| {
         let device = crate::device::device(dev)?;
-        match handles::get(kernel)? {
-            Object::Kernel(kernel) => {
+        match code(kernel)? {
+            Code::Kernel(kernel) => {
                 let settings = kernel.settings.get(device.ordinal).ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 settings.set(&kernel.declared, attribute, value)
             }
-            _ => {
-                let function = function(kernel)?;
-                function.settings.set(&function.kernel, attribute, value)
-            }
+            Code::Function(function) => function.settings.set(&function.kernel, attribute, value),
         }
     })
 }
@@ -193,7 +185,7 @@ pub unsafe fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel,
 pub unsafe fn cuKernelSetCacheConfig(kernel: CUkernel, config: u32, dev: CUdevice) -> CUresult {
     status(|| {
         crate::device::device(dev)?;
-        handles::get(kernel)?;
+        handles::any(kernel)?;
         ensure(config <= 3, CUDA_ERROR_INVALID_VALUE)
     })
 }

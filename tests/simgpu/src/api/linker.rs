@@ -9,8 +9,8 @@ use rekindle_cuda_abi::jit::{
     INPUTS_END, JitOptions,
 };
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_BINARY_FOR_GPU,
+    CUDA_ERROR_NOT_SUPPORTED, CUresult,
 };
 
 use crate::current;
@@ -32,11 +32,10 @@ struct State {
     output: Vec<u8>,
 }
 
+impl Object for Link {}
+
 fn link(handle: u64) -> Result<Arc<Link>> {
-    match handles::get(handle)? {
-        Object::Link(link) => Ok(link),
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
-    }
+    handles::get(handle)
 }
 
 impl State {
@@ -81,7 +80,7 @@ pub unsafe fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c
         let handle = handles::next();
         unsafe { put(state.cast::<u64>(), handle) }?;
         let new = State { options, ..State::default() };
-        handles::insert(handle, Object::Link(Arc::new(Link(Mutex::new(new)))));
+        handles::insert(handle, Arc::new(Link(Mutex::new(new))));
         Ok(())
     })
 }

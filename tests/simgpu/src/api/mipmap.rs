@@ -10,7 +10,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::array::{Mipmapped, give_back};
 use crate::current;
-use crate::handles::{self, Object};
+use crate::handles;
 use crate::status::{ensure, put, status};
 
 /// More levels than the size has are as many as it has.
@@ -22,19 +22,19 @@ pub unsafe fn cuMipmappedArrayCreate(
     status(|| {
         let context = current::healthy()?;
         ensure(!out.is_null() && !desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let mipmapped = Arc::new(Mipmapped::create(&context, unsafe { *desc }, levels.max(1))?);
+        let mipmapped = Arc::new(Mipmapped::create(context.device, context.handle, unsafe { *desc }, levels.max(1))?);
         for level in &mipmapped.levels {
-            handles::insert(level.handle, Object::Array(level.clone()));
+            handles::insert(level.handle, level.clone());
         }
         let handle = mipmapped.handle;
-        handles::insert(handle, Object::Mipmapped(mipmapped));
+        handles::insert(handle, mipmapped);
         unsafe { put(out, handle) }
     })
 }
 
 pub unsafe fn cuMipmappedArrayGetLevel(out: *mut CUarray, mipmapped: CUmipmappedArray, level: u32) -> CUresult {
     status(|| {
-        let mipmapped = handles::mipmapped(mipmapped)?;
+        let mipmapped = handles::get::<Mipmapped>(mipmapped)?;
         let level = mipmapped.levels.get(level as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         unsafe { put(out, level.handle) }
     })
@@ -42,7 +42,7 @@ pub unsafe fn cuMipmappedArrayGetLevel(out: *mut CUarray, mipmapped: CUmipmapped
 
 pub unsafe fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> CUresult {
     status(|| {
-        let mipmapped = handles::mipmapped(mipmapped)?;
+        let mipmapped = handles::get::<Mipmapped>(mipmapped)?;
         handles::remove(mipmapped.handle);
         mipmapped.levels.iter().for_each(|level| handles::remove(level.handle));
         if let Ok(context) = current::named(mipmapped.context) {
@@ -59,9 +59,9 @@ pub unsafe fn cuMipmappedArrayGetMemoryRequirements(
     mipmapped: CUmipmappedArray,
     _device: CUdevice,
 ) -> CUresult {
-    status(|| handles::mipmapped(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
+    status(|| handles::get::<Mipmapped>(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }
 
 pub unsafe fn cuMipmappedArrayGetSparseProperties(_properties: *mut c_void, mipmapped: CUmipmappedArray) -> CUresult {
-    status(|| handles::mipmapped(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
+    status(|| handles::get::<Mipmapped>(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }

@@ -54,7 +54,7 @@ pub unsafe fn cuModuleLoad(out: *mut CUmodule, path: *const c_char) -> CUresult 
 pub unsafe fn cuModuleUnload(module: CUmodule) -> CUresult {
     status(|| {
         let context = current::healthy()?;
-        let module = handles::module(module)?;
+        let module = handles::get::<Module>(module)?;
         ensure(!module.of_library, CUDA_ERROR_NOT_PERMITTED)?;
         context.synchronize()?;
         module.unload();
@@ -64,7 +64,7 @@ pub unsafe fn cuModuleUnload(module: CUmodule) -> CUresult {
 
 pub unsafe fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult {
     status(|| {
-        let module = handles::module(module)?;
+        let module = handles::get::<Module>(module)?;
         module.context.upgrade().map_or(Ok(()), |context| context.check())?;
         let name = unsafe { text(name) }?;
         ensure(!name.is_empty(), CUDA_ERROR_INVALID_VALUE)?;
@@ -74,12 +74,12 @@ pub unsafe fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: 
 }
 
 pub unsafe fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule) -> CUresult {
-    status(|| unsafe { put(count, handles::module(module)?.functions().len() as u32) })
+    status(|| unsafe { put(count, handles::get::<Module>(module)?.functions().len() as u32) })
 }
 
 pub unsafe fn cuModuleEnumerateFunctions(out: *mut CUfunction, room: u32, module: CUmodule) -> CUresult {
     status(|| {
-        let module = handles::module(module)?;
+        let module = handles::get::<Module>(module)?;
         ensure(room > 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         for (i, function) in module.functions().iter().take(room as usize).enumerate() {
             unsafe { put(out.add(i), function.handle) }?;
@@ -95,7 +95,7 @@ pub unsafe fn cuModuleGetGlobal_v2(
     name: *const c_char,
 ) -> CUresult {
     status(|| {
-        let (module, name) = (handles::module(module)?, unsafe { text(name) }?);
+        let (module, name) = (handles::get::<Module>(module)?, unsafe { text(name) }?);
         // What is a kernel's name is a wrong value, not one that is not found.
         ensure(module.function(name).is_err(), CUDA_ERROR_INVALID_VALUE)?;
         let variable = module.global(name)?;

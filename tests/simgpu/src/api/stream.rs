@@ -10,6 +10,7 @@ use rekindle_cuda_abi::types::{
 use rekindle_graphs::hook;
 
 use super::context::PRIORITIES;
+use crate::event::Event;
 use crate::status::{ensure, put, put_if, status};
 use crate::stream::Role;
 use crate::{current, handles};
@@ -62,7 +63,7 @@ pub unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
 
 pub unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
     status(|| {
-        let known = handles::event(event)?;
+        let known = handles::get::<Event>(event)?;
         let on = current::stream(stream)?;
         if let Some(code) = hook::wait(stream, event, flags, || known.mark().is_some()) {
             return ensure(code == CUDA_SUCCESS, code);

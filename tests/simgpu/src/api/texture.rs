@@ -8,6 +8,8 @@ use rekindle_cuda_abi::types::{
     CudaResourceViewDesc, CudaTextureDesc,
 };
 
+use crate::array::Array;
+use crate::array::Mipmapped;
 use crate::memory::space;
 use crate::status::{Result, ensure, put, status};
 use crate::texture::{Bound, Resource};
@@ -20,8 +22,8 @@ const PITCH_ALIGN: usize = 32;
 fn resource(desc: &CudaResourceDesc) -> Result<Resource> {
     ensure(desc.flags == 0, CUDA_ERROR_INVALID_VALUE)?;
     Ok(match desc.kind {
-        CU_RESOURCE_TYPE_ARRAY => Resource::Levels(vec![handles::array(desc.words[0])?]),
-        CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => Resource::Levels(handles::mipmapped(desc.words[0])?.levels.clone()),
+        CU_RESOURCE_TYPE_ARRAY => Resource::Levels(vec![handles::get::<Array>(desc.words[0])?]),
+        CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => Resource::Levels(handles::get::<Mipmapped>(desc.words[0])?.levels.clone()),
         CU_RESOURCE_TYPE_LINEAR | CU_RESOURCE_TYPE_PITCH2D => {
             let linear = desc.linear().ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let bytes = desc.linear_bytes().ok_or(CUDA_ERROR_INVALID_VALUE)?.max(1);

@@ -173,7 +173,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
         print: &|text| context.print(text),
         complain: &|text| context.complain(text),
         heap: Some(context),
-        textures: Some(context),
+        textures: Some(&context.bindings),
         multiprocessors: config().multiprocessors,
         grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
         ..Env::new(context.cancelled())
