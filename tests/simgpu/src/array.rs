@@ -59,7 +59,7 @@ pub(crate) fn check(d: &CudaArray3dDescriptor) -> Result<()> {
 
 /// Takes memory for an array of a context, filled with zeros.
 fn memory(device: &Device, context: u64, bytes: usize) -> Result<u64> {
-    device.internal.allocate(device, context, Kind::Internal, bytes as u64)
+    device.allocate(context, Kind::Internal, bytes as u64)
 }
 
 /// Gives an array's memory back.

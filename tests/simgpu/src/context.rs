@@ -1,9 +1,4 @@
-//! Contexts: what belongs to one, its streams, its error, its end.
-//!
-//! ```text
-//!   primary   one per device, counted by retain and release, its handle outlives resets
-//!   created   by cuCtxCreate, ended by cuCtxDestroy
-//! ```
+//! Contexts: what belongs to one, its streams, its error.
 //!
 //! The first failure of a command is the context's for good: everything after it answers with that error. Of most such
 //! failures cuda.h says that they leave the process in an inconsistent state, so that any further CUDA work returns the same
@@ -14,7 +9,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS,
     CUresult, loses_process,
@@ -22,11 +16,10 @@ use rekindle_cuda_abi::types::{
 
 use crate::channel::Channels;
 use crate::config::{config, log};
-use crate::device::{Device, devices};
+use crate::device::{Device, release_pools};
 use crate::execution::malloc::MallocHeap;
 use crate::execution::print::{self, Prints};
 use crate::handles::{self, Object};
-use crate::memory::{pinned, space};
 use crate::status::Result;
 use crate::stream::{Mark, Role, Stream};
 use crate::texture::Bindings;
@@ -185,7 +178,7 @@ impl Context {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let marks = self.streams().last_of_all();
         marks.iter().for_each(Mark::wait);
-        crate::pool::release();
+        release_pools();
         self.flush_prints();
         self.check()
     }
@@ -230,23 +223,6 @@ impl Context {
     pub(crate) fn remove_peer(&self, device: usize) -> bool {
         self.peers.fetch_and(!(1 << device), Ordering::SeqCst) & (1 << device) != 0
     }
-
-    /// Ends the context: waits for its work, and takes everything away that belongs to it.
-    pub(crate) fn end(&self) {
-        rekindle_graphs::hook::context_gone(self.handle);
-        private::cls_reset(self.handle);
-        let _ = self.synchronize();
-        self.cancel();
-        handles::end_context(self.handle, self.id);
-        for region in space::remove_all(|region| region.context == self.handle) {
-            pinned::release(&region);
-            if let Some(device) = devices().get(region.device) {
-                device.reclaim(&region);
-            }
-        }
-        self.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-        self.streams().all().for_each(|stream| stream.end());
-    }
 }
 
 impl Object for Context {}
@@ -255,6 +231,11 @@ impl Streams {
     fn all(&self) -> impl Iterator<Item = &Arc<Stream>> {
         let default = std::iter::once(&self.legacy).chain(self.per_thread.values());
         default.chain(&self.others).chain(&self.leaving)
+    }
+
+    /// Has the threads of all streams end with what is queued.
+    pub(crate) fn end(&self) {
+        self.all().for_each(|stream| stream.end());
     }
 
     fn last_of_all(&self) -> Vec<Mark> {

@@ -9,6 +9,7 @@ use rekindle_cuda_abi::types::{
 };
 
 use crate::context::Context;
+use crate::contexts::primary;
 use crate::device::devices;
 use crate::handles;
 use crate::status::Result;
@@ -73,9 +74,8 @@ pub(crate) fn forget(context: u64) {
 /// The context that a handle names. A primary context that is not active is named, but destroyed.
 pub(crate) fn named(handle: u64) -> Result<Arc<Context>> {
     for device in devices() {
-        let primary = device.primary();
-        if primary.handle == handle {
-            return primary.active.clone().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        if device.primary == handle {
+            return primary(device).active.clone().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED);
         }
     }
     handles::get(handle).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)

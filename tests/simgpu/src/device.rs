@@ -1,17 +1,16 @@
-//! Devices: what they are called, how much memory they have, how fast they copy, and their primary contexts.
+//! Devices: what they are called, their memory, and how fast they copy.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda_abi::types::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUdevice,
 };
 
-use crate::config::config;
-use crate::context::Context;
+use crate::config::{self, config};
 use crate::handles;
-use crate::memory::heap::{Heap, WINDOW};
+use crate::memory::account::Account;
+use crate::memory::heap::{Heap, Place, WINDOW};
 use crate::memory::space::{Kind, Region};
 use crate::pool::Pools;
 use crate::status::Result;
@@ -29,35 +28,20 @@ pub(crate) struct Device {
     pub(crate) ordinal: usize,
     /// Its number among all that there are, also those that this process does not see.
     pub(crate) number: usize,
-    /// Bytes of memory.
-    pub(crate) memory: u64,
-    used: AtomicU64,
-    /// A bit for each device whose contexts may access this one's memory.
-    peers: AtomicU64,
+    /// How much of its memory is taken, and which devices may access it.
+    pub(crate) memory: Account,
     /// What programs allocate.
-    pub(crate) heap: Heap,
+    heap: Heap,
     /// Code of modules, and their variables.
-    pub(crate) code: Heap,
+    code: Heap,
     /// What else the driver allocates.
-    pub(crate) internal: Heap,
+    internal: Heap,
     /// Pools of stream-ordered allocation.
     pub(crate) pools: Pools,
     /// The link to the host: when it is free again, from the host and to it.
     links: [Mutex<Option<Instant>>; 2],
-    primary: Mutex<Primary>,
-}
-
-/// A device's primary context: its handle stays the same over every reset.
-#[derive(Debug)]
-pub(crate) struct Primary {
-    /// Its handle, whether it is active or not.
-    pub(crate) handle: u64,
-    /// How often it has been retained.
-    pub(crate) retained: usize,
-    /// The flags it has or will be created with.
-    pub(crate) flags: u32,
-    /// The context while it is active.
-    pub(crate) active: Option<Arc<Context>>,
+    /// The handle of its primary context, whether that is active or not.
+    pub(crate) primary: u64,
 }
 
 /// The direction of a copy over the link to the host.
@@ -81,6 +65,11 @@ pub(crate) fn devices() -> &'static [Device] {
     DEVICES.get().map_or(&[], Vec::as_slice)
 }
 
+/// Gives up what the pools of all devices have in reserve beyond their thresholds: the program has waited for something.
+pub(crate) fn release_pools() {
+    devices().iter().for_each(|device| device.pools.release());
+}
+
 /// The device of that number.
 pub(crate) fn device(ordinal: CUdevice) -> Result<&'static Device> {
     let devices = DEVICES.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)?;
@@ -93,62 +82,24 @@ impl Device {
         Self {
             ordinal,
             number,
-            memory: config().memory,
-            used: AtomicU64::new(0),
-            peers: AtomicU64::new(0),
+            memory: Account::new(ordinal, config().memory),
             heap: window(HEAPS),
             code: window(CODE_HEAPS),
             internal: window(INTERNAL_HEAPS),
             pools: Pools::new(),
             links: [const { Mutex::new(None) }; 2],
-            primary: Mutex::new(Primary { handle: handles::next(), retained: 0, flags: 0, active: None }),
+            primary: handles::next(),
         }
     }
 
     /// Its UUID, the same in every process.
     pub(crate) fn uuid(&self) -> [u8; 16] {
-        crate::config::uuid(self.number)
+        config::uuid(self.number)
     }
 
     /// Its PCI address: domain, bus, device.
     pub(crate) fn pci(&self) -> [i32; 3] {
-        crate::config::pci(self.number)
-    }
-
-    /// Takes memory, if there is enough.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
-        let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.memory);
-        let taken = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
-        taken.map(|_| ()).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
-    }
-
-    /// Gives memory back.
-    pub(crate) fn release(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Ordering::SeqCst);
-    }
-
-    /// How many bytes are free.
-    pub(crate) fn free_memory(&self) -> u64 {
-        self.memory.saturating_sub(self.used.load(Ordering::SeqCst))
-    }
-
-    /// A bit for each device whose contexts may access this one's memory.
-    pub(crate) fn peers(&self) -> u64 {
-        self.peers.load(Ordering::SeqCst)
-    }
-
-    /// Lets the contexts of another device access this one's memory, or no longer.
-    pub(crate) fn set_peer(&self, other: usize, on: bool) {
-        if on {
-            self.peers.fetch_or(1 << other, Ordering::SeqCst);
-        } else {
-            self.peers.fetch_and(!(1 << other), Ordering::SeqCst);
-        }
-    }
-
-    /// The primary context's state.
-    pub(crate) fn primary(&self) -> MutexGuard<'_, Primary> {
-        self.primary.lock().unwrap_or_else(PoisonError::into_inner)
+        config::pci(self.number)
     }
 
     /// Waits as long as bytes take over the link to the host.
@@ -166,13 +117,31 @@ impl Device {
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
     }
 
+    /// The heap for regions of a kind.
+    fn heap_of(&self, kind: Kind) -> Option<&Heap> {
+        match kind {
+            Kind::Device => Some(&self.heap),
+            Kind::Code => Some(&self.code),
+            Kind::Internal => Some(&self.internal),
+            _ => None,
+        }
+    }
+
+    /// Takes memory of the device for a context, or for all of them (0).
+    pub(crate) fn allocate(&self, context: u64, kind: Kind, len: u64) -> Result<u64> {
+        let heap = self.heap_of(kind).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        heap.allocate(&self.memory, context, kind, len)
+    }
+
     /// Gives the memory of a region back to the heap it came from; the region is out of the space.
     pub(crate) fn reclaim(&self, region: &Region) {
-        match region.kind {
-            Kind::Device => self.heap.free(self, region.base),
-            Kind::Code => self.code.free(self, region.base),
-            Kind::Internal => self.internal.free(self, region.base),
-            _ => {}
+        if let Some(heap) = self.heap_of(region.kind) {
+            heap.free(&self.memory, region.base);
         }
+    }
+
+    /// The block that holds an address of what programs allocate.
+    pub(crate) fn block(&self, address: u64) -> Option<Place> {
+        self.heap.block(address)
     }
 }

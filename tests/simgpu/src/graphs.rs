@@ -113,7 +113,7 @@ impl Driver for Software {
 
     fn allocate(&self, device: CUdevice, bytes: usize) -> Result<CUdeviceptr> {
         let device = device::device(device)?;
-        device.heap.allocate(device, 0, Kind::Device, bytes as u64)
+        device.allocate(0, Kind::Device, bytes as u64)
     }
 
     fn release(&self, address: CUdeviceptr) {

@@ -23,7 +23,7 @@ impl Host for SoftwareGpu {
     }
 
     fn primary_context(&self, ordinal: CUdevice) -> Result<CUcontext, CUresult> {
-        Ok(device(ordinal)?.primary().handle)
+        Ok(device(ordinal)?.primary)
     }
 
     fn current_context(&self) -> Result<CUcontext, CUresult> {

@@ -19,6 +19,7 @@ mod attributes;
 mod channel;
 mod config;
 mod context;
+mod contexts;
 mod copy;
 mod current;
 mod device;
@@ -39,6 +40,7 @@ mod pool;
 mod process;
 mod status;
 mod stream;
+mod stream_ordered;
 mod texture;
 mod word;
 

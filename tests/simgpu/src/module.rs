@@ -119,7 +119,7 @@ impl Module {
                 return Err(CUDA_ERROR_INVALID_IMAGE);
             }
             let size = global.size.max(1);
-            let address = device.code.allocate(device, context.handle, Kind::Code, size)?;
+            let address = device.allocate(context.handle, Kind::Code, size)?;
             if global.space == Space::Const {
                 space::change(address, size, Kind::Code, |region| region.writers = 0);
             }
@@ -223,7 +223,7 @@ impl Code {
         let context = self.context.upgrade().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
         let device = context.device;
         let size = self.image.code_bytes;
-        let address = device.code.allocate(device, context.handle, Kind::Code, size)?;
+        let address = device.allocate(context.handle, Kind::Code, size)?;
         // Code can be called, and neither read nor written.
         space::change(address, size, Kind::Code, |region| (region.readers, region.writers) = (0, 0));
         let globals = &self.globals;

@@ -1,18 +1,14 @@
-//! Pools of stream-ordered allocation. Memory is taken when asked for, and given back when the stream comes to it. What
-//! a pool has in reserve is a number only: kept in steps, as the driver does, and given up when the program waits for
-//! something.
+//! Pools of stream-ordered allocation, as numbers: what was allocated from a pool, and what it has in reserve. The reserve
+//! grows in steps, as the driver's does, and is given up when the program waits for something.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_cuda_abi::types::CUDA_ERROR_INVALID_VALUE;
 
-use crate::device::{Device, devices};
 use crate::handles;
-use crate::memory::space::{self, Kind};
 use crate::status::Result;
-use crate::stream::Stream;
 
 /// A device's pools.
 #[derive(Debug)]
@@ -197,7 +193,8 @@ impl Pools {
         self.state().origin.get(&base).map(|pool| pool.handle)
     }
 
-    fn note(&self, base: u64, pool: Arc<Pool>, bytes: u64) {
+    /// Notes an allocation from a pool.
+    pub(crate) fn note(&self, base: u64, pool: Arc<Pool>, bytes: u64) {
         pool.take(bytes);
         self.state().origin.insert(base, pool);
     }
@@ -210,7 +207,7 @@ impl Pools {
     }
 
     /// Notes that an allocation's free is on its way in a stream; answers which free it is, if it was not before.
-    fn leave(&self, base: u64, bytes: u64, stream: u64) -> Option<u64> {
+    pub(crate) fn leave(&self, base: u64, bytes: u64, stream: u64) -> Option<u64> {
         let pool = self.origin(base).unwrap_or(0);
         self.forget(base, bytes);
         let mut state = self.state();
@@ -220,8 +217,8 @@ impl Pools {
         before.is_none().then_some(number)
     }
 
-    /// The stream has come to a free; answers whether the memory was not allocated anew meanwhile.
-    fn left(&self, base: u64, number: u64) -> bool {
+    /// Notes that the stream has come to a free; answers whether the memory was not allocated anew meanwhile.
+    pub(crate) fn left(&self, base: u64, number: u64) -> bool {
         let mut state = self.state();
         let is_it = state.leaving.get(&base).is_some_and(|leaving| leaving.number == number);
         if is_it {
@@ -231,7 +228,7 @@ impl Pools {
     }
 
     /// Memory of this size that the stream frees: what follows in the stream comes after the free, and may have it.
-    fn reuse(&self, pool: u64, bytes: u64, stream: u64) -> Option<u64> {
+    pub(crate) fn reuse(&self, pool: u64, bytes: u64, stream: u64) -> Option<u64> {
         let mut state = self.state();
         let fits = |l: &Leaving| l.stream == stream && l.pool == pool && l.bytes == bytes;
         let base = state.leaving.iter().find(|(_, leaving)| fits(leaving)).map(|(base, _)| *base)?;
@@ -240,7 +237,7 @@ impl Pools {
     }
 
     /// Ends all pools but the default one. Returns what is allocated.
-    fn reset(&self) -> Vec<u64> {
+    pub(crate) fn reset(&self) -> Vec<u64> {
         let mut state = self.state();
         state.created.clear();
         state.current = self.default.handle;
@@ -250,75 +247,11 @@ impl Pools {
         state.origin.keys().copied().collect()
     }
 
-    fn release(&self) {
+    /// Gives up what the pools have in reserve beyond their thresholds.
+    pub(crate) fn release(&self) {
         let state = self.state();
         for pool in state.created.values().chain([&self.default]) {
             pool.trim(pool.settings[3].load(Ordering::Relaxed));
         }
     }
-}
-
-/// Ends the pools of a device that is reset, and what is allocated from them.
-pub(crate) fn reset(device: &Device) {
-    for base in device.pools.reset() {
-        if let Some(region) = space::remove(base, |r| r.kind == Kind::Device) {
-            device.pools.forget(base, region.len);
-            device.reclaim(&region);
-        }
-    }
-    device.pools.release();
-}
-
-/// The program has waited for something: what pools have in reserve beyond their thresholds is given up.
-pub(crate) fn release() {
-    devices().iter().for_each(|device| device.pools.release());
-}
-
-/// The device and the pool that a handle names.
-pub(crate) fn find(handle: u64) -> Result<(&'static Device, Arc<Pool>)> {
-    let found = devices().iter().find_map(|device| Some((device, device.pools.get(handle).ok()?)));
-    found.ok_or(CUDA_ERROR_INVALID_VALUE)
-}
-
-/// Allocates in a stream's order: memory that the stream frees before it is there at once, and of other sizes it can be
-/// waited for.
-pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u64> {
-    let context = stream.context()?;
-    let (device, pool) = find(pool)?;
-    if let Some(base) = device.pools.reuse(pool.handle, bytes, stream.id) {
-        device.pools.note(base, pool, bytes);
-        return Ok(base);
-    }
-    let take = || device.heap.allocate(device, 0, Kind::Device, bytes);
-    let base = match take() {
-        Err(CUDA_ERROR_OUT_OF_MEMORY) => {
-            stream.synchronize()?;
-            match take() {
-                // What it lacks is on its way to be freed in another stream.
-                Err(CUDA_ERROR_OUT_OF_MEMORY) => context.synchronize().and_then(|()| take())?,
-                other => other?,
-            }
-        }
-        other => other?,
-    };
-    context.check()?;
-    device.pools.note(base, pool, bytes);
-    Ok(base)
-}
-
-/// Frees when the stream comes to it.
-pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
-    let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
-    let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let number = device.pools.leave(base, region.len, stream.id).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    stream.submit(move |_| {
-        if !device.pools.left(base, number) {
-            return Ok(());
-        }
-        let region = space::remove(base, |r| r.kind == Kind::Device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        device.reclaim(&region);
-        Ok(())
-    })?;
-    Ok(())
 }

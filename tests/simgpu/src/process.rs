@@ -11,6 +11,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::config::{config, log};
 use crate::context::Context;
+use crate::contexts::primary;
 use crate::exports::SYMBOLS;
 use crate::handles;
 use crate::status::{Result, ensure};
@@ -69,7 +70,7 @@ extern "C" fn exiting() {
             return;
         }
         for device in device::devices() {
-            if let Some(context) = &device.primary().active {
+            if let Some(context) = &primary(device).active {
                 context.cancel();
             }
         }

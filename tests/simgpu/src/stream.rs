@@ -19,6 +19,7 @@ use std::time::Duration;
 use rekindle_cuda_abi::types::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_OUT_OF_MEMORY};
 
 use crate::context::Context;
+use crate::device::release_pools;
 use crate::handles::Object;
 use crate::status::Result;
 
@@ -272,7 +273,7 @@ impl Stream {
         let before = if self.role == Role::Legacy { context.streams().predecessors(self) } else { Vec::new() };
         before.iter().for_each(Mark::wait);
         self.last().wait();
-        crate::pool::release();
+        release_pools();
         context.flush_prints();
         context.check()
     }

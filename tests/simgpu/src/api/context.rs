@@ -11,6 +11,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::config::config;
 use crate::context::Context;
+use crate::contexts;
 use crate::current;
 use crate::device::{device, devices};
 use crate::handles;
@@ -109,7 +110,7 @@ pub unsafe fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
         let Ok(object) = handles::get::<Context>(context) else {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         };
-        object.end();
+        contexts::end(&object);
         handles::remove(context);
         current::forget(context);
         Ok(())
@@ -167,7 +168,7 @@ pub unsafe fn cuCtxGetDevice_v2(out: *mut CUdevice, context: CUcontext) -> CUres
     status(|| {
         let handle = if context == 0 { current::handle() } else { context };
         // A primary context has a device even while it is not active.
-        let primary = devices().iter().find(|device| device.primary().handle == handle);
+        let primary = devices().iter().find(|device| device.primary == handle);
         let ordinal = match primary {
             Some(device) => device.ordinal,
             None => current::or_named(context)?.device.ordinal,
@@ -277,7 +278,7 @@ pub unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {
         let mine = context.device.ordinal;
         ensure(owner.ordinal != mine && config().peers, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
         ensure(context.add_peer(owner.ordinal), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)?;
-        owner.set_peer(mine, true);
+        owner.memory.set_peer(mine, true);
         open_to_peer(owner.ordinal, mine, true);
         Ok(())
     })
@@ -289,7 +290,7 @@ pub unsafe fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult {
         let owner = current::named(peer)?.device;
         let mine = context.device.ordinal;
         ensure(context.remove_peer(owner.ordinal), CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)?;
-        owner.set_peer(mine, false);
+        owner.memory.set_peer(mine, false);
         open_to_peer(owner.ordinal, mine, false);
         Ok(())
     })

@@ -11,6 +11,7 @@ use rekindle_cuda_abi::types::{
 use crate::attributes;
 use crate::config::config;
 use crate::context::Context;
+use crate::contexts::{end_primary, primary};
 use crate::device::{Device, device, devices};
 use crate::status::{ensure, put, put_if, put_text, status, text};
 
@@ -48,7 +49,7 @@ pub unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, dev: CUdevic
 }
 
 pub unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CUresult {
-    status(|| unsafe { put(bytes, device(dev)?.memory as usize) })
+    status(|| unsafe { put(bytes, device(dev)?.memory.total as usize) })
 }
 
 /// The answers are those of an H200: at most 2^30 elements, which take at most 4 GiB.
@@ -134,12 +135,12 @@ pub unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, src: CUde
 pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
-        let mut primary = device.primary();
+        let mut primary = primary(device);
         if primary.active.is_none() {
             crate::context::process_is_well()?;
-            primary.active = Some(Context::new(primary.handle, device, primary.flags));
+            primary.active = Some(Context::new(device.primary, device, primary.flags));
         }
-        unsafe { put(out, primary.handle) }?;
+        unsafe { put(out, device.primary) }?;
         primary.retained += 1;
         Ok(())
     })
@@ -148,7 +149,7 @@ pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CU
 pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
-        let mut primary = device.primary();
+        let mut primary = primary(device);
         primary.retained = primary.retained.checked_sub(1).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         if primary.retained == 0 {
             drop(primary);
@@ -170,9 +171,9 @@ pub unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
 pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
-        device.primary().retained = 0;
+        primary(device).retained = 0;
         end_primary(device);
-        crate::pool::reset(device);
+        crate::stream_ordered::reset(device);
         Ok(())
     })
 }
@@ -181,22 +182,10 @@ pub unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
     unsafe { cuDevicePrimaryCtxReset_v2(dev) }
 }
 
-/// Ends the active primary context. It is active until it has ended: destructors of what libraries keep with it
-/// still use it.
-fn end_primary(device: &Device) {
-    let Some(context) = device.primary().active.clone() else { return };
-    context.end();
-    let mut primary = device.primary();
-    if primary.active.as_ref().is_some_and(|active| active.id == context.id) {
-        primary.active = None;
-        primary.flags = 0;
-    }
-}
-
 pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
     status(|| {
         super::context::check_flags(flags)?;
-        let mut primary = device(dev)?.primary();
+        let mut primary = primary(device(dev)?);
         primary.flags = flags;
         if let Some(context) = &primary.active {
             context.flags.store(flags, std::sync::atomic::Ordering::Relaxed);
@@ -211,7 +200,7 @@ pub unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> CUresult 
 
 pub unsafe fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) -> CUresult {
     status(|| {
-        let primary = device(dev)?.primary();
+        let primary = primary(device(dev)?);
         unsafe {
             put_if(flags, primary.flags);
             put_if(active, i32::from(primary.active.is_some()));

@@ -11,7 +11,7 @@ use crate::status::{Result, ensure, put, put_if, status};
 fn allocate(out: *mut CUdeviceptr, bytes: u64) -> Result<()> {
     let context = current::healthy()?;
     ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-    let base = context.device.heap.allocate(context.device, context.handle, Kind::Device, bytes)?;
+    let base = context.device.allocate(context.handle, Kind::Device, bytes)?;
     unsafe { put(out, base) }
 }
 
@@ -80,8 +80,8 @@ pub unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
     status(|| {
         let device = current::healthy()?.device;
         unsafe {
-            put(free, device.free_memory() as usize)?;
-            put(total, device.memory as usize)
+            put(free, device.memory.free() as usize)?;
+            put(total, device.memory.total as usize)
         }
     })
 }

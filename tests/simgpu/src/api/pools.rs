@@ -15,7 +15,7 @@ use crate::config::config;
 use crate::device::{Device, device};
 use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, put, status};
-use crate::{current, pool};
+use crate::{current, stream_ordered};
 
 pub unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
     status(|| unsafe { put(out.cast(), device(dev)?.pools.default()) })
@@ -68,13 +68,13 @@ pub unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CU
 }
 
 pub unsafe fn cuMemPoolDestroy(pool: u64) -> CUresult {
-    status(|| pool::find(pool)?.0.pools.destroy(pool))
+    status(|| stream_ordered::find(pool)?.0.pools.destroy(pool))
 }
 
 /// The attributes 1 to 3 are of 32 bits, the others of 64.
 pub unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> CUresult {
     status(|| {
-        let number = pool::find(pool)?.1.attribute(attribute)?;
+        let number = stream_ordered::find(pool)?.1.attribute(attribute)?;
         match attribute {
             1..=3 => unsafe { put(value.cast(), number as u32) },
             _ => unsafe { put(value.cast(), number) },
@@ -89,12 +89,12 @@ pub unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_voi
             1..=3 => unsafe { value.cast::<u32>().read_unaligned() }.into(),
             _ => unsafe { value.cast::<u64>().read_unaligned() },
         };
-        pool::find(pool)?.1.set_attribute(attribute, number)
+        stream_ordered::find(pool)?.1.set_attribute(attribute, number)
     })
 }
 
 pub unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
-    status(|| pool::find(pool).map(|(_, found)| found.trim(keep as u64)))
+    status(|| stream_ordered::find(pool).map(|(_, found)| found.trim(keep as u64)))
 }
 
 /// Lets devices into what is and will be allocated. The device's own access is always there, and that of others is to
@@ -102,7 +102,7 @@ pub unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
 pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc, count: usize) -> CUresult {
     status(|| {
         ensure(!descriptors.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
-        let (owner, found) = pool::find(pool)?;
+        let (owner, found) = stream_ordered::find(pool)?;
         for i in 0..count {
             let access = unsafe { descriptors.add(i).read_unaligned() };
             ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
@@ -118,7 +118,7 @@ pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc,
                 true => found.access.fetch_or(1 << other, Ordering::SeqCst),
                 false => found.access.fetch_and(!(1 << other), Ordering::SeqCst),
             };
-            owner.set_peer(other, open);
+            owner.memory.set_peer(other, open);
             space::change_all(|region| {
                 if region.device == owner.ordinal && region.kind == Kind::Device {
                     let bit = 1 << other;
@@ -135,7 +135,7 @@ pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c
     status(|| {
         ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let [_, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
-        let (owner, found) = pool::find(pool)?;
+        let (owner, found) = stream_ordered::find(pool)?;
         let other = device(id).map_err(|_| CUDA_ERROR_INVALID_VALUE)?.ordinal;
         let open = other == owner.ordinal || found.access.load(Ordering::SeqCst) & (1 << other) != 0;
         unsafe { put(flags.cast(), if open { CU_MEM_ACCESS_READWRITE } else { 0 }) }
@@ -153,23 +153,23 @@ pub unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstr
             return unsafe { put(out, 0) };
         }
         let pool = stream.context()?.device.pools.current();
-        unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
+        unsafe { put(out, stream_ordered::allocate(&stream, pool, bytes as u64)?) }
     })
 }
 
 pub unsafe fn cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool: u64, stream: CUstream) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let device = pool::find(pool)?.0.ordinal as i32;
+        let device = stream_ordered::find(pool)?.0.ordinal as i32;
         if let Some(captured) = hook::allocate(stream, bytes, Some(device)) {
             return unsafe { put(out, captured?) };
         }
         let stream = current::stream(stream)?;
         if bytes == 0 {
-            pool::find(pool)?;
+            stream_ordered::find(pool)?;
             return unsafe { put(out, 0) };
         }
-        unsafe { put(out, pool::allocate(&stream, pool, bytes as u64)?) }
+        unsafe { put(out, stream_ordered::allocate(&stream, pool, bytes as u64)?) }
     })
 }
 
@@ -178,7 +178,7 @@ pub unsafe fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult
         Some(code) => ensure(code == CUDA_SUCCESS, code),
         None => match (current::stream(stream)?, pointer) {
             (_, 0) => Ok(()),
-            (stream, pointer) => pool::free(&stream, pointer),
+            (stream, pointer) => stream_ordered::free(&stream, pointer),
         },
     })
 }

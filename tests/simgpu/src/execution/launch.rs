@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PC, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS, CUresult,
 };
-use rekindle_ptx::{Env, FaultKind, LaunchConfig, LaunchFault};
+use rekindle_ptx::{Env, FaultKind, Heap, LaunchConfig, LaunchFault};
 
 use crate::attributes::{
     BLOCKS_OF_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID, SHARED_OF_MULTIPROCESSOR, SHARED_OPT_IN,
@@ -20,7 +20,7 @@ use crate::context::Context;
 use crate::current;
 use crate::fault;
 use crate::library::function_in;
-use crate::memory::space::View;
+use crate::memory::space::{Kind, View};
 use crate::module::{Function, REGISTERS, attribute_of};
 use crate::status::{Result, ensure};
 use crate::stream::Stream;
@@ -30,6 +30,9 @@ const PORTABLE_CLUSTER: u64 = 8;
 const MAX_CLUSTER: u64 = 16;
 /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
 const NON_PORTABLE_ALLOWED: u32 = 14;
+
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
+const MALLOC_HEAP_SIZE: u32 = 2;
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +175,7 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
     let env = Env {
         print: &|text| context.print(text),
         complain: &|text| context.complain(text),
-        heap: Some(context),
+        heap: Some(&KernelHeap(context)),
         textures: Some(&context.bindings),
         multiprocessors: config().multiprocessors,
         grid_id: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -188,6 +191,24 @@ fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> 
     };
     let launched = rekindle_ptx::launch(&*function.code.program()?, &function.kernel.name, &config, &view, &env);
     launched.map_err(|fault| code(context, &fault))
+}
+
+/// The heap of a context, as its kernels use it.
+struct KernelHeap<'c>(&'c Context);
+
+impl Heap for KernelHeap<'_> {
+    fn malloc(&self, bytes: u64) -> Option<u64> {
+        let context = self.0;
+        context.malloc.take(bytes, || {
+            let len = context.limit(MALLOC_HEAP_SIZE).ok()? as u64;
+            let base = context.device.allocate(context.handle, Kind::Internal, len).ok()?;
+            Some((base, len))
+        })
+    }
+
+    fn free(&self, addr: u64) {
+        self.0.malloc.give_back(addr);
+    }
 }
 
 fn code(context: &Context, fault: &LaunchFault) -> CUresult {

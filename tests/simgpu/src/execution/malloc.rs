@@ -3,14 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use rekindle_ptx::Heap;
-
-use crate::context::Context;
-use crate::memory::space::Kind;
-
-/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
-const LIMIT: u32 = 2;
-
 const ALIGN: u64 = 16;
 
 /// A context's heap: one allocation of the size that the limit says, made when a kernel first asks for memory.
@@ -25,20 +17,21 @@ struct Arena {
     used: BTreeMap<u64, u64>,
 }
 
-impl Heap for Context {
-    fn malloc(&self, bytes: u64) -> Option<u64> {
-        let mut arena = self.malloc.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if arena.is_none() {
-            let len = self.limit(LIMIT).ok()? as u64;
-            let base = self.device.internal.allocate(self.device, self.handle, Kind::Internal, len).ok()?;
-            *arena = Some(Arena { base, len, used: BTreeMap::new() });
+impl MallocHeap {
+    /// Takes memory for a kernel. `arena` makes the heap's own allocation: its address and size.
+    pub(crate) fn take(&self, bytes: u64, arena: impl FnOnce() -> Option<(u64, u64)>) -> Option<u64> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            let (base, len) = arena()?;
+            *held = Some(Arena { base, len, used: BTreeMap::new() });
         }
-        arena.as_mut()?.take(bytes)
+        held.as_mut()?.take(bytes)
     }
 
-    fn free(&self, addr: u64) {
-        let mut arena = self.malloc.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(arena) = arena.as_mut() {
+    /// Gives memory of a kernel back.
+    pub(crate) fn give_back(&self, addr: u64) {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(arena) = held.as_mut() {
             arena.used.remove(&addr.wrapping_sub(arena.base));
         }
     }

@@ -9,9 +9,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, MEMORY_GRANULARITY};
 
+use super::account::Account;
 use super::pages;
 use super::space::{self, Kind, Region};
-use crate::device::Device;
 use crate::fault;
 use crate::status::{Result, ensure};
 
@@ -78,7 +78,7 @@ impl Heap {
     }
 
     /// Takes memory of the device. It is the device's alone; peers are let in by their contexts.
-    pub(crate) fn allocate(&self, device: &Device, context: u64, kind: Kind, len: u64) -> Result<u64> {
+    pub(crate) fn allocate(&self, account: &Account, context: u64, kind: Kind, len: u64) -> Result<u64> {
         ensure(len > 0, CUDA_ERROR_INVALID_VALUE)?;
         fault::point("alloc")?;
         let size = len.checked_next_multiple_of(ALIGN).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -87,38 +87,37 @@ impl Heap {
         let sharers = if kind == Kind::Code { context } else { 0 };
         let at = if size >= LARGE {
             let size = size.checked_next_multiple_of(BLOCK).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            let block = self.map_block(&mut state, device, size, None)?;
+            let block = self.map_block(&mut state, account, size, None)?;
             state.take(block, 0, size)
         } else {
             let (block, offset) = match state.room_for(size, sharers) {
                 Some(place) => place,
-                None => (self.map_block(&mut state, device, BLOCK, Some(sharers))?, 0),
+                None => (self.map_block(&mut state, account, BLOCK, Some(sharers))?, 0),
             };
             state.take(block, offset, size)
         };
         let base = self.window + at;
-        let bit = 1 << device.ordinal;
-        let peers = bit | device.peers();
+        let devices = account.devices();
         let region = Region {
             base,
             len,
             kind,
-            device: device.ordinal,
+            device: account.device,
             context,
-            readers: peers,
-            writers: peers,
+            readers: devices,
+            writers: devices,
             id: space::next_id(),
         };
         if space::insert(region).is_err() {
-            self.give_back(&mut state, device, base);
+            self.give_back(&mut state, account, base);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         Ok(base)
     }
 
     /// Gives an allocation back; the caller has taken its region out of the space.
-    pub(crate) fn free(&self, device: &Device, base: u64) {
-        self.give_back(&mut self.state(), device, base);
+    pub(crate) fn free(&self, account: &Account, base: u64) {
+        self.give_back(&mut self.state(), account, base);
     }
 
     /// The block that holds an address.
@@ -133,7 +132,7 @@ impl Heap {
         self.file.get_or_init(|| pages::memfd(c"simgpu-heap", WINDOW).ok()).as_ref()
     }
 
-    fn give_back(&self, state: &mut State, device: &Device, base: u64) {
+    fn give_back(&self, state: &mut State, account: &Account, base: u64) {
         let offset = base.wrapping_sub(self.window);
         let Some((&start, block)) = state.blocks.range_mut(..=offset).next_back() else { return };
         block.used.remove(&(offset - start));
@@ -145,19 +144,19 @@ impl Heap {
             if let Some(file) = self.file() {
                 pages::punch(file, start, len);
             }
-            device.release(charge);
+            account.release(charge);
         }
     }
 
     /// Maps a block at the lowest address where it fits.
-    fn map_block(&self, state: &mut State, device: &Device, len: u64, shared: Option<u64>) -> Result<u64> {
+    fn map_block(&self, state: &mut State, account: &Account, len: u64, shared: Option<u64>) -> Result<u64> {
         let charge = Block::charge(len, shared);
-        device.charge(charge)?;
+        account.charge(charge)?;
         let mut next = 0;
         loop {
             let offset = state.gap(next, len);
             if offset + len > WINDOW {
-                device.release(charge);
+                account.release(charge);
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
             let mapped = match self.file() {
@@ -171,7 +170,7 @@ impl Heap {
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => next = offset + BLOCK,
                 Err(_) => {
-                    device.release(charge);
+                    account.release(charge);
                     return Err(CUDA_ERROR_OUT_OF_MEMORY);
                 }
             }

@@ -41,7 +41,7 @@ pub(crate) fn handle(address: u64) -> Result<Handle> {
     let region = space::find(address).filter(|r| r.kind == Kind::Device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let owner = device(region.device as i32)?;
     ensure(owner.pools.origin(region.base).is_none(), CUDA_ERROR_INVALID_VALUE)?;
-    let block = owner.heap.block(region.base).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let block = owner.block(region.base).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let words = [
         MAGIC,
         u64::from(std::process::id()),

@@ -13,6 +13,7 @@
 //! Device memory is ordinary memory of this process, mapped at its device address. So every access that a program
 //! makes is checked against [`space`] before it is made.
 
+pub(crate) mod account;
 pub(crate) mod heap;
 pub(crate) mod ipc;
 pub(crate) mod pages;

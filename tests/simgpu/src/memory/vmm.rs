@@ -34,7 +34,7 @@ pub(crate) struct Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         if self.charged {
-            self.device.release(self.len);
+            self.device.memory.release(self.len);
         }
     }
 }
@@ -108,10 +108,10 @@ pub(crate) fn unreserve(base: u64, len: u64) -> Result<()> {
 pub(crate) fn create(device: &'static Device, len: u64, properties: CUmemAllocationProp) -> Result<u64> {
     ensure(is_blocks(len), CUDA_ERROR_INVALID_VALUE)?;
     fault::point("alloc")?;
-    device.charge(len)?;
+    device.memory.charge(len)?;
     let name = std::ffi::CString::new(format!("{FILE_NAME}{}", device.ordinal)).unwrap_or_default();
     let Ok(file) = pages::memfd(&name, len) else {
-        device.release(len);
+        device.memory.release(len);
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     };
     Ok(hold_new(Piece { handle: handles::next(), len, properties, device, file, charged: true }))

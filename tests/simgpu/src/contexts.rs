@@ -1,0 +1,64 @@
+//! The life of contexts: primary ones, those that programs create, and their end.
+//!
+//! ```text
+//!   primary   one per device, counted by retain and release, its handle outlives resets
+//!   created   by cuCtxCreate, ended by cuCtxDestroy
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rekindle_cuda_abi::private;
+use rekindle_cuda_abi::types::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+
+use crate::config::MAX_DEVICES;
+use crate::context::Context;
+use crate::device::{Device, devices};
+use crate::handles;
+use crate::memory::{pinned, space};
+
+/// The state of a device's primary context, whose handle is the device's ([`Device::primary`]).
+#[derive(Debug)]
+pub(crate) struct Primary {
+    /// How often it has been retained.
+    pub(crate) retained: usize,
+    /// The flags it has or will be created with.
+    pub(crate) flags: u32,
+    /// The context while it is active.
+    pub(crate) active: Option<Arc<Context>>,
+}
+
+/// The state of a device's primary context.
+pub(crate) fn primary(device: &Device) -> MutexGuard<'static, Primary> {
+    const NEW: Primary = Primary { retained: 0, flags: 0, active: None };
+    static PRIMARIES: [Mutex<Primary>; MAX_DEVICES] = [const { Mutex::new(NEW) }; MAX_DEVICES];
+    PRIMARIES[device.ordinal].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends a device's primary context, if it is active. It is active until it has ended: destructors of what libraries keep
+/// with it still use it.
+pub(crate) fn end_primary(device: &Device) {
+    let Some(context) = primary(device).active.clone() else { return };
+    end(&context);
+    let mut primary = primary(device);
+    if primary.active.as_ref().is_some_and(|active| active.id == context.id) {
+        primary.active = None;
+        primary.flags = 0;
+    }
+}
+
+/// Ends a context: waits for its work, and takes everything away that belongs to it.
+pub(crate) fn end(context: &Context) {
+    rekindle_graphs::hook::context_gone(context.handle);
+    private::cls_reset(context.handle);
+    let _ = context.synchronize();
+    context.cancel();
+    handles::end_context(context.handle, context.id);
+    for region in space::remove_all(|region| region.context == context.handle) {
+        pinned::release(&region);
+        if let Some(device) = devices().get(region.device) {
+            device.reclaim(&region);
+        }
+    }
+    context.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    context.streams().end();
+}

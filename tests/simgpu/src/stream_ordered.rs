@@ -1,0 +1,71 @@
+//! Stream-ordered allocation: memory is taken from a pool when asked for, and given back when the stream comes to it.
+
+use std::sync::Arc;
+
+use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+
+use crate::device::{Device, devices};
+use crate::memory::space::{self, Kind};
+use crate::pool::Pool;
+use crate::status::Result;
+use crate::stream::Stream;
+
+/// Ends the pools of a device that is reset, and what is allocated from them.
+pub(crate) fn reset(device: &Device) {
+    for base in device.pools.reset() {
+        if let Some(region) = space::remove(base, |r| r.kind == Kind::Device) {
+            device.pools.forget(base, region.len);
+            device.reclaim(&region);
+        }
+    }
+    device.pools.release();
+}
+
+/// The device and the pool that a handle names.
+pub(crate) fn find(handle: u64) -> Result<(&'static Device, Arc<Pool>)> {
+    let found = devices().iter().find_map(|device| Some((device, device.pools.get(handle).ok()?)));
+    found.ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Allocates in a stream's order: memory that the stream frees before it is there at once, and of other sizes it can be
+/// waited for.
+pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u64> {
+    let context = stream.context()?;
+    let (device, pool) = find(pool)?;
+    if let Some(base) = device.pools.reuse(pool.handle, bytes, stream.id) {
+        device.pools.note(base, pool, bytes);
+        return Ok(base);
+    }
+    let take = || device.allocate(0, Kind::Device, bytes);
+    let base = match take() {
+        Err(CUDA_ERROR_OUT_OF_MEMORY) => {
+            stream.synchronize()?;
+            match take() {
+                // What it lacks is on its way to be freed in another stream.
+                Err(CUDA_ERROR_OUT_OF_MEMORY) => context.synchronize().and_then(|()| take())?,
+                other => other?,
+            }
+        }
+        other => other?,
+    };
+    context.check()?;
+    device.pools.note(base, pool, bytes);
+    Ok(base)
+}
+
+/// Frees when the stream comes to it.
+pub(crate) fn free(stream: &Arc<Stream>, base: u64) -> Result<()> {
+    let region = space::find(base).filter(|r| r.base == base && r.kind == Kind::Device);
+    let region = region.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let device = devices().get(region.device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let number = device.pools.leave(base, region.len, stream.id).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    stream.submit(move |_| {
+        if !device.pools.left(base, number) {
+            return Ok(());
+        }
+        let region = space::remove(base, |r| r.kind == Kind::Device).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        device.reclaim(&region);
+        Ok(())
+    })?;
+    Ok(())
+}
