@@ -5,7 +5,7 @@ use std::time::Duration;
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Reply, Request};
 use rekindle_wire::{descriptor, frame};
 
-use crate::log;
+use crate::process::log;
 
 /// How long a daemon that is not there is looked for, since it may be starting anew: so often, so far apart. Also a process
 /// that is dumped in between finds the connection closed.

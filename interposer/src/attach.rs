@@ -11,7 +11,7 @@ use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Request};
 use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::{descriptor, frame, frame::FrameError};
 
-use crate::log;
+use crate::process::log;
 
 /// What an attached process has.
 pub(crate) struct Connection {

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64};
 use std::sync::{Mutex, Once};
 use std::thread::LocalKey;
 use std::time::Duration;
@@ -19,6 +19,9 @@ use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::{frame, reply, ring};
 
 use crate::copy::Staging;
+use crate::process::calling_thread::{self, named_stream};
+use crate::process::log;
+use crate::state;
 use crate::state::arrays::Arrays;
 use crate::state::contexts::Contexts;
 use crate::state::events::Events;
@@ -27,7 +30,7 @@ use crate::state::ipc::Opened;
 use crate::state::memory::Memory;
 use crate::state::streams::Streams;
 use crate::state::vmm::Vmm;
-use crate::{attach, counts, log, named_stream, prints, state};
+use crate::{attach, counts, prints, thread_end};
 
 /// An attached process.
 pub(crate) struct Client {
@@ -123,6 +126,7 @@ pub(crate) fn try_attached(say: bool) -> Result<&'static Client, CUresult> {
     CLIENT.store(client, Release);
     crate::graphs::register();
     counts::begin(client.shared);
+    calling_thread::at_end(thread_end::report);
     Ok(client)
 }
 
@@ -228,10 +232,6 @@ impl Client {
 }
 
 thread_local! {
-    static THREAD: Cell<u32> = {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
-        Cell::new(NEXT.fetch_add(1, Relaxed))
-    };
     /// The buffer of this thread's commands.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     /// The buffer of this thread's replies.
@@ -247,17 +247,6 @@ fn keep(buffer: &'static LocalKey<Cell<Vec<u8>>>, bytes: Vec<u8>) {
     let _ = buffer.try_with(|b| b.set(bytes));
 }
 
-/// The calling thread's number, from 1.
-pub(crate) fn thread_number() -> u32 {
-    THREAD.get()
-}
-
-/// Makes the calling thread's commands another thread's, for a helper that does a part of its work.
-pub(crate) fn act_for(thread: u32) {
-    THREAD.set(thread);
-    crate::thread_end::ignore();
-}
-
 /// One call on its way to the worker.
 pub(crate) struct Call {
     client: &'static Client,
@@ -269,7 +258,7 @@ impl Call {
     /// Begins a call in the thread's current context (which may be none).
     pub(crate) fn new(number: u16) -> Result<Self, CUresult> {
         let client = get()?;
-        if crate::api::in_callback() {
+        if calling_thread::in_callback() {
             return Err(CUDA_ERROR_NOT_PERMITTED);
         }
         client.standing_error()?;
@@ -278,7 +267,7 @@ impl Call {
 
     /// Begins a call that goes out even when the context is broken.
     pub(crate) fn unchecked(client: &'static Client, number: u16, context: CUcontext) -> Self {
-        let header = CommandHeader { call: number, context, thread: thread_number(), ..Default::default() };
+        let header = CommandHeader { call: number, context, thread: calling_thread::number(), ..Default::default() };
         Self { client, header, writer: Writer::reusing(taken(&BUFFER)) }
     }
 

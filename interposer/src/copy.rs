@@ -19,7 +19,8 @@ use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 
 use crate::client::{self, Call, Client, stream_of};
-use crate::threads;
+use crate::process::calling_thread::Identity;
+use crate::process::threads;
 
 /// Copies from this size on are worth several threads.
 const STRIPED: usize = 16 << 20;
@@ -249,11 +250,10 @@ fn striped_over(
     }
     let context = crate::state::contexts::current();
     // The per-thread default stream is the caller's, not the helper's.
-    let (thread, by_thread) = (client::thread_number(), crate::THREAD_STREAM.get());
+    let caller = Identity::of_caller();
     let help = || {
         crate::state::contexts::set_current(context);
-        crate::THREAD_STREAM.set(by_thread);
-        client::act_for(thread);
+        caller.assume();
         work(&mut chunks())
     };
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use rekindle_wire::reply;
 
 use crate::client::{self, Call, Client};
 use crate::copy::DEPTH;
-use crate::named_stream;
+use crate::process::calling_thread::named_stream;
 
 /// A box in ordinary host memory.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rekindle_wire::calls;
 use rekindle_wire::layout::Shared;
 
-use crate::client::thread_number;
+use crate::process::calling_thread;
 
 /// The shared memory; null before it is there, and in a forked child, which does not have it.
 static SHARED: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -32,7 +32,7 @@ fn shared() -> Option<Shared> {
 #[inline]
 pub(crate) fn asked(function: u16) {
     if let Some(shared) = shared() {
-        calls::asked(&shared, thread_number(), function);
+        calls::asked(&shared, calling_thread::number(), function);
     }
 }
 

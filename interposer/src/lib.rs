@@ -28,22 +28,19 @@ mod copy;
 mod copy_box;
 mod counts;
 mod graphs;
-mod log;
-mod maps;
 mod moment;
-mod moves;
 mod prints;
 mod private;
+mod process;
 mod rest;
 mod state;
-mod stop;
 mod thread_end;
-mod threads;
 mod times;
 
-use std::cell::Cell;
-
 use rekindle_cuda_abi::types::*;
+
+use crate::process::calling_thread::with_thread_stream;
+use crate::process::log;
 
 /// The exported symbols, their addresses, and the look-up table of `cuGetProcAddress`.
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, unreachable_pub, reason = "generated")]
@@ -58,11 +55,6 @@ mod exports {
 mod remote {
     use rekindle_cuda_abi::types::*;
     include!(concat!(env!("OUT_DIR"), "/encoders.rs"));
-}
-
-thread_local! {
-    /// Whether stream 0 is the calling thread's own default stream in the call under way.
-    static THREAD_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs an exported function's body; a panic becomes `CUDA_ERROR_UNKNOWN`, since nothing may unwind into C.
@@ -91,25 +83,4 @@ fn refuse(function: u16) -> CUresult {
         log::refused(exports::SYMBOLS[function as usize].0);
         CUDA_ERROR_NOT_SUPPORTED
     })
-}
-
-/// Runs a function's `_ptsz` or `_ptds` form.
-fn with_thread_stream(body: impl FnOnce() -> CUresult) -> CUresult {
-    let before = THREAD_STREAM.replace(true);
-    let result = body();
-    THREAD_STREAM.set(before);
-    result
-}
-
-/// A stream parameter by its full name: 0 is the legacy or the thread's default stream, depending on the call's form.
-fn named_stream(stream: CUstream) -> CUstream {
-    let named = match stream {
-        0 if THREAD_STREAM.get() => CU_STREAM_PER_THREAD,
-        0 => CU_STREAM_LEGACY,
-        other => other,
-    };
-    if named == CU_STREAM_PER_THREAD {
-        thread_end::expect();
-    }
-    named
 }

@@ -10,6 +10,7 @@ use rekindle_cuda_abi::types::CUDA_SUCCESS;
 use rekindle_wire::command::{PRINTS, Prints};
 
 use crate::client::{Call, Client};
+use crate::process::calling_thread;
 
 unsafe extern "C" {
     /// C's streams: text written through them keeps its place among what the program prints itself.
@@ -33,7 +34,7 @@ pub(crate) fn deliver(client: &'static Client) {
 fn fetch(client: &'static Client) {
     /// The thread that is fetching: its own calls must not fetch.
     static FETCHER: AtomicU64 = AtomicU64::new(0);
-    let me = u64::from(crate::client::thread_number());
+    let me = u64::from(calling_thread::number());
     if FETCHER.load(Acquire) == me {
         return;
     }

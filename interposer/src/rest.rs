@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::ring;
 
 use crate::client::Client;
-use crate::named_stream;
+use crate::process::calling_thread::named_stream;
 use crate::state::contexts;
 
 thread_local! {

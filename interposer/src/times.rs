@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::exports::SYMBOLS;
-use crate::log;
+use crate::process::log;
 
 /// A function's calls, nanoseconds of all together, and of the longest.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, ArrayCreate, ArrayDest
 
 use super::{boxes, check, code, put};
 use crate::client::{self, Call};
-use crate::log;
+use crate::process::log;
 use crate::state::arrays::Array;
 
 /// The size that a descriptor says.

@@ -8,7 +8,7 @@ use rekindle_wire::command::{COPY_BOX, CopyBox};
 use super::{check, code, stream};
 use crate::client::{self, Call};
 use crate::copy_box::{self, HostBox};
-use crate::named_stream;
+use crate::process::calling_thread::named_stream;
 
 /// One side of a copy, as the worker and this process reach it.
 #[derive(Clone, Copy, Debug)]

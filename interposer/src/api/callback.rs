@@ -7,7 +7,6 @@
 //!        runs it   ──── CALLBACK_NEXT ──> worker: what follows goes on
 //! ```
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
@@ -17,19 +16,11 @@ use rekindle_wire::command::{CALLBACK_NEXT, CallbackNext, HOST_FUNC, HOST_FUNCTI
 
 use super::{check, code};
 use crate::client::{self, Call, Client};
-use crate::{log, named_stream, threads};
+use crate::process::calling_thread::{self, named_stream};
+use crate::process::{log, threads};
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 type StreamCallback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
-
-thread_local! {
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread runs callbacks, which must not call the driver.
-pub(crate) fn in_callback() -> bool {
-    IN_CALLBACK.get()
-}
 
 pub(crate) unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) -> CUresult {
     if !function.is_null()
@@ -85,7 +76,7 @@ fn start_thread(client: &'static Client) -> Result<(), CUresult> {
 
 /// Runs callbacks as the worker hands them out, until the worker is gone.
 fn run(client: &'static Client) {
-    IN_CALLBACK.set(true);
+    calling_thread::run_callbacks();
     let mut done = 0;
     loop {
         let mut call = Call::unchecked(client, CALLBACK_NEXT, 0);

@@ -18,7 +18,7 @@ use rekindle_wire::ipc::{self, HANDLE_BYTES, Named, Token};
 use super::{check, code, put};
 use crate::ask;
 use crate::client::{self, Call, Client};
-use crate::log;
+use crate::process::log;
 use crate::state::ipc::Open;
 use crate::state::memory::Allocation;
 

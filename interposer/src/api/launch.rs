@@ -14,7 +14,7 @@ use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, EVENT_ATTRIBUTES, LAU
 
 use super::{check, code, legacy, library};
 use crate::client::Call;
-use crate::named_stream;
+use crate::process::calling_thread::named_stream;
 use crate::state::contexts;
 use crate::state::functions::Function;
 

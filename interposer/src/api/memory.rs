@@ -7,6 +7,7 @@ use rekindle_wire::command::{
 
 use super::{check, code, put, put_if};
 use crate::client::{self, Call, Client};
+use crate::process::log;
 use crate::state::memory::Allocation;
 
 pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
@@ -92,7 +93,7 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
 }
 
 pub(crate) unsafe fn cuMemAllocManaged(_dptr: *mut CUdeviceptr, _bytes: usize, _flags: u32) -> CUresult {
-    crate::log::refused("cuMemAllocManaged");
+    log::refused("cuMemAllocManaged");
     CUDA_ERROR_NOT_SUPPORTED
 }
 

@@ -15,8 +15,9 @@ use rekindle_wire::command::{
 use super::memory::reserve_window;
 use super::{check, code, put};
 use crate::client::{self, Call, stream_of};
+use crate::process::log;
+use crate::rest;
 use crate::state::memory::Allocation;
-use crate::{log, rest};
 
 /// Memory on the host, and memory for other processes, that the driver could give and this does not.
 fn refused<T>(what: &'static str) -> Result<T, CUresult> {

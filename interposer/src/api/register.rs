@@ -1,5 +1,5 @@
 //! Memory of the application's own that it registers. Its pages are moved into a memfd that the worker has too (see
-//! [`crate::moves`]), so that copies and kernels use it in place; the device knows it by another address, in the pinned
+//! [`crate::process::moves`]), so that copies and kernels use it in place; the device knows it by another address, in the pinned
 //! window (attribute 91 says that host pointers cannot be used for it). Pages that cannot be moved, because they are
 //! shared with other processes, stay: copies of them go through staging, and they have no device pointer.
 
@@ -12,8 +12,8 @@ use rekindle_wire::command::{PINNED_UNMAP, PinnedUnmap};
 use super::pinned::{self, Pages};
 use super::{check, code, put};
 use crate::client::{self, Call, Client};
-use crate::log;
-use crate::moves::{self, Refusal};
+use crate::process::log;
+use crate::process::moves::{self, Refusal};
 use crate::state::memory::Allocation;
 
 /// `CU_MEMHOSTREGISTER_*`: memory of a device on the bus, which nobody but the driver can map, and all flags.

@@ -6,9 +6,10 @@ use rekindle_wire::command::{OfStream, STREAM_DESTROY, STREAM_SYNC};
 
 use super::{check, code, put};
 use crate::client::{self, Call, stream_of};
+use crate::process::calling_thread::{self, named_stream};
 use crate::state::contexts;
 use crate::state::streams::Stream;
-use crate::{named_stream, remote, rest};
+use crate::{remote, rest};
 
 fn remember(handle: CUstream, flags: u32, priority: i32) -> Result<(), CUresult> {
     let client = client::get()?;
@@ -64,7 +65,7 @@ pub(crate) fn named(stream: CUstream) -> Result<Stream, CUresult> {
         CU_STREAM_LEGACY => Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id: 1 }),
         CU_STREAM_PER_THREAD => {
             // Apart from all others: made streams count up from 3, threads count down.
-            let id = u64::MAX - u64::from(client::thread_number());
+            let id = u64::MAX - u64::from(calling_thread::number());
             Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id })
         }
         handle => client.streams.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),

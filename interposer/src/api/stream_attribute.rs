@@ -6,7 +6,7 @@ use rekindle_cuda_abi::types::*;
 
 use super::{code, stream};
 use crate::client;
-use crate::named_stream;
+use crate::process::calling_thread::{self, named_stream};
 use crate::state::stream_attributes::{Named, Value};
 
 const ACCESS_POLICY_WINDOW: u32 = 1;
@@ -19,7 +19,7 @@ const MEM_SYNC_DOMAIN: u32 = 10;
 fn key(stream: CUstream) -> Result<(CUcontext, Named), CUresult> {
     let named = match named_stream(stream) {
         CU_STREAM_LEGACY => Named::Legacy,
-        CU_STREAM_PER_THREAD => Named::Thread(client::thread_number()),
+        CU_STREAM_PER_THREAD => Named::Thread(calling_thread::number()),
         handle => Named::Made(handle),
     };
     Ok((stream::context_of(stream)?, named))

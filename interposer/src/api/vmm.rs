@@ -12,7 +12,7 @@ use rekindle_wire::command::{
 
 use super::{check, code, put};
 use crate::client::{self, Call, Client};
-use crate::log;
+use crate::process::log;
 use crate::state::memory::Allocation;
 use crate::state::vmm::Tell;
 

@@ -22,7 +22,7 @@ use rekindle_wire::graph::Program;
 
 use crate::api::graph_parts as api;
 use crate::client::{self, Call, stream_of};
-use crate::named_stream;
+use crate::process::calling_thread::{self, named_stream};
 use crate::state::contexts::{self, Contexts};
 use crate::state::memory::Allocation;
 
@@ -38,7 +38,7 @@ pub(crate) fn register() {
 
 impl Driver for Process {
     fn current(&self) -> Result<CUcontext> {
-        if crate::api::in_callback() {
+        if calling_thread::in_callback() {
             return Err(CUDA_ERROR_NOT_PERMITTED);
         }
         client::get()?.standing_error()?;
@@ -52,7 +52,7 @@ impl Driver for Process {
         if known.context == 0 {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
-        let thread = if handle == CU_STREAM_PER_THREAD { u64::from(client::thread_number()) } else { 0 };
+        let thread = if handle == CU_STREAM_PER_THREAD { u64::from(calling_thread::number()) } else { 0 };
         let role = match handle {
             CU_STREAM_LEGACY => Role::Legacy,
             _ if known.flags & NON_BLOCKING != 0 => Role::Free,

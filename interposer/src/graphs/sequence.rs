@@ -15,8 +15,9 @@ use rekindle_wire::command::{HOST_FUNCTION, Launch};
 
 use super::{Result, api, check, program};
 use crate::copy_box::{self, HostBox};
+use crate::process::calling_thread::named_stream;
+use crate::remote;
 use crate::state::contexts;
-use crate::{named_stream, remote};
 
 /// One of them.
 struct Sequence {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 use rekindle_wire::layout::PINNED_NAME;
 
-use crate::{maps, stop};
+use super::{maps, stop};
 
 /// Why pages stay where they are.
 #[derive(Debug)]

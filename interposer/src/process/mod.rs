@@ -1,0 +1,8 @@
+//! This process and its threads, without any knowledge of CUDA objects or of the worker.
+
+pub(crate) mod calling_thread;
+pub(crate) mod log;
+mod maps;
+pub(crate) mod moves;
+mod stop;
+pub(crate) mod threads;
