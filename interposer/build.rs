@@ -18,7 +18,7 @@ fn main() {
     // A line that only travels is implemented by its encoder alone.
     let module = |f: &table::Function| match f.route {
         route if route.by_hand() => Some("api"),
-        route if route.travels() => Some("remote"),
+        route if route.travels() => Some("call::remote"),
         _ => None,
     };
     write("exports.rs", generate::exports(&table, module));

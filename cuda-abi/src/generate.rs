@@ -259,16 +259,14 @@ fn params(f: &Function) -> &[Param] {
 }
 
 /// The client's side of each generated call: `pub unsafe fn SYMBOL(parameters) -> CUresult`, in terms of
-/// `crate::client::Call` (`new(number)`, `word`, `device`, `handle`, `text`, `fresh`, `send()`, `wait()`).
+/// `crate::call::Call` (`new(number)`, `word`, `device`, `handle`, `text`, `fresh`, `send()`, `wait()`).
 pub fn encoders(table: &[Function]) -> String {
     let mut out = String::from("// Generated from driver.table.\n");
     for (i, f) in table.iter().enumerate().filter(|(_, f)| f.route.travels()) {
         let params = params(f);
         let _ = writeln!(out, "pub unsafe fn {}({}) -> CUresult {{", f.symbol, signature(params));
-        let _ = writeln!(
-            out,
-            "    let mut call = match crate::client::Call::new({i}) {{ Ok(c) => c, Err(e) => return e }};"
-        );
+        let _ =
+            writeln!(out, "    let mut call = match crate::call::Call::new({i}) {{ Ok(c) => c, Err(e) => return e }};");
         let mut after = String::new();
         for p in params {
             let name = ident(p);

@@ -1,4 +1,4 @@
-//! Copies between the device and ordinary host memory, through the staging that the worker has registered once.
+//! Copies between the device and ordinary host memory, through the bounce buffer.
 //!
 //! ```text
 //!   to the device     bytes ──memcpy──> chunk ──COPY_FROM_CHUNK──> device      returns when the last chunk is on its way
@@ -10,17 +10,19 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::Ordering::Relaxed;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{COPY_BYTES, COPY_FROM_CHUNK, COPY_TO_CHUNK, CopyBytes, CopyChunk, MAX_INLINE_BYTES};
 use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
-use rekindle_wire::reply;
 
-use crate::client::{self, Call, Client, stream_of};
+use crate::call::{Call, stream_of};
+use crate::connection::bounce_buffer::wait_for_chunk;
+use crate::connection::prints;
 use crate::process::calling_thread::Identity;
 use crate::process::threads;
+use crate::state::client;
+use crate::state::idle;
 
 /// Copies from this size on are worth several threads.
 const STRIPED: usize = 16 << 20;
@@ -28,82 +30,6 @@ const STRIPED: usize = 16 << 20;
 const STRIPES: usize = 4;
 /// Chunks that one thread keeps in flight towards the host.
 pub(crate) const DEPTH: usize = CHUNKS / STRIPES;
-
-/// The chunks, and which of them are free.
-pub(crate) struct Staging {
-    base: *mut u8,
-    free: Mutex<Free>,
-    freed: Condvar,
-}
-
-struct Free {
-    chunks: Vec<usize>,
-    /// On their way to the device; free again when their word says so.
-    flying: VecDeque<usize>,
-}
-
-// SAFETY: the base is the address of a mapping that stays; which thread uses a chunk is decided under the lock.
-unsafe impl Send for Staging {}
-// SAFETY: as above.
-unsafe impl Sync for Staging {}
-
-impl Staging {
-    /// Takes the mapping of the staging memfd, which stays mapped.
-    pub(crate) fn new(base: *mut u8) -> Self {
-        let free = Free { chunks: (0..CHUNKS).rev().collect(), flying: VecDeque::new() };
-        Self { base, free: Mutex::new(free), freed: Condvar::new() }
-    }
-
-    pub(crate) fn address(&self, chunk: usize) -> *mut u8 {
-        // SAFETY: the mapping holds CHUNKS chunks, and chunk numbers come from the list made above.
-        unsafe { self.base.add(chunk * CHUNK_SIZE) }
-    }
-
-    /// A chunk that nobody uses, marked as under way, if there is one now. For who holds chunks already: waiting for
-    /// another while holding some could make threads wait for each other.
-    pub(crate) fn try_take(&self, client: &Client) -> Option<usize> {
-        let chunk = self.free.lock().ok()?.chunks.pop()?;
-        client.shared.chunk(chunk).store(reply::PENDING, Release);
-        Some(chunk)
-    }
-
-    /// A chunk that nobody uses, marked as under way; waits for one.
-    pub(crate) fn take(&self, client: &Client) -> Result<usize, CUresult> {
-        let mut free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-        loop {
-            if let Some(chunk) = free.chunks.pop() {
-                client.shared.chunk(chunk).store(reply::PENDING, Release);
-                return Ok(chunk);
-            }
-            if let Some(chunk) = free.flying.pop_front() {
-                drop(free);
-                let landed = reply::wait(client.shared.chunk(chunk), client.spin(), || client.is_alive());
-                free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-                if !landed {
-                    return Err(CUDA_ERROR_LAUNCH_FAILED);
-                }
-                free.chunks.push(chunk);
-                continue;
-            }
-            // Other threads hold all of them and give each back before they wait for another.
-            free = self.freed.wait(free).map_err(|_| CUDA_ERROR_UNKNOWN)?;
-        }
-    }
-
-    pub(crate) fn give(&self, chunk: usize) {
-        if let Ok(mut free) = self.free.lock() {
-            free.chunks.push(chunk);
-            self.freed.notify_one();
-        }
-    }
-
-    pub(crate) fn give_when_landed(&self, chunk: usize) {
-        if let Ok(mut free) = self.free.lock() {
-            free.flying.push_back(chunk);
-            self.freed.notify_one();
-        }
-    }
-}
 
 /// Copies bytes to the device, in stream order. When it returns, the bytes have been taken.
 ///
@@ -128,16 +54,20 @@ pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, str
     striped(bytes, move |chunks| {
         let client = client::get()?;
         for (offset, length) in chunks {
-            let chunk = client.staging.take(client)?;
+            let chunk = client.bounce_buffer.take(&client.connection)?;
             // SAFETY: the chunk is this thread's; the source range is part of what the caller promises.
             unsafe {
-                std::ptr::copy_nonoverlapping((source + offset) as *const u8, client.staging.address(chunk), length);
+                std::ptr::copy_nonoverlapping(
+                    (source + offset) as *const u8,
+                    client.bounce_buffer.address(chunk),
+                    length,
+                );
             }
             let sent = chunk_command(COPY_FROM_CHUNK, target + offset as u64, chunk, length, stream);
             match sent {
-                Ok(_) => client.staging.give_when_landed(chunk),
+                Ok(_) => client.bounce_buffer.give_when_landed(chunk),
                 Err(error) => {
-                    client.staging.give(chunk);
+                    client.bounce_buffer.give(chunk);
                     return Err(error);
                 }
             }
@@ -160,8 +90,8 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
         loop {
             let may_send = result.is_ok() && flying.len() < DEPTH;
             if let Some(&(offset, length)) = chunks.peek().filter(|_| may_send) {
-                let chunk = match client.staging.try_take(client) {
-                    None if flying.is_empty() => Some(client.staging.take(client)?),
+                let chunk = match client.bounce_buffer.try_take(&client.connection) {
+                    None if flying.is_empty() => Some(client.bounce_buffer.take(&client.connection)?),
                     chunk => chunk,
                 };
                 if let Some(chunk) = chunk {
@@ -172,7 +102,7 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
                             flying.push_back((chunk, offset, length));
                         }
                         Err(error) => {
-                            client.staging.give(chunk);
+                            client.bounce_buffer.give(chunk);
                             result = Err(error);
                         }
                     }
@@ -180,22 +110,21 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
                 }
             }
             let Some((chunk, offset, length)) = flying.pop_front() else { break };
-            if !reply::wait(client.shared.chunk(chunk), client.spin(), || client.is_alive()) {
-                return Err(CUDA_ERROR_LAUNCH_FAILED);
-            }
-            if result.is_ok() {
-                result = reply::chunk_result(client.shared.chunk(chunk));
-            }
+            result = result.and(wait_for_chunk(&client.connection, chunk)?);
             if result.is_ok() {
                 // SAFETY: the chunk's bytes have arrived; the target range is part of what the caller promises.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(client.staging.address(chunk), (target + offset) as *mut u8, length);
+                    std::ptr::copy_nonoverlapping(
+                        client.bounce_buffer.address(chunk),
+                        (target + offset) as *mut u8,
+                        length,
+                    );
                 }
             }
-            client.staging.give(chunk);
+            client.bounce_buffer.give(chunk);
         }
         if let (Ok(()), Some(end)) = (result, end) {
-            crate::rest::came(stream, end);
+            idle::waited_for(stream, end);
         }
         result
     })
@@ -215,7 +144,7 @@ fn striped(
 ) -> CUresult {
     let result = striped_over(threads_for(bytes), bytes, work);
     if let Ok(client) = client::get() {
-        crate::prints::deliver(client);
+        prints::deliver(&client.connection);
     }
     result.err().unwrap_or(CUDA_SUCCESS)
 }
@@ -272,6 +201,7 @@ fn striped_over(
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::sync::Mutex;
 
     const LAST: usize = 5;
 

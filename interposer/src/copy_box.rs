@@ -1,4 +1,4 @@
-//! Copies of boxes between what the worker reaches and ordinary host memory, through staging: a box is cut into parts
+//! Copies of boxes between what the worker reaches and ordinary host memory, through the bounce buffer: a box is cut into parts
 //! that fit a chunk, whose rows lie there with nothing between them.
 
 use std::collections::VecDeque;
@@ -7,11 +7,12 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes::{End, Part, cut};
 use rekindle_wire::command::{COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK, CopyBoxChunk};
 use rekindle_wire::layout::CHUNK_SIZE;
-use rekindle_wire::reply;
 
-use crate::client::{self, Call, Client};
+use crate::call::Call;
+use crate::connection::bounce_buffer::wait_for_chunk;
 use crate::copy::DEPTH;
 use crate::process::calling_thread::named_stream;
+use crate::state::client;
 
 /// A box in ordinary host memory.
 #[derive(Clone, Copy, Debug)]
@@ -59,13 +60,13 @@ unsafe fn rows(host: HostBox, part: &Part, packed: *mut u8, to_host: bool) {
 pub(crate) unsafe fn to_device(target: End, source: HostBox, size: [u64; 3], stream: CUstream) -> Result<(), CUresult> {
     let client = client::get()?;
     for part in cut(size, CHUNK_SIZE as u64) {
-        let chunk = client.staging.take(client)?;
+        let chunk = client.bounce_buffer.take(&client.connection)?;
         // SAFETY: the chunk is this thread's and holds a part; the caller vouches for the source.
-        unsafe { rows(source, &part, client.staging.address(chunk), false) };
+        unsafe { rows(source, &part, client.bounce_buffer.address(chunk), false) };
         match send(COPY_BOX_FROM_CHUNK, target, &part, chunk, stream) {
-            Ok(()) => client.staging.give_when_landed(chunk),
+            Ok(()) => client.bounce_buffer.give_when_landed(chunk),
             Err(error) => {
-                client.staging.give(chunk);
+                client.bounce_buffer.give(chunk);
                 return Err(error);
             }
         }
@@ -88,8 +89,8 @@ pub(crate) unsafe fn to_host(target: HostBox, source: End, size: [u64; 3], strea
             && let Some(part) = parts.peek().copied()
         {
             // Waiting for another chunk while holding some could make threads wait for each other.
-            let chunk = match client.staging.try_take(client) {
-                None if flying.is_empty() => Some(client.staging.take(client)?),
+            let chunk = match client.bounce_buffer.try_take(&client.connection) {
+                None if flying.is_empty() => Some(client.bounce_buffer.take(&client.connection)?),
                 chunk => chunk,
             };
             if let Some(chunk) = chunk {
@@ -97,7 +98,7 @@ pub(crate) unsafe fn to_host(target: HostBox, source: End, size: [u64; 3], strea
                 match send(COPY_BOX_TO_CHUNK, source, &part, chunk, stream) {
                     Ok(()) => flying.push_back((chunk, part)),
                     Err(error) => {
-                        client.staging.give(chunk);
+                        client.bounce_buffer.give(chunk);
                         result = Err(error);
                     }
                 }
@@ -105,22 +106,12 @@ pub(crate) unsafe fn to_host(target: HostBox, source: End, size: [u64; 3], strea
             }
         }
         let Some((chunk, part)) = flying.pop_front() else { return result };
-        result = result.and(arrived(client, chunk)?);
+        result = result.and(wait_for_chunk(&client.connection, chunk)?);
         if result.is_ok() {
             // SAFETY: the chunk's bytes have arrived; the caller vouches for the target.
-            unsafe { rows(target, &part, client.staging.address(chunk), true) };
+            unsafe { rows(target, &part, client.bounce_buffer.address(chunk), true) };
         }
-        client.staging.give(chunk);
-    }
-}
-
-/// Waits for a chunk's copy, and says how it ended; the outer error is that the worker is gone.
-fn arrived(client: &Client, chunk: usize) -> Result<Result<(), CUresult>, CUresult> {
-    let word = client.shared.chunk(chunk);
-    if reply::wait(word, client.spin(), || client.is_alive()) {
-        Ok(reply::chunk_result(word))
-    } else {
-        Err(CUDA_ERROR_LAUNCH_FAILED)
+        client.bounce_buffer.give(chunk);
     }
 }
 

@@ -21,24 +21,21 @@
 #![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
 
 mod api;
-mod ask;
-mod attach;
-mod client;
+mod call;
+mod connection;
 mod copy;
 mod copy_box;
-mod counts;
 mod graphs;
 mod moment;
-mod prints;
 mod private;
 mod process;
-mod rest;
+mod start;
 mod state;
-mod thread_end;
 mod times;
 
 use rekindle_cuda_abi::types::*;
 
+use crate::connection::counts;
 use crate::process::calling_thread::with_thread_stream;
 use crate::process::log;
 
@@ -48,13 +45,6 @@ mod exports {
     use rekindle_cuda_abi::types::*;
     use std::ffi::{c_char, c_void};
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
-}
-
-/// The client's side of generated calls.
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks, unused_mut, unreachable_pub, reason = "generated")]
-mod remote {
-    use rekindle_cuda_abi::types::*;
-    include!(concat!(env!("OUT_DIR"), "/encoders.rs"));
 }
 
 /// Runs an exported function's body; a panic becomes `CUDA_ERROR_UNKNOWN`, since nothing may unwind into C.

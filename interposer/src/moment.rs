@@ -8,7 +8,7 @@ use std::time::Duration;
 use rekindle_wire::control::{DEFAULT_SOCKET, Opening, Reply, Request};
 use rekindle_wire::{descriptor, frame};
 
-use crate::client::{self, Client};
+use crate::state::client::{self, Client};
 
 /// For how long a caller is kept by a daemon that says nothing. One that is well answers when the worker is at rest, and
 /// before that where it takes long: processes may wait for each other, so that the caller must go on.
@@ -25,18 +25,18 @@ pub extern "C" fn rekindle_checkpoint() -> c_int {
 }
 
 fn is_awaited(client: &Client) -> bool {
-    client.shared.header().moment.load(Acquire) != 0
+    client.connection.shared.header().moment.load(Acquire) != 0
 }
 
 fn say(client: &Client) -> bool {
     // Of several threads, and until the worker says otherwise, one.
-    if client.shared.header().moment.swap(0, Release) == 0 {
+    if client.connection.shared.header().moment.swap(0, Release) == 0 {
         return false;
     }
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
     let Some(socket) = ask(&path) else {
         // Whoever waits may have more luck the next time.
-        client.shared.header().moment.store(1, Release);
+        client.connection.shared.header().moment.store(1, Release);
         return false;
     };
     match frame::receive::<Reply>(&socket) {

@@ -3,8 +3,9 @@
 use rekindle_cuda_abi::private::{DeviceIdentity, Host};
 use rekindle_cuda_abi::types::*;
 
+use crate::state::client;
 use crate::state::contexts::{self, Contexts};
-use crate::{api, client};
+use crate::{api, start};
 
 /// This library as the tables see it.
 pub(crate) struct Interposer;
@@ -14,16 +15,15 @@ pub(crate) static HOST: Interposer = Interposer;
 
 impl Host for Interposer {
     fn driver_version(&self) -> i32 {
-        client::ensure_attached().map_or(0, |c| c.attached.driver_version)
+        start::ensure_attached().map_or(0, |c| c.devices.driver_version())
     }
 
     fn devices(&self) -> Vec<DeviceIdentity> {
-        let Ok(client) = client::ensure_attached() else { return Vec::new() };
+        let Ok(client) = start::ensure_attached() else { return Vec::new() };
         client
-            .visible
-            .iter()
-            .map(|&d| {
-                let device = &client.attached.devices[d];
+            .devices
+            .visible()
+            .map(|device| {
                 let attribute = |n: usize| device.attributes.get(n).map_or(0, |a| a.1);
                 DeviceIdentity { uuid: device.uuid, pci: [attribute(50), attribute(33), attribute(34)] }
             })
@@ -31,7 +31,7 @@ impl Host for Interposer {
     }
 
     fn primary_context(&self, device: CUdevice) -> Result<CUcontext, CUresult> {
-        Ok(Contexts::primary_handle(client::get()?.device(device)?))
+        Ok(Contexts::primary_handle(client::get()?.devices.number(device)?))
     }
 
     fn current_context(&self) -> Result<CUcontext, CUresult> {

@@ -6,9 +6,10 @@ use rekindle_cuda_abi::types::{CudaMemcpy3dSide as Side, *};
 use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, ArrayCreate, ArrayDestroy, Kind};
 
 use super::{boxes, check, code, put};
-use crate::client::{self, Call};
+use crate::call::Call;
 use crate::process::log;
 use crate::state::arrays::Array;
+use crate::state::client;
 
 /// The size that a descriptor says.
 pub(super) fn size_of(d: &CudaArray3dDescriptor) -> [u64; 3] {

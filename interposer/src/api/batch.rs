@@ -4,8 +4,8 @@ use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::*;
 
 use super::{boxes, check, code, put_if, stream, transfer};
-use crate::client;
 use crate::process::calling_thread::named_stream;
+use crate::state::client;
 
 /// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
 ///

@@ -6,9 +6,10 @@ use rekindle_wire::boxes::{End, span};
 use rekindle_wire::command::{COPY_BOX, CopyBox};
 
 use super::{check, code, stream};
-use crate::client::{self, Call};
+use crate::call::Call;
 use crate::copy_box::{self, HostBox};
 use crate::process::calling_thread::named_stream;
+use crate::state::client;
 
 /// One side of a copy, as the worker and this process reach it.
 #[derive(Clone, Copy, Debug)]

@@ -15,9 +15,10 @@ use rekindle_graphs::hook;
 use rekindle_wire::command::{CALLBACK_NEXT, CallbackNext, HOST_FUNC, HOST_FUNCTION, HostFunc, STREAM_CALLBACK};
 
 use super::{check, code};
-use crate::client::{self, Call, Client};
+use crate::call::Call;
 use crate::process::calling_thread::{self, named_stream};
 use crate::process::{log, threads};
+use crate::state::client::{self, Client};
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 type StreamCallback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
@@ -87,7 +88,7 @@ fn run(client: &'static Client) {
             (result, word(), word(), word(), word(), word(), word())
         else {
             // A worker that is gone has been told of already.
-            if client.is_alive() {
+            if client.connection.is_alive() {
                 log::error(&format!("host functions are not called any more: the worker has answered {result}"));
             }
             return;

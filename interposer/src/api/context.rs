@@ -8,7 +8,8 @@ use rekindle_wire::command::{
 };
 
 use super::{check, code, put, put_if};
-use crate::client::{self, Call, Client};
+use crate::call::Call;
+use crate::state::client::{self, Client};
 use crate::state::contexts::{self, Context, Contexts};
 use crate::state::memory::Allocation;
 
@@ -39,7 +40,7 @@ pub(super) fn check_flags(flags: u32) -> Result<(), CUresult> {
 
 fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresult> {
     let client = client::get()?;
-    let device = client.device(dev)?;
+    let device = client.devices.number(dev)?;
     if pctx.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -49,7 +50,7 @@ fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<(), CUresul
     call.put(&MakeContext { context: handle, device: device as u64, flags });
     let (result, mut reply) = call.wait();
     check(result)?;
-    let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
+    let api_version = reply.word().unwrap_or(u64::from(client.devices.api_version())) as u32;
     let id = handle & 0xffff_ffff | 1 << 32;
     client.contexts.insert(handle, Context { device, flags, api_version, id, attached: 0 });
     if !contexts::push(handle) {
@@ -104,7 +105,7 @@ pub(crate) unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> C
         if affinity.is_null() || kind != SM_COUNT {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let attributes = client.attached.devices.get(context.device).map(|device| &device.attributes);
+        let attributes = client.devices.get(context.device).map(|device| &device.attributes);
         let all = attributes.and_then(|list| list.iter().find(|a| a.0 == MULTIPROCESSORS)).map_or(0, |a| a.1);
         // A CUexecAffinityParam: its type, and of this type the number of multiprocessors.
         // SAFETY: not null, so writable by the caller's promise.
@@ -147,7 +148,7 @@ pub(crate) unsafe fn cuCtxDetach(ctx: CUcontext) -> CUresult {
 }
 
 /// A context that there is; the driver takes null for a wrong value, not for a wrong context.
-fn named_here(client: &client::Client, ctx: CUcontext) -> Result<Context, CUresult> {
+fn named_here(client: &Client, ctx: CUcontext) -> Result<Context, CUresult> {
     client.contexts.get(ctx).ok_or(if ctx == 0 { CUDA_ERROR_INVALID_VALUE } else { CUDA_ERROR_INVALID_CONTEXT })
 }
 
@@ -226,7 +227,7 @@ fn named(ctx: CUcontext) -> Result<(&'static Client, Context), CUresult> {
 
 pub(crate) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(named(ctx).and_then(|(client, c)| unsafe { put(device, client.ordinal(c.device)) }))
+    code(named(ctx).and_then(|(client, c)| unsafe { put(device, client.devices.ordinal(c.device)) }))
 }
 
 pub(crate) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
@@ -265,7 +266,7 @@ pub(crate) unsafe fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> CU
 
 pub(crate) unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> CUresult {
     code(named(0).map(|(client, c)| {
-        let (l, g) = client.attached.devices[c.device].stream_priorities;
+        let (l, g) = client.devices.get(c.device).map_or((0, 0), |device| device.stream_priorities);
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
             put_if(least, l);

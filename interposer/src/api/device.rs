@@ -7,20 +7,21 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::attach::Device;
 
 use super::{code, put};
-use crate::client;
+use crate::start;
+use crate::state::client;
 
 pub(crate) unsafe fn cuInit(flags: u32) -> CUresult {
     if flags != 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    client::initialise()
+    start::initialise()
 }
 
 pub(crate) unsafe fn cuDriverGetVersion(version: *mut i32) -> CUresult {
     // Asked before cuInit, and even where cuInit will fail: that says why, and a version of 0 would be taken for the
     // reason.
-    let known = match client::try_attached(false) {
-        Ok(client) => client.attached.driver_version,
+    let known = match start::try_attached(false) {
+        Ok(client) => client.devices.driver_version(),
         Err(_) => TABLE_VERSION,
     };
     // SAFETY: the caller's promise by cuda.h.
@@ -32,7 +33,7 @@ const TABLE_VERSION: i32 = 13_000;
 
 fn device(ordinal: CUdevice) -> Result<&'static Device, CUresult> {
     let client = client::get()?;
-    Ok(&client.attached.devices[client.device(ordinal)?])
+    client.devices.of_ordinal(ordinal)
 }
 
 fn attribute(device: &Device, attribute: u32) -> Result<i32, CUresult> {
@@ -45,12 +46,12 @@ fn attribute(device: &Device, attribute: u32) -> Result<i32, CUresult> {
 
 pub(crate) unsafe fn cuDeviceGetCount(count: *mut i32) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(client::get().and_then(|c| unsafe { put(count, c.visible.len() as i32) }))
+    code(client::get().and_then(|c| unsafe { put(count, c.devices.visible().len() as i32) }))
 }
 
 pub(crate) unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    code(client::get().and_then(|c| c.device(ordinal)).and_then(|_| unsafe { put(out, ordinal) }))
+    code(client::get().and_then(|c| c.devices.number(ordinal)).and_then(|_| unsafe { put(out, ordinal) }))
 }
 
 pub(crate) unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
@@ -132,8 +133,8 @@ pub(crate) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pci_bus_id: *cons
         return CUDA_ERROR_INVALID_VALUE;
     }
     code(client::get().and_then(|c| {
-        let found = c.visible.iter().position(|&d| {
-            let id = c.attached.devices[d].pci_bus_id.to_ascii_lowercase();
+        let found = c.devices.visible().position(|device| {
+            let id = device.pci_bus_id.to_ascii_lowercase();
             id == wanted || id.trim_start_matches('0') == wanted.trim_start_matches('0') || id.ends_with(&wanted)
         });
         // SAFETY: the caller's promise by cuda.h.

@@ -5,8 +5,8 @@ use rekindle_graphs::hook;
 use rekindle_wire::command::{EVENT_FENCE, EVENT_SHARE, EVENT_SYNC, EventFence, Kind, OfEvent, SyncEvent};
 
 use super::{check, code};
-use crate::client::{self, Call};
-use crate::remote;
+use crate::call::{Call, perform, remote};
+use crate::state::client::{self, Client};
 
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
 const FLAGS: u32 = 3;
@@ -29,14 +29,14 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult 
         };
         client.events.insert(handle, context, shared);
         if shared {
-            super::ipc::about(EVENT_SHARE, &OfEvent { event: handle }).inspect_err(|_| destroy(client, handle))?;
+            perform(EVENT_SHARE, &OfEvent { event: handle }).inspect_err(|_| destroy(client, handle))?;
         }
         Ok(())
     }))
 }
 
 /// Makes an event that other processes may have, of which the caller has something more to say.
-pub(super) fn made_for_others(client: &client::Client, context: CUcontext) -> Result<CUevent, CUresult> {
+pub(super) fn made_for_others(client: &Client, context: CUcontext) -> Result<CUevent, CUresult> {
     let mut event = 0;
     // SAFETY: the out parameter is a local.
     check(unsafe { remote::cuEventCreate(&raw mut event, NO_TIMES) })?;
@@ -45,7 +45,7 @@ pub(super) fn made_for_others(client: &client::Client, context: CUcontext) -> Re
 }
 
 /// Ends an event that the application has not got.
-pub(super) fn destroy(client: &client::Client, event: CUevent) {
+pub(super) fn destroy(client: &Client, event: CUevent) {
     client.events.remove(event);
     // SAFETY: no pointers. What fails here goes with the process.
     unsafe { remote::cuEventDestroy_v2(event) };
@@ -91,7 +91,7 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
         // SAFETY: no pointers.
         check(unsafe { remote::cuEventRecord(event, stream) })?;
         // Whoever is told of it afterwards finds it recorded.
-        if client.events.is_shared(event) { super::ipc::about(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
+        if client.events.is_shared(event) { perform(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
     }))
 }
 

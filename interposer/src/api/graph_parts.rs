@@ -16,8 +16,8 @@ pub(crate) use super::library::send_parts;
 pub(crate) use super::memory::reserve_window;
 pub(crate) use super::stream::named as stream;
 use super::{boxes, check, launch as launches, memset, pinned as pages, stream_memory};
-use crate::client::{self, Client};
-use crate::remote;
+use crate::call::remote;
+use crate::state::client::{self, Client};
 
 /// What the driver says at once of a launch: sizes against the device's limits and the function's own.
 pub(crate) fn check_kernel(kernel: &Kernel) -> Result<(), CUresult> {
@@ -33,7 +33,7 @@ pub(crate) fn check_kernel(kernel: &Kernel) -> Result<(), CUresult> {
     (kernel.block, kernel.shared_bytes).hash(&mut hasher);
     let digest = hasher.finish() | 1;
     let device = client.contexts.get(kernel.context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device;
-    let limits = client.attached.devices.get(device).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let limits = client.devices.get(device).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     let limit = |n: usize| limits.attributes.get(n).map_or(0, |a| a.1 as u32);
     let within = |sizes: [u32; 3], first: usize| (0..3).all(|i| (1..=limit(first + i)).contains(&sizes[i]));
     let threads = kernel.block.iter().map(|n| u64::from(*n)).product::<u64>();
@@ -58,7 +58,7 @@ pub(crate) fn function_attribute(client: &Client, function: u64, device: usize, 
     // SAFETY: the out parameter is a local.
     check(unsafe {
         if Kind::Kernel.owns(function) {
-            remote::cuKernelGetAttribute(&raw mut value, which, function, client.ordinal(device))
+            remote::cuKernelGetAttribute(&raw mut value, which, function, client.devices.ordinal(device))
         } else {
             remote::cuFuncGetAttribute(&raw mut value, which, function)
         }

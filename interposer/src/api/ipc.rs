@@ -16,9 +16,10 @@ use rekindle_wire::control::{Reply, Request};
 use rekindle_wire::ipc::{self, HANDLE_BYTES, Named, Token};
 
 use super::{check, code, put};
-use crate::ask;
-use crate::client::{self, Call, Client};
+use crate::call::{Call, perform};
+use crate::connection::ask;
 use crate::process::log;
+use crate::state::client::{self, Client};
 use crate::state::ipc::Open;
 use crate::state::memory::Allocation;
 
@@ -141,7 +142,7 @@ pub(crate) unsafe fn cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEv
                 Ok((ticket, _)) => ticket,
                 Err(code) => break Err(code),
             };
-            let opened = about(EVENT_OPEN, &EventOpen { ticket, event });
+            let opened = perform(EVENT_OPEN, &EventOpen { ticket, event });
             if opened != Err(NO_TICKET) {
                 break opened;
             }
@@ -201,7 +202,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
-            location_id: client.ordinal(came.device),
+            location_id: client.devices.ordinal(came.device),
             compression: flags.compression,
             rdma: flags.rdma,
             usage: flags.usage,
@@ -256,7 +257,7 @@ impl Came {
     fn release(&self) {
         for (piece, _) in &self.pieces {
             // What fails here goes with the process.
-            let _ = about(PIECE_RELEASE, &OfPiece { piece: *piece });
+            let _ = perform(PIECE_RELEASE, &OfPiece { piece: *piece });
         }
     }
 }
@@ -292,12 +293,6 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
     }
 }
 
-pub(super) fn about(number: u16, parameters: &impl Parameters) -> Result<(), CUresult> {
-    let mut call = Call::new(number)?;
-    call.put(parameters);
-    check(call.wait().0)
-}
-
 /// Maps pieces side by side, for the device of the current context and their own.
 fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Result<Open, CUresult> {
     let bytes: u64 = came.pieces.iter().map(|(_, size)| size).sum();
@@ -305,10 +300,10 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
     let pieces = came.pieces.iter().map(|(handle, _)| *handle).collect();
     let open = Open { base: reserved + came.offset, context, times: 1, reserved, bytes, pieces };
     // What is not to be had there stays taken, so that the next one is tried elsewhere.
-    about(ADDRESS_RESERVE, &AddressRange { address: reserved, size: bytes })?;
+    perform(ADDRESS_RESERVE, &AddressRange { address: reserved, size: bytes })?;
     let mut at = reserved;
     let mapped = came.pieces.iter().try_for_each(|(piece, size)| {
-        about(PIECE_MAP, &PieceMap { address: at, size: *size, offset: 0, piece: *piece, flags: 0 })?;
+        perform(PIECE_MAP, &PieceMap { address: at, size: *size, offset: 0, piece: *piece, flags: 0 })?;
         at += size;
         Ok(())
     });
@@ -317,12 +312,12 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
         access.push((device as u64, CU_MEM_ACCESS_READWRITE));
     }
     let access = PieceAccess { address: reserved, size: bytes, access };
-    mapped.and_then(|()| about(PIECE_ACCESS, &access)).inspect_err(|_| {
+    mapped.and_then(|()| perform(PIECE_ACCESS, &access)).inspect_err(|_| {
         if at > reserved {
-            let _ = about(PIECE_UNMAP, &AddressRange { address: reserved, size: at - reserved });
+            let _ = perform(PIECE_UNMAP, &AddressRange { address: reserved, size: at - reserved });
         }
         // Addresses that the worker still has are nobody else's.
-        if about(ADDRESS_FREE, &AddressRange { address: reserved, size: bytes }).is_ok() {
+        if perform(ADDRESS_FREE, &AddressRange { address: reserved, size: bytes }).is_ok() {
             client.vmm.give(reserved, bytes);
         }
     })?;
@@ -331,11 +326,11 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
 
 fn unmap(client: &Client, open: &Open) -> Result<(), CUresult> {
     let range = AddressRange { address: open.reserved, size: open.bytes };
-    about(PIECE_UNMAP, &range)?;
+    perform(PIECE_UNMAP, &range)?;
     for piece in &open.pieces {
-        about(PIECE_RELEASE, &OfPiece { piece: *piece })?;
+        perform(PIECE_RELEASE, &OfPiece { piece: *piece })?;
     }
-    about(ADDRESS_FREE, &range)?;
+    perform(ADDRESS_FREE, &range)?;
     client.vmm.give(open.reserved, open.bytes);
     Ok(())
 }

@@ -10,7 +10,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{CODE_LOG, CodeLog};
 
 use super::check;
-use crate::client::{Call, Reply};
+use crate::call::Call;
+use crate::connection::command::Reply;
 
 /// A call's options that travel. The caller's array stays for as long as this is used, as `cuda.h` wants it.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,8 @@ use rekindle_wire::command::{KERNEL_NAMES, KernelNames};
 
 use super::library::{find_function, find_kernel, library_module};
 use super::{check, code as answer, put, put_if};
-use crate::client::{self, Call};
+use crate::call::Call;
+use crate::state::client::{self, Client};
 use crate::state::functions::Function;
 
 /// The names of all kernels in a module or library.
@@ -75,7 +76,7 @@ pub(crate) unsafe fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: u3
 }
 
 /// A function or kernel. Null is a wrong value to the calls that ask with it.
-fn of_handle(client: &client::Client, handle: u64) -> Result<Arc<Function>, CUresult> {
+fn of_handle(client: &Client, handle: u64) -> Result<Arc<Function>, CUresult> {
     let error = if handle == 0 { CUDA_ERROR_INVALID_VALUE } else { CUDA_ERROR_INVALID_HANDLE };
     client.functions.get(handle).ok_or(error)
 }

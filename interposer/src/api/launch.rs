@@ -13,8 +13,10 @@ use rekindle_graphs::{Kernel, hook};
 use rekindle_wire::command::{ATTRIBUTE_BYTES, COOPERATIVE, EVENT_ATTRIBUTES, LAUNCH, Launch, PLAIN_ATTRIBUTES};
 
 use super::{check, code, legacy, library};
-use crate::client::Call;
+use crate::call::Call;
+use crate::connection::prints;
 use crate::process::calling_thread::named_stream;
+use crate::state::client;
 use crate::state::contexts;
 use crate::state::functions::Function;
 
@@ -69,7 +71,7 @@ pub(super) unsafe fn launch(
         }
         return Ok(());
     }
-    crate::prints::deliver(crate::client::get()?);
+    prints::deliver(&client::get()?.connection);
     what.stream = named_stream(what.stream);
     let mut parameters = PARAMETERS.try_with(std::cell::Cell::take).unwrap_or_default();
     // SAFETY: the caller's promise.

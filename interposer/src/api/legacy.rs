@@ -11,7 +11,8 @@ use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch, Launc
 
 use super::launch::{By, gather, launch};
 use super::{check, code, library};
-use crate::client::{self, Call};
+use crate::call::Call;
+use crate::state::client;
 use crate::state::functions::Function;
 
 /// Changes what is set of a function's next launch.

@@ -14,7 +14,9 @@ use rekindle_wire::command::{
 
 use super::jit::Options;
 use super::{check, code as answer, put, put_if};
-use crate::client::{self, Call, Client, Reply};
+use crate::call::{Call, standing_error};
+use crate::connection::command::Reply;
+use crate::state::client::{self, Client};
 use crate::state::contexts;
 use crate::state::functions::Function;
 use crate::state::memory::Allocation;
@@ -265,7 +267,7 @@ fn kernel_function(client: &'static Client, kernel: CUkernel, context: CUcontext
     if let Some(handle) = client.functions.find(kernel, &key) {
         return Ok(handle);
     }
-    client.standing_error()?;
+    standing_error(client)?;
     let mut call = Call::unchecked(client, KERNEL_FUNCTION, context);
     let handle = client.fresh(Kind::Function);
     call.put(&KernelFunction { function: handle, kernel });
@@ -295,7 +297,7 @@ pub(super) fn library_module(
     if let Some(module) = client.functions.module_of(library, context) {
         return Ok(module);
     }
-    client.standing_error()?;
+    standing_error(client)?;
     let mut call = Call::unchecked(client, LIBRARY_MODULE, context);
     let handle = client.fresh(Kind::Module);
     call.put(&LibraryModule { module: handle, library });

@@ -13,7 +13,8 @@ use rekindle_wire::command::{
 use super::jit::Options;
 use super::library::{read_file, send_parts};
 use super::{check, code, put, put_if};
-use crate::client::{self, Call};
+use crate::call::Call;
+use crate::state::client;
 
 /// A linker of the program's: its options, whose logs every later call writes on, and its output.
 #[derive(Default)]

@@ -7,8 +7,8 @@ use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::*;
 
 use super::{code, put, put_if};
-use crate::client;
 use crate::exports::{LOOKUPS, SYMBOLS};
+use crate::state::client;
 
 pub(crate) unsafe fn cuGetProcAddress_v2(
     symbol: *const c_char,

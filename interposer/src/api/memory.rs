@@ -6,8 +6,9 @@ use rekindle_wire::command::{
 };
 
 use super::{check, code, put, put_if};
-use crate::client::{self, Call, Client};
+use crate::call::{Call, standing_error};
 use crate::process::log;
+use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 
 pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
@@ -68,7 +69,7 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
 
 pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
     code(client::get().and_then(|client| {
-        client.standing_error()?;
+        standing_error(client)?;
         // Without a current context, too: the address says whose it is.
         if dptr == 0 {
             return Ok(());

@@ -3,14 +3,15 @@
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 
-use crate::{client, remote};
+use crate::call::{remote, standing_error};
+use crate::state::client;
 
 /// The driver says at once when a range is no memory of its own, or not aligned to the value's size; checked here, so
 /// that the call need not wait.
 fn check(address: CUdeviceptr, bytes: u64, element: u64) -> Result<(), CUresult> {
     let client = client::get()?;
     client.contexts.current()?;
-    client.standing_error()?;
+    standing_error(client)?;
     if !address.is_multiple_of(element) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }

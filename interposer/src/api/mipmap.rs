@@ -7,8 +7,9 @@ use rekindle_wire::command::{ArrayDestroy, Kind, MIPMAP_CREATE, MIPMAP_DESTROY, 
 
 use super::array::{ensure_supported, size_of};
 use super::{check, code, put};
-use crate::client::{self, Call};
+use crate::call::Call;
 use crate::state::arrays::{Array, Mipmapped};
+use crate::state::client;
 
 fn create(out: *mut CUmipmappedArray, desc: CudaArray3dDescriptor, levels: u32) -> Result<(), CUresult> {
     let client = client::get()?;

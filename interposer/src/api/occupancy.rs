@@ -7,7 +7,8 @@ use rekindle_wire::command::{OCCUPANCY_BLOCK_SIZE, OCCUPANCY_CLUSTERS, Occupancy
 
 use super::launch::{attribute_bytes, with_attributes};
 use super::{check, code, library, put, put_if};
-use crate::client::{self, Call};
+use crate::call::Call;
+use crate::state::client;
 
 /// What the caller passes to be asked how much shared memory a block of some size takes.
 type SharedOfBlock = unsafe extern "C" fn(i32) -> usize;
@@ -29,7 +30,8 @@ fn potential_block_size(
 ) -> Result<(i32, i32), CUresult> {
     let client = client::get()?;
     let device = client.contexts.current()?.1.device;
-    let attribute = |number: usize| client.attached.devices[device].attributes.get(number).map_or(0, |a| a.1);
+    let known = client.devices.get(device).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let attribute = |number: usize| known.attributes.get(number).map_or(0, |a| a.1);
     let largest = super::graph_parts::function_attribute(client, function, device, MAX_THREADS)?;
     let limit = if limit <= 0 { largest } else { limit.min(largest) };
     let full = attribute(THREADS_OF_MULTIPROCESSOR);
@@ -39,7 +41,7 @@ fn potential_block_size(
         let mut blocks = 0;
         // SAFETY: a local.
         check(unsafe {
-            crate::remote::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+            crate::call::remote::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
                 &raw mut blocks,
                 function,
                 size,

@@ -4,7 +4,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{PEER_DISABLE, PEER_ENABLE, PeerDisable, PeerEnable};
 
 use super::{check, code};
-use crate::client::{self, Call};
+use crate::call::Call;
+use crate::state::client;
 
 /// Begins a call about another context, which must be one.
 fn about(number: u16, peer: CUcontext) -> Result<Call, CUresult> {

@@ -11,8 +11,9 @@ use rekindle_wire::command::{PINNED_MAP, PINNED_UNMAP, PinnedMap, PinnedUnmap};
 use rekindle_wire::layout::PINNED_NAME;
 
 use super::{check, code, put};
-use crate::attach::{map_shared, sealed_memfd};
-use crate::client::{self, Call, Client};
+use crate::call::Call;
+use crate::process::memfd::{map_shared, sealed_memfd};
+use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 
 /// Numbers memfds.
@@ -44,7 +45,7 @@ impl Pages {
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         // The call comes first: if it cannot be made, nothing is announced that nobody takes.
         let result = Call::in_context(PINNED_MAP).and_then(|mut call| {
-            client.announce_pinned(Pinned { address: base, size, serial }, &file)?;
+            client.connection.announce_pinned(Pinned { address: base, size, serial }, &file)?;
             call.put(&PinnedMap { address: base, size, flags, serial });
             check(call.wait().0)
         });

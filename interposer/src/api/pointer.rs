@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::*;
 
 use super::code;
-use crate::client;
+use crate::call::standing_error;
+use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 
 /// The attributes that there are.
@@ -79,10 +80,10 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
     Ok(())
 }
 
-fn ordinal(client: &client::Client, allocation: &Allocation) -> i32 {
+fn ordinal(client: &Client, allocation: &Allocation) -> i32 {
     let of_context = || client.contexts.get(allocation.context()).map(|c| c.device);
     let device = allocation.device().or_else(of_context);
-    device.map_or(-1, |d| client.ordinal(d))
+    device.map_or(-1, |d| client.devices.ordinal(d))
 }
 
 pub(crate) unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, ptr: CUdeviceptr) -> CUresult {
@@ -126,7 +127,7 @@ pub(crate) unsafe fn cuPointerSetAttribute(value: *const c_void, attribute: u32,
     let set = || {
         let client = client::get()?;
         client.contexts.current()?;
-        client.standing_error()?;
+        standing_error(client)?;
         if value.is_null() || attribute != SYNC_MEMOPS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -14,9 +14,10 @@ use rekindle_wire::command::{
 
 use super::memory::reserve_window;
 use super::{check, code, put};
-use crate::client::{self, Call, stream_of};
+use crate::call::{Call, stream_of};
 use crate::process::log;
-use crate::rest;
+use crate::state::client;
+use crate::state::idle;
 use crate::state::memory::Allocation;
 
 /// Memory on the host, and memory for other processes, that the driver could give and this does not.
@@ -41,7 +42,7 @@ fn device_of(location: CUmemLocation, what: &'static str) -> Result<CUdevice, CU
 
 pub(crate) unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
     code(client::get().and_then(|client| {
-        let device = client.device(dev)?;
+        let device = client.devices.number(dev)?;
         // SAFETY: the caller's promise by cuda.h.
         unsafe { put(out.cast(), default_pool(device)) }
     }))
@@ -49,7 +50,7 @@ pub(crate) unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) 
 
 /// The worker's number of a device.
 fn device(ordinal: CUdevice) -> Result<u64, CUresult> {
-    Ok(client::get()?.device(ordinal)? as u64)
+    Ok(client::get()?.devices.number(ordinal)? as u64)
 }
 
 pub(crate) unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
@@ -125,7 +126,7 @@ pub(crate) unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void
         let mut call = Call::new(POOL_CREATE)?;
         let client = client::get()?;
         let handle = client.fresh(Kind::MemPool);
-        let device = client.device(device).map_err(wrong_value)? as u64;
+        let device = client.devices.number(device).map_err(wrong_value)? as u64;
         call.put(&PoolCreate { pool: handle, device, maximum: wanted.maximum as u64 });
         check(call.wait().0)?;
         // SAFETY: not null, writable by cuda.h's contract.
@@ -185,7 +186,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(pool: u64, list: *const CUmemAccessDesc,
             let location = CUmemLocation { kind: wanted.location_type, id: wanted.location_id };
             let device = device_of(location, "cuMemPoolSetAccess of the host")?;
             let mut call = Call::new(POOL_SET_ACCESS)?;
-            let device = client.device(device)? as u64;
+            let device = client.devices.number(device)? as u64;
             call.put(&PoolSetAccess { pool, device, access: wanted.flags });
             check(call.wait().0)?;
         }
@@ -230,7 +231,7 @@ fn allocate(out: *mut CUdeviceptr, size: usize, pool: u64, stream: CUstream) -> 
             }
             check(result)?;
             let (base, device, pool) = (word()?, word()? as usize, word()?);
-            rest::has_pools();
+            idle::has_pools();
             client.memory.insert(Allocation::Pooled { base, size: size as u64, device, pool });
             // SAFETY: not null, writable by cuda.h's contract.
             return unsafe { put(out, base) };

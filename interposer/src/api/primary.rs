@@ -4,18 +4,19 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{CONTEXT_RELEASE, CONTEXT_RESET, CONTEXT_RETAIN, EndContext, MakeContext};
 
 use super::{check, code, put};
-use crate::client::{self, Call, Client};
+use crate::call::Call;
+use crate::state::client::{self, Client};
 use crate::state::contexts::{Context, Contexts, Primary};
 
 pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
     code(client::get().and_then(|client| {
-        let device = client.device(dev)?;
+        let device = client.devices.number(dev)?;
         let handle = client
             .contexts
             .with_primary(device, |primary| {
                 // One that is there is given also when it is broken; there is no new one once the process is.
                 if client.contexts.get(Contexts::primary_handle(device)).is_none() {
-                    client.sticky_error()?;
+                    client.connection.sticky_error()?;
                     activate(client, device, *primary)?;
                 }
                 primary.retained += 1;
@@ -33,7 +34,7 @@ fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<
     call.put(&MakeContext { context: handle, device: device as u64, flags: primary.flags });
     let (result, mut reply) = call.wait();
     check(result)?;
-    let api_version = reply.word().unwrap_or(u64::from(client.attached.api_version)) as u32;
+    let api_version = reply.word().unwrap_or(u64::from(client.devices.api_version())) as u32;
     let context = Context { device, flags: primary.flags, api_version, id: device as u64 + 1, attached: 0 };
     client.contexts.insert(handle, context);
     Ok(())
@@ -41,7 +42,7 @@ fn activate(client: &'static Client, device: usize, primary: Primary) -> Result<
 
 pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     code(client::get().and_then(|client| {
-        let device = client.device(dev)?;
+        let device = client.devices.number(dev)?;
         client
             .contexts
             .with_primary(device, |primary| match primary.retained {
@@ -70,14 +71,14 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
 
 pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     code(client::get().and_then(|client| {
-        let device = client.device(dev)?;
+        let device = client.devices.number(dev)?;
         client
             .contexts
             .with_primary(device, |primary| {
                 if client.contexts.get(Contexts::primary_handle(device)).is_none() {
                     return Ok(());
                 }
-                if client.sticky_error().is_err() {
+                if client.connection.sticky_error().is_err() {
                     // What is broken stays so, but this context is no more.
                     rekindle_cuda_abi::private::cls_reset(Contexts::primary_handle(device));
                     gone(client, device);
@@ -128,7 +129,7 @@ fn gone(client: &Client, device: usize) {
 
 pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
-        let device = client.device(dev)?;
+        let device = client.devices.number(dev)?;
         super::context::check_flags(flags)?;
         client.contexts.with_primary(device, |p| p.flags = flags).ok_or(CUDA_ERROR_UNKNOWN)
     }))
@@ -141,7 +142,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> CU
 
 pub(crate) unsafe fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) -> CUresult {
     code(client::get().and_then(|client| {
-        let primary = client.contexts.primary(client.device(dev)?);
+        let primary = client.contexts.primary(client.devices.number(dev)?);
         // SAFETY: the caller's promise by cuda.h.
         unsafe {
             put(flags, primary.flags)?;

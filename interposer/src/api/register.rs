@@ -11,9 +11,10 @@ use rekindle_wire::command::{PINNED_UNMAP, PinnedUnmap};
 
 use super::pinned::{self, Pages};
 use super::{check, code, put};
-use crate::client::{self, Call, Client};
+use crate::call::{Call, standing_error};
 use crate::process::log;
 use crate::process::moves::{self, Refusal};
+use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 
 /// `CU_MEMHOSTREGISTER_*`: memory of a device on the bus, which nobody but the driver can map, and all flags.
@@ -27,7 +28,7 @@ static REGISTERING: Mutex<()> = Mutex::new(());
 
 pub(crate) unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
     code(client::get().and_then(|client| {
-        client.standing_error()?;
+        standing_error(client)?;
         if pointer.is_null() || bytes == 0 || flags & !FLAGS != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -81,7 +82,7 @@ pub(crate) unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
         let _one = REGISTERING.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
         let known = client.memory.at(pointer as u64);
         let Some(Allocation::Registered { base, alias, .. }) = known.filter(|a| a.base() == pointer as u64) else {
-            client.standing_error()?;
+            standing_error(client)?;
             return Err(match known {
                 // The middle of what is registered.
                 Some(Allocation::Registered { .. }) => CUDA_ERROR_INVALID_VALUE,

@@ -5,11 +5,12 @@ use rekindle_graphs::hook;
 use rekindle_wire::command::{OfStream, STREAM_DESTROY, STREAM_SYNC};
 
 use super::{check, code, put};
-use crate::client::{self, Call, stream_of};
+use crate::call::{Call, remote, standing_error, stream_of};
 use crate::process::calling_thread::{self, named_stream};
+use crate::state::client;
 use crate::state::contexts;
+use crate::state::idle;
 use crate::state::streams::Stream;
-use crate::{remote, rest};
 
 fn remember(handle: CUstream, flags: u32, priority: i32) -> Result<(), CUresult> {
     let client = client::get()?;
@@ -31,7 +32,7 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u3
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         // The driver clamps.
-        let (least, greatest) = client.attached.devices[context.device].stream_priorities;
+        let (least, greatest) = client.devices.get(context.device).map_or((0, 0), |device| device.stream_priorities);
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
         // SAFETY: the caller's promise by cuda.h; on success the encoder has written the handle.
         unsafe {
@@ -113,7 +114,7 @@ pub(crate) unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) 
         let client = client::get()?;
         let context = client.contexts.get(s.context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         // SAFETY: the caller's promise by cuda.h.
-        unsafe { put(device, client.ordinal(context.device)) }
+        unsafe { put(device, client.devices.ordinal(context.device)) }
     }))
 }
 
@@ -124,8 +125,8 @@ pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
 /// Waits for a stream, whatever captures.
 pub(crate) fn synchronize(stream: CUstream) -> Result<(), CUresult> {
     let client = client::get()?;
-    if rest::is_at(client, stream) {
-        return client.standing_error();
+    if idle::is_idle(&client.connection, stream) {
+        return standing_error(client);
     }
     let mut call = Call::in_context(STREAM_SYNC)?;
     call.put(&OfStream { stream: stream_of(stream)? });
@@ -136,8 +137,8 @@ pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
     // SAFETY: no pointers.
     code(hook::stream_asked(stream).and_then(|()| {
         let client = client::get()?;
-        if rest::is_at(client, stream) {
-            return client.standing_error();
+        if idle::is_idle(&client.connection, stream) {
+            return standing_error(client);
         }
         // SAFETY: no pointers.
         check(unsafe { remote::cuStreamQuery(stream) })

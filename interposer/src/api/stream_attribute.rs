@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::*;
 
 use super::{code, stream};
-use crate::client;
 use crate::process::calling_thread::{self, named_stream};
+use crate::state::client;
 use crate::state::stream_attributes::{Named, Value};
 
 const ACCESS_POLICY_WINDOW: u32 = 1;

@@ -8,7 +8,8 @@ use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{MAX_MEM_OPS, MEM_OPS, MemOp, MemOps};
 
 use super::{check, code};
-use crate::client::{self, Call, stream_of};
+use crate::call::{Call, stream_of};
+use crate::state::client;
 
 const WAIT_32: u32 = 1;
 const WRITE_32: u32 = 2;

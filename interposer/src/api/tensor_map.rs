@@ -8,7 +8,7 @@ use rekindle_wire::command::{TENSOR_MAP, TensorMap};
 use rekindle_wire::tensor_map::{BYTES, Kind};
 
 use super::{check, code};
-use crate::client::Call;
+use crate::call::Call;
 
 /// cuda.h demands that of a `CUtensorMap`.
 const ALIGNMENT: usize = 64;

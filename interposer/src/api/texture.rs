@@ -4,8 +4,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{Kind, SURFACE_CREATE, TEXTURE_CREATE, TEXTURE_DESTROY, TextureCreate, TextureDestroy};
 
 use super::{check, code, put};
-use crate::client::{self, Call, Client};
+use crate::call::Call;
 use crate::state::arrays::Texture;
+use crate::state::client::{self, Client};
 
 /// What the driver refuses at once, where the worker could not tell it from a broken client.
 fn check_resource(client: &Client, desc: &CudaResourceDesc) -> Result<(), CUresult> {

@@ -8,8 +8,9 @@ use rekindle_graphs::hook;
 use rekindle_wire::command::{COPY, CopyMemory};
 
 use super::{check, code, stream};
-use crate::client::{self, Call, stream_of};
+use crate::call::{Call, standing_error, stream_of};
 use crate::copy;
+use crate::state::client;
 
 /// What one end of a copy is to the worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,7 @@ fn device_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
 fn anything(bytes: usize) -> Result<bool, CUresult> {
     let client = client::get()?;
     client.contexts.current()?;
-    client.standing_error()?;
+    standing_error(client)?;
     Ok(bytes > 0)
 }
 

@@ -11,8 +11,9 @@ use rekindle_wire::command::{
 };
 
 use super::{check, code, put};
-use crate::client::{self, Call, Client};
+use crate::call::Call;
 use crate::process::log;
+use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 use crate::state::vmm::Tell;
 
@@ -22,7 +23,7 @@ const MANAGED: u32 = 2;
 /// The worker's number of a location's device. Host memory is refused.
 fn device_of(client: &Client, kind: u32, id: CUdevice, what: &'static str) -> Result<usize, CUresult> {
     match kind {
-        CU_MEM_LOCATION_TYPE_DEVICE => client.device(id),
+        CU_MEM_LOCATION_TYPE_DEVICE => client.devices.number(id),
         kind if kind != 0 && kind <= CU_MEM_LOCATION_TYPE_LAST => {
             log::refused(what);
             Err(CUDA_ERROR_NOT_SUPPORTED)
@@ -72,7 +73,7 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
         let wanted = unsafe { prop.read_unaligned() };
         // The driver looks neither at the device nor at the kind of memory.
         let device = match wanted.location_type {
-            0 | CU_MEM_LOCATION_TYPE_DEVICE => client.device(wanted.location_id).unwrap_or(0),
+            0 | CU_MEM_LOCATION_TYPE_DEVICE => client.devices.number(wanted.location_id).unwrap_or(0),
             kind => device_of(client, kind, wanted.location_id, "cuMemGetAllocationGranularity of host memory")?,
         };
         let mut call = Call::new(PIECE_GRANULARITY)?;

@@ -21,8 +21,10 @@ use rekindle_wire::command::{
 use rekindle_wire::graph::Program;
 
 use crate::api::graph_parts as api;
-use crate::client::{self, Call, stream_of};
+use crate::call::{Call, standing_error, stream_of};
+use crate::connection::prints;
 use crate::process::calling_thread::{self, named_stream};
+use crate::state::client;
 use crate::state::contexts::{self, Contexts};
 use crate::state::memory::Allocation;
 
@@ -41,7 +43,7 @@ impl Driver for Process {
         if calling_thread::in_callback() {
             return Err(CUDA_ERROR_NOT_PERMITTED);
         }
-        client::get()?.standing_error()?;
+        standing_error(client::get()?)?;
         Ok(contexts::current())
     }
 
@@ -95,7 +97,7 @@ impl Driver for Process {
 
     fn allocate(&self, device: CUdevice, bytes: usize) -> Result<CUdeviceptr> {
         let client = client::get()?;
-        let device = client.device(device)?;
+        let device = client.devices.number(device)?;
         let (current, known) = client.contexts.current()?;
         let context = if known.device == device { current } else { Contexts::primary_handle(device) };
         client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
@@ -127,11 +129,11 @@ impl Driver for Process {
 
     fn device(&self, context: CUcontext) -> Result<CUdevice> {
         let client = client::get()?;
-        Ok(client.ordinal(client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device))
+        Ok(client.devices.ordinal(client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device))
     }
 
     fn is_device(&self, device: CUdevice) -> Result<()> {
-        client::get()?.device(device).map(drop)
+        client::get()?.devices.number(device).map(drop)
     }
 
     fn instantiate(&self, flat: &Flat, flags: u64) -> Result<u64> {
@@ -165,7 +167,7 @@ impl Driver for Process {
     }
 
     fn launch(&self, exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
-        crate::prints::deliver(client::get()?);
+        prints::deliver(&client::get()?.connection);
         if Kind::GraphExec.owns(exec) {
             command(GRAPH_LAUNCH, exec, stream)
         } else {

@@ -14,9 +14,9 @@ use rekindle_graphs::{Copy, Flat, Step, Task};
 use rekindle_wire::command::{HOST_FUNCTION, Launch};
 
 use super::{Result, api, check, program};
+use crate::call::remote;
 use crate::copy_box::{self, HostBox};
 use crate::process::calling_thread::named_stream;
-use crate::remote;
 use crate::state::contexts;
 
 /// One of them.

@@ -3,6 +3,7 @@
 pub(crate) mod calling_thread;
 pub(crate) mod log;
 mod maps;
+pub(crate) mod memfd;
 pub(crate) mod moves;
 mod stop;
 pub(crate) mod threads;

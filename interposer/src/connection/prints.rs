@@ -3,14 +3,14 @@
 
 use std::ffi::c_void;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rekindle_cuda_abi::types::CUDA_SUCCESS;
 use rekindle_wire::command::{PRINTS, Prints};
 
-use crate::client::{Call, Client};
-use crate::process::calling_thread;
+use super::Connection;
+use super::command::Command;
 
 unsafe extern "C" {
     /// C's streams: text written through them keeps its place among what the program prints itself.
@@ -24,33 +24,25 @@ static WRITING: Mutex<()> = Mutex::new(());
 static BUSY: AtomicBool = AtomicBool::new(false);
 
 /// Writes what kernels have printed, if anything.
-pub(crate) fn deliver(client: &'static Client) {
-    if client.shared.header().printed.load(Acquire) != 0 || BUSY.load(Acquire) {
-        fetch(client);
+pub(crate) fn deliver(connection: &'static Connection) {
+    if connection.shared.header().printed.load(Acquire) != 0 || BUSY.load(Acquire) {
+        fetch(connection);
     }
 }
 
 #[cold]
-fn fetch(client: &'static Client) {
-    /// The thread that is fetching: its own calls must not fetch.
-    static FETCHER: AtomicU64 = AtomicU64::new(0);
-    let me = u64::from(calling_thread::number());
-    if FETCHER.load(Acquire) == me {
-        return;
-    }
+fn fetch(connection: &'static Connection) {
     let Ok(_one) = WRITING.lock() else { return };
-    FETCHER.store(me, Release);
     BUSY.store(true, Release);
-    while client.shared.header().printed.load(Acquire) != 0 && fetch_part(client) {}
+    while connection.shared.header().printed.load(Acquire) != 0 && fetch_part(connection) {}
     BUSY.store(false, Release);
-    FETCHER.store(0, Release);
 }
 
 /// Whether there may be more.
-fn fetch_part(client: &'static Client) -> bool {
-    let mut call = Call::unchecked(client, PRINTS, 0);
-    call.put(&Prints {});
-    let (result, reply) = call.wait();
+fn fetch_part(connection: &'static Connection) -> bool {
+    let mut command = Command::new(connection, PRINTS, 0);
+    command.put(&Prints {});
+    let (result, reply) = command.wait();
     let mut reply = reply.rest();
     let (CUDA_SUCCESS, Ok(output), Ok(more), Ok(text)) = (result, reply.word(), reply.word(), reply.blob()) else {
         return false;

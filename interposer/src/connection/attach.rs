@@ -1,6 +1,6 @@
 //! Getting a worker: connecting to the daemon, making the shared memory, shaking hands.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -12,17 +12,19 @@ use rekindle_wire::layout::{self, Shared};
 use rekindle_wire::{descriptor, frame, frame::FrameError};
 
 use crate::process::log;
+use crate::process::memfd::{map_shared, sealed_memfd};
 
 /// What an attached process has.
-pub(crate) struct Connection {
+pub(crate) struct Attachment {
     pub(crate) socket: UnixStream,
     pub(crate) shared: Shared,
-    pub(crate) staging: *mut u8,
+    /// The mapping of the bounce buffer.
+    pub(crate) bounce_buffer: *mut u8,
     pub(crate) attached: Attached,
 }
 
 /// Attaches, or says in one line what is wrong and what to do.
-pub(crate) fn attach() -> Result<Connection, String> {
+pub(crate) fn attach() -> Result<Attachment, String> {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
     // A process that is frozen during the handshake finds the connection closed when it is restored, and begins again.
     for _ in 0..3 {
@@ -34,13 +36,13 @@ pub(crate) fn attach() -> Result<Connection, String> {
     Err(format!("the daemon at {path} closed the connection during the handshake; see its log"))
 }
 
-fn try_attach(path: &str) -> Result<Option<Connection>, String> {
+fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
     let socket = descriptor::connect(path).map_err(|e| {
         format!("cannot reach the Rekindle daemon at {path} ({e}); start it with `rekindled`, or set REKINDLE_SOCKET")
     })?;
     let (ring, shared) =
         memfd(layout::SHARED_NAME, layout::SHARED_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
-    let (staging, staging_at) =
+    let (bounce_file, bounce_buffer) =
         memfd(layout::STAGING_NAME, layout::STAGING_SIZE).map_err(|e| format!("no shared memory: {e}"))?;
     // SAFETY: a fresh shared mapping of that size, sealed, and never unmapped while the client lives.
     let shared = unsafe { Shared::new(shared) };
@@ -62,11 +64,11 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
         // SAFETY: both mappings were made above, and nobody else knows of them.
         unsafe {
             libc::munmap(shared.base().cast(), layout::SHARED_SIZE);
-            libc::munmap(staging_at.cast(), layout::STAGING_SIZE);
+            libc::munmap(bounce_buffer.cast(), layout::STAGING_SIZE);
         }
     };
     let opening = Opening::new(&request).map_err(|e| e.to_string())?;
-    let sent = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), staging.as_raw_fd()]);
+    let sent = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), bounce_file.as_raw_fd()]);
     if sent.is_ok()
         && let Err(line) = wait_for_answer(&socket, path, PATIENCE)
     {
@@ -75,7 +77,7 @@ fn try_attach(path: &str) -> Result<Option<Connection>, String> {
     }
     match sent.and_then(|()| frame::receive::<Answer>(&socket)) {
         Ok(message) => match message.body {
-            Answer::Attached(attached) => Ok(Some(Connection { socket, shared, staging: staging_at, attached })),
+            Answer::Attached(attached) => Ok(Some(Attachment { socket, shared, bounce_buffer, attached })),
             Answer::Refused { reason } => {
                 unmap();
                 Err(format!("the daemon at {path} refuses this process: {reason}"))
@@ -196,33 +198,6 @@ fn memfd(name: &CStr, size: usize) -> io::Result<(OwnedFd, *mut u8)> {
     Ok((file, at))
 }
 
-/// A memfd of `size` bytes whose size cannot change any more.
-pub(crate) fn sealed_memfd(name: &CStr, size: usize) -> io::Result<OwnedFd> {
-    // SAFETY: the name is a C string; a descriptor that comes back is new and owned here.
-    let file = unsafe {
-        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        descriptor::above_standard(OwnedFd::from_raw_fd(fd))?
-    };
-    // SAFETY: plain system calls on the descriptor made above.
-    let ok = unsafe {
-        libc::ftruncate(file.as_raw_fd(), size as libc::off_t) == 0
-            && libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, layout::SEALS) == 0
-    };
-    if ok { Ok(file) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Maps a file shared, readable and writable. `flags` may add `MAP_FIXED_NOREPLACE` and the like.
-pub(crate) fn map_shared(file: &OwnedFd, at: *mut c_void, size: usize, flags: i32) -> io::Result<*mut u8> {
-    // SAFETY: without MAP_FIXED a mapping replaces nothing.
-    let got = unsafe {
-        libc::mmap(at, size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | flags, file.as_raw_fd(), 0)
-    };
-    if got == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(got.cast()) }
-}
-
 fn command_name() -> String {
     std::fs::read_to_string("/proc/self/comm").map(|s| s.trim_end().into()).unwrap_or_default()
 }
@@ -235,17 +210,6 @@ fn cookie(socket: RawFd) -> u64 {
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut length);
     }
     cookie
-}
-
-/// Whether the worker still holds the connection's other end.
-pub(crate) fn is_alive(socket: &UnixStream) -> bool {
-    let mut byte = 0_u8;
-    // SAFETY: receives at most one byte into the local; MSG_PEEK leaves it queued.
-    let got = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
-    if got >= 0 {
-        return got > 0;
-    }
-    matches!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 #[cfg(test)]
