@@ -1,21 +1,38 @@
-//! The interposer: the `libcuda.so.1` that applications load. It has no GPU state at all. Calls are answered here, or
-//! travel through a ring of shared memory to the worker that owns the contexts.
+//! The interposer: the `libcuda.so.1` that applications load. It has no GPU state at all. It answers calls itself, or sends
+//! them through a ring of shared memory to the worker that owns the contexts.
 //!
 //! ```text
 //!   application ── cuXxx ──> exported symbol (generated) ──> api::cuXxx ──> state (contexts, memory, functions)
-//!                                                    └─────> remote::cuXxx ─┐      │
-//!                                                                           v      v
-//!                                                               client::Call ──> ring ──> worker
+//!                                                    └─────> call::remote::cuXxx ─┐      │
+//!                                                                                 v      v
+//!                                                                           call::Call ──> ring ──> worker
 //! ```
 //!
-//! Life of a process here:
+//! The life of a process here (`start.rs`):
 //!
 //! ```text
 //!   UNUSED ──cuInit──> ATTACHED ──worker dies──> every call fails, sticky
 //!                         └──────fork──────────> FORKED: not initialised, as with the real driver
 //! ```
 //!
-//! Everything in the process, this library's state included, is saved and restored by CRIU as ordinary memory.
+//! The files lie in layers. A file imports from its own layer and from those above it in this table.
+//!
+//! | layer | holds |
+//! |---|---|
+//! | `process/` | the calling thread, helper threads, the process's mappings, its log |
+//! | `connection/` | attaching to a worker, commands and their replies, the bounce buffer, kernels' output, counts of calls, questions to the daemon |
+//! | `state/` | everything that the process keeps: `Client`, with contexts, memory, functions, streams and the like |
+//! | `call.rs` | `Call`, which takes a driver call to the worker, and the calls that the driver table alone describes |
+//! | `operations/` | what driver functions and graphs are made of: launches, copies, memsets, callbacks, memory |
+//! | `graphs/` | graphs, as `rekindle-graphs` wants them launched |
+//! | `start.rs` | `cuInit`, the end of a thread, a fork |
+//! | `api/` | the driver's functions |
+//! | `lib.rs` | the exported symbols, and how long their calls take (`times.rs`) |
+//!
+//! The life of a launch: `cuLaunchKernel` in `api/launch.rs`, `launch` in `operations/launch.rs`, `Call` in `call.rs`,
+//! `Command` in `connection/command.rs`.
+//!
+//! CRIU saves and restores everything in the process, this library's state included, as ordinary memory.
 
 #![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
 #![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
@@ -23,11 +40,8 @@
 mod api;
 mod call;
 mod connection;
-mod copy;
-mod copy_box;
 mod graphs;
-mod moment;
-mod private;
+mod operations;
 mod process;
 mod start;
 mod state;

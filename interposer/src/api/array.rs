@@ -5,8 +5,9 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::{CudaMemcpy3dSide as Side, *};
 use rekindle_wire::command::{ARRAY_CREATE, ARRAY_DESTROY, ArrayCreate, ArrayDestroy, Kind};
 
-use super::{boxes, check, code, put};
+use super::{check, code, put};
 use crate::call::Call;
+use crate::operations::boxes;
 use crate::process::log;
 use crate::state::arrays::Array;
 use crate::state::client;

@@ -3,7 +3,8 @@
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::*;
 
-use super::{boxes, check, code, put_if, stream, transfer};
+use super::{check, code, put_if, stream, transfer};
+use crate::operations::boxes;
 use crate::process::calling_thread::named_stream;
 use crate::state::client;
 

@@ -9,6 +9,7 @@ use rekindle_wire::command::{
 
 use super::{check, code, put, put_if};
 use crate::call::Call;
+use crate::operations::pinned;
 use crate::state::client::{self, Client};
 use crate::state::contexts::{self, Context, Contexts};
 use crate::state::memory::Allocation;
@@ -24,7 +25,7 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     super::ipc::close_all(client, context);
     for gone in client.memory.forget_context(context) {
         match gone {
-            Allocation::Pinned { base, size, .. } => super::pinned::unmap(client, base, size),
+            Allocation::Pinned { base, size, .. } => pinned::unmap(client, base, size),
             registered => super::register::take_back(client, &registered),
         }
     }

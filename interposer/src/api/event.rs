@@ -2,10 +2,11 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::{EVENT_FENCE, EVENT_SHARE, EVENT_SYNC, EventFence, Kind, OfEvent, SyncEvent};
+use rekindle_wire::command::{EVENT_SHARE, EVENT_SYNC, OfEvent, SyncEvent};
 
 use super::{check, code};
-use crate::call::{Call, perform, remote};
+use crate::call::{perform, remote};
+use crate::operations::event;
 use crate::state::client::{self, Client};
 
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
@@ -51,16 +52,10 @@ pub(super) fn destroy(client: &Client, event: CUevent) {
     unsafe { remote::cuEventDestroy_v2(event) };
 }
 
-/// Whether a handle is an event's.
-pub(super) fn ours(event: CUevent) -> Result<(), CUresult> {
-    client::get()?;
-    if Kind::Event.owns(event) { Ok(()) } else { Err(CUDA_ERROR_INVALID_HANDLE) }
-}
-
 pub(crate) unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     hook::event_destroyed(event);
     // SAFETY: no pointers.
-    code(ours(event).and_then(|()| check(unsafe { remote::cuEventDestroy_v2(event) })).and_then(|()| {
+    code(event::check_handle(event).and_then(|()| check(unsafe { remote::cuEventDestroy_v2(event) })).and_then(|()| {
         client::get()?.events.remove(event);
         Ok(())
     }))
@@ -77,22 +72,7 @@ pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult
 }
 
 pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
-    code(ours(event).and_then(|()| {
-        // Of one context with its stream; the driver says so at once.
-        let client = client::get()?;
-        let of_stream = super::stream::context_of(stream)?;
-        if client.events.context(event).is_some_and(|of_event| of_event != of_stream) {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        }
-        if let Some(answer) = hook::record(event, stream, flags) {
-            return check(answer);
-        }
-        client.events.record(event);
-        // SAFETY: no pointers.
-        check(unsafe { remote::cuEventRecord(event, stream) })?;
-        // Whoever is told of it afterwards finds it recorded.
-        if client.events.is_shared(event) { perform(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
-    }))
+    code(event::record(event, stream, flags))
 }
 
 pub(crate) unsafe fn cuEventQuery(event: CUevent) -> CUresult {
@@ -117,9 +97,9 @@ pub(crate) unsafe fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUeven
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
-    code(ours(event).and_then(|()| hook::event_asked(event)).and_then(|()| {
-        let mut call = Call::new(EVENT_SYNC)?;
-        call.put(&SyncEvent { event });
-        check(call.wait().0)
-    }))
+    code(
+        event::check_handle(event)
+            .and_then(|()| hook::event_asked(event))
+            .and_then(|()| perform(EVENT_SYNC, &SyncEvent { event })),
+    )
 }

@@ -18,6 +18,7 @@ use rekindle_wire::ipc::{self, HANDLE_BYTES, Named, Token};
 use super::{check, code, put};
 use crate::call::{Call, perform};
 use crate::connection::ask;
+use crate::operations::event;
 use crate::process::log;
 use crate::state::client::{self, Client};
 use crate::state::ipc::Open;
@@ -119,7 +120,7 @@ pub(crate) unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: 
     }
     code(client::get().and_then(|client| {
         client.contexts.current()?;
-        super::event::ours(event)?;
+        event::check_handle(event)?;
         if !client.events.is_shared(event) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }

@@ -9,26 +9,18 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch, LaunchOnDevices};
 
-use super::launch::{By, gather, launch};
-use super::{check, code, library};
+use super::{check, code};
 use crate::call::Call;
+use crate::operations::launch::{By, gather, launch, launchable};
 use crate::state::client;
-use crate::state::functions::Function;
 
 /// Changes what is set of a function's next launch.
 fn set(function: CUfunction, change: impl FnOnce(&mut LegacyLaunch) -> Result<(), CUresult>) -> CUresult {
-    code(library::known(function).and_then(|known| {
+    code(launchable(function).and_then(|known| {
         let mut legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
         known.has_legacy.store(true, Relaxed);
         change(&mut legacy)
     }))
-}
-
-/// A launch by another call overwrites what was set (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
-pub(super) fn overwrite(known: &Function, what: &Launch<'_>, parameters: &[u8]) {
-    if let Ok(mut legacy) = known.legacy.lock() {
-        *legacy = LegacyLaunch::new(what.block, what.shared_bytes, parameters.to_vec());
-    }
 }
 
 pub(crate) unsafe fn cuFuncSetBlockShape(function: CUfunction, x: i32, y: i32, z: i32) -> CUresult {
@@ -64,7 +56,7 @@ pub(crate) unsafe fn cuParamSetv(function: CUfunction, offset: i32, value: *mut 
 }
 
 pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height: i32, stream: CUstream) -> CUresult {
-    let launched = library::known(function).and_then(|known| {
+    let launched = launchable(function).and_then(|known| {
         let [width, height] = [width, height].map(|n| u32::try_from(n).unwrap_or(0));
         let (what, parameters) = {
             let legacy = known.legacy.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
@@ -117,7 +109,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, cou
             if rekindle_graphs::hook::captures(one.stream) {
                 return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
             }
-            let function = library::known(one.function)?;
+            let function = launchable(one.function)?;
             let mut parameters = Vec::new();
             // SAFETY: parameters as for any launch, by the caller's promise.
             unsafe { gather(&function, one.params, std::ptr::null_mut(), &mut parameters) }?;

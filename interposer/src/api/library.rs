@@ -2,27 +2,24 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rekindle_cuda_abi::code;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{
-    CODE_PART, CodePart, FindFunction, FindGlobal, KERNEL_FUNCTION, KernelFunction, Kind, LIBRARY_GLOBAL,
-    LIBRARY_KERNEL, LIBRARY_LOAD, LIBRARY_MODULE, LIBRARY_UNLOAD, LibraryModule, LoadCode, MODULE_FUNCTION,
-    MODULE_GLOBAL, MODULE_LOAD, MODULE_UNLOAD, UnloadCode,
+    FindFunction, FindGlobal, KERNEL_FUNCTION, KernelFunction, Kind, LIBRARY_GLOBAL, LIBRARY_KERNEL, LIBRARY_LOAD,
+    LIBRARY_MODULE, LIBRARY_UNLOAD, LibraryModule, LoadCode, MODULE_FUNCTION, MODULE_GLOBAL, MODULE_LOAD,
+    MODULE_UNLOAD, UnloadCode,
 };
 
 use super::jit::Options;
 use super::{check, code as answer, put, put_if};
 use crate::call::{Call, standing_error};
 use crate::connection::command::Reply;
+use crate::operations::code::send_parts;
 use crate::state::client::{self, Client};
 use crate::state::contexts;
 use crate::state::functions::Function;
 use crate::state::memory::Allocation;
-
-/// Bytes of a code image in one command.
-const PART: usize = 96 << 10;
 
 /// Sends a code image's bytes ahead of the command that loads it. Returns the number under which the worker has it.
 ///
@@ -37,25 +34,6 @@ unsafe fn send_image(image: *const c_void) -> Result<u64, CUresult> {
     // SAFETY: the parts lie in the program's image, which stays while this call runs.
     let parts: Vec<&[u8]> = extent.parts.iter().map(|p| unsafe { p.as_slice() }).collect();
     send_parts(&parts)
-}
-
-/// Sends the parts of an image: their number, for each its length, then all bytes.
-pub(crate) fn send_parts(parts: &[&[u8]]) -> Result<u64, CUresult> {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let mut head = (parts.len() as u64).to_le_bytes().to_vec();
-    for part in parts {
-        head.extend_from_slice(&(part.len() as u64).to_le_bytes());
-    }
-    let total: usize = head.len() + parts.iter().map(|p| p.len()).sum::<usize>();
-    let number = NEXT.fetch_add(1, Relaxed);
-    let mut offset = 0;
-    for piece in std::iter::once(&head[..]).chain(parts.iter().copied()).flat_map(|bytes| bytes.chunks(PART)) {
-        let mut call = Call::new(CODE_PART)?;
-        call.put(&CodePart { image: number, offset: offset as u64, total: total as u64, bytes: piece });
-        check(call.send())?;
-        offset += piece.len();
-    }
-    Ok(number)
 }
 
 /// # Safety
@@ -371,13 +349,4 @@ pub(crate) unsafe fn cuLibraryGetManaged(
     _name: *const c_char,
 ) -> CUresult {
     if Kind::Library.owns(library) { CUDA_ERROR_NOT_FOUND } else { CUDA_ERROR_INVALID_HANDLE }
-}
-
-/// A function or kernel that is about to be launched in the current context.
-pub(super) fn known(handle: u64) -> Result<Arc<Function>, CUresult> {
-    let client = client::get()?;
-    if contexts::current() == 0 {
-        return Err(CUDA_ERROR_INVALID_CONTEXT);
-    }
-    client.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }

@@ -11,9 +11,10 @@ use rekindle_wire::command::{
 };
 
 use super::jit::Options;
-use super::library::{read_file, send_parts};
+use super::library::read_file;
 use super::{check, code, put, put_if};
 use crate::call::Call;
+use crate::operations::code::send_parts;
 use crate::state::client;
 
 /// A linker of the program's: its options, whose logs every later call writes on, and its output.

@@ -55,7 +55,7 @@ pub(crate) unsafe fn cuGetProcAddress(
 
 pub(crate) unsafe fn cuGetExportTable(table: *mut *const c_void, id: *const [u8; 16]) -> CUresult {
     // SAFETY: the caller's promise by cuda.h.
-    unsafe { private::export_table(&crate::private::HOST, id, table) }
+    unsafe { private::export_table(&super::private::HOST, id, table) }
 }
 
 pub(crate) unsafe fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> CUresult {

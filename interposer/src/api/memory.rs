@@ -1,14 +1,13 @@
 //! Device memory.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{
-    MEM_ALLOC, MEM_FREE, MEM_INFO, MemAlloc, MemFree, MemInfo, WINDOW_FULL, WINDOW_RESERVED, WindowReserved,
-};
+use rekindle_wire::command::{MEM_FREE, MEM_INFO, MemFree, MemInfo};
 
 use super::{check, code, put, put_if};
 use crate::call::{Call, standing_error};
+use crate::operations::device_memory;
 use crate::process::log;
-use crate::state::client::{self, Client};
+use crate::state::client;
 use crate::state::memory::Allocation;
 
 pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUresult {
@@ -17,30 +16,10 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (context, known) = client.contexts.current()?;
-        let (base, size) = loop {
-            let mut call = Call::in_context(MEM_ALLOC)?;
-            call.put(&MemAlloc { bytes: bytes as u64 });
-            let (result, mut reply) = call.wait();
-            let address = reply.word();
-            if result == WINDOW_FULL {
-                reserve_window(client, known.device, address.ok_or(CUDA_ERROR_UNKNOWN)?)?;
-                continue;
-            }
-            check(result)?;
-            break (address.ok_or(CUDA_ERROR_UNKNOWN)?, bytes as u64);
-        };
-        client.memory.insert(Allocation::Device { base, size, device: known.device, context });
+        let base = device_memory::allocate(client, (context, known.device), bytes as u64, Call::in_context)?;
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(dptr, base) }
     }))
-}
-
-/// Reserves more of a device's window, and says so to the worker, which has asked for it.
-pub(crate) fn reserve_window(client: &Client, device: usize, end: u64) -> Result<(), CUresult> {
-    let end = client.memory.reserve(device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    let mut call = Call::new(WINDOW_RESERVED)?;
-    call.put(&WindowReserved { device: device as u64, end });
-    check(call.send())
 }
 
 /// The pitch that the driver gives: rows start at multiples of 512 bytes.

@@ -6,8 +6,10 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{OCCUPANCY_BLOCK_SIZE, OCCUPANCY_CLUSTERS, OccupancyBlockSize, OccupancyClusters};
 
 use super::launch::{attribute_bytes, with_attributes};
-use super::{check, code, library, put, put_if};
+use super::{check, code, put, put_if};
 use crate::call::Call;
+use crate::operations::function;
+use crate::operations::launch::launchable;
 use crate::state::client;
 
 /// What the caller passes to be asked how much shared memory a block of some size takes.
@@ -32,7 +34,7 @@ fn potential_block_size(
     let device = client.contexts.current()?.1.device;
     let known = client.devices.get(device).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     let attribute = |number: usize| known.attributes.get(number).map_or(0, |a| a.1);
-    let largest = super::graph_parts::function_attribute(client, function, device, MAX_THREADS)?;
+    let largest = function::attribute(client, function, device, MAX_THREADS)?;
     let limit = if limit <= 0 { largest } else { limit.min(largest) };
     let full = attribute(THREADS_OF_MULTIPROCESSOR);
     let (mut best, mut most) = ((0, 0), 0);
@@ -73,7 +75,7 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
         if min_grid.is_null() || block.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        library::known(function)?;
+        launchable(function)?;
         if !shared_of_block.is_null() {
             // SAFETY: cuda.h has it be such a function.
             let of_block = unsafe { std::mem::transmute::<*mut c_void, SharedOfBlock>(shared_of_block) };
@@ -110,7 +112,7 @@ unsafe fn clusters(out: *mut i32, function: CUfunction, config: *const CUlaunchC
         if out.is_null() || config.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        library::known(function)?;
+        launchable(function)?;
         // SAFETY: not null, so a configuration by the caller's promise.
         let config = unsafe { config.read() };
         // SAFETY: as above, with its attributes.

@@ -12,9 +12,9 @@ use rekindle_wire::command::{
     PoolGetAccess, PoolSet, PoolSetAccess, PoolSetCurrent, PoolTrim, WINDOW_FULL, default_pool,
 };
 
-use super::memory::reserve_window;
 use super::{check, code, put};
 use crate::call::{Call, stream_of};
+use crate::operations::device_memory::reserve_window;
 use crate::process::log;
 use crate::state::client;
 use crate::state::idle;

@@ -1,7 +1,7 @@
 //! Memory of the application's own that it registers. Its pages are moved into a memfd that the worker has too (see
 //! [`crate::process::moves`]), so that copies and kernels use it in place; the device knows it by another address, in the pinned
 //! window (attribute 91 says that host pointers cannot be used for it). Pages that cannot be moved, because they are
-//! shared with other processes, stay: copies of them go through staging, and they have no device pointer.
+//! shared with other processes, stay: copies of them go through the bounce buffer, and they have no device pointer.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -9,9 +9,9 @@ use std::sync::Mutex;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{PINNED_UNMAP, PinnedUnmap};
 
-use super::pinned::{self, Pages};
 use super::{check, code, put};
 use crate::call::{Call, standing_error};
+use crate::operations::pinned::{self, Pages};
 use crate::process::log;
 use crate::process::moves::{self, Refusal};
 use crate::state::client::{self, Client};

@@ -2,11 +2,12 @@
 
 use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
-use rekindle_wire::command::{OfStream, STREAM_DESTROY, STREAM_SYNC};
+use rekindle_wire::command::{OfStream, STREAM_DESTROY};
 
 use super::{check, code, put};
-use crate::call::{Call, remote, standing_error, stream_of};
-use crate::process::calling_thread::{self, named_stream};
+use crate::call::{Call, remote, standing_error};
+use crate::operations::event;
+use crate::operations::stream::{context_of, named, synchronize};
 use crate::state::client;
 use crate::state::contexts;
 use crate::state::idle;
@@ -59,34 +60,9 @@ pub(crate) unsafe fn cuStreamDestroy(stream: CUstream) -> CUresult {
     unsafe { cuStreamDestroy_v2(stream) }
 }
 
-/// What is known of a stream that a parameter names; default streams belong to the current context.
-pub(crate) fn named(stream: CUstream) -> Result<Stream, CUresult> {
-    let client = client::get()?;
-    match named_stream(stream) {
-        CU_STREAM_LEGACY => Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id: 1 }),
-        CU_STREAM_PER_THREAD => {
-            // Apart from all others: made streams count up from 3, threads count down.
-            let id = u64::MAX - u64::from(calling_thread::number());
-            Ok(Stream { context: contexts::current(), flags: 0, priority: 0, id })
-        }
-        handle => client.streams.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),
-    }
-}
-
-/// The context of a stream that a parameter names.
-pub(super) fn context_of(stream: CUstream) -> Result<CUcontext, CUresult> {
-    let context = named(stream)?.context;
-    if context == 0 { Err(CUDA_ERROR_INVALID_CONTEXT) } else { Ok(context) }
-}
-
 /// `cuStreamGetId`: unique for each stream of a context.
 pub(crate) fn stream_id(_context: CUcontext, stream: CUstream) -> Result<u64, CUresult> {
     named(stream).map(|s| s.id)
-}
-
-/// A stream's priority.
-pub(crate) fn priority_of(stream: CUstream) -> Result<i32, CUresult> {
-    named(stream).map(|s| s.priority)
 }
 
 pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> CUresult {
@@ -122,17 +98,6 @@ pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     code(hook::stream_asked(stream).and_then(|()| synchronize(stream)))
 }
 
-/// Waits for a stream, whatever captures.
-pub(crate) fn synchronize(stream: CUstream) -> Result<(), CUresult> {
-    let client = client::get()?;
-    if idle::is_idle(&client.connection, stream) {
-        return standing_error(client);
-    }
-    let mut call = Call::in_context(STREAM_SYNC)?;
-    call.put(&OfStream { stream: stream_of(stream)? });
-    check(call.wait().0)
-}
-
 pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
     // SAFETY: no pointers.
     code(hook::stream_asked(stream).and_then(|()| {
@@ -146,7 +111,7 @@ pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
 }
 
 pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
-    code(super::event::ours(event).and_then(|()| {
+    code(event::check_handle(event).and_then(|()| {
         let events = &client::get()?.events;
         check(match hook::wait(stream, event, flags, || events.is_recorded(event)) {
             Some(answer) => answer,

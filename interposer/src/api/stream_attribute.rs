@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use rekindle_cuda_abi::types::*;
 
-use super::{code, stream};
+use super::code;
+use crate::operations::stream::{context_of, named};
 use crate::process::calling_thread::{self, named_stream};
 use crate::state::client;
 use crate::state::stream_attributes::{Named, Value};
@@ -22,7 +23,7 @@ fn key(stream: CUstream) -> Result<(CUcontext, Named), CUresult> {
         CU_STREAM_PER_THREAD => Named::Thread(calling_thread::number()),
         handle => Named::Made(handle),
     };
-    Ok((stream::context_of(stream)?, named))
+    Ok((context_of(stream)?, named))
 }
 
 /// What an attribute is before it is set.
@@ -32,7 +33,7 @@ fn initial(stream: CUstream, attribute: u32) -> Result<Value, CUresult> {
         ACCESS_POLICY_WINDOW | MEM_SYNC_DOMAIN => [0; 8],
         // None of CU_SYNC_POLICY_*: nothing was said.
         SYNCHRONIZATION_POLICY => first(u64::from(u32::MAX)),
-        PRIORITY => first(u64::from(stream::priority_of(stream)? as u32)),
+        PRIORITY => first(u64::from(named(stream)?.priority as u32)),
         // The default domain is 0, the remote one 1.
         MEM_SYNC_DOMAIN_MAP => first(0x100),
         _ => return Err(CUDA_ERROR_INVALID_VALUE),

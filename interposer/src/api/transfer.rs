@@ -1,5 +1,5 @@
 //! Copies. What the worker reaches (device memory, globals, pinned memory) it copies in place; ordinary host memory
-//! goes through staging.
+//! goes through the bounce buffer.
 
 use std::ffi::c_void;
 
@@ -7,9 +7,9 @@ use rekindle_cuda_abi::types::*;
 use rekindle_graphs::hook;
 use rekindle_wire::command::{COPY, CopyMemory};
 
-use super::{check, code, stream};
+use super::{check, code};
 use crate::call::{Call, standing_error, stream_of};
-use crate::copy;
+use crate::operations::{copy, stream};
 use crate::state::client;
 
 /// What one end of a copy is to the worker.
@@ -258,7 +258,7 @@ pub(crate) unsafe fn cuMemcpyPeer(
         check(super::context::cuCtxSynchronize_v2(target_context))
             .and_then(|()| check(super::context::cuCtxSynchronize_v2(source_context)))
             .and_then(|()| check(device_to_device(target, source, bytes, 0, Wait::Yes)))
-            .and_then(|()| check(stream::cuStreamSynchronize(0)))
+            .and_then(|()| check(super::stream::cuStreamSynchronize(0)))
     })
 }
 

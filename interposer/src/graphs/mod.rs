@@ -8,27 +8,25 @@
 //!
 //! Memory of allocation nodes is allocated when the node is made, and stays: alloc and free nodes are for this process.
 
+mod checks;
 mod program;
 mod sequence;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Stream, StreamKey, Words};
+use rekindle_graphs::{Copy, Driver, Fill, Flat, Kernel, KernelFacts, Result, Role, Stream, StreamKey, Words};
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{
     GRAPH_CREATE, GRAPH_DESTROY, GRAPH_LAUNCH, GRAPH_SET, GRAPH_UPLOAD, GraphCreate, GraphDestroy, GraphInStream,
-    GraphSet, Kind, MEM_ALLOC, MEM_FREE, MemAlloc, MemFree, WINDOW_FULL,
+    GraphSet, Kind, MEM_FREE, MemFree,
 };
 use rekindle_wire::graph::Program;
 
-use crate::api::graph_parts as api;
 use crate::call::{Call, standing_error, stream_of};
 use crate::connection::prints;
+use crate::operations::{boxes, code, device_memory, stream as streams, words};
 use crate::process::calling_thread::{self, named_stream};
 use crate::state::client;
 use crate::state::contexts::{self, Contexts};
-use crate::state::memory::Allocation;
-
-type Result<T> = std::result::Result<T, CUresult>;
 
 /// What [`rekindle_graphs`] asks.
 struct Process;
@@ -50,7 +48,7 @@ impl Driver for Process {
     fn stream(&self, stream: CUstream) -> Result<Stream> {
         const NON_BLOCKING: u32 = 1;
         let handle = named_stream(stream);
-        let known = api::stream(handle)?;
+        let known = streams::named(handle)?;
         if known.context == 0 {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
@@ -75,11 +73,11 @@ impl Driver for Process {
     }
 
     fn check_kernel(&self, kernel: &Kernel) -> Result<()> {
-        api::check_kernel(kernel)
+        checks::check_kernel(kernel)
     }
 
     fn check_copy(&self, copy: &Copy) -> Result<()> {
-        api::ends(&copy.copy).map(drop)
+        boxes::ends(&copy.copy).map(drop)
     }
 
     fn check_fill(&self, fill: &Fill) -> Result<()> {
@@ -91,8 +89,8 @@ impl Driver for Process {
         if aligned && client::get()?.memory.is_direct(p.dst, bytes) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
     }
 
-    fn check_words(&self, words: &Words) -> Result<()> {
-        api::check_words(&words.operations)
+    fn check_words(&self, list: &Words) -> Result<()> {
+        list.operations.iter().map(words::operation).try_for_each(|operation| words::check_operation(&operation))
     }
 
     fn allocate(&self, device: CUdevice, bytes: usize) -> Result<CUdeviceptr> {
@@ -101,20 +99,9 @@ impl Driver for Process {
         let (current, known) = client.contexts.current()?;
         let context = if known.device == device { current } else { Contexts::primary_handle(device) };
         client.contexts.get(context).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        loop {
-            let mut call = Call::unchecked(client, MEM_ALLOC, context);
-            call.put(&MemAlloc { bytes: bytes as u64 });
-            let (result, mut reply) = call.wait();
-            let address = reply.word();
-            if result == WINDOW_FULL {
-                api::reserve_window(client, device, address.ok_or(CUDA_ERROR_UNKNOWN)?)?;
-                continue;
-            }
-            check(result)?;
-            let base = address.ok_or(CUDA_ERROR_UNKNOWN)?;
-            client.memory.insert(Allocation::Device { base, size: bytes as u64, device, context });
-            return Ok(base);
-        }
+        device_memory::allocate(client, (context, device), bytes as u64, |number| {
+            Ok(Call::unchecked(client, number, context))
+        })
     }
 
     fn release(&self, address: CUdeviceptr) {
@@ -138,7 +125,7 @@ impl Driver for Process {
 
     fn instantiate(&self, flat: &Flat, flags: u64) -> Result<u64> {
         let Some(steps) = program::steps(flat)? else { return sequence::create(flat) };
-        let image = api::send_parts(&[&Program { steps }.to_bytes()])?;
+        let image = code::send_parts(&[&Program { steps }.to_bytes()])?;
         let mut call = Call::in_context(GRAPH_CREATE)?;
         let exec = client::get()?.fresh(Kind::GraphExec);
         call.put(&GraphCreate { exec, image, flags });

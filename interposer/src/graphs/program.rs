@@ -1,12 +1,12 @@
 //! Executable graphs as programs for the worker.
 
 use rekindle_cuda_abi::types::*;
-use rekindle_graphs::{Flat, Kernel, Step as Planned, Task as Planning};
+use rekindle_graphs::{Flat, Kernel, Result, Step as Planned, Task as Planning};
 use rekindle_wire::codec::Writer;
 use rekindle_wire::command::Launch;
 use rekindle_wire::graph::{MAX_STEPS, Step, Task};
 
-use super::{Result, api};
+use crate::operations::boxes;
 
 /// A program's steps; `None` where the worker cannot do them all by itself.
 pub(super) fn steps(flat: &Flat) -> Result<Option<Vec<Step>>> {
@@ -21,7 +21,7 @@ pub(super) fn step(planned: &Planned) -> Result<Option<Step>> {
     let (context, task) = match &planned.task {
         Planning::Kernel(kernel) => (kernel.context, Task::Kernel(launch(kernel))),
         Planning::Copy(copy) => {
-            let Some((target, source)) = api::ends(&copy.copy)? else { return Ok(None) };
+            let Some((target, source)) = boxes::ends(&copy.copy)? else { return Ok(None) };
             let size = [copy.copy.width, copy.copy.height, copy.copy.depth].map(|n| n as u64);
             (copy.context, Task::Copy { target, source, size })
         }

@@ -9,15 +9,18 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use rekindle_cuda_abi::launch::extra;
 use rekindle_cuda_abi::types::*;
-use rekindle_graphs::{Copy, Flat, Step, Task};
+use rekindle_graphs::{Copy, Flat, Result, Step, Task};
 use rekindle_wire::command::{HOST_FUNCTION, Launch};
 
-use super::{Result, api, check, program};
+use super::program;
 use crate::call::remote;
-use crate::copy_box::{self, HostBox};
+use crate::operations::host_box::{self, HostBox};
+use crate::operations::launch::{By, launch as launch_kernel};
+use crate::operations::{boxes, callback, event, fill, pinned, words};
 use crate::process::calling_thread::named_stream;
-use crate::state::contexts;
+use crate::state::{client, contexts};
 
 /// One of them.
 struct Sequence {
@@ -54,7 +57,9 @@ impl Taken {
     /// Takes it now, if it is such a copy.
     fn now(step: &Step) -> Result<Option<Self>> {
         let Task::Copy(Copy { copy: c, context }) = &step.task else { return Ok(None) };
-        let Some(from) = api::host_box(&c.src, c)?.filter(|_| api::is_on_device(&c.dst, c)) else { return Ok(None) };
+        let Some(from) = boxes::host_box(&c.src, c)?.filter(|_| boxes::is_on_device(&c.dst, c)) else {
+            return Ok(None);
+        };
         let size =
             c.width.checked_mul(c.height).and_then(|n| n.checked_mul(c.depth)).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut bytes = Vec::new();
@@ -63,7 +68,7 @@ impl Taken {
         let to = HostBox { address: bytes.as_mut_ptr() as usize, pitch: c.width, rows: c.height };
         // SAFETY: as many bytes as the copy has; the application has promised that its memory is there when its graph is
         // launched.
-        unsafe { copy_box::within_host(to, from, [c.width, c.height, c.depth].map(|n| n as u64)) };
+        unsafe { host_box::within_host(to, from, [c.width, c.height, c.depth].map(|n| n as u64)) };
         let src = CudaMemcpy3dSide {
             kind: CU_MEMORYTYPE_HOST,
             host: bytes.as_ptr() as u64,
@@ -78,7 +83,7 @@ impl Taken {
     fn enqueue(&self, stream: CUstream) -> Result<()> {
         debug_assert_eq!(self.copy.copy.src.host, self.bytes.as_ptr() as u64);
         // SAFETY: the bytes are there.
-        within(self.copy.context, || unsafe { api::copy(&self.copy.copy, stream, false) })
+        within(self.copy.context, || unsafe { boxes::copy(&self.copy.copy, stream, false) })
     }
 }
 
@@ -164,20 +169,20 @@ impl Sequence {
     fn prepare(&mut self, flat: &Flat) -> Result<()> {
         for (place, step) in flat.steps.iter().enumerate() {
             let Task::Copy(copy) = &step.task else { continue };
-            let needs = api::ends(&copy.copy)?.is_none();
+            let needs = boxes::ends(&copy.copy)?.is_none();
             if !needs || self.bounces.get(&place).is_some_and(|b| b.copy == *copy) {
                 continue;
             }
             let c = &copy.copy;
-            let (to, from) = (api::host_box(&c.dst, c)?, api::host_box(&c.src, c)?);
-            if api::is_on_device(&c.dst, c) {
+            let (to, from) = (boxes::host_box(&c.dst, c)?, boxes::host_box(&c.src, c)?);
+            if boxes::is_on_device(&c.dst, c) {
                 continue;
             }
             let bytes = [copy.copy.width, copy.copy.height, copy.copy.depth]
                 .iter()
                 .try_fold(1_usize, |product, n| product.checked_mul(*n));
             let bytes = bytes.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            let pinned = api::pinned(bytes)?;
+            let pinned = pinned::allocate(client::get()?, bytes as u64, 0)? as *mut c_void;
             let packed = HostBox { address: pinned as usize, pitch: c.width, rows: c.height };
             let size = [c.width, c.height, c.depth].map(|n| n as u64);
             let job = Job { to: to.unwrap_or(packed), from: from.unwrap_or(packed), size };
@@ -210,26 +215,28 @@ impl Sequence {
                     attributes: &program::attributes(kernel),
                     parameters: &kernel.parameters,
                 };
-                within(kernel.context, || api::launch(what))
+                within(kernel.context, || launch_gathered(what))
             }
             Task::Copy(copy) => match self.bounces.get(&place) {
-                Some(bounce) if api::ends(&copy.copy)?.is_none() => match bounce.copy == *copy {
+                Some(bounce) if boxes::ends(&copy.copy)?.is_none() => match bounce.copy == *copy {
                     true => bounce.enqueue(stream),
                     // Of a change that failed.
                     false => Err(CUDA_ERROR_INVALID_VALUE),
                 },
                 // SAFETY: no memory that only this process reaches.
-                _ => within(copy.context, || unsafe { api::copy(&copy.copy, stream, false) }),
+                _ => within(copy.context, || unsafe { boxes::copy(&copy.copy, stream, false) }),
             },
-            Task::Fill(fill) => within(fill.context, || api::fill(&fill.fill, stream)),
+            Task::Fill(node) => within(node.context, || fill::of_node(&node.fill, stream)),
             Task::Host(host) => {
-                api::enqueue(stream, host.function as *mut c_void, host.data as *mut c_void, HOST_FUNCTION)
+                callback::enqueue(stream, host.function as *mut c_void, host.data as *mut c_void, HOST_FUNCTION)
             }
             // SAFETY: no pointers.
             Task::Wait(event) => check(unsafe { remote::cuStreamWaitEvent(stream, *event, 0) }),
-            // SAFETY: as above.
-            Task::Record(event) => check(unsafe { crate::api::cuEventRecord(*event, stream) }),
-            Task::Words(words) => api::words(stream, &words.operations),
+            Task::Record(event) => event::record(*event, stream, 0),
+            Task::Words(list) => {
+                let list: Vec<_> = list.operations.iter().map(words::operation).collect();
+                words::enqueue(stream, &list)
+            }
             Task::Child(_) | Task::Empty | Task::Allocate(_) | Task::Free(_) => Ok(()),
         }
     }
@@ -244,6 +251,14 @@ impl Sequence {
         // SAFETY: no pointers.
         unsafe { remote::cuEventDestroy_v2(self.event) };
     }
+}
+
+/// Launches a kernel whose parameters have been gathered.
+fn launch_gathered(what: Launch<'_>) -> Result<()> {
+    let mut size = 0;
+    let mut extra = extra(what.parameters, &mut size);
+    // SAFETY: parameters of the function's layout, which live through the call.
+    unsafe { launch_kernel(Launch { parameters: &[], ..what }, std::ptr::null_mut(), extra.as_mut_ptr(), By::Parts) }
 }
 
 /// Works in a context.
@@ -264,7 +279,7 @@ unsafe extern "C" fn run(job: *mut c_void) {
     // SAFETY: a job of a bounce, which lives as long as its graph.
     let job = unsafe { &*job.cast::<Job>() };
     // SAFETY: the application's memory is there when its graph is launched, as it has promised.
-    unsafe { copy_box::within_host(job.to, job.from, job.size) };
+    unsafe { host_box::within_host(job.to, job.from, job.size) };
 }
 
 impl Bounce {
@@ -272,7 +287,8 @@ impl Bounce {
     fn free(self) {
         // SAFETY: made by a box, which nobody else has.
         drop(unsafe { Box::from_raw(self.job) });
-        api::unpin(self.pinned);
+        // Freed with the process if this fails.
+        let _ = client::get().and_then(|client| pinned::free(client, self.pinned as u64));
     }
 
     fn enqueue(&self, stream: CUstream) -> Result<()> {
@@ -284,9 +300,9 @@ impl Bounce {
             height: c.height,
             ..Default::default()
         };
-        let call = || api::enqueue(stream, run as *mut c_void, self.job.cast(), HOST_FUNCTION);
+        let call = || callback::enqueue(stream, run as *mut c_void, self.job.cast(), HOST_FUNCTION);
         // SAFETY: pinned memory of this bounce's, and what the worker reaches.
-        let copy = |copy: &CudaMemcpy3d| within(self.copy.context, || unsafe { api::copy(copy, stream, false) });
+        let copy = |copy: &CudaMemcpy3d| within(self.copy.context, || unsafe { boxes::copy(copy, stream, false) });
         match (self.before, self.after) {
             (true, true) => call(),
             (true, false) => call().and_then(|()| copy(&CudaMemcpy3d { src: pinned, ..*c })),

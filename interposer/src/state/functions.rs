@@ -45,6 +45,13 @@ impl Function {
             has_legacy: AtomicBool::new(false),
         }
     }
+
+    /// A launch by another call overwrites what was set (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
+    pub(crate) fn overwrite_legacy(&self, block: [u32; 3], shared_bytes: u32, parameters: &[u8]) {
+        if let Ok(mut legacy) = self.legacy.lock() {
+            *legacy = LegacyLaunch::new(block, shared_bytes, parameters.to_vec());
+        }
+    }
 }
 
 /// All functions by handle.

@@ -25,7 +25,7 @@ pub(crate) enum Allocation {
     /// Pinned host memory of ours, mapped in both processes.
     Pinned { base: u64, size: u64, flags: u32, context: CUcontext },
     /// Memory of the application's that it registered. Its pages are in a memfd of that serial number, and the worker
-    /// has them at `alias`; or they are where they were, `alias` is 0, and copies go through staging.
+    /// has them at `alias`; or they are where they were, `alias` is 0, and copies go through the bounce buffer.
     Registered { base: u64, size: u64, flags: u32, context: CUcontext, alias: u64, serial: u64 },
     /// The device's view of registered memory.
     Mapped { base: u64, size: u64, host: u64, context: CUcontext },

@@ -3,9 +3,10 @@
 use rekindle_cuda_abi::private::{DeviceIdentity, Host};
 use rekindle_cuda_abi::types::*;
 
+use super::{context, kernels, stream};
+use crate::start;
 use crate::state::client;
 use crate::state::contexts::{self, Contexts};
-use crate::{api, start};
 
 /// This library as the tables see it.
 pub(crate) struct Interposer;
@@ -39,14 +40,14 @@ impl Host for Interposer {
     }
 
     fn context_id(&self, context: CUcontext) -> Result<u64, CUresult> {
-        api::context_id(context)
+        context::context_id(context)
     }
 
     fn stream_id(&self, context: CUcontext, stream: CUstream, per_thread: bool) -> Result<u64, CUresult> {
-        api::stream_id(context, if stream == 0 && per_thread { CU_STREAM_PER_THREAD } else { stream })
+        stream::stream_id(context, if stream == 0 && per_thread { CU_STREAM_PER_THREAD } else { stream })
     }
 
     fn module_functions(&self, _context: CUcontext, module: CUmodule) -> Result<Vec<CUfunction>, CUresult> {
-        api::module_functions(module)
+        kernels::module_functions(module)
     }
 }

@@ -8,30 +8,13 @@ use rekindle_wire::boxes::{End, Part, cut};
 use rekindle_wire::command::{COPY_BOX_FROM_CHUNK, COPY_BOX_TO_CHUNK, CopyBoxChunk};
 use rekindle_wire::layout::CHUNK_SIZE;
 
+use super::copy::DEPTH;
+use super::host_box::HostBox;
 use crate::call::Call;
 use crate::connection::bounce_buffer::wait_for_chunk;
-use crate::copy::DEPTH;
-use crate::process::calling_thread::named_stream;
 use crate::state::client;
 
-/// A box in ordinary host memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostBox {
-    /// The first byte.
-    pub(crate) address: usize,
-    /// Bytes from row to row.
-    pub(crate) pitch: usize,
-    /// Rows from slice to slice.
-    pub(crate) rows: usize,
-}
-
-impl HostBox {
-    /// Where a row of a part begins.
-    pub(crate) fn row(&self, part: &Part, y: u64, z: u64) -> *mut u8 {
-        let rows = (part.at[2] + z) as usize * self.rows + (part.at[1] + y) as usize;
-        (self.address + rows * self.pitch + part.at[0] as usize) as *mut u8
-    }
-}
+use crate::process::calling_thread::named_stream;
 
 /// Copies the rows of a part, each between its place in the host's box and the next one in `packed`.
 ///
@@ -123,19 +106,5 @@ fn send(call: u16, end: End, part: &Part, chunk: usize, stream: CUstream) -> Res
     match call.send() {
         CUDA_SUCCESS => Ok(()),
         error => Err(error),
-    }
-}
-
-/// Copies a box within the host's memory; overlapping rows are allowed as in the driver.
-///
-/// # Safety
-/// Both boxes hold as many bytes.
-pub(crate) unsafe fn within_host(target: HostBox, source: HostBox, size: [u64; 3]) {
-    let whole = Part { at: [0; 3], size };
-    for z in 0..size[2] {
-        for y in 0..size[1] {
-            // SAFETY: the caller's promise.
-            unsafe { std::ptr::copy(source.row(&whole, y, z), target.row(&whole, y, z), size[0] as usize) };
-        }
     }
 }

@@ -1,0 +1,34 @@
+//! Events: their handles, and recording them.
+
+use rekindle_cuda_abi::types::*;
+use rekindle_graphs::hook;
+use rekindle_wire::command::{EVENT_FENCE, EventFence, Kind};
+
+use super::stream;
+use crate::call::{perform, remote};
+use crate::state::client;
+
+/// Checks that a handle is an event's.
+pub(crate) fn check_handle(event: CUevent) -> Result<(), CUresult> {
+    client::get()?;
+    if Kind::Event.owns(event) { Ok(()) } else { Err(CUDA_ERROR_INVALID_HANDLE) }
+}
+
+/// Records an event in a stream, or in the graph that the stream captures.
+pub(crate) fn record(event: CUevent, stream: CUstream, flags: u32) -> Result<(), CUresult> {
+    check_handle(event)?;
+    // Of one context with its stream; the driver says so at once.
+    let client = client::get()?;
+    let of_stream = stream::context_of(stream)?;
+    if client.events.context(event).is_some_and(|of_event| of_event != of_stream) {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    if let Some(answer) = hook::record(event, stream, flags) {
+        return check(answer);
+    }
+    client.events.record(event);
+    // SAFETY: no pointers.
+    check(unsafe { remote::cuEventRecord(event, stream) })?;
+    // Whoever is told of it afterwards finds it recorded.
+    if client.events.is_shared(event) { perform(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
+}
