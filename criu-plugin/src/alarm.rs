@@ -2,15 +2,15 @@
 
 use std::ffi::c_uint;
 
-/// Keeps CRIU's alarm away while it lives. CRIU gives the freezing of the tasks ten seconds, and dies of the sixth alarm
-/// after that; a quiesce has its own limit, in the daemon.
+/// Suspends CRIU's alarm while it lives. CRIU allows ten seconds to freeze the tasks, and the sixth alarm after that ends it;
+/// a quiesce has its own limit, in the daemon.
 #[derive(Debug)]
-pub struct AlarmHeld {
+pub struct SuspendedAlarm {
     left: c_uint,
 }
 
-impl AlarmHeld {
-    /// Stops the clock.
+impl SuspendedAlarm {
+    /// Suspends it.
     #[allow(clippy::new_without_default, reason = "it has an effect")]
     pub fn new() -> Self {
         // SAFETY: alarm has no precondition.
@@ -19,7 +19,7 @@ impl AlarmHeld {
     }
 }
 
-impl Drop for AlarmHeld {
+impl Drop for SuspendedAlarm {
     fn drop(&mut self) {
         if self.left > 0 {
             // SAFETY: as above.

@@ -1,20 +1,20 @@
-//! What CRIU is answered.
+//! The results that hooks return to CRIU.
 
 use std::os::fd::RawFd;
 
-/// A hook's success.
+/// The result of a hook that succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Taken care of.
+    /// The plugin has done it.
     Done,
-    /// Taken care of, by this descriptor.
+    /// The plugin has done it, with this descriptor as the result.
     Descriptor(RawFd),
     /// CRIU may ask another plugin, or do as it does without plugins.
     NotOurs,
 }
 
 impl Answer {
-    /// By whether it was ours.
+    /// [`Answer::Done`] or [`Answer::NotOurs`].
     pub fn ours(ours: bool) -> Self {
         if ours { Self::Done } else { Self::NotOurs }
     }

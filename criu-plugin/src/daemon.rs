@@ -13,41 +13,41 @@ use thiserror::Error;
 
 use crate::log;
 
-/// How long a daemon may take to say that it is there. A stopped one must not hold up dumps of other processes.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the daemon may take to answer a probe before a session. A stopped daemon must not delay dumps of other processes.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a daemon may take for an answer before it is asked whether it is still there, and how long it may take for
-/// that: it may be busy, but a stopped one must not hold up CRIU, which may hold the tasks.
-const LOOK: Duration = Duration::from_secs(5);
-const PATIENCE_WITHIN: Duration = Duration::from_secs(10);
+/// How long the plugin waits for a reply within a session before it probes the daemon, and how long the daemon may take to
+/// answer that probe. The daemon may be busy, but a stopped one must not delay CRIU, which may keep the tasks frozen.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the daemon did not answer as it should.
+/// An error of a request to the daemon.
 #[derive(Debug, Error)]
 pub enum DaemonError {
-    /// Nobody listens.
+    /// No daemon listens at the socket.
     #[error("no daemon at {path}: {source}")]
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The failure of the system call.
         source: io::Error,
     },
-    /// It listens, but does not answer.
+    /// The daemon listens, but does not answer.
     #[error("the daemon at {path} is not answering: {source}")]
     Silent {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// What was wrong with the answer.
         source: FrameError,
     },
-    /// It says no, and why.
+    /// The daemon refuses the request.
     #[error("{0}")]
     Refused(Failure),
     /// The connection broke.
     #[error("lost the daemon: {0}")]
     Lost(#[from] FrameError),
-    /// A reply to some other request.
-    #[error("the daemon answers out of turn: {0:?}")]
+    /// The reply belongs to another request.
+    #[error("the daemon sent an unexpected reply: {0:?}")]
     Unexpected(Box<Reply>),
 }
 
@@ -81,17 +81,17 @@ pub fn connect(path: &Path) -> Result<UnixStream, DaemonError> {
     }
 }
 
-/// Asks whether a daemon that understands us is there, without waiting long.
+/// Checks that a daemon answers that understands this version, without a long wait.
 pub fn probe(path: &Path) -> Result<(), DaemonError> {
-    probe_within(path, PATIENCE)
+    probe_within(path, PROBE_TIMEOUT)
 }
 
-fn probe_within(path: &Path, patience: Duration) -> Result<(), DaemonError> {
+fn probe_within(path: &Path, timeout: Duration) -> Result<(), DaemonError> {
     let socket = connect(path)?;
     let silent = |source| DaemonError::Silent { path: path.into(), source };
     socket
-        .set_read_timeout(Some(patience))
-        .and_then(|()| socket.set_write_timeout(Some(patience)))
+        .set_read_timeout(Some(timeout))
+        .and_then(|()| socket.set_write_timeout(Some(timeout)))
         .map_err(|error| silent(error.into()))?;
     open(&socket, &Request::Status, &[]).map_err(silent)?;
     match frame::receive(&socket).map_err(silent)?.body {
@@ -107,26 +107,26 @@ pub fn open(socket: &UnixStream, request: &Request, fds: &[RawFd]) -> Result<(),
 }
 
 impl Daemon {
-    /// Opens a session and waits for the first reply, however long it takes, if only the daemon is there.
+    /// Opens a session and waits for the first reply as long as the daemon answers probes.
     pub fn session(path: &Path, request: &Request, image_dir: RawFd) -> Result<(Self, Reply), DaemonError> {
         let daemon = Self { path: path.into(), socket: connect(path)? };
-        // What is sent is short, and what comes comes at once: neither waits for a daemon that is well.
-        let limited = daemon.socket.set_write_timeout(Some(PATIENCE_WITHIN));
-        limited.and_then(|()| daemon.socket.set_read_timeout(Some(PATIENCE_WITHIN))).map_err(FrameError::from)?;
+        // Requests are short, and a reply is complete when it begins to arrive: neither waits for a working daemon.
+        let limited = daemon.socket.set_write_timeout(Some(SESSION_TIMEOUT));
+        limited.and_then(|()| daemon.socket.set_read_timeout(Some(SESSION_TIMEOUT))).map_err(FrameError::from)?;
         open(&daemon.socket, request, &[image_dir])?;
         let reply = daemon.reply()?;
         Ok((daemon, reply))
     }
 
-    /// As [`Daemon::session`], for what follows.
+    /// Sends a later request of the session and waits for its reply.
     pub fn ask(&self, request: &Request) -> Result<Reply, DaemonError> {
         frame::send(&self.socket, request, &[], &[])?;
         self.reply()
     }
 
     fn reply(&self) -> Result<Reply, DaemonError> {
-        while !is_readable(&self.socket, LOOK) {
-            if let Err(error) = probe_within(&self.path, PATIENCE_WITHIN)
+        while !is_readable(&self.socket, POLL_INTERVAL) {
+            if let Err(error) = probe_within(&self.path, SESSION_TIMEOUT)
                 && !is_readable(&self.socket, Duration::ZERO)
             {
                 return Err(error);
@@ -143,37 +143,14 @@ impl Daemon {
     }
 }
 
-/// Whether there is something to read, be it the end, within this time.
+/// Whether the socket has data to read, or has ended, within this time.
 fn is_readable(socket: &UnixStream, time: Duration) -> bool {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, a local. A signal ends the wait early, and the daemon is asked once more.
+    // SAFETY: one entry, a local. A signal ends the wait early; the daemon then gets one more probe.
     unsafe { libc::poll(&raw mut entry, 1, time.as_millis() as i32) > 0 }
 }
 
-/// The number by which the kernel tells a socket, the same for whoever holds it.
-pub fn cookie(fd: RawFd) -> Result<u64, String> {
-    let mut cookie = 0_u64;
-    let mut size = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: `cookie` has the size that SO_COOKIE asks for.
-    let result =
-        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut size) };
-    match result {
-        0 => Ok(cookie),
-        _ => Err(format!("a socket has no cookie: {}", std::io::Error::last_os_error())),
-    }
-}
-
-/// Whether something is queued on a socket that its process has not read.
-pub fn has_unread(fd: RawFd) -> Result<bool, String> {
-    let mut bytes = 0;
-    // SAFETY: SIOCINQ (FIONREAD) writes an int.
-    match unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut bytes) } {
-        0 => Ok(bytes > 0),
-        _ => Err(format!("cannot look at a socket's queue: {}", std::io::Error::last_os_error())),
-    }
-}
-
-/// The error that a reply to some other request is.
-pub fn out_of_turn(reply: Reply) -> String {
-    DaemonError::Unexpected(Box::new(reply)).to_string()
+/// The error for a reply that belongs to another request.
+pub fn unexpected(reply: Reply) -> DaemonError {
+    DaemonError::Unexpected(Box::new(reply))
 }

@@ -19,12 +19,45 @@ use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use rekindle_wire::control::{Reply, Request};
+use thiserror::Error;
 
-use crate::alarm::AlarmHeld;
+use crate::alarm::SuspendedAlarm;
 use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
-use crate::host::{self, Control, Fate};
+use crate::host::{self, Control, Fate, HostError};
+use crate::socket::{self, SocketError};
 use crate::{log, numbers};
+
+/// A hook of a dump fails, and with it the dump.
+#[derive(Debug, Error)]
+pub enum DumpError {
+    /// The request to the daemon failed.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// CRIU lacks something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A socket of the application cannot be examined.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The answer to a process's handshake is in a socket's queue, which CRIU does not dump.
+    #[error("a process was just about to attach to its worker: dump it again")]
+    Attaching,
+}
+
+/// The plugin leaves a dump alone.
+#[derive(Debug, Error)]
+pub enum Inactive {
+    /// CRIU lacks a hook.
+    #[error("this CRIU is older than 4.0 and has no PAUSE_DEVICES hook: it cannot dump GPU processes")]
+    OldCriu,
+    /// CRIU does not tell where the image is to be.
+    #[error("CRIU has no image directory")]
+    NoImageDirectory,
+    /// The daemon does not answer.
+    #[error(transparent)]
+    Daemon(DaemonError),
+}
 
 /// Where a dump stands.
 #[derive(Debug, Default)]
@@ -32,12 +65,12 @@ pub enum Dump {
     /// CRIU has not asked yet.
     #[default]
     Idle,
-    /// There is nobody to ask, and why.
-    Inactive(String),
-    /// None of the tree's processes is a client. One may be frozen in the middle of a question to the daemon: then there is
-    /// something of ours in it.
+    /// The plugin cannot ask a daemon.
+    Inactive(Inactive),
+    /// None of the tree's processes is a client. But one may be frozen during a question to the daemon, and its connection
+    /// belongs to the dump then.
     Foreign(Option<Saving>),
-    /// There are clients, but the dump cannot be.
+    /// There are clients, but they cannot be dumped.
     Failed,
     /// The clients are quiesced.
     Saving(Saving),
@@ -46,14 +79,14 @@ pub enum Dump {
     Finished(Daemon),
 }
 
-/// A dump that has clients of ours in it.
+/// A dump that includes clients.
 #[derive(Debug)]
 pub struct Saving {
     daemon: Daemon,
     control: Control,
     fate: Fate,
     pids: Vec<i32>,
-    /// Whether the daemon has accepted what the tasks had connected when they were frozen.
+    /// Whether the daemon has accepted the connections that the tasks had begun when they were frozen.
     accepted: bool,
 }
 
@@ -63,16 +96,15 @@ impl Dump {
         if numbers::can_dump() {
             return Self::Idle;
         }
-        let why = "this CRIU is older than 4.0 and has no PAUSE_DEVICES hook: it cannot dump GPU processes";
-        log::info(why);
-        Self::Inactive(why.into())
+        log::info(&Inactive::OldCriu.to_string());
+        Self::Inactive(Inactive::OldCriu)
     }
 
     /// PAUSE_DEVICES: first for the root, while all tasks run, then for its children one by one as CRIU freezes them.
     /// The first call does it for all.
-    pub fn pause(&mut self, pid: i32) -> Result<Answer, String> {
+    pub fn pause(&mut self, pid: i32) -> Result<Answer, DumpError> {
         if let Self::Idle = self {
-            // Whatever fails below, there is nothing more to ask.
+            // After a failure below there is nothing more to ask.
             *self = Self::Failed;
             *self = pause_tree(pid)?;
         }
@@ -83,13 +115,13 @@ impl Dump {
     }
 
     /// CHECKPOINT_DEVICES: the task is stopped.
-    pub fn frozen(&mut self, pid: i32) -> Result<Answer, String> {
+    pub fn frozen(&mut self, pid: i32) -> Result<Answer, DumpError> {
         let first = match self {
             Self::Saving(saving) | Self::Foreign(Some(saving)) => saving.accept_all(),
             _ => false,
         };
         if let (true, Self::Foreign(Some(saving))) = (first, &*self) {
-            // CRIU is about to overwrite its files, which may belong with an older image.
+            // CRIU is about to overwrite its files, which may belong to an older image.
             saving.tell(&Request::Frozen { pid });
         }
         let Self::Saving(saving) = self else {
@@ -97,16 +129,16 @@ impl Dump {
         };
         match saving.ask(&Request::Frozen { pid })? {
             Reply::Frozen { ours } => Ok(Answer::ours(ours)),
-            other => Err(daemon::out_of_turn(other)),
+            other => Err(daemon::unexpected(other).into()),
         }
     }
 
     /// DUMP_UNIX_SK: a socket of a task leads outside the tree.
-    pub fn socket(&mut self, fd: RawFd, id: u32) -> Result<Answer, String> {
+    pub fn socket(&mut self, fd: RawFd, id: u32) -> Result<Answer, DumpError> {
         match self {
             Self::Saving(saving) => saving.socket(fd, id),
             Self::Foreign(foreign) => {
-                // Of a tree that is not ours nothing fails.
+                // An error must not fail the dump of a tree without clients.
                 let asked = foreign.as_ref().map(|it| it.socket(fd, id));
                 if !matches!(asked, Some(Ok(Answer::Done))) {
                     return Ok(Answer::NotOurs);
@@ -140,14 +172,14 @@ impl Dump {
                 *self = Self::Finished(finished);
                 Exit::Return
             }
-            Err(reason) => {
-                log::error(&format!("the dump has failed: {reason}; the processes go on"));
+            Err(error) => {
+                log::error(&format!("the dump has failed: {error}; the processes go on"));
                 Exit::Process
             }
         }
     }
 
-    /// The hook above panicked: the tasks run, whatever state they were to be in.
+    /// Lets the tasks run after a panic in the hook above, even if CRIU was to leave them stopped or to kill them.
     pub fn abandon() -> Exit {
         if let Ok(control) = Control::find() {
             run_on(&control, control.fate().unwrap_or(Fate::Dead));
@@ -155,7 +187,7 @@ impl Dump {
         Exit::Process
     }
 
-    /// CRIU is about to complain of a socket. If it leads to the daemon, say why we do not take it.
+    /// Says why the plugin does not take a socket that leads to the daemon; CRIU is about to report an error for it.
     fn explain(&self, fd: RawFd) {
         let Self::Inactive(why) = self else {
             return;
@@ -169,23 +201,23 @@ impl Dump {
     }
 }
 
-fn pause_tree(root: i32) -> Result<Dump, String> {
-    let _alarm = AlarmHeld::new();
+fn pause_tree(root: i32) -> Result<Dump, DumpError> {
+    let _alarm = SuspendedAlarm::new();
     let path = daemon::socket_path();
     if let Err(error) = daemon::probe(&path) {
         return Ok(inactive(error));
     }
     let Some(image_dir) = host::image_dir() else {
-        return Ok(Dump::Inactive("CRIU has no image directory".into()));
+        return Ok(Dump::Inactive(Inactive::NoImageDirectory));
     };
-    // An odd CRIU matters only if there is something of ours to dump.
+    // A CRIU without these symbols matters only if there are GPU processes to dump.
     let control = Control::find().and_then(|control| Ok((control.fate()?, control)));
     let leave_running = matches!(&control, Ok((fate, _)) if *fate != Fate::Dead);
     let pause = Request::Pause { root, leave_running };
     let (daemon, reply) = match Daemon::session(&path, &pause, image_dir) {
         Ok(session) => session,
-        Err(DaemonError::Refused(failure)) => return Err(failure.reason),
-        // It died just now. Whether the tree was ours, CRIU will find out.
+        Err(error @ DaemonError::Refused(_)) => return Err(error.into()),
+        // The daemon died after the probe. CRIU fails the dump by itself if the tree has clients.
         Err(error) => return Ok(inactive(error)),
     };
     let pids = match reply {
@@ -194,7 +226,7 @@ fn pause_tree(root: i32) -> Result<Dump, String> {
             return Ok(Dump::Foreign(saving.ok()));
         }
         Reply::Paused { pids } => pids,
-        other => return Err(daemon::out_of_turn(other)),
+        other => return Err(daemon::unexpected(other).into()),
     };
     log::info(&format!("GPU processes {pids:?} are quiesced"));
     let (fate, control) = control?;
@@ -208,71 +240,71 @@ fn inactive(error: DaemonError) -> Dump {
         DaemonError::Unreachable { .. } => log::info(&error.to_string()),
         _ => log::warn(&error.to_string()),
     }
-    Dump::Inactive(error.to_string())
+    Dump::Inactive(Inactive::Daemon(error))
 }
 
 impl Saving {
-    fn ask(&self, request: &Request) -> Result<Reply, String> {
-        self.daemon.ask(request).map_err(|error| error.to_string())
+    fn ask(&self, request: &Request) -> Result<Reply, DaemonError> {
+        self.daemon.ask(request)
     }
 
-    /// Says how far CRIU is with a tree that is not ours: nothing of it fails.
+    /// Tells the daemon how far CRIU is with a tree without clients. An error must not fail that dump.
     fn tell(&self, request: &Request) {
-        if let Err(reason) = self.ask(request) {
-            log::info(&reason);
+        if let Err(error) = self.ask(request) {
+            log::info(&error.to_string());
         }
     }
 
-    /// CRIU fails at a connection that was begun and is not accepted yet when something has been sent on it. All tasks are
-    /// stopped, and the daemon accepts in the order in which is connected. Whether this is the first time.
+    /// Makes sure that the daemon has accepted all connections of the stopped tasks: CRIU fails at a connection that carries
+    /// data and is not accepted yet. The daemon accepts in order, so a probe suffices. Returns whether this is the first time.
     fn accept_all(&mut self) -> bool {
         let first = !mem::replace(&mut self.accepted, true);
         if first && let Err(error) = daemon::probe(&daemon::socket_path()) {
-            // What is asked of it next says more.
+            // The next request reports the error.
             log::info(&error.to_string());
         }
         first
     }
 
-    /// Whether a socket is one of ours.
-    fn socket(&self, fd: RawFd, id: u32) -> Result<Answer, String> {
-        let cookie = daemon::cookie(fd)?;
+    /// Whether a socket leads to the daemon or to a worker.
+    fn socket(&self, fd: RawFd, id: u32) -> Result<Answer, DumpError> {
+        let cookie = socket::cookie(fd)?;
         let mut unread = false;
         loop {
             match self.ask(&Request::Socket { id, cookie })? {
-                // What is queued on a socket is not dumped, and this would be the answer to the process's handshake; or to
-                // a question that was read only since the daemon said what it knows.
-                Reply::Socket { ours: true, again: false } if daemon::has_unread(fd)? => {
+                // CRIU does not dump the queue of a socket, and this is the answer to the process's handshake; or the
+                // process has read the answer to a question since the daemon replied.
+                Reply::Socket { ours: true, again: false } if socket::has_unread(fd)? => {
                     if mem::replace(&mut unread, true) {
-                        return Err("a process was just about to attach to its worker: dump it again".into());
+                        return Err(DumpError::Attaching);
                     }
                 }
                 Reply::Socket { ours, .. } => return Ok(Answer::ours(ours)),
-                other => return Err(daemon::out_of_turn(other)),
+                other => return Err(daemon::unexpected(other).into()),
             }
         }
     }
 
-    /// Returns when the image is durable; if it will not be, with the tasks running.
-    fn finish(self) -> Result<Daemon, String> {
+    /// Returns when the image is durable. After a failure, the tasks run.
+    fn finish(self) -> Result<Daemon, DaemonError> {
         if self.fate == Fate::Alive {
             self.control.resume_tasks();
             log::info("the processes run again");
         }
-        let reason = match self.ask(&Request::Finish) {
+        let error = match self.ask(&Request::Finish) {
             Ok(Reply::Durable) => {
                 log::info("the image of the GPU's state is complete");
                 return Ok(self.daemon);
             }
-            Ok(other) => daemon::out_of_turn(other),
-            Err(reason) => reason,
+            Ok(other) => daemon::unexpected(other),
+            Err(error) => error,
         };
         run_on(&self.control, self.fate);
-        Err(reason)
+        Err(error)
     }
 }
 
-/// Lets the tasks run after a failure that CRIU does not know of.
+/// Lets the tasks run after a failure that CRIU does not know about.
 fn run_on(control: &Control, fate: Fate) {
     // With `--leave-running` CRIU has rolled back itself, before `exit`.
     if fate != Fate::Alive {

@@ -1,18 +1,19 @@
-//! What CRIU calls. Each hook keeps panics from CRIU, turns errors into log lines, and answers as CRIU understands it.
+//! The hooks that CRIU calls. Each keeps panics from CRIU, logs errors, and returns a result that CRIU understands.
 
 use std::ffi::c_int;
+use std::fmt::Display;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, PoisonError};
 
 use crate::answer::{Answer, Exit};
-use crate::dump::Dump;
+use crate::dump::{Dump, DumpError};
 use crate::log;
-use crate::restore::Restore;
+use crate::restore::{Restore, RestoreError};
 
-/// What CRIU is at. One process of CRIU does one of these, once.
+/// The operation of this CRIU process, which does only one.
 #[derive(Debug)]
 enum Stage {
-    /// A pre-dump, in which there is no step at which what was paused could go on: nothing is done.
+    /// A pre-dump, for which the plugin does nothing: CRIU calls no hook at which paused processes could continue.
     Idle,
     Dump(Dump),
     Restore(Restore),
@@ -29,28 +30,28 @@ fn guarded<T>(body: impl FnOnce(&mut Stage) -> T) -> Option<T> {
     panic::catch_unwind(AssertUnwindSafe(|| body(&mut STAGE.lock().unwrap_or_else(PoisonError::into_inner)))).ok()
 }
 
-fn answer(result: Option<Result<Answer, String>>) -> c_int {
+fn answer(result: Option<Result<Answer, impl Display>>) -> c_int {
     match result {
         Some(Ok(Answer::Done)) => 0,
         Some(Ok(Answer::Descriptor(fd))) => fd,
         Some(Ok(Answer::NotOurs)) => -libc::ENOTSUP,
-        Some(Err(reason)) => {
-            log::error(&reason);
+        Some(Err(error)) => {
+            log::error(&error.to_string());
             -1
         }
         None => -1,
     }
 }
 
-/// A hook that means something in dumps only.
-fn in_dump(body: impl FnOnce(&mut Dump) -> Result<Answer, String>) -> c_int {
+/// Runs a hook that does something in dumps only.
+fn in_dump(body: impl FnOnce(&mut Dump) -> Result<Answer, DumpError>) -> c_int {
     answer(guarded(|stage| match stage {
         Stage::Dump(dump) => body(dump),
         _ => Ok(Answer::NotOurs),
     }))
 }
 
-/// CRIU begins. Only a restore of ours may fail here.
+/// CRIU begins. Only the restore of an image with GPU processes may fail here.
 pub extern "C" fn init(stage: c_int) -> c_int {
     panic::set_hook(Box::new(|info| log::error(&info.to_string())));
     let begun = guarded(|state| {
@@ -59,7 +60,7 @@ pub extern "C" fn init(stage: c_int) -> c_int {
             STAGE_RESTORE => Stage::Restore(Restore::begin()?),
             _ => Stage::Idle,
         };
-        Ok(Answer::Done)
+        Ok::<_, RestoreError>(Answer::Done)
     });
     match (stage, begun) {
         (STAGE_RESTORE, begun) => answer(begun),
@@ -104,7 +105,7 @@ pub extern "C" fn dump_unix_sk(fd: c_int, id: c_int) -> c_int {
     in_dump(|dump| dump.socket(fd, id.cast_unsigned()))
 }
 
-/// A socket that [`dump_unix_sk`] took is to be made again.
+/// CRIU recreates a socket that [`dump_unix_sk`] took.
 pub extern "C" fn restore_unix_sk(id: c_int) -> c_int {
     answer(guarded(|stage| match stage {
         Stage::Restore(restore) => restore.socket(id.cast_unsigned()),

@@ -5,7 +5,23 @@ use std::mem;
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
 
+use thiserror::Error;
+
 use crate::symbols::{function, symbol};
+
+/// This CRIU differs from what the plugin needs.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// It does not export a function or variable.
+    #[error("this CRIU has no symbol `{0}` for its plugins")]
+    NoSymbol(&'static str),
+    /// It has an option that this version does not know.
+    #[error("this CRIU leaves tasks in an unknown state, {0}")]
+    UnknownFate(c_int),
+    /// It refuses to name the plugin in the image.
+    #[error("CRIU cannot add the plugin to the image's inventory")]
+    Inventory,
+}
 
 /// What becomes of the tasks after a dump, and the argument of `pstree_switch_state`: CRIU's `TASK_ALIVE` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,18 +34,18 @@ pub enum Fate {
     Stopped = 3,
 }
 
-/// Whether the image's inventory names the plugin, that is, whether the dump had processes of ours in it.
+/// Whether the image's inventory names the plugin, that is, whether the dump included GPU processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inventory {
-    /// It does.
+    /// It names the plugin.
     Names,
-    /// It does not.
+    /// It does not name the plugin.
     Omits,
     /// The dump, or this CRIU, is older than 4.1 and knows no such list.
     Unknown,
 }
 
-/// What finishing a dump takes beyond the promised functions.
+/// What the end of a dump needs beyond the functions that CRIU promises to plugins.
 #[derive(Debug)]
 pub struct Control {
     final_state: *const c_int,
@@ -43,8 +59,8 @@ unsafe impl Send for Control {}
 /// From dlfcn.h.
 const RTLD_DL_SYMENT: c_int = 1;
 
-/// How many kinds of hooks the CRIU that has loaded us knows. No variable says so, but the size of the table does in
-/// which it keeps them: a list head, and one for each kind.
+/// The number of kinds of hooks that the running CRIU knows. The size of its table of hooks shows it: the table has one list
+/// head, and one for each kind.
 pub fn hook_count() -> Option<u32> {
     let table = symbol(c"cr_plugin_ctl")?;
     // SAFETY: plain data, filled by dladdr1.
@@ -71,18 +87,18 @@ pub fn image_dir() -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// Has the inventory name the plugin, so that a CRIU without it refuses to restore. Nothing to do before CRIU 4.1.
-pub fn add_to_inventory() -> Result<(), String> {
+/// Adds the plugin to the inventory, so that a CRIU without it refuses to restore. Nothing to do before CRIU 4.1.
+pub fn add_to_inventory() -> Result<(), HostError> {
     // SAFETY: the declaration in criu/include/image.h.
     let add = unsafe { function::<unsafe extern "C" fn(*const c_char) -> c_int>(c"add_inventory_plugin") };
     // SAFETY: CRIU copies the name.
     match add.map(|add| unsafe { add(crate::NAME.as_ptr()) }) {
         None | Some(0) => Ok(()),
-        Some(_) => Err("CRIU cannot add the plugin to the image's inventory".into()),
+        Some(_) => Err(HostError::Inventory),
     }
 }
 
-/// Looks into the inventory and, as CRIU wants of a plugin that is there, strikes the name out.
+/// Looks for the plugin in the inventory and removes it there, as CRIU expects of each plugin that is loaded.
 pub fn take_from_inventory() -> Inventory {
     // SAFETY: the declaration in criu/include/image.h.
     let take =
@@ -92,7 +108,7 @@ pub fn take_from_inventory() -> Inventory {
     };
     // SAFETY: a string and its length, which CRIU compares.
     let has = |name: &CStr| unsafe { take(name.as_ptr(), name.count_bytes()) };
-    // With an image of before 4.1 it says yes to every name.
+    // For an image from before 4.1, CRIU answers yes to every name.
     if has(c"no plugin has this name") {
         Inventory::Unknown
     } else if has(crate::NAME) {
@@ -103,26 +119,25 @@ pub fn take_from_inventory() -> Inventory {
 }
 
 impl Control {
-    /// Fails where this CRIU lacks one of them.
-    pub fn find() -> Result<Self, String> {
-        let missing = |name: &str| format!("this CRIU has no symbol `{name}` for its plugins");
+    /// Finds the symbols.
+    pub fn find() -> Result<Self, HostError> {
         // SAFETY: the declaration in criu/include/pstree.h.
         let switch_state = unsafe { function::<unsafe extern "C" fn(*mut c_void, c_int)>(c"pstree_switch_state") };
         Ok(Self {
-            final_state: symbol(c"opts").ok_or_else(|| missing("opts"))?.as_ptr().cast(),
-            root_item: symbol(c"root_item").ok_or_else(|| missing("root_item"))?.as_ptr().cast(),
-            switch_state: switch_state.ok_or_else(|| missing("pstree_switch_state"))?,
+            final_state: symbol(c"opts").ok_or(HostError::NoSymbol("opts"))?.as_ptr().cast(),
+            root_item: symbol(c"root_item").ok_or(HostError::NoSymbol("root_item"))?.as_ptr().cast(),
+            switch_state: switch_state.ok_or(HostError::NoSymbol("pstree_switch_state"))?,
         })
     }
 
     /// What CRIU was told to do with the tasks.
-    pub fn fate(&self) -> Result<Fate, String> {
+    pub fn fate(&self) -> Result<Fate, HostError> {
         // SAFETY: `final_state` is the first member of CRIU's options.
         match unsafe { self.final_state.read() } {
             1 => Ok(Fate::Alive),
             2 => Ok(Fate::Dead),
             3 => Ok(Fate::Stopped),
-            other => Err(format!("this CRIU leaves tasks in a state {other}")),
+            other => Err(HostError::UnknownFate(other)),
         }
     }
 

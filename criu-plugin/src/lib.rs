@@ -6,17 +6,17 @@
 //!   criu restore   init · RESTORE_UNIX_SK (in the target) · RESUME_DEVICES_LATE(pid) · exit                       restore
 //! ```
 //!
-//! CRIU loads every plugin for every dump and restore on a host, ours or not. So `init` never fails a dump, a hook that
-//! is asked about something foreign answers -ENOTSUP, and a daemon that is away or odd leaves the plugin inactive: a
-//! process of ours then fails to be dumped by CRIU's own rule against sockets that lead outside. Whatever is ours is the
-//! other way round: any doubt ends the dump with the processes running, or the restore with none.
+//! CRIU loads every plugin for every dump and restore on a host, also those without GPU processes. So `init` never fails a
+//! dump, a hook that is called for a foreign process or socket returns -ENOTSUP, and without a daemon that answers the plugin
+//! is inactive: CRIU itself then fails to dump a client, because of its rule against sockets that lead outside. For a client
+//! the opposite holds: any error ends the dump with the processes running, or the restore without any process.
 //!
-//! - [`hooks`]: what CRIU calls; nothing unwinds past it
-//! - [`descriptor`]: how CRIU finds the hooks; [`numbers`]: which there are, and how many it may be shown
-//! - [`dump`], [`restore`]: what they do, and the [`answer`] that CRIU gets
-//! - [`daemon`]: the connection
-//! - [`host`]: CRIU's own functions and variables, by what it exports ([`symbols`]); [`log`]: its log
-//! - [`alarm`]: keeping CRIU's alarm from a wait
+//! - [`hooks`]: the functions that CRIU calls; nothing unwinds past them
+//! - [`descriptor`]: how CRIU finds the hooks; [`numbers`]: their numbers, and how many CRIU may see
+//! - [`dump`], [`restore`]: the work, and the [`answer`] that CRIU gets
+//! - [`daemon`]: the connection; [`socket`]: the application's sockets
+//! - [`host`]: CRIU's own functions and variables, which it exports as [`symbols`]; [`log`]: its log
+//! - [`alarm`]: CRIU's alarm, suspended during a wait
 //! - [`tree`]: ending a half-restored process tree
 
 #![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
@@ -31,8 +31,9 @@ pub mod host;
 pub mod log;
 pub mod numbers;
 pub mod restore;
+pub mod socket;
 pub mod symbols;
 pub mod tree;
 
-/// What CRIU's inventory calls the plugin.
+/// The plugin's name in CRIU's inventory.
 pub const NAME: &std::ffi::CStr = c"rekindle";

@@ -36,17 +36,17 @@ pub fn write(level: Level, text: &str) {
     }
 }
 
-/// Why a dump or a restore fails.
+/// Writes the reason for which a dump or a restore fails.
 pub fn error(text: &str) {
     write(Level::Error, text);
 }
 
-/// What somebody should look at.
+/// Writes a line that an operator should read.
 pub fn warn(text: &str) {
     write(Level::Warn, text);
 }
 
-/// What happened.
+/// Writes a line about a normal event.
 pub fn info(text: &str) {
     write(Level::Info, text);
 }

@@ -1,15 +1,15 @@
-//! The numbers of CRIU's hooks, and how many of them the CRIU that has loaded this knows.
+//! The numbers of CRIU's hooks, and how many of them the running CRIU knows.
 
 use crate::host;
 
-/// How many hooks there are here: the newest is CHECKPOINT_DEVICES, 11.
+/// The number of hooks in the plugin: the newest is CHECKPOINT_DEVICES, 11.
 pub const HOOKS: usize = 12;
 /// The hooks of CRIU 3.17, the oldest that runs on kernels of today.
 const OLDEST_HOOKS: u32 = 10;
 
 /// A socket leads outside.
 pub const DUMP_UNIX_SK: usize = 0;
-/// A socket is to be made again.
+/// CRIU recreates a socket.
 pub const RESTORE_UNIX_SK: usize = 1;
 /// A restored task is complete.
 pub const RESUME_DEVICES_LATE: usize = 9;
@@ -18,12 +18,12 @@ pub const PAUSE_DEVICES: usize = 10;
 /// A task is stopped.
 pub const CHECKPOINT_DEVICES: usize = 11;
 
-/// How many of the hooks here the CRIU that has loaded this knows.
+/// The number of the plugin's hooks that the running CRIU knows.
 pub fn known() -> u32 {
     host::hook_count().unwrap_or(OLDEST_HOOKS).min(HOOKS as u32)
 }
 
-/// Whether it calls PAUSE_DEVICES, without which nothing can be dumped.
+/// Whether CRIU calls PAUSE_DEVICES, without which the plugin cannot dump.
 pub fn can_dump() -> bool {
     known() as usize > CHECKPOINT_DEVICES
 }

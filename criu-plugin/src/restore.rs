@@ -16,20 +16,64 @@ use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, Failure, Reply, Request, RestoredSocket};
+use rekindle_wire::control::{ALLOW_VARIABLE, Allowances, Reply, Request, RestoredSocket};
+use thiserror::Error;
 
 use crate::answer::{Answer, Exit};
 use crate::daemon::{self, Daemon, DaemonError};
 use crate::host::{self, Inventory};
+use crate::socket::{self, SocketError};
 use crate::{log, tree};
 
 /// The image that the daemon has written into CRIU's image directory.
 const MANIFEST: &std::ffi::CStr = c"rekindle.img";
 
+/// A hook of a restore fails, and with it the restore.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// CRIU does not tell where the image is.
+    #[error("CRIU has no image directory")]
+    NoImageDirectory,
+    /// The image lacks the daemon's part.
+    #[error("the processes used a GPU, but rekindle.img is missing from the image directory")]
+    NoManifest,
+    /// The image directory cannot be searched.
+    #[error("cannot look for rekindle.img: {0}")]
+    Manifest(io::Error),
+    /// The environment allows something unknown.
+    #[error(
+        "{variable} allows \"{0}\", which is unknown; it can allow {driver} and {gpu}",
+        variable = ALLOW_VARIABLE,
+        driver = Allowances::OTHER_DRIVER,
+        gpu = Allowances::OTHER_GPU
+    )]
+    UnknownAllowance(String),
+    /// The daemon cannot load the image.
+    #[error("the processes used a GPU and cannot be restored: {0}")]
+    Prepare(#[source] DaemonError),
+    /// A request to the daemon failed.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// A new socket cannot be examined.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A process cannot continue with its worker.
+    #[error("process {pid} cannot go on: {source}; killing the restored processes")]
+    Resume {
+        /// The process.
+        pid: i32,
+        /// Why.
+        source: DaemonError,
+    },
+    /// Another process of the tree could not continue.
+    #[error("killed with the others")]
+    Killed,
+}
+
 /// Where a restore stands.
 #[derive(Debug, Default)]
 pub enum Restore {
-    /// Nothing in it is ours.
+    /// The image has no GPU processes.
     #[default]
     Foreign,
     /// Workers are loading, and CRIU rebuilds the processes.
@@ -40,23 +84,23 @@ pub enum Restore {
     Failed,
 }
 
-/// A restore that has clients of ours in it.
+/// A restore that includes clients.
 #[derive(Debug)]
 pub struct Loading {
     daemon: Daemon,
     restore: u64,
     sockets: Vec<RestoredSocket>,
-    /// What RESUME_DEVICES_LATE was called for, the root first.
+    /// The processes for which CRIU called RESUME_DEVICES_LATE, the root first.
     seen: Vec<i32>,
 }
 
 impl Restore {
     /// init(RESTORE). An error fails the restore before anything runs.
-    pub fn begin() -> Result<Self, String> {
+    pub fn begin() -> Result<Self, RestoreError> {
         let inventory = host::take_from_inventory();
         let Some(image_dir) = host::image_dir() else {
             return match inventory {
-                Inventory::Names => Err("CRIU has no image directory".into()),
+                Inventory::Names => Err(RestoreError::NoImageDirectory),
                 _ => Ok(Self::Foreign),
             };
         };
@@ -67,60 +111,58 @@ impl Restore {
             }
             (Inventory::Omits, _) | (Inventory::Unknown, Ok(false)) => return Ok(Self::Foreign),
             (Inventory::Names, Ok(false)) => {
-                return Err("the processes used a GPU, but rekindle.img is missing from the image directory".into());
+                return Err(RestoreError::NoManifest);
             }
-            (_, Err(reason)) => return Err(reason),
+            (_, Err(error)) => return Err(error),
             (_, Ok(true)) => {}
         }
         let path = daemon::socket_path();
-        let (daemon, reply) = Daemon::session(&path, &request()?, image_dir)
-            .map_err(|error| format!("the processes used a GPU and cannot be restored: {error}"))?;
+        let (daemon, reply) = Daemon::session(&path, &request()?, image_dir).map_err(RestoreError::Prepare)?;
         match reply {
             Reply::Prepared { restore, sockets } => {
                 Ok(Self::Loading(Loading { daemon, restore, sockets, seen: Vec::new() }))
             }
             Reply::NotOurs if inventory != Inventory::Names => Ok(Self::Foreign),
-            other => Err(daemon::out_of_turn(other)),
+            other => Err(daemon::unexpected(other).into()),
         }
     }
 
     /// RESTORE_UNIX_SK: the new socket. Runs in the process that is being restored, in its namespaces; the session's
     /// descriptor is closed there and its number may be taken.
-    pub fn socket(&self, id: u32) -> Result<Answer, String> {
+    pub fn socket(&self, id: u32) -> Result<Answer, RestoreError> {
         let Self::Loading(loading) = self else {
             return Ok(Answer::NotOurs);
         };
         let Some(dumped) = loading.sockets.iter().find(|socket| socket.id == id) else {
             return Ok(Answer::NotOurs);
         };
-        let socket = reattach(loading.restore, dumped).map_err(|error| error.to_string())?;
+        let socket = reattach(loading.restore, dumped)?;
         Ok(Answer::Descriptor(socket.into_raw_fd()))
     }
 
     /// RESUME_DEVICES_LATE: the process is complete, but stopped.
-    pub fn resume(&mut self, pid: i32) -> Result<Answer, String> {
+    pub fn resume(&mut self, pid: i32) -> Result<Answer, RestoreError> {
         let loading = match self {
             Self::Loading(loading) => loading,
-            Self::Failed => return Err("killed with the others".into()),
+            Self::Failed => return Err(RestoreError::Killed),
             Self::Foreign | Self::Open => return Ok(Answer::NotOurs),
         };
         loading.seen.push(pid);
-        let reason = match loading.daemon.ask(&Request::Resume { pid }) {
+        let source = match loading.daemon.ask(&Request::Resume { pid }) {
             Ok(Reply::Resumed { ours, open }) => {
                 if open {
                     *self = Self::Open;
                 }
                 return Ok(Answer::ours(ours));
             }
-            Ok(other) => daemon::out_of_turn(other),
-            Err(error) => error.to_string(),
+            Ok(other) => daemon::unexpected(other),
+            Err(error) => error,
         };
-        let reason = format!("process {pid} cannot go on: {reason}; killing the restored processes");
         self.kill(pid);
-        Err(reason)
+        Err(RestoreError::Resume { pid, source })
     }
 
-    /// Kills all of a restore of ours. CRIU only logs what goes wrong in RESUME_DEVICES_LATE and lets the process run.
+    /// Kills all processes of the restore. CRIU only logs an error of RESUME_DEVICES_LATE, and lets the process run.
     pub fn kill(&mut self, pid: i32) {
         match mem::take(self) {
             Self::Loading(loading) => {
@@ -138,7 +180,7 @@ impl Restore {
             _ if status != 0 => return Exit::Return,
             Self::Foreign | Self::Open => return Exit::Return,
             Self::Failed => "the restored processes have been killed",
-            // Another plugin may have answered for them.
+            // Another plugin may have taken their hooks.
             Self::Loading(_) => {
                 "CRIU has not asked about all restored GPU processes: the restore is given up, and they are killed"
             }
@@ -148,7 +190,7 @@ impl Restore {
     }
 }
 
-fn has_manifest(image_dir: RawFd) -> Result<bool, String> {
+fn has_manifest(image_dir: RawFd) -> Result<bool, RestoreError> {
     // SAFETY: a descriptor and a string that ends in NUL.
     if unsafe { libc::faccessat(image_dir, MANIFEST.as_ptr(), libc::F_OK, 0) } == 0 {
         return Ok(true);
@@ -156,31 +198,25 @@ fn has_manifest(image_dir: RawFd) -> Result<bool, String> {
     let error = io::Error::last_os_error();
     match error.kind() {
         io::ErrorKind::NotFound => Ok(false),
-        _ => Err(format!("rekindle.img cannot be looked for: {error}")),
+        _ => Err(RestoreError::Manifest(error)),
     }
 }
 
-/// The first request, with what whoever restores allows.
-fn request() -> Result<Request, String> {
+/// The first request, with the differences that the environment allows.
+fn request() -> Result<Request, RestoreError> {
     let said = std::env::var_os(ALLOW_VARIABLE).unwrap_or_default();
-    let allowances = Allowances::parse(&said.to_string_lossy()).map_err(|word| {
-        format!(
-            "{ALLOW_VARIABLE} allows \"{word}\", which is nothing: there are {} and {}",
-            Allowances::OTHER_DRIVER,
-            Allowances::OTHER_GPU
-        )
-    })?;
-    // What allows nothing a daemon of an earlier version understands too.
+    let allowances =
+        Allowances::parse(&said.to_string_lossy()).map_err(|word| RestoreError::UnknownAllowance(word.to_string()))?;
+    // A daemon of an earlier version understands a request without allowances.
     Ok(if allowances == Allowances::default() { Request::Restore } else { Request::RestoreAllowing(allowances) })
 }
 
-/// Connects as the process did, and tells the daemon whose place this connection takes. No answer is read: what came
-/// would be read by the process.
-fn reattach(restore: u64, dumped: &RestoredSocket) -> Result<UnixStream, DaemonError> {
+/// Connects as the process did, and tells the daemon which connection this one replaces. The daemon sends no answer: the
+/// process would read it.
+fn reattach(restore: u64, dumped: &RestoredSocket) -> Result<UnixStream, RestoreError> {
     let socket = daemon::connect(Path::new(&dumped.path))?;
-    let cookie =
-        daemon::cookie(socket.as_raw_fd()).map_err(|reason| DaemonError::Refused(Failure::internal(reason)))?;
+    let cookie = socket::cookie(socket.as_raw_fd())?;
     let request = Request::Reattach { restore, socket: dumped.id, cookie };
-    daemon::open(&socket, &request, &[])?;
+    daemon::open(&socket, &request, &[]).map_err(DaemonError::from)?;
     Ok(socket)
 }

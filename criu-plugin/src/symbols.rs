@@ -1,11 +1,11 @@
-//! What CRIU exports, found when it is needed: only `criu_get_image_dir` is promised to plugins, and an import that is missing
-//! would keep CRIU from loading us, and then from dumping anything.
+//! CRIU's symbols, looked up when they are needed. CRIU promises only `criu_get_image_dir` to plugins. A missing import would
+//! keep CRIU from loading the plugin, and then from dumping anything.
 
 use std::ffi::{CStr, c_void};
 use std::mem;
 use std::ptr::NonNull;
 
-/// What has this name: a function or a variable of CRIU's, where this CRIU has it.
+/// CRIU's function or variable of this name, if this CRIU has it.
 pub fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: a look-up by name in what is loaded.
     NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })

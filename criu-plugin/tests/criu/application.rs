@@ -96,7 +96,7 @@ fn attach(ring: &File) -> (UnixStream, File) {
         pid: std::process::id() as i32,
         command: "application".into(),
         socket: path,
-        cookie: rekindle_criu::daemon::cookie(socket.as_raw_fd()).unwrap(),
+        cookie: rekindle_criu::socket::cookie(socket.as_raw_fd()).unwrap(),
         settings: Vec::new(),
     };
     let opening = Opening::new(&Request::Attach(attach)).unwrap();
