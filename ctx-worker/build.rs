@@ -1,9 +1,7 @@
 //! Generates the worker's typed entry points into the driver, and its side of generated calls, from the table of
 //! driver functions; and the messages in which images keep its state.
 
-use std::{env, fs, path::Path};
-
-use rekindle_cuda_abi::{generate, table};
+use rekindle_cuda_abi::{build_script, generate};
 
 /// What the worker calls besides the calls that travel by the table.
 const ALSO: &[&str] = &[
@@ -111,18 +109,9 @@ const ALSO: &[&str] = &[
 ];
 
 fn main() {
-    let table = match table::parse(table::TEXT) {
-        Ok(table) => table,
-        Err(error) => panic!("{error}"),
-    };
-    let out = env::var("OUT_DIR").unwrap_or_else(|_| panic!("cargo sets OUT_DIR"));
-    let write = |name: &str, text: String| {
-        if let Err(error) = fs::write(Path::new(&out).join(name), text) {
-            panic!("{name}: {error}");
-        }
-    };
-    write("driver.rs", generate::entry_points(&table, ALSO));
-    write("dispatch.rs", generate::dispatch(&table));
+    let table = build_script::driver_table();
+    build_script::write("driver.rs", &generate::entry_points(&table, ALSO));
+    build_script::write("dispatch.rs", &generate::dispatch(&table));
     println!("cargo::rerun-if-changed=build.rs");
     state();
 }

@@ -16,6 +16,7 @@
 
 pub mod arguments;
 pub mod batch;
+pub mod build_script;
 #[cfg(feature = "code")]
 pub mod code;
 pub mod copies;
