@@ -1,4 +1,4 @@
-//! How long the application's calls take, for who asks: with `REKINDLE_LOG=times` a table on stderr when the process ends.
+//! How long the application's calls take: `REKINDLE_LOG=times` prints a table to stderr when the process ends.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -16,15 +16,15 @@ struct Row {
     longest: AtomicU64,
 }
 
-/// By the numbers of functions; there only where times are asked for.
+/// The rows by the functions' numbers, if `REKINDLE_LOG=times` is set.
 static ROWS: OnceLock<Option<Vec<Row>>> = OnceLock::new();
 
 fn rows() -> Option<&'static [Row]> {
     let made = ROWS.get_or_init(|| {
-        let wanted = std::env::var_os("REKINDLE_LOG").is_some_and(|v| v == "times");
-        wanted.then(|| {
+        let is_set = std::env::var_os("REKINDLE_LOG").is_some_and(|v| v == "times");
+        is_set.then(|| {
             // SAFETY: a function that may run when the process ends.
-            unsafe { libc::atexit(tell) };
+            unsafe { libc::atexit(print_table) };
             (0..SYMBOLS.len()).map(|_| Row::default()).collect()
         })
     });
@@ -49,14 +49,14 @@ pub(crate) fn end(function: u16, begun: Option<Instant>) {
     }
 }
 
-extern "C" fn tell() {
+extern "C" fn print_table() {
     // Nothing unwinds into C.
     let _ = std::panic::catch_unwind(|| rows().map(write_table));
 }
 
 fn write_table(rows: &[Row]) {
-    let mut said: Vec<_> = rows.iter().zip(SYMBOLS).filter(|(row, _)| row.calls.load(Relaxed) > 0).collect();
-    said.sort_by_key(|(row, _)| std::cmp::Reverse(row.total.load(Relaxed)));
+    let mut used: Vec<_> = rows.iter().zip(SYMBOLS).filter(|(row, _)| row.calls.load(Relaxed) > 0).collect();
+    used.sort_by_key(|(row, _)| std::cmp::Reverse(row.total.load(Relaxed)));
     log::error(&format!(
         "{:>9} {:>11} {:>11}  call, in process {}",
         "calls",
@@ -64,7 +64,7 @@ fn write_table(rows: &[Row]) {
         "longest, us",
         std::process::id()
     ));
-    for (row, symbol) in said {
+    for (row, symbol) in used {
         let us = |cell: &AtomicU64| cell.load(Relaxed) as f64 / 1e3;
         let (calls, total, longest) = (row.calls.load(Relaxed), us(&row.total), us(&row.longest));
         log::error(&format!("{calls:>9} {total:>11.1} {longest:>11.1}  {}", symbol.0));

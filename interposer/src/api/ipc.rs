@@ -1,5 +1,5 @@
-//! Memory and events that processes share. What the application passes on is a name that its worker keeps; who opens it has the daemon
-//! bring the memory to its own worker, and maps it as pieces of its own.
+//! Memory and events that processes share. The application passes on a name that its worker keeps. A process that opens the
+//! name has the daemon pass the memory to its own worker, and maps it as pieces of its own.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_what_it_was_made_for_and_others_name_nothing() {
+    fn only_a_file_for_a_piece_has_a_token() {
         let name = [7; 16];
         let file = file_of(&ipc::handle(Named::Piece, &name)).unwrap();
         assert_eq!(token_in(file.as_raw_fd()), Some(name));

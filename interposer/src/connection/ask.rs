@@ -1,4 +1,4 @@
-//! Questions to the daemon: a connection, the question, its answer. What is asked can be asked again.
+//! Questions to the daemon, each on a connection of its own. A question has no effect, so it can be repeated.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use rekindle_wire::{descriptor, frame};
 
 use crate::process::log;
 
-/// How long a daemon that is not there is looked for, since it may be starting anew: so often, so far apart. Also a process
-/// that is dumped in between finds the connection closed.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(100);
+/// How many times a question is sent, and the time between two attempts: the daemon may be restarting, and after a dump the
+/// restored process finds the connection closed.
+const ATTEMPTS: u32 = 50;
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Asks; None where there is no answer, which is said to who has asked for more.
+/// Asks the daemon. `None` if it does not answer or fails; `REKINDLE_LOG` shows the reason.
 pub(crate) fn ask(request: &Request) -> Option<Reply> {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS {
         match once(&path, request) {
             Some(Reply::Failed(failure)) => {
                 log::note(&failure.reason);
                 return None;
             }
             Some(reply) => return Some(reply),
-            None => std::thread::sleep(PAUSE),
+            None => std::thread::sleep(RETRY_INTERVAL),
         }
     }
     log::note(&format!("the daemon at {path} does not answer"));

@@ -1,4 +1,4 @@
-//! Getting a worker: connecting to the daemon, making the shared memory, shaking hands.
+//! Attaching to a worker: connecting to the daemon, making the shared memory, and the handshake.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,7 +14,7 @@ use rekindle_wire::{descriptor, frame, frame::FrameError};
 use crate::process::log;
 use crate::process::memfd::{map_shared, sealed_memfd};
 
-/// What an attached process has.
+/// The result of a handshake.
 pub(crate) struct Attachment {
     pub(crate) socket: UnixStream,
     pub(crate) shared: Shared,
@@ -23,7 +23,7 @@ pub(crate) struct Attachment {
     pub(crate) attached: Attached,
 }
 
-/// Attaches, or says in one line what is wrong and what to do.
+/// Attaches. The error is one line for the user, which says what to do.
 pub(crate) fn attach() -> Result<Attachment, String> {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
     // A process that is frozen during the handshake finds the connection closed when it is restored, and begins again.
@@ -59,7 +59,7 @@ fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
             .filter_map(|k| Some((k.to_string(), std::env::var(k).ok()?)))
             .collect(),
     });
-    // A process without a worker has no ring: that is how one that has lost its worker is told from others.
+    // A process without a worker must have no ring: the ring shows which processes have lost their worker.
     let unmap = || {
         // SAFETY: both mappings were made above, and nobody else knows of them.
         unsafe {
@@ -70,7 +70,7 @@ fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
     let opening = Opening::new(&request).map_err(|e| e.to_string())?;
     let sent = frame::send(&socket, &opening, &[], &[ring.as_raw_fd(), bounce_file.as_raw_fd()]);
     if sent.is_ok()
-        && let Err(line) = wait_for_answer(&socket, path, PATIENCE)
+        && let Err(line) = wait_for_answer(&socket, path, TIMEOUTS)
     {
         unmap();
         return Err(line);
@@ -96,40 +96,43 @@ fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
     }
 }
 
-/// How long a daemon may be silent.
+/// How long the daemon may take to answer.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
-    /// Then it is asked whether it is there: a worker may take its time to come up.
-    look: Duration,
-    /// How long it may take to say that.
+struct Timeouts {
+    /// After this time without an answer the daemon gets a probe: a worker may need long to start.
+    poll_interval: Duration,
+    /// How long the daemon may take to answer a probe.
     probe: Duration,
-    /// One that says nothing at all for this time is given up.
+    /// After this time without any answer the attach fails.
     give_up: Duration,
 }
 
-const PATIENCE: Patience =
-    Patience { look: Duration::from_secs(5), probe: Duration::from_secs(10), give_up: Duration::from_secs(60) };
+const TIMEOUTS: Timeouts = Timeouts {
+    poll_interval: Duration::from_secs(5),
+    probe: Duration::from_secs(10),
+    give_up: Duration::from_secs(60),
+};
 
-/// Waits for the daemon's answer as long as the daemon is there. Of one that is not, a line says so, and after a time an
+/// Waits for the daemon's answer as long as the daemon answers probes. If it does not, logs a line, and later returns an
 /// error.
-fn wait_for_answer(socket: &UnixStream, path: &str, patience: Patience) -> Result<(), String> {
-    let mut silent: Option<Instant> = None;
+fn wait_for_answer(socket: &UnixStream, path: &str, timeouts: Timeouts) -> Result<(), String> {
+    let mut silent_since: Option<Instant> = None;
     loop {
         let began = Instant::now();
-        if is_readable(socket, patience.look) {
+        if is_readable(socket, timeouts.poll_interval) {
             return Ok(());
         }
-        if is_there(path, patience.probe) {
-            silent = None;
+        if answers_probe(path, timeouts.probe) {
+            silent_since = None;
             continue;
         }
-        if silent.is_none() {
+        if silent_since.is_none() {
             log::error(&format!(
                 "the daemon at {path} does not answer; waiting for it (is it stopped? `rekindle doctor` says so)"
             ));
         }
-        if silent.get_or_insert(began).elapsed() >= patience.give_up {
-            let seconds = patience.give_up.as_secs();
+        if silent_since.get_or_insert(began).elapsed() >= timeouts.give_up {
+            let seconds = timeouts.give_up.as_secs();
             return Err(format!(
                 "the daemon at {path} has not answered for {seconds} s: let it go on or start it anew, then this program"
             ));
@@ -137,8 +140,8 @@ fn wait_for_answer(socket: &UnixStream, path: &str, patience: Patience) -> Resul
     }
 }
 
-/// Whether a daemon answers whoever asks how it is.
-fn is_there(path: &str, time: Duration) -> bool {
+/// Whether the daemon answers a status request on another connection.
+fn answers_probe(path: &str, time: Duration) -> bool {
     let ask = || -> Option<UnixStream> {
         let socket = connect_within(path, time).ok()?;
         frame::send(&socket, &Opening::new(&Request::Status).ok()?, &[], &[]).ok()?;
@@ -147,7 +150,7 @@ fn is_there(path: &str, time: Duration) -> bool {
     ask().is_some_and(|socket| is_readable(&socket, time))
 }
 
-/// Connects, also where a daemon that is stopped has more connections waiting than it may have.
+/// Connects within a time, also if the queue of a stopped daemon is full.
 fn connect_within(path: &str, time: Duration) -> io::Result<UnixStream> {
     // SAFETY: plain system calls; the descriptor that comes back is new and owned here, the address a local of its size.
     unsafe {
@@ -174,7 +177,7 @@ fn connect_within(path: &str, time: Duration) -> io::Result<UnixStream> {
     }
 }
 
-/// Whether there is something to read, be it the end, within this time.
+/// Whether the socket has data to read, or has ended, within this time.
 fn is_readable(socket: &UnixStream, time: Duration) -> bool {
     let deadline = Instant::now() + time;
     loop {
@@ -217,14 +220,14 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    const SHORT: Patience = Patience {
-        look: Duration::from_millis(20),
+    const SHORT: Timeouts = Timeouts {
+        poll_interval: Duration::from_millis(20),
         probe: Duration::from_millis(20),
         give_up: Duration::from_millis(300),
     };
 
-    /// Connected to someone who listens, and accepts nothing.
-    fn silent() -> (std::path::PathBuf, UnixListener, UnixStream) {
+    /// A listener that accepts no connection, and a socket that is connected to it.
+    fn silent_daemon() -> (std::path::PathBuf, UnixListener, UnixStream) {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("rekindle-silent-{}-{number}", std::process::id()));
@@ -234,23 +237,23 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_says_nothing_is_given_up_in_time() {
-        let (path, _listener, socket) = silent();
+    fn attach_fails_when_the_daemon_answers_no_probe_in_time() {
+        let (path, _listener, socket) = silent_daemon();
         let line = wait_for_answer(&socket, path.to_str().unwrap(), SHORT).unwrap_err();
         assert!(line.contains("has not answered for"), "{line}");
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn a_daemon_that_is_there_may_take_its_time() {
-        // It answers a probe whenever it comes to that.
-        let patience = Patience { probe: Duration::from_secs(20), ..SHORT };
-        let (path, listener, socket) = silent();
+    fn attach_waits_while_the_daemon_answers_probes() {
+        // The daemon answers each probe.
+        let timeouts = Timeouts { probe: Duration::from_secs(20), ..SHORT };
+        let (path, listener, socket) = silent_daemon();
         let daemon = std::thread::spawn(move || {
             let (client, _) = listener.accept().unwrap();
             let began = Instant::now();
             let mut last = None;
-            // Longer than a silent one is waited for.
+            // Longer than the time after which an attach fails without an answer.
             while began.elapsed() < 2 * SHORT.give_up {
                 let (probe, _) = listener.accept().unwrap();
                 io::Write::write_all(&mut &probe, b"here").unwrap();
@@ -259,7 +262,7 @@ mod tests {
             io::Write::write_all(&mut &client, b"a worker").unwrap();
             (client, last)
         });
-        wait_for_answer(&socket, path.to_str().unwrap(), patience).unwrap();
+        wait_for_answer(&socket, path.to_str().unwrap(), timeouts).unwrap();
         daemon.join().unwrap();
         std::fs::remove_file(path).unwrap();
     }

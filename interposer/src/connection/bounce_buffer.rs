@@ -20,8 +20,8 @@ pub(crate) struct BounceBuffer {
 
 struct Free {
     chunks: Vec<usize>,
-    /// On their way to the device; free again when their word says so.
-    flying: VecDeque<usize>,
+    /// Chunks whose content is being copied to the device; each is free when its word in shared memory says so.
+    in_flight: VecDeque<usize>,
 }
 
 // SAFETY: the base is the address of a mapping that stays; which thread uses a chunk is decided under the lock.
@@ -32,7 +32,7 @@ unsafe impl Sync for BounceBuffer {}
 impl BounceBuffer {
     /// Takes the mapping of its memfd, which stays mapped.
     pub(crate) fn new(base: *mut u8) -> Self {
-        let free = Free { chunks: (0..CHUNKS).rev().collect(), flying: VecDeque::new() };
+        let free = Free { chunks: (0..CHUNKS).rev().collect(), in_flight: VecDeque::new() };
         Self { base, free: Mutex::new(free), freed: Condvar::new() }
     }
 
@@ -41,15 +41,15 @@ impl BounceBuffer {
         unsafe { self.base.add(chunk * CHUNK_SIZE) }
     }
 
-    /// A chunk that nobody uses, marked as under way, if there is one now. For who holds chunks already: waiting for
-    /// another while holding some could make threads wait for each other.
+    /// Takes a free chunk and marks it as pending, if there is one now. A thread that has chunks already must use this: if it
+    /// waited for another, threads could wait for each other.
     pub(crate) fn try_take(&self, connection: &Connection) -> Option<usize> {
         let chunk = self.free.lock().ok()?.chunks.pop()?;
         connection.shared.chunk(chunk).store(reply::PENDING, Release);
         Some(chunk)
     }
 
-    /// A chunk that nobody uses, marked as under way; waits for one.
+    /// Takes a free chunk and marks it as pending; waits for one.
     pub(crate) fn take(&self, connection: &Connection) -> Result<usize, CUresult> {
         let mut free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
         loop {
@@ -57,17 +57,17 @@ impl BounceBuffer {
                 connection.shared.chunk(chunk).store(reply::PENDING, Release);
                 return Ok(chunk);
             }
-            if let Some(chunk) = free.flying.pop_front() {
+            if let Some(chunk) = free.in_flight.pop_front() {
                 drop(free);
-                let landed = reply::wait(connection.shared.chunk(chunk), connection.spin(), || connection.is_alive());
+                let copied = reply::wait(connection.shared.chunk(chunk), connection.spin(), || connection.is_alive());
                 free = self.free.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?;
-                if !landed {
+                if !copied {
                     return Err(WORKER_DIED);
                 }
                 free.chunks.push(chunk);
                 continue;
             }
-            // Other threads hold all of them and give each back before they wait for another.
+            // Other threads have all of them, and return each before they wait for another.
             free = self.freed.wait(free).map_err(|_| CUDA_ERROR_UNKNOWN)?;
         }
     }
@@ -79,9 +79,9 @@ impl BounceBuffer {
         }
     }
 
-    pub(crate) fn give_when_landed(&self, chunk: usize) {
+    pub(crate) fn give_when_copied(&self, chunk: usize) {
         if let Ok(mut free) = self.free.lock() {
-            free.flying.push_back(chunk);
+            free.in_flight.push_back(chunk);
             self.freed.notify_one();
         }
     }

@@ -24,7 +24,7 @@ use crate::process::threads;
 use crate::state::client;
 use crate::state::idle;
 
-/// Copies from this size on are worth several threads.
+/// From this size on, several threads copy.
 const STRIPED: usize = 16 << 20;
 /// The most threads of one copy, the caller included.
 const STRIPES: usize = 4;
@@ -65,7 +65,7 @@ pub(crate) unsafe fn to_device(target: u64, source: *const u8, bytes: usize, str
             }
             let sent = chunk_command(COPY_FROM_CHUNK, target + offset as u64, chunk, length, stream);
             match sent {
-                Ok(_) => client.bounce_buffer.give_when_landed(chunk),
+                Ok(_) => client.bounce_buffer.give_when_copied(chunk),
                 Err(error) => {
                     client.bounce_buffer.give(chunk);
                     return Err(error);
@@ -84,14 +84,14 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
     let target = target as usize;
     striped(bytes, move |chunks| {
         let client = client::get()?;
-        let mut flying: VecDeque<(usize, usize, usize)> = VecDeque::new();
+        let mut in_flight: VecDeque<(usize, usize, usize)> = VecDeque::new();
         let (mut result, mut end) = (Ok(()), None);
         let mut chunks = chunks.peekable();
         loop {
-            let may_send = result.is_ok() && flying.len() < DEPTH;
+            let may_send = result.is_ok() && in_flight.len() < DEPTH;
             if let Some(&(offset, length)) = chunks.peek().filter(|_| may_send) {
                 let chunk = match client.bounce_buffer.try_take(&client.connection) {
-                    None if flying.is_empty() => Some(client.bounce_buffer.take(&client.connection)?),
+                    None if in_flight.is_empty() => Some(client.bounce_buffer.take(&client.connection)?),
                     chunk => chunk,
                 };
                 if let Some(chunk) = chunk {
@@ -99,7 +99,7 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
                     match chunk_command(COPY_TO_CHUNK, source + offset as u64, chunk, length, stream) {
                         Ok(behind) => {
                             end = Some(behind);
-                            flying.push_back((chunk, offset, length));
+                            in_flight.push_back((chunk, offset, length));
                         }
                         Err(error) => {
                             client.bounce_buffer.give(chunk);
@@ -109,7 +109,7 @@ pub(crate) unsafe fn to_host(target: *mut u8, source: u64, bytes: usize, stream:
                     continue;
                 }
             }
-            let Some((chunk, offset, length)) = flying.pop_front() else { break };
+            let Some((chunk, offset, length)) = in_flight.pop_front() else { break };
             result = result.and(wait_for_chunk(&client.connection, chunk)?);
             if result.is_ok() {
                 // SAFETY: the chunk's bytes have arrived; the target range is part of what the caller promises.
@@ -149,7 +149,7 @@ fn striped(
     result.err().unwrap_or(CUDA_SUCCESS)
 }
 
-/// How many threads a copy is worth.
+/// The number of threads for a copy of this size.
 fn threads_for(bytes: usize) -> usize {
     if bytes < STRIPED {
         return 1;
@@ -158,8 +158,8 @@ fn threads_for(bytes: usize) -> usize {
     STRIPES.min(cores / 2).max(1)
 }
 
-/// Does the same by so many threads, or by as many as there may be: each takes the next chunk that nobody has taken, so
-/// that the caller does alone what it finds no helper for.
+/// As [`striped`], with at most `threads` threads, or fewer if no more can be created. Each takes the next chunk that no
+/// other has taken, so the caller copies alone if it has no helpers.
 fn striped_over(
     threads: usize,
     bytes: usize,
@@ -186,7 +186,7 @@ fn striped_over(
         work(&mut chunks())
     };
     std::thread::scope(|scope| {
-        // Where one cannot be made, no other can.
+        // If one cannot be created, no other can.
         let helpers: Vec<_> =
             (1..threads).map_while(|_| threads::spawn_helper(scope, "cuda-copy", help).ok()).collect();
         let mut result = work(&mut chunks());
@@ -205,7 +205,7 @@ mod tests {
 
     const LAST: usize = 5;
 
-    /// Who has taken which chunk of a copy of some chunks and a few bytes.
+    /// Which thread has taken which chunk of a copy of some chunks and a few bytes.
     fn taken(threads: usize) -> BTreeMap<usize, (usize, std::thread::ThreadId)> {
         let taken = Mutex::new(BTreeMap::new());
         let copied = striped_over(threads, 7 * CHUNK_SIZE + LAST, |chunks| {
@@ -227,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn each_chunk_is_copied_once_by_whatever_thread() {
+    fn each_chunk_is_copied_once_with_any_number_of_threads() {
         for threads in [1, 2, 4, 20] {
             must_be_whole(&taken(threads));
         }
     }
 
     #[test]
-    fn a_copy_is_made_by_its_caller_where_no_thread_can_be_made() {
+    fn the_caller_copies_alone_when_no_thread_can_be_created() {
         threads::tests::REFUSED.set(true);
         let taken = taken(4);
         must_be_whole(&taken);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_fails_when_a_part_of_it_fails() {
+    fn a_copy_fails_when_one_part_fails() {
         let caller = std::thread::current().id();
         let result = striped_over(2, CHUNK_SIZE, |chunks| {
             chunks.for_each(drop);

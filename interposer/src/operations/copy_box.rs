@@ -47,7 +47,7 @@ pub(crate) unsafe fn to_device(target: End, source: HostBox, size: [u64; 3], str
         // SAFETY: the chunk is this thread's and holds a part; the caller vouches for the source.
         unsafe { rows(source, &part, client.bounce_buffer.address(chunk), false) };
         match send(COPY_BOX_FROM_CHUNK, target, &part, chunk, stream) {
-            Ok(()) => client.bounce_buffer.give_when_landed(chunk),
+            Ok(()) => client.bounce_buffer.give_when_copied(chunk),
             Err(error) => {
                 client.bounce_buffer.give(chunk);
                 return Err(error);
@@ -63,23 +63,23 @@ pub(crate) unsafe fn to_device(target: End, source: HostBox, size: [u64; 3], str
 /// The host's box is writable.
 pub(crate) unsafe fn to_host(target: HostBox, source: End, size: [u64; 3], stream: CUstream) -> Result<(), CUresult> {
     let client = client::get()?;
-    let mut flying: VecDeque<(usize, Part)> = VecDeque::new();
+    let mut in_flight: VecDeque<(usize, Part)> = VecDeque::new();
     let mut result = Ok(());
     let mut parts = cut(size, CHUNK_SIZE as u64).peekable();
     loop {
         if result.is_ok()
-            && flying.len() < DEPTH
+            && in_flight.len() < DEPTH
             && let Some(part) = parts.peek().copied()
         {
             // Waiting for another chunk while holding some could make threads wait for each other.
             let chunk = match client.bounce_buffer.try_take(&client.connection) {
-                None if flying.is_empty() => Some(client.bounce_buffer.take(&client.connection)?),
+                None if in_flight.is_empty() => Some(client.bounce_buffer.take(&client.connection)?),
                 chunk => chunk,
             };
             if let Some(chunk) = chunk {
                 parts.next();
                 match send(COPY_BOX_TO_CHUNK, source, &part, chunk, stream) {
-                    Ok(()) => flying.push_back((chunk, part)),
+                    Ok(()) => in_flight.push_back((chunk, part)),
                     Err(error) => {
                         client.bounce_buffer.give(chunk);
                         result = Err(error);
@@ -88,7 +88,7 @@ pub(crate) unsafe fn to_host(target: HostBox, source: End, size: [u64; 3], strea
                 continue;
             }
         }
-        let Some((chunk, part)) = flying.pop_front() else { return result };
+        let Some((chunk, part)) = in_flight.pop_front() else { return result };
         result = result.and(wait_for_chunk(&client.connection, chunk)?);
         if result.is_ok() {
             // SAFETY: the chunk's bytes have arrived; the caller vouches for the target.

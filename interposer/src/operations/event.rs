@@ -17,7 +17,7 @@ pub(crate) fn check_handle(event: CUevent) -> Result<(), CUresult> {
 /// Records an event in a stream, or in the graph that the stream captures.
 pub(crate) fn record(event: CUevent, stream: CUstream, flags: u32) -> Result<(), CUresult> {
     check_handle(event)?;
-    // Of one context with its stream; the driver says so at once.
+    // The driver checks at once that the event and its stream belong to the same context.
     let client = client::get()?;
     let of_stream = stream::context_of(stream)?;
     if client.events.context(event).is_some_and(|of_event| of_event != of_stream) {
@@ -29,6 +29,6 @@ pub(crate) fn record(event: CUevent, stream: CUstream, flags: u32) -> Result<(),
     client.events.record(event);
     // SAFETY: no pointers.
     check(unsafe { remote::cuEventRecord(event, stream) })?;
-    // Whoever is told of it afterwards finds it recorded.
+    // A process that learns of the record afterwards must find it recorded.
     if client.events.is_shared(event) { perform(EVENT_FENCE, &EventFence {}) } else { Ok(()) }
 }

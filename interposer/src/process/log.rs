@@ -1,6 +1,6 @@
-//! What the interposer says on stderr, which belongs to the application: one line when CUDA cannot start or the worker
-//! dies; with `REKINDLE_LOG` set also which calls were refused, once each; and with `REKINDLE_LOG=errors` every call that
-//! does not succeed, with its code.
+//! Lines on stderr, which belongs to the application: one when CUDA cannot start or the worker dies. If `REKINDLE_LOG` is
+//! set, also one for each function that was refused; with `REKINDLE_LOG=errors`, one for each call that fails, with its
+//! result.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, OnceLock};
@@ -8,39 +8,39 @@ use std::sync::{Mutex, OnceLock};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::stderr;
 
-/// A line that the user must see.
+/// Writes a line that the user must see.
 pub(crate) fn error(line: &str) {
     stderr::line(&format!("rekindle: {line}"));
 }
 
-/// Whether `REKINDLE_LOG` asks for more.
-fn wanted() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some())
+/// Whether `REKINDLE_LOG` is set.
+fn is_verbose() -> bool {
+    static VERBOSE: OnceLock<bool> = OnceLock::new();
+    *VERBOSE.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some())
 }
 
-/// Notes that a call has not succeeded. What is no error is not noted: that something is not done yet.
+/// Logs a call that has failed, unless its result only says that something is not ready yet.
 #[cold]
 pub(crate) fn failed(symbol: &'static str, code: CUresult) {
     static ERRORS: OnceLock<bool> = OnceLock::new();
     if *ERRORS.get_or_init(|| std::env::var_os("REKINDLE_LOG").is_some_and(|v| v == "errors"))
         && code != CUDA_ERROR_NOT_READY
     {
-        error(&format!("{symbol} answers {code}"));
+        error(&format!("{symbol} returns {code}"));
     }
 }
 
-/// A line for who has asked for more.
+/// Writes a line if `REKINDLE_LOG` is set.
 pub(crate) fn note(line: &str) {
-    if wanted() {
+    if is_verbose() {
         error(line);
     }
 }
 
-/// Notes that a function is not implemented.
+/// Logs that a function is not implemented.
 pub(crate) fn refused(symbol: &'static str) {
     static SEEN: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    if !wanted() {
+    if !is_verbose() {
         return;
     }
     if let Ok(mut seen) = SEEN.lock()

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read() {
+    fn a_line_of_maps_is_parsed() {
         let mapping = parse(b"7f00-7f20 rw-s 00001000 00:01 77      /memfd:rekindle-pinned-5 (deleted)").unwrap();
         assert_eq!((mapping.start, mapping.end, mapping.offset, mapping.shared), (0x7f00, 0x7f20, 0x1000, true));
         assert_eq!(mapping.protection, libc::PROT_READ | libc::PROT_WRITE);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mappings_are_seen() {
+    fn each_visits_all_mappings() {
         let here = &raw const *b"here" as u64;
         let (mut found, mut count) = (false, 0);
         each(|m| {

@@ -176,7 +176,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
     #[test]
-    fn threads_stand_still_and_go_on() {
+    fn threads_stand_still_while_the_work_runs_and_continue_afterwards() {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         static END: AtomicBool = AtomicBool::new(false);
         let threads: Vec<_> = (0..3)

@@ -1,29 +1,29 @@
-//! Threads of this library's in the application's process.
+//! Threads that this library creates in the application's process.
 //!
-//! The application does not know of them. So its signals are for its own threads: here all are blocked, from a thread's
-//! first instruction on, but for those by which a thread hears of its own faults. A fault while its signal is blocked
-//! would end the process, where the application may have a handler that mends it (memory that it protects itself).
+//! The application does not know about them, so its signals must not go to them. From its first instruction on, such a
+//! thread blocks all signals except those for its own faults: a fault whose signal is blocked would end the process, although
+//! the application may have a handler that repairs it (memory that it protects itself).
 //!
-//! A process may have as many threads as it may have (`pids.max`, `RLIMIT_NPROC`). That one cannot be made is nothing
-//! unusual, and each caller has an answer to it.
+//! The number of threads can be limited (`pids.max`, `RLIMIT_NPROC`). So each caller handles the case that no thread can be
+//! created.
 
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-/// The signals by which a thread hears of its own faults.
+/// The signals for a thread's own faults.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// What threads of the driver's have: functions of the application's run on them.
+/// The stack size of the driver's threads: functions of the application run on them.
 const STACK: usize = 8 << 20;
-/// For a copy, and a handler of the application's for faults.
+/// The stack size for a copy, and a handler of the application for faults.
 const HELPER_STACK: usize = 1 << 20;
 
-/// Starts a thread that lives as long as the process.
+/// Starts a thread that runs until the process ends.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     without_signals(|| Builder::new().name(name.into()).stack_size(STACK).spawn(body))
 }
 
-/// Starts a thread that does a part of its caller's work.
+/// Starts a thread that does part of its caller's work.
 pub(crate) fn spawn_helper<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -36,7 +36,7 @@ pub(crate) fn spawn_helper<'scope, T: Send + 'scope>(
     without_signals(|| Builder::new().name(name.into()).stack_size(HELPER_STACK).spawn_scoped(scope, body))
 }
 
-/// Does something while signals are blocked in this thread, as they then are in a thread that it makes.
+/// Runs `work` while this thread blocks signals. A thread that `work` creates inherits that.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are locals, written before they are read; the mask is this thread's own.
     let before = unsafe {
@@ -80,7 +80,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_thread_of_ours_takes_no_signal_but_of_its_own_faults() {
+    fn a_helper_thread_blocks_all_signals_except_its_own_faults() {
         let before = blocked();
         let (done, seen) = std::sync::mpsc::channel();
         spawn("test", move || drop(done.send(blocked()))).unwrap().join().unwrap();
