@@ -18,12 +18,12 @@ pub(crate) mod remote {
     include!(concat!(env!("OUT_DIR"), "/encoders.rs"));
 }
 
-/// The error that every call gets now, if any: the worker is gone, or the context is broken. Then, once, the error
-/// of an earlier call that did not wait.
+/// The error that every call gets now, if any: the context is broken, or the worker is gone. Otherwise, once, the error of an
+/// earlier call that did not wait.
 pub(crate) fn standing_error(client: &'static Client) -> Result<(), CUresult> {
     if let Err(sticky) = client.connection.sticky_error() {
         prints::deliver(&client.connection);
-        // A thread whose context is gone hears that first.
+        // In a thread whose context is destroyed, that error comes first.
         return Err(client
             .contexts
             .current()
@@ -118,7 +118,7 @@ impl Call {
         self.send_to_end().err().unwrap_or(CUDA_SUCCESS)
     }
 
-    /// As [`Call::send`]; returns where the ring's end is behind the command.
+    /// As [`Call::send`]; returns the end of the ring behind the command.
     pub(crate) fn send_to_end(self) -> Result<u64, CUresult> {
         if self.client.connection.is_under_pressure() {
             let mut call = Call::unchecked(self.client, HELD_ROOM, 0);
@@ -136,7 +136,7 @@ impl Call {
     }
 }
 
-/// Has the worker do a command that gives nothing back, and waits until that is done.
+/// Has the worker execute a command without results, and waits for its end.
 pub(crate) fn perform(number: u16, parameters: &impl Parameters) -> Result<(), CUresult> {
     let mut call = Call::new(number)?;
     call.put(parameters);

@@ -88,13 +88,13 @@ pub(crate) unsafe fn cuArrayGetDescriptor_v2(out: *mut CudaArrayDescriptor, arra
     }))
 }
 
-/// These three are of kinds of arrays that are not made here (with several planes, sparse, without memory); of others the
-/// driver says so.
+/// The answer of three functions for kinds of arrays that are not supported (with several planes, sparse, without memory):
+/// for any other array the driver returns this error.
 fn of_another_kind(array: CUarray) -> CUresult {
     code(client::get().and_then(|client| client.arrays.get(array)).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }
 
-/// What the driver says of null differs from call to call.
+/// As [`of_another_kind`], for functions that check for null first.
 fn of_another_kind_or_null(array: CUarray) -> CUresult {
     if array == 0 { CUDA_ERROR_INVALID_VALUE } else { of_another_kind(array) }
 }

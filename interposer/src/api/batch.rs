@@ -1,4 +1,4 @@
-//! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
+//! Copies in batches. The driver promises no order within a batch; here the copies follow each other in their stream.
 
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::*;
@@ -22,7 +22,7 @@ unsafe fn each(
     if rekindle_graphs::hook::captures(on) {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
-    // SAFETY: the caller's promise. No copy in particular, so far.
+    // SAFETY: the caller's promise. So far no copy has failed.
     unsafe { put_if(fail_index, usize::MAX) };
     if count == 0 || named_stream(on) == CU_STREAM_LEGACY {
         return Err(CUDA_ERROR_INVALID_VALUE);

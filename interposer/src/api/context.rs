@@ -31,7 +31,7 @@ pub(super) fn forget(client: &Client, context: CUcontext) {
     }
 }
 
-/// Of the ways in which the CPU may wait a context has one; what lies beyond them are single bits.
+/// Checks a context's flags: one way in which the CPU waits, and single bits.
 pub(super) fn check_flags(flags: u32) -> Result<(), CUresult> {
     const SCHEDULING: u32 = 7;
     const ALL: u32 = 0xff;

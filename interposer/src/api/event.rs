@@ -19,7 +19,7 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult 
     code(client::get().and_then(|client| {
         let (context, _) = client.contexts.current()?;
         let shared = flags & SHARED != 0;
-        // Those for other processes have no times.
+        // Events for other processes have no times.
         if flags & !(FLAGS | SHARED) != 0 || (shared && flags & NO_TIMES == 0) || event.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -36,7 +36,7 @@ pub(crate) unsafe fn cuEventCreate(event: *mut CUevent, flags: u32) -> CUresult 
     }))
 }
 
-/// Makes an event that other processes may have, of which the caller has something more to say.
+/// Creates an event for other processes, which the caller then connects to another event.
 pub(super) fn made_for_others(client: &Client, context: CUcontext) -> Result<CUevent, CUresult> {
     let mut event = 0;
     // SAFETY: the out parameter is a local.
@@ -45,7 +45,7 @@ pub(super) fn made_for_others(client: &Client, context: CUcontext) -> Result<CUe
     Ok(event)
 }
 
-/// Ends an event that the application has not got.
+/// Destroys an event that the application does not have yet.
 pub(super) fn destroy(client: &Client, event: CUevent) {
     client.events.remove(event);
     // SAFETY: no pointers. What fails here goes with the process.

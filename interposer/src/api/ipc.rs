@@ -66,7 +66,7 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUip
         let token = ipc::token(Named::Allocation, &handle.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let mut opened = client.opened.lock();
         if let Some(open) = opened.get_mut(&token) {
-            // Of each process one context may have it open.
+            // Only one context of a process may open a handle.
             if open.context != context {
                 return Err(CUDA_ERROR_INVALID_CONTEXT);
             }
@@ -74,10 +74,10 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUip
             // SAFETY: not null, so writable by cuda.h's contract.
             return unsafe { put(pdptr, open.base) };
         }
-        let came = take(client, &token, false)?;
-        let open = map(client, context, known.device, &came).inspect_err(|_| came.release())?;
-        let (base, size) = (open.base, came.size);
-        client.memory.insert(Allocation::Opened { base, size, device: came.device, context });
+        let imported = take(client, &token, false)?;
+        let open = map(client, context, known.device, &imported).inspect_err(|_| imported.release())?;
+        let (base, size) = (open.base, imported.size);
+        client.memory.insert(Allocation::Opened { base, size, device: imported.device, context });
         opened.insert(token, open);
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(pdptr, base) }
@@ -103,18 +103,18 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> CUresult {
     }))
 }
 
-/// Closes what a context has open, which is going.
+/// Closes the handles of a context that is being destroyed.
 pub(super) fn close_all(client: &Client, context: CUcontext) {
     let gone: Vec<Open> = client.opened.lock().extract_if(|_, open| open.context == context).map(|it| it.1).collect();
     for open in gone {
         client.memory.remove(open.base);
-        // What fails here goes with the process.
+        // After a failure, the process's end frees the memory.
         let _ = unmap(client, &open);
     }
 }
 
 pub(crate) unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> CUresult {
-    // As of memory.
+    // The driver checks this first, as for memory.
     if pHandle.is_null() || event == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -193,29 +193,29 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         let token = token_in(osHandle as usize as i32).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let came = take(client, &token, true)?;
-        let &[(piece, _)] = came.pieces.as_slice() else {
-            came.release();
+        let imported = take(client, &token, true)?;
+        let &[(piece, _)] = imported.pieces.as_slice() else {
+            imported.release();
             return Err(CUDA_ERROR_UNKNOWN);
         };
-        let flags = PieceFlags::of(came.flags);
+        let flags = PieceFlags::of(imported.flags);
         let properties = CUmemAllocationProp {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
-            location_id: client.devices.ordinal(came.device),
+            location_id: client.devices.ordinal(imported.device),
             compression: flags.compression,
             rdma: flags.rdma,
             usage: flags.usage,
             ..Default::default()
         };
-        client.vmm.add(piece, came.device, properties);
+        client.vmm.add(piece, imported.device, properties);
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(handle.cast(), piece) }
     }))
 }
 
-/// A file that holds a handle, which nobody can change: it can be passed on, and CRIU keeps it.
+/// Creates a sealed file with a handle. It can be passed on, and CRIU saves it.
 fn file_of(bytes: &[u8; HANDLE_BYTES]) -> std::io::Result<OwnedFd> {
     // SAFETY: the name is a C string; a descriptor that comes back is new and owned here.
     let file = unsafe {
@@ -234,7 +234,7 @@ fn file_of(bytes: &[u8; HANDLE_BYTES]) -> std::io::Result<OwnedFd> {
     }
 }
 
-/// What such a file names; None for any other.
+/// The token in such a file; `None` for any other file.
 fn token_in(fd: i32) -> Option<Token> {
     let mut bytes = [0_u8; HANDLE_BYTES + 1];
     // SAFETY: the kernel writes at most so many bytes into the local, and looks whether the descriptor is one.
@@ -243,8 +243,8 @@ fn token_in(fd: i32) -> Option<Token> {
     (got == HANDLE_BYTES as isize).then(|| ipc::token(Named::Piece, bytes)).flatten()
 }
 
-/// Pieces that have come.
-struct Came {
+/// Pieces that the worker has imported.
+struct Imported {
     device: usize,
     offset: u64,
     size: u64,
@@ -253,29 +253,30 @@ struct Came {
     pieces: Vec<(u64, u64)>,
 }
 
-impl Came {
-    /// Gives them back.
+impl Imported {
+    /// Releases them.
     fn release(&self) {
         for (piece, _) in &self.pieces {
-            // What fails here goes with the process.
+            // After a failure, the process's end frees the memory.
             let _ = perform(PIECE_RELEASE, &OfPiece { piece: *piece });
         }
     }
 }
 
-/// Has the worker get what a name stands for, under a number; and of how many parts it is.
+/// Has the daemon pass what a token names to this process's worker. Returns the number under which the worker has it, and the
+/// number of its pieces.
 fn ticket(token: &Token, own: bool) -> Result<(u64, usize), CUresult> {
     match ask::ask(&Request::Import { token: *token }) {
         Some(Reply::Imported { own: true, .. }) if !own => Err(CUDA_ERROR_INVALID_CONTEXT),
         Some(Reply::Imported { ticket, count, .. }) => Ok((ticket, count)),
-        // It is there no more.
+        // The exporter has freed it.
         Some(Reply::NotShared) => Err(CUDA_ERROR_INVALID_HANDLE),
         _ => Err(CUDA_ERROR_OPERATING_SYSTEM),
     }
 }
 
-/// Has the worker get what a name stands for. `own` is whether it may be this process's.
-fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
+/// Has the worker take the pieces that a token names. `own` is whether they may belong to this process.
+fn take(client: &Client, token: &Token, own: bool) -> Result<Imported, CUresult> {
     loop {
         let (ticket, count) = ticket(token, own)?;
         let mut call = Call::new(PIECE_IMPORT)?;
@@ -290,26 +291,26 @@ fn take(client: &Client, token: &Token, own: bool) -> Result<Came, CUresult> {
         let mut word = || reply.word().ok_or(CUDA_ERROR_UNKNOWN);
         let (device, offset, size, flags) = (word()? as usize, word()?, word()?, word()?);
         let pieces = handles.into_iter().map(|handle| Ok((handle, word()?))).collect::<Result<_, CUresult>>()?;
-        return Ok(Came { device, offset, size, flags, pieces });
+        return Ok(Imported { device, offset, size, flags, pieces });
     }
 }
 
 /// Maps pieces side by side, for the device of the current context and their own.
-fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Result<Open, CUresult> {
-    let bytes: u64 = came.pieces.iter().map(|(_, size)| size).sum();
+fn map(client: &Client, context: CUcontext, device: usize, imported: &Imported) -> Result<Open, CUresult> {
+    let bytes: u64 = imported.pieces.iter().map(|(_, size)| size).sum();
     let reserved = client.vmm.take(bytes, MEMORY_GRANULARITY, 0).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    let pieces = came.pieces.iter().map(|(handle, _)| *handle).collect();
-    let open = Open { base: reserved + came.offset, context, times: 1, reserved, bytes, pieces };
-    // What is not to be had there stays taken, so that the next one is tried elsewhere.
+    let pieces = imported.pieces.iter().map(|(handle, _)| *handle).collect();
+    let open = Open { base: reserved + imported.offset, context, times: 1, reserved, bytes, pieces };
+    // After a failure the addresses stay reserved here, so that the next reservation tries others.
     perform(ADDRESS_RESERVE, &AddressRange { address: reserved, size: bytes })?;
     let mut at = reserved;
-    let mapped = came.pieces.iter().try_for_each(|(piece, size)| {
+    let mapped = imported.pieces.iter().try_for_each(|(piece, size)| {
         perform(PIECE_MAP, &PieceMap { address: at, size: *size, offset: 0, piece: *piece, flags: 0 })?;
         at += size;
         Ok(())
     });
-    let mut access = vec![(came.device as u64, CU_MEM_ACCESS_READWRITE)];
-    if device != came.device {
+    let mut access = vec![(imported.device as u64, CU_MEM_ACCESS_READWRITE)];
+    if device != imported.device {
         access.push((device as u64, CU_MEM_ACCESS_READWRITE));
     }
     let access = PieceAccess { address: reserved, size: bytes, access };
@@ -317,7 +318,7 @@ fn map(client: &Client, context: CUcontext, device: usize, came: &Came) -> Resul
         if at > reserved {
             let _ = perform(PIECE_UNMAP, &AddressRange { address: reserved, size: at - reserved });
         }
-        // Addresses that the worker still has are nobody else's.
+        // Addresses that the worker still has must stay reserved here.
         if perform(ADDRESS_FREE, &AddressRange { address: reserved, size: bytes }).is_ok() {
             client.vmm.give(reserved, bytes);
         }

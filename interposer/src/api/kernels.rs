@@ -1,5 +1,4 @@
-//! What modules, libraries, kernels and functions say of themselves: which kernels there are, names, parameters, where
-//! they come from.
+//! Queries about modules, libraries, kernels and functions: their kernels, names, parameters and origin.
 
 use std::ffi::{CString, c_char};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{COOPERATIVE, EVENT_ATTRIBUTES, Launch, PLAIN_ATTRIBUTES};
 
 use super::code;
-use crate::operations::launch::{By, launch};
+use crate::operations::launch::{Origin, launch};
 
 pub(crate) unsafe fn cuLaunchKernel(
     f: CUfunction,
@@ -35,7 +35,7 @@ pub(crate) unsafe fn cuLaunchKernel(
         parameters: &[],
     };
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(what, params, extra, By::Call) })
+    code(unsafe { launch(what, params, extra, Origin::Call) })
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(
@@ -61,7 +61,7 @@ pub(crate) unsafe fn cuLaunchCooperativeKernel(
         parameters: &[],
     };
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(what, params, std::ptr::null_mut(), By::Call) })
+    code(unsafe { launch(what, params, std::ptr::null_mut(), Origin::Call) })
 }
 
 pub(crate) unsafe fn cuLaunchKernelEx(
@@ -81,7 +81,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
         Err(error) => return error,
     };
     // SAFETY: the caller's promise by cuda.h.
-    code(unsafe { launch(with_attributes(f, &config, &attributes), params, extra, By::Call) })
+    code(unsafe { launch(with_attributes(f, &config, &attributes), params, extra, Origin::Call) })
 }
 
 /// A configuration's attributes as they travel.

@@ -11,7 +11,7 @@ use rekindle_wire::command::{COOPERATIVE, Kind, LAUNCH_ON_DEVICES, Launch, Launc
 
 use super::{check, code};
 use crate::call::Call;
-use crate::operations::launch::{By, gather, launch, launchable};
+use crate::operations::launch::{Origin, gather, launch, launchable};
 use crate::state::client;
 
 /// Changes what is set of a function's next launch.
@@ -75,7 +75,7 @@ pub(crate) unsafe fn cuLaunchGridAsync(function: CUfunction, width: i32, height:
         let mut size = 0;
         let mut extra = extra(&parameters, &mut size);
         // SAFETY: the array announces a buffer and its size, which live through the call.
-        unsafe { launch(what, std::ptr::null_mut(), extra.as_mut_ptr(), By::Parts) }
+        unsafe { launch(what, std::ptr::null_mut(), extra.as_mut_ptr(), Origin::Parts) }
     });
     code(launched)
 }
@@ -90,7 +90,7 @@ pub(crate) unsafe fn cuLaunch(function: CUfunction) -> CUresult {
     unsafe { cuLaunchGridAsync(function, 1, 1, 0) }
 }
 
-/// Always waits: what is wrong with launches that belong together is said at once.
+/// Always waits, because the driver reports errors of such launches at once.
 pub(crate) unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) -> CUresult {
     let launch_all = || {
         client::get()?.contexts.current()?;

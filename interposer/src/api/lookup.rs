@@ -86,7 +86,7 @@ pub(crate) unsafe fn cuModuleGetLoadingMode(mode: *mut u32) -> CUresult {
 }
 
 pub(crate) unsafe fn cuProfilerInitialize(_config: *const c_char, _output: *const c_char, _mode: u32) -> CUresult {
-    // What the driver has answered since 12.0.
+    // The driver's answer since 12.0.
     CUDA_ERROR_NOT_SUPPORTED
 }
 

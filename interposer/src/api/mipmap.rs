@@ -66,7 +66,7 @@ pub(crate) unsafe fn cuMipmappedArrayDestroy(array: CUmipmappedArray) -> CUresul
     }))
 }
 
-/// These two are of kinds of arrays that are not made here; of others the driver says so.
+/// The answer of two functions for kinds of arrays that are not supported: for any other array the driver returns this error.
 fn of_another_kind(array: CUmipmappedArray) -> CUresult {
     code(client::get().and_then(|client| client.arrays.mipmapped(array)).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }

@@ -12,7 +12,7 @@ use crate::operations::function;
 use crate::operations::launch::launchable;
 use crate::state::client;
 
-/// What the caller passes to be asked how much shared memory a block of some size takes.
+/// The caller's function that returns the shared memory for a block size.
 type SharedOfBlock = unsafe extern "C" fn(i32) -> usize;
 
 /// `CU_DEVICE_ATTRIBUTE_*`.
@@ -106,7 +106,7 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSize(
 }
 
 /// # Safety
-/// As the two functions below.
+/// As `cuda.h` says for the two functions below.
 unsafe fn clusters(out: *mut i32, function: CUfunction, config: *const CUlaunchConfig, sizes: bool) -> CUresult {
     let ask = || {
         if out.is_null() || config.is_null() {

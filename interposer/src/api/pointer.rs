@@ -1,4 +1,4 @@
-//! What an address is.
+//! Attributes of addresses.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use crate::call::standing_error;
 use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 
-/// The attributes that there are.
+/// All attributes.
 const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=21;
 const SYNC_MEMOPS: u32 = 6;
 const MEMORY_HOST: u32 = 1;
@@ -24,7 +24,7 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let client = client::get()?;
-    // The driver says INVALID_VALUE of ordinary host memory, for which only `mapped` (13) has an answer.
+    // The driver returns CUDA_ERROR_INVALID_VALUE for ordinary host memory; only `mapped` (13) has a value for it.
     let Some(allocation) = client.memory.at(address) else {
         if attribute == 13 {
             // SAFETY: the caller's promise.
@@ -35,7 +35,7 @@ unsafe fn write(data: *mut c_void, attribute: u32, address: u64) -> Result<(), C
     };
     let range = allocation.range();
     let host = allocation.is_host();
-    // Of memory that the program has mapped itself, what it has reserved around it.
+    // For memory that the program has mapped itself, this is its reservation.
     let reserved = match allocation {
         Allocation::Mapping { base, .. } => client.vmm.reservation(base),
         _ => None,

@@ -26,7 +26,7 @@ fn refused<T>(what: &'static str) -> Result<T, CUresult> {
     Err(CUDA_ERROR_NOT_SUPPORTED)
 }
 
-/// Of a device that there is not these calls say that it is a wrong value.
+/// These calls return `CUDA_ERROR_INVALID_VALUE` for an unknown device.
 fn wrong_value(error: CUresult) -> CUresult {
     if error == CUDA_ERROR_INVALID_DEVICE { CUDA_ERROR_INVALID_VALUE } else { error }
 }

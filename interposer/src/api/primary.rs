@@ -14,7 +14,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevic
         let handle = client
             .contexts
             .with_primary(device, |primary| {
-                // One that is there is given also when it is broken; there is no new one once the process is.
+                // The driver returns an active context even if it is broken, but activates none after a sticky error.
                 if client.contexts.get(Contexts::primary_handle(device)).is_none() {
                     client.connection.sticky_error()?;
                     activate(client, device, *primary)?;
@@ -79,7 +79,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
                     return Ok(());
                 }
                 if client.connection.sticky_error().is_err() {
-                    // What is broken stays so, but this context is no more.
+                    // The error stays, but the context is destroyed.
                     rekindle_cuda_abi::private::cls_reset(Contexts::primary_handle(device));
                     gone(client, device);
                     primary.retained = 0;
@@ -98,7 +98,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
     unsafe { cuDevicePrimaryCtxReset_v2(dev) }
 }
 
-/// Lets a primary context go that nobody retains any more.
+/// Releases a primary context whose count has reached zero.
 fn release(client: &'static Client, device: usize) -> Result<(), CUresult> {
     let handle = Contexts::primary_handle(device);
     rekindle_cuda_abi::private::cls_reset(handle);

@@ -17,7 +17,7 @@ use crate::process::moves::{self, Refusal};
 use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
 
-/// `CU_MEMHOSTREGISTER_*`: memory of a device on the bus, which nobody but the driver can map, and all flags.
+/// `CU_MEMHOSTREGISTER_*`: memory of a device on the bus, which only the driver can map, and all flags.
 const IO_MEMORY: u32 = 4;
 const FLAGS: u32 = 0xf;
 

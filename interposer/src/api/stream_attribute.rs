@@ -1,4 +1,4 @@
-//! Attributes of streams. All of them are hints: they are kept here, and say what was set.
+//! Attributes of streams. All of them are hints: this process keeps the values that were set.
 
 use std::ffi::c_void;
 
@@ -26,7 +26,7 @@ fn key(stream: CUstream) -> Result<(CUcontext, Named), CUresult> {
     Ok((context_of(stream)?, named))
 }
 
-/// What an attribute is before it is set.
+/// The value of an attribute that was not set.
 fn initial(stream: CUstream, attribute: u32) -> Result<Value, CUresult> {
     let first = |word| [word, 0, 0, 0, 0, 0, 0, 0];
     Ok(match attribute {

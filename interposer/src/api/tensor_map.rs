@@ -10,7 +10,7 @@ use rekindle_wire::tensor_map::{BYTES, Kind};
 use super::{check, code};
 use crate::call::Call;
 
-/// cuda.h demands that of a `CUtensorMap`.
+/// The alignment of a `CUtensorMap` in `cuda.h`.
 const ALIGNMENT: usize = 64;
 
 /// A call, and the parameters that its kind has.
@@ -28,7 +28,7 @@ impl Encoding {
 
 /// Begins a call, with what all that encode have first. The rank is one that its kind has.
 fn begin(kind: Kind, map: *mut c_void, data_type: u64, rank: u32, address: *mut c_void) -> Result<Encoding, CUresult> {
-    // Before anything is known to be wrong with the parameters.
+    // The driver reports a missing context before a wrong parameter.
     let mut encoding = Encoding::new(kind)?;
     if map.is_null() || !(map as usize).is_multiple_of(ALIGNMENT) || !kind.ranks().contains(&(rank as usize)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -43,7 +43,7 @@ fn begin(kind: Kind, map: *mut c_void, data_type: u64, rank: u32, address: *mut 
 /// Puts an array.
 ///
 /// # Safety
-/// It is null or has so many elements.
+/// `at` is null or points to `length` elements.
 unsafe fn put_array<T: Copy>(
     encoding: &mut Encoding,
     at: *const T,

@@ -8,7 +8,7 @@ use crate::call::Call;
 use crate::state::arrays::Texture;
 use crate::state::client::{self, Client};
 
-/// What the driver refuses at once, where the worker could not tell it from a broken client.
+/// Makes the driver's checks of a resource: the worker would take a wrong one for an error of this library.
 fn check_resource(client: &Client, desc: &CudaResourceDesc) -> Result<(), CUresult> {
     match desc.kind {
         CU_RESOURCE_TYPE_ARRAY => client.arrays.get(desc.words[0]).map(|_| ()),
@@ -26,7 +26,7 @@ fn check_resource(client: &Client, desc: &CudaResourceDesc) -> Result<(), CUresu
     }
 }
 
-/// Has the worker make a texture or surface, and notes what it is. The blobs are the bytes of the descriptors.
+/// Creates a texture or surface in the worker, and keeps its descriptors. The blobs are the bytes of the descriptors.
 fn create(call: u16, kind: Kind, texture: Texture, blobs: [Vec<u8>; 3]) -> Result<u64, CUresult> {
     let client = client::get()?;
     let (context, _) = client.contexts.current()?;
@@ -119,7 +119,7 @@ pub(crate) unsafe fn cuTexObjectGetTextureDesc(out: *mut CudaTextureDesc, textur
 }
 
 pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(out: *mut CudaResourceViewDesc, texture: CUtexObject) -> CUresult {
-    // One that was made without a view has one of zeros.
+    // A texture that was made without a view has a view of zeros.
     // SAFETY: the caller's promise by cuda.h.
     code(known(texture, true).and_then(|known| unsafe { put(out, known.view.unwrap_or_default()) }))
 }

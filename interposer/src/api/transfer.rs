@@ -12,7 +12,7 @@ use crate::call::{Call, standing_error, stream_of};
 use crate::operations::{copy, stream};
 use crate::state::client;
 
-/// What one end of a copy is to the worker.
+/// The kind of memory at one end of a copy, as the worker sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Device memory or a global.
@@ -23,13 +23,13 @@ enum Place {
     Host,
 }
 
-/// What host memory is to the worker, and where: registered memory has another address there.
+/// The worker's address of host memory, and its kind: registered memory has another address there.
 fn host_place(address: u64, bytes: usize) -> Result<(u64, Place), CUresult> {
     let memory = &client::get()?.memory;
     if let Some(at) = memory.reached_at(address, bytes as u64) {
         return Ok((at, Place::Pinned));
     }
-    // What is reserved holds nothing that is not known.
+    // Reserved addresses without an allocation hold no memory.
     let nowhere = address == 0 || memory.is_reserved(address);
     if nowhere { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok((address, Place::Host)) }
 }
@@ -42,8 +42,8 @@ fn device_place(address: u64, bytes: usize) -> Result<Place, CUresult> {
     Ok(Place::Device)
 }
 
-/// What the driver looks at before it looks at addresses: whether there is a context, and whether it is whole. Then
-/// whether there is anything to copy.
+/// Checks what the driver checks before it looks at addresses: the context and its errors. Returns whether there are bytes to
+/// copy.
 fn anything(bytes: usize) -> Result<bool, CUresult> {
     let client = client::get()?;
     client.contexts.current()?;
@@ -231,7 +231,7 @@ pub(crate) unsafe fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, byt
     unsafe { any_to_any(target, source, bytes, on, Wait::No) }
 }
 
-/// What is wrong with the contexts of a copy between devices, if anything. Null is the current one.
+/// The error of the contexts of a copy between devices, if any. Null stands for the current one.
 fn peers(target: CUcontext, source: CUcontext) -> Option<CUresult> {
     let alive = |context| {
         client::get().is_ok_and(|client| match context {

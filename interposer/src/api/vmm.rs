@@ -32,11 +32,11 @@ fn device_of(client: &Client, kind: u32, id: CUdevice, what: &'static str) -> Re
     }
 }
 
-/// What the program wants of a piece, and on which device.
+/// The properties of a piece that the program requests, and its device.
 ///
 /// # Safety
 /// `properties` is null or as cuda.h has it.
-unsafe fn wanted(
+unsafe fn requested(
     client: &Client,
     properties: *const CUmemAllocationProp,
 ) -> Result<(CUmemAllocationProp, usize), CUresult> {
@@ -104,7 +104,7 @@ pub(crate) unsafe fn cuMemAddressReserve(
             call.put(&AddressRange { address, size });
             check(call.wait().0)
         });
-        // What is not to be had there stays taken, so that the next one is tried elsewhere.
+        // After a failure the addresses stay reserved here, so that the next reservation tries others.
         reserved?;
         // SAFETY: not null, so writable by cuda.h's contract.
         unsafe { put(ptr, address) }
@@ -135,7 +135,7 @@ pub(crate) unsafe fn cuMemCreate(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         // SAFETY: the caller's promise by cuda.h.
-        let (wanted, device) = unsafe { wanted(client, prop)? };
+        let (wanted, device) = unsafe { requested(client, prop)? };
         let mut call = Call::new(PIECE_CREATE)?;
         let piece = client.fresh(Kind::Piece);
         let (handle_types, flags) = (wanted.handle_types, flags_of(&wanted));

@@ -61,7 +61,7 @@ fn try_attach(path: &str) -> Result<Option<Attachment>, String> {
     });
     // A process without a worker must have no ring: the ring shows which processes have lost their worker.
     let unmap = || {
-        // SAFETY: both mappings were made above, and nobody else knows of them.
+        // SAFETY: both mappings were made above, and nothing else uses them.
         unsafe {
             libc::munmap(shared.base().cast(), layout::SHARED_SIZE);
             libc::munmap(bounce_buffer.cast(), layout::STAGING_SIZE);

@@ -99,7 +99,7 @@ impl Command {
 
     fn enqueue(&mut self) -> Result<u64, CUresult> {
         let connection = self.connection;
-        // Known to be dead: a program that is told so and ends must not wait for it again.
+        // A program that has seen the worker's death and ends must not wait for it again.
         if connection.is_known_dead() {
             return Err(WORKER_DIED);
         }
@@ -135,7 +135,7 @@ impl Reply {
         Some(word)
     }
 
-    /// What is left, as a reader.
+    /// A reader of the rest.
     pub(crate) fn rest(&self) -> Reader<'_> {
         Reader::new(self.bytes.get(self.at..).unwrap_or_default())
     }

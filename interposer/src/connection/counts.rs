@@ -12,12 +12,12 @@ use crate::process::calling_thread;
 /// The shared memory; null before it is there, and in a forked child, which does not have it.
 static SHARED: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// From now on calls are counted there, where the memory stays.
+/// Begins to count calls in this memory, which stays mapped.
 pub(crate) fn begin(shared: Shared) {
     SHARED.store(shared.base(), Relaxed);
 }
 
-/// From now on none are. Only stores to an atomic, for a forked child.
+/// Ends the counting. Only stores to an atomic, for a forked child.
 pub(crate) fn end() {
     SHARED.store(std::ptr::null_mut(), Relaxed);
 }
@@ -36,7 +36,7 @@ pub(crate) fn asked(function: u16) {
     }
 }
 
-/// It is refused.
+/// The function is refused.
 #[cold]
 pub(crate) fn refused(function: u16) {
     if let Some(shared) = shared() {

@@ -1,5 +1,5 @@
-//! What kernels print: fetched from the worker whenever it says that there is some, and written to this process's stdout,
-//! as by the driver when something synchronises. What failed assertions say goes to stderr.
+//! The output of kernels. The worker sets a word when there is some; this process then fetches it and writes it to its own
+//! stdout, as the driver does at a synchronisation. Messages of failed assertions go to stderr.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -20,10 +20,10 @@ unsafe extern "C" {
 
 /// One thread at a time fetches and writes, so that text keeps its order.
 static WRITING: Mutex<()> = Mutex::new(());
-/// Whether one does: what it has fetched may be what another thread has just waited for.
+/// Whether a thread fetches now: it may have the output of a kernel that another thread has just waited for.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Writes what kernels have printed, if anything.
+/// Writes the output of kernels, if there is any.
 pub(crate) fn deliver(connection: &'static Connection) {
     if connection.shared.header().printed.load(Acquire) != 0 || BUSY.load(Acquire) {
         fetch(connection);
@@ -38,7 +38,7 @@ fn fetch(connection: &'static Connection) {
     BUSY.store(false, Release);
 }
 
-/// Whether there may be more.
+/// Fetches and writes one part. Returns whether there may be more.
 fn fetch_part(connection: &'static Connection) -> bool {
     let mut command = Command::new(connection, PRINTS, 0);
     command.put(&Prints {});

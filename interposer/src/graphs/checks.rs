@@ -1,4 +1,4 @@
-//! What the driver checks of a node when the node is made.
+//! The checks of a node that the driver makes when the node is created.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,5 @@
-//! Graphs. `rekindle-graphs` keeps them in this process; what is launched the worker has as a graph of the driver's, or
-//! this process enqueues step by step.
+//! Graphs. `rekindle-graphs` keeps them in this process. The worker has an executable graph as a graph of the driver, or this
+//! process enqueues it step by step.
 //!
 //! ```text
 //!   kernels, copies that the worker reaches, memsets   ── program ──> worker: one command a launch
@@ -28,10 +28,10 @@ use crate::process::calling_thread::{self, named_stream};
 use crate::state::client;
 use crate::state::contexts::{self, Contexts};
 
-/// What [`rekindle_graphs`] asks.
+/// This process, as [`rekindle_graphs`] uses it.
 struct Process;
 
-/// Has this process's graphs be launched by its worker.
+/// Lets `rekindle-graphs` launch this process's graphs.
 pub(crate) fn register() {
     rekindle_graphs::register(&Process);
 }
@@ -140,7 +140,7 @@ impl Driver for Process {
         let mut steps = Vec::with_capacity(changed.len());
         for place in changed {
             let step = flat.steps.get(*place).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            // A copy that the worker reached stays one.
+            // A change cannot make the worker unable to do the copy.
             steps.push((*place, program::step(step)?.ok_or(CUDA_ERROR_INVALID_VALUE)?));
         }
         for (place, step) in steps {

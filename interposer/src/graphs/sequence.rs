@@ -1,8 +1,8 @@
 //! Executable graphs that are enqueued step by step: one after the other in the stream that they are launched in.
 //!
 //! Copies to memory that only this process reaches happen when the stream comes to them: the callback thread copies from
-//! pinned memory of the graph's. What a copy to the device takes from such memory it takes when the graph is launched, before
-//! anything else of the launch happens, as driver 580 does.
+//! pinned memory of the graph. A copy to the device takes its bytes from such memory when the graph is launched, before all
+//! steps, as driver 580 does.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,20 +17,20 @@ use rekindle_wire::command::{HOST_FUNCTION, Launch};
 use super::program;
 use crate::call::remote;
 use crate::operations::host_box::{self, HostBox};
-use crate::operations::launch::{By, launch as launch_kernel};
+use crate::operations::launch::{Origin, launch as launch_kernel};
 use crate::operations::{boxes, callback, event, fill, pinned, words};
 use crate::process::calling_thread::named_stream;
 use crate::state::{client, contexts};
 
-/// One of them.
+/// An executable graph.
 struct Sequence {
-    /// Recorded behind each launch: launches of one do not overlap.
+    /// Recorded behind each launch, since launches of one graph do not overlap.
     event: CUevent,
     launched: bool,
-    /// Something was enqueued that the event is not behind: what the callback thread was given stays for ever.
+    /// Whether a launch has enqueued steps without the event behind them: then jobs of the callback thread are never freed.
     lost: bool,
     bounces: HashMap<usize, Bounce>,
-    /// Those of copies that are others by now, which a launch may still be using.
+    /// Buffers of copies that were replaced, which a launch may still be using.
     former: Vec<Bounce>,
 }
 
@@ -39,14 +39,14 @@ struct Sequence {
 struct Bounce {
     copy: Copy,
     pinned: *mut c_void,
-    /// Given to the callback thread; as long as the graph is there.
+    /// The job of the callback thread. It lives as long as the graph.
     job: *mut Job,
     /// Whether the source, and whether the destination, is memory that only this process reaches.
     before: bool,
     after: bool,
 }
 
-/// What a copy to the device has taken from memory that only this process reaches.
+/// The bytes that a copy to the device has taken from memory that only this process reaches.
 struct Taken {
     /// The copy, from `bytes`.
     copy: Copy,
@@ -54,7 +54,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// Takes it now, if it is such a copy.
+    /// Takes the bytes now, if the step is such a copy.
     fn now(step: &Step) -> Result<Option<Self>> {
         let Task::Copy(Copy { copy: c, context }) = &step.task else { return Ok(None) };
         let Some(from) = boxes::host_box(&c.src, c)?.filter(|_| boxes::is_on_device(&c.dst, c)) else {
@@ -79,7 +79,7 @@ impl Taken {
         Ok(Some(Self { copy: Copy { copy: CudaMemcpy3d { src, ..*c }, context: *context }, bytes }))
     }
 
-    /// Enqueues it, which takes the bytes once more.
+    /// Enqueues the copy, which takes the bytes once more.
     fn enqueue(&self, stream: CUstream) -> Result<()> {
         debug_assert_eq!(self.copy.copy.src.host, self.bytes.as_ptr() as u64);
         // SAFETY: the bytes are there.
@@ -90,14 +90,14 @@ impl Taken {
 // SAFETY: the pointers are to memory of the bounce's own.
 unsafe impl Send for Bounce {}
 
-/// What the callback thread does.
+/// A copy that the callback thread makes.
 struct Job {
     to: HostBox,
     from: HostBox,
     size: [u64; 3],
 }
 
-/// All of them.
+/// All executable graphs of this kind, by handle.
 type Sequences = HashMap<u64, Arc<Mutex<Sequence>>>;
 
 static SEQUENCES: Mutex<Option<Sequences>> = Mutex::new(None);
@@ -110,7 +110,7 @@ fn get(exec: u64) -> Result<Arc<Mutex<Sequence>>> {
     all()?.as_ref().and_then(|map| map.get(&exec).cloned()).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Makes one ready.
+/// Prepares an executable graph.
 pub(super) fn create(flat: &Flat) -> Result<u64> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     const DISABLE_TIMING: u32 = 2;
@@ -127,12 +127,12 @@ pub(super) fn create(flat: &Flat) -> Result<u64> {
     Ok(exec)
 }
 
-/// Some of its steps are others.
+/// Replaces steps of an executable graph.
 pub(super) fn update(exec: u64, flat: &Flat) -> Result<()> {
     get(exec)?.lock().map_err(|_| CUDA_ERROR_UNKNOWN)?.prepare(flat)
 }
 
-/// Ends one.
+/// Destroys an executable graph.
 pub(super) fn destroy(exec: u64) {
     let gone = all().ok().and_then(|mut map| map.as_mut()?.remove(&exec));
     if let Some(mut sequence) = gone.as_ref().and_then(|s| s.lock().ok()) {
@@ -140,7 +140,7 @@ pub(super) fn destroy(exec: u64) {
     }
 }
 
-/// Enqueues its steps.
+/// Enqueues the steps of an executable graph.
 pub(super) fn launch(exec: u64, flat: &Flat, stream: CUstream) -> Result<()> {
     let stream = named_stream(stream);
     let sequence = get(exec)?;
@@ -220,7 +220,7 @@ impl Sequence {
             Task::Copy(copy) => match self.bounces.get(&place) {
                 Some(bounce) if boxes::ends(&copy.copy)?.is_none() => match bounce.copy == *copy {
                     true => bounce.enqueue(stream),
-                    // Of a change that failed.
+                    // The buffer is of a change that failed.
                     false => Err(CUDA_ERROR_INVALID_VALUE),
                 },
                 // SAFETY: no memory that only this process reaches.
@@ -241,8 +241,7 @@ impl Sequence {
         }
     }
 
-    /// Gives everything back. Where the last launch is still under way, the callback thread may yet use what it has
-    /// been given: that is left.
+    /// Frees everything. If the last launch is still under way, the callback thread may use its jobs, so they stay.
     fn end(&mut self) {
         if self.is_idle() {
             let bounces = self.bounces.drain().map(|(_, bounce)| bounce);
@@ -258,10 +257,12 @@ fn launch_gathered(what: Launch<'_>) -> Result<()> {
     let mut size = 0;
     let mut extra = extra(what.parameters, &mut size);
     // SAFETY: parameters of the function's layout, which live through the call.
-    unsafe { launch_kernel(Launch { parameters: &[], ..what }, std::ptr::null_mut(), extra.as_mut_ptr(), By::Parts) }
+    unsafe {
+        launch_kernel(Launch { parameters: &[], ..what }, std::ptr::null_mut(), extra.as_mut_ptr(), Origin::Parts)
+    }
 }
 
-/// Works in a context.
+/// Runs `work` in a context.
 fn within(context: CUcontext, work: impl FnOnce() -> Result<()>) -> Result<()> {
     if context == contexts::current() {
         return work();
@@ -274,7 +275,7 @@ fn within(context: CUcontext, work: impl FnOnce() -> Result<()>) -> Result<()> {
     done
 }
 
-/// What the callback thread calls.
+/// The function that the callback thread calls.
 unsafe extern "C" fn run(job: *mut c_void) {
     // SAFETY: a job of a bounce, which lives as long as its graph.
     let job = unsafe { &*job.cast::<Job>() };
@@ -283,7 +284,7 @@ unsafe extern "C" fn run(job: *mut c_void) {
 }
 
 impl Bounce {
-    /// Gives back what no launch uses any more.
+    /// Frees a buffer that no launch uses any more.
     fn free(self) {
         // SAFETY: made by a box, which nobody else has.
         drop(unsafe { Box::from_raw(self.job) });

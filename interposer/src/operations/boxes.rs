@@ -41,7 +41,7 @@ impl Side {
     }
 }
 
-/// What a side of a descriptor is, with everything checked that the driver checks at the call.
+/// One side of a descriptor, after the checks that the driver makes at the call.
 fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side, CUresult> {
     let CopyMemory { base, address, pitch, rows } = match s.place(size)? {
         CopyPlace::Memory(memory) => memory,

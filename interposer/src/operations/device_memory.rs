@@ -30,7 +30,7 @@ pub(crate) fn allocate(
     Ok(base)
 }
 
-/// Reserves more of a device's window, and says so to the worker, which has asked for it.
+/// Reserves more of a device's window, as the worker has asked for, and tells the worker.
 pub(crate) fn reserve_window(client: &Client, device: usize, end: u64) -> Result<(), CUresult> {
     let end = client.memory.reserve(device, end).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let mut call = Call::new(WINDOW_RESERVED)?;

@@ -1,7 +1,7 @@
 //! Kernel launches.
 //!
-//! A launch does not wait, except where the driver would say at once that it is wrong: the first launch of a function,
-//! and one whose configuration differs from the last that was answered with success.
+//! A launch does not wait, except if the driver would report its errors at once: the first launch of a function, and one
+//! whose configuration differs from the last that succeeded.
 
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,12 +28,12 @@ pub(crate) fn launchable(handle: u64) -> Result<Arc<Function>, CUresult> {
     client.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// How a launch comes.
+/// The kind of call that launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
-    /// By a call that says all of it.
+pub(crate) enum Origin {
+    /// One call with all parameters.
     Call,
-    /// By what was set one by one, or is in a graph.
+    /// Calls that set the parts of a launch one by one, or a graph.
     Parts,
 }
 
@@ -50,7 +50,7 @@ pub(crate) unsafe fn gather(
     let size = function.params_size;
     // SAFETY: the caller's promise.
     unsafe { launch::gather(function.params.iter().copied(), size, params, extra, into) }?;
-    // The driver takes a buffer that is too short, too.
+    // The driver accepts a buffer that is too short.
     into.resize(size.max(into.len()), 0);
     Ok(())
 }
@@ -59,16 +59,18 @@ thread_local! {
     static PARAMETERS: std::cell::Cell<Vec<u8>> = const { std::cell::Cell::new(Vec::new()) };
 }
 
+/// Launches a kernel, or adds it to the graph that the stream captures.
+///
 /// # Safety
 /// As `cuLaunchKernel`.
 pub(crate) unsafe fn launch(
     mut what: Launch<'_>,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
-    by: By,
+    origin: Origin,
 ) -> Result<(), CUresult> {
     let function = launchable(what.function)?;
-    let overwrites = by == By::Call && function.has_legacy.load(Relaxed);
+    let overwrites = origin == Origin::Call && function.has_legacy.load(Relaxed);
     // SAFETY: the caller's promise.
     if let Some(answer) = hook::launch(what.stream, || unsafe { node(&function, &what, params, extra) }) {
         check(answer)?;

@@ -36,10 +36,10 @@ impl Pages {
         let name = CString::new(format!("{PINNED_NAME}{serial}")).map_err(|_| CUDA_ERROR_UNKNOWN)?;
         let file = sealed_memfd(&name, size as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         let base = client.memory.pinned_place(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        // Where this fails something else is there: neither unmapped nor given out again.
+        // If this fails, another mapping is there: the place must neither be unmapped nor reused.
         map_shared(&file, base as *mut c_void, size as usize, libc::MAP_FIXED_NOREPLACE)
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        // The call comes first: if it cannot be made, nothing is announced that nobody takes.
+        // The call begins first: if that fails, no memfd is announced that the worker would never take.
         let result = Call::in_context(PINNED_MAP).and_then(|mut call| {
             client.connection.announce_pinned(Pinned { address: base, size, serial }, &file)?;
             call.put(&PinnedMap { address: base, size, flags, serial });
@@ -86,7 +86,7 @@ pub(crate) fn free(client: &Client, base: u64) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Unmaps pinned memory that the worker no longer knows, and gives its place back.
+/// Unmaps pinned memory that the worker no longer maps, and frees its place.
 pub(crate) fn unmap(client: &Client, base: u64, bytes: u64) {
     let size = bytes.next_multiple_of(PAGE);
     // SAFETY: the range was taken from the pinned window for this allocation alone.

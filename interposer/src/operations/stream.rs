@@ -1,4 +1,4 @@
-//! Streams: what is known of one, and waiting for it.
+//! Streams: looking one up, and waiting for it.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{OfStream, STREAM_SYNC};
@@ -8,7 +8,7 @@ use crate::process::calling_thread::{self, named_stream};
 use crate::state::streams::Stream;
 use crate::state::{client, contexts, idle};
 
-/// What is known of a stream that a parameter names; default streams belong to the current context.
+/// The stream that a parameter names; default streams belong to the current context.
 pub(crate) fn named(stream: CUstream) -> Result<Stream, CUresult> {
     let client = client::get()?;
     match named_stream(stream) {

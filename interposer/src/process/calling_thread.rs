@@ -19,7 +19,7 @@ thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the end of a thread calls that has used its own default stream.
+/// The function that a thread calls at its end if it has used its own default stream.
 static AT_END: OnceLock<fn()> = OnceLock::new();
 
 /// Reports the thread's end when it is dropped.
@@ -84,7 +84,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// That of the calling thread, in the call under way.
+    /// The identity of the calling thread in the call under way.
     pub(crate) fn of_caller() -> Self {
         Self { number: number(), own_default_stream: OWN_DEFAULT_STREAM.get() }
     }

@@ -1,4 +1,4 @@
-//! Moving whole pages of the application's into a memfd that the worker has too, and back, without anybody noticing.
+//! Moving whole pages of the application into a memfd that the worker maps too, and back, unnoticed by the application.
 //!
 //! ```text
 //!   home   ── private pages ──move_in──> the memfd, mapped over the same place, rights as before
@@ -22,9 +22,9 @@ use super::{maps, stop};
 /// Why pages stay where they are.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Not all of it is mapped.
+    /// Not all of the range is mapped.
     Unmapped,
-    /// It is shared with other processes, or unreadable.
+    /// The memory is shared with other processes, or unreadable.
     Kind,
     /// Other threads could not be stopped, or mappings not made.
     System(std::io::Error),
@@ -88,7 +88,7 @@ pub(crate) fn meets(range: &Range<u64>) -> bool {
     })
 }
 
-/// What covers a range: whole, or `Unmapped`.
+/// The mappings that cover a range; `Unmapped` if they do not cover all of it.
 fn parts(range: &Range<u64>) -> Result<Vec<(Range<u64>, i32)>, Refusal> {
     let (mut parts, mut at, mut kind) = (Vec::new(), range.start, true);
     maps::each(|mapping| {
@@ -117,8 +117,8 @@ pub(crate) fn move_in(home: Range<u64>, alias: u64, file: &OwnedFd, serial: u64)
     let moved = record(&home, serial);
     let mut result = Ok(());
     stop::while_stopped(&mut || {
-        // SAFETY: the alias is a mapping of this size, which nobody else uses yet; `home` is read by the kernel, which
-        // answers for what cannot be read.
+        // SAFETY: the alias is a mapping of this size, which nothing else uses yet. The kernel reads
+        // `home`, and reports an error if it cannot.
         if !unsafe { copy(alias, home.start, home.end - home.start) } {
             result = Err(libc::EFAULT);
             return;
@@ -126,7 +126,7 @@ pub(crate) fn move_in(home: Range<u64>, alias: u64, file: &OwnedFd, serial: u64)
         for (part, protection) in &parts {
             let (length, offset) = ((part.end - part.start) as usize, (part.start - home.start) as i64);
             let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-            // SAFETY: the same bytes take the place of these pages, while nobody runs who could see the difference.
+            // SAFETY: the same bytes take the place of these pages, while no thread runs that could see the difference.
             let got = unsafe { libc::mmap(part.start as *mut _, length, *protection, flags, file.as_raw_fd(), offset) };
             if got == libc::MAP_FAILED {
                 result = Err(libc::ENOMEM);
@@ -137,17 +137,17 @@ pub(crate) fn move_in(home: Range<u64>, alias: u64, file: &OwnedFd, serial: u64)
     })
     .map_err(Refusal::System)?;
     result.map_err(|code| {
-        // What was moved is as good there, but must not depend on a memfd that goes.
+        // Pages that were moved must not depend on the memfd, which the caller frees.
         moved.live.store(true, Release);
         let _ = move_out(&home, alias, serial);
         Refusal::System(std::io::Error::from_raw_os_error(code))
     })
 }
 
-/// Copies bytes that may not be readable; `false` if so.
+/// Copies bytes; `false` if they are not readable.
 ///
 /// # Safety
-/// `target` has room for `length` bytes, which nobody else uses.
+/// `target` has room for `length` bytes, which nothing else uses.
 unsafe fn copy(target: u64, source: u64, length: u64) -> bool {
     let mut at = 0;
     while at < length {
@@ -200,7 +200,7 @@ pub(crate) fn move_out(home: &Range<u64>, alias: u64, serial: u64) -> std::io::R
             let length = (part.end - part.start) as usize;
             let source = (alias + (part.start - home.start)) as *const u8;
             // SAFETY: the alias holds all of the memfd, the fresh mapping as much as the part; it then takes the place of
-            // the same bytes, while nobody runs who could see the difference.
+            // the same bytes, while no thread runs that could see the difference.
             unsafe {
                 std::ptr::copy_nonoverlapping(source, fresh.cast::<u8>(), length);
                 libc::mprotect(*fresh, length, *protection);
@@ -235,7 +235,7 @@ extern "C" fn before_fork() {
     PIPE.set(pipe);
 }
 
-/// The parent goes on once the child has its copies: what it writes then is its own.
+/// The parent continues when the child has its copies, so that the child does not see later writes of the parent.
 extern "C" fn after_fork() {
     let [read, write] = PIPE.replace([-1; 2]);
     if read < 0 {
@@ -255,7 +255,7 @@ extern "C" fn in_child() {
     for moved in all().filter(|m| m.live.load(Acquire)) {
         let (start, serial) = (moved.home.load(Acquire), moved.serial.load(Acquire));
         let home = start..start + moved.size.load(Acquire);
-        // The list of mappings changes under the hands of who replaces them while reading: one at a time.
+        // Replacing a mapping changes the list that is being read, so each pass replaces one.
         while copy_first(&home, serial) {}
         moved.live.store(false, Release);
     }

@@ -11,7 +11,7 @@ use std::io;
 const THREADS: usize = 4096;
 const STACK: usize = 256 << 10;
 
-/// What the helper needs; made by the caller, since the helper allocates nothing.
+/// The helper's data; the caller creates it, since the helper must not allocate.
 struct Job<'a> {
     work: &'a mut dyn FnMut(),
     /// The directory of this process's threads.
@@ -45,12 +45,13 @@ pub(crate) fn while_stopped(work: &mut dyn FnMut()) -> io::Result<()> {
     let mut job = Job { work, tasks, caller, stopped: &mut stopped, failure: 0, worked: false };
     // SAFETY: the helper runs on a stack of its own, with all signals blocked, while this thread sleeps in the kernel
     // until the helper has ended (CLONE_VFORK), so everything that it was given lives. It is reaped by its number; as it
-    // sends no signal, nobody else's wait finds it.
+    // sends no signal, no other wait finds it.
     let helper = unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // Where only ancestors may trace, it must be allowed; where nobody asks, this fails and does not matter.
+        // Yama may allow only ancestors to trace, so the helper needs this permission. Without Yama the call fails, which does
+        // no harm.
         libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0);
         let top = stack.cast::<u8>().add(STACK - 64).cast::<c_void>();
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_UNTRACED;
@@ -201,7 +202,7 @@ mod tests {
         });
         if let Err(error) = stopped {
             END.store(true, SeqCst);
-            return eprintln!("skipped: nobody may be traced here ({error})");
+            return eprintln!("skipped: processes cannot be traced here ({error})");
         }
         assert_eq!(first, second);
         while COUNT.load(SeqCst) == second {

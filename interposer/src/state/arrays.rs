@@ -1,5 +1,4 @@
-//! Arrays, textures and surfaces as the process knows them: what is wrong with a call is said at once, and how they were
-//! described is answered here.
+//! Arrays, textures and surfaces with their descriptors, from which this process checks calls and answers queries.
 
 use std::collections::HashMap;
 use std::sync::{RwLock, RwLockReadGuard};
@@ -25,7 +24,7 @@ pub(crate) struct Mipmapped {
 /// A texture, or a surface, which is not described any further.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Texture {
-    /// What the worker knows it by; programs have the driver's own value, since kernels do.
+    /// The worker's handle; programs have the driver's own value, which kernels use.
     pub(crate) handle: u64,
     pub(crate) resource: CudaResourceDesc,
     pub(crate) texture: Option<CudaTextureDesc>,
@@ -36,7 +35,7 @@ pub(crate) struct Texture {
 struct Known {
     arrays: HashMap<CUarray, Array>,
     mipmapped: HashMap<CUmipmappedArray, Mipmapped>,
-    /// By context and value.
+    /// Textures and surfaces by context and value.
     textures: HashMap<(CUcontext, u64), Texture>,
 }
 
@@ -115,7 +114,7 @@ impl Arrays {
         found.ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Forgets what a context held.
+    /// Forgets the objects of a context.
     pub(crate) fn forget_context(&self, context: CUcontext) {
         self.change(|known| {
             known.arrays.retain(|_, a| a.context != context);

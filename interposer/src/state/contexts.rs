@@ -57,7 +57,7 @@ pub(crate) fn pop() -> Option<CUcontext> {
     })
 }
 
-/// What is known of a context.
+/// A context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context {
     /// The worker's number of its device.

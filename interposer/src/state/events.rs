@@ -1,4 +1,4 @@
-//! Events: what the driver says at once about one that is recorded, or waited for in a capture.
+//! Events: what the process must know to check a record at once, and a wait in a capture.
 
 use std::collections::HashMap;
 use std::sync::RwLock;
@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::*;
 /// An event that the application made.
 struct Event {
     context: CUcontext,
-    /// It has been recorded, outside of captures.
+    /// Whether it was recorded outside of captures.
     recorded: AtomicBool,
     /// Other processes may have it.
     shared: bool,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use rekindle_cuda_abi::launch::{LegacyLaunch, size_of_parameters};
 
-/// What is known of a function or kernel.
+/// A function or kernel.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) name: CString,
@@ -24,7 +24,7 @@ pub(crate) struct Function {
     pub(crate) proven: AtomicU64,
     /// A digest of the last block and shared memory that were found to be allowed, for nodes of graphs.
     pub(crate) checked: AtomicU64,
-    /// What the calls from before CUDA 4 have set for a launch by `cuLaunch` and its like.
+    /// The parts of a launch that calls from before CUDA 4 have set, for `cuLaunch` and the like.
     pub(crate) legacy: Mutex<LegacyLaunch>,
     /// Whether they have set anything: a launch by other calls then sets all of it.
     pub(crate) has_legacy: AtomicBool,

@@ -1,5 +1,5 @@
-//! Streams that are known to be idle without asking: what the calling thread has waited for was the last command of all
-//! in the ring, and nothing has followed it.
+//! Streams that are idle for certain, without a question to the worker: the calling thread has waited for the last command in
+//! the ring, and no command has followed.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicBool;

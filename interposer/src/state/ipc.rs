@@ -6,19 +6,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rekindle_cuda_abi::types::CUcontext;
 use rekindle_wire::ipc::Token;
 
-/// One handle that is open.
+/// An open handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Open {
-    /// Where its memory begins.
+    /// The address at which its memory begins.
     pub(crate) base: u64,
     pub(crate) context: CUcontext,
     /// How often it has been opened.
     pub(crate) times: u64,
-    /// The reservation that it is mapped in,
+    /// The reservation in which it is mapped.
     pub(crate) reserved: u64,
-    /// of which so many bytes are mapped,
+    /// The mapped bytes of the reservation.
     pub(crate) bytes: u64,
-    /// to these pieces.
+    /// The mapped pieces.
     pub(crate) pieces: Vec<u64>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Open {
 pub(crate) struct Opened(Mutex<HashMap<Token, Open>>);
 
 impl Opened {
-    /// Held while one is opened or closed: a handle that two threads open is opened once.
+    /// The lock stays taken while a handle is opened or closed, so that a handle that two threads open is opened once.
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<Token, Open>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::window;
 
-/// What stands at an address.
+/// An allocation at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allocation {
     /// Device memory.
@@ -100,7 +100,7 @@ pub(crate) struct Memory {
     /// Whether there is any allocation on which synchronous calls always wait.
     any_synchronous: AtomicBool,
     reserved: Mutex<[u64; window::MAX_DEVICES]>,
-    /// What is free of the pinned window.
+    /// The free ranges of the pinned window.
     pinned: Mutex<FreeRanges>,
 }
 
@@ -136,8 +136,8 @@ impl Memory {
         self.any_synchronous.load(Relaxed) && self.entry(address).is_some_and(|it| it.synchronous)
     }
 
-    /// Has synchronous calls on the allocation that contains an address always wait, or as the driver likes. `false` if
-    /// there is none.
+    /// Sets whether synchronous calls on the allocation that contains an address always wait. `false` if there is no such
+    /// allocation.
     pub(crate) fn set_synchronous(&self, address: u64, synchronous: bool) -> bool {
         let Ok(mut map) = self.by_address.write() else { return false };
         let entry = map.range_mut(..=address).next_back().map(|(_, entry)| entry);
@@ -155,7 +155,7 @@ impl Memory {
         self.at(address).is_some_and(|a| a.direct() && bytes <= self.end_of(&a) - address)
     }
 
-    /// Where the memory ends that an allocation begins: mappings of the program's own may lie side by side.
+    /// The end of the memory that begins with an allocation: mappings of the program may be adjacent.
     fn end_of(&self, allocation: &Allocation) -> u64 {
         let mut end = allocation.range().end;
         if let (Allocation::Mapping { .. }, Ok(map)) = (allocation, self.by_address.read()) {
@@ -204,7 +204,7 @@ impl Memory {
         self.by_address.read().is_ok_and(|map| map.values().any(|it| is(&it.allocation)))
     }
 
-    /// Forgets what a context held, and returns its pinned and registered memory.
+    /// Forgets the allocations of a context, and returns its pinned and registered memory.
     pub(crate) fn forget_context(&self, context: CUcontext) -> Vec<Allocation> {
         let Ok(mut map) = self.by_address.write() else { return Vec::new() };
         let (gone, kept) =
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_finds_its_allocation_and_no_other() {
+    fn at_finds_the_allocation_that_contains_an_address() {
         let memory = Memory::new();
         memory.insert(Allocation::Device { base: 0x1000, size: 0x1000, device: 0, context: 1 });
         assert_eq!(memory.at(0xfff), None);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_window_what_is_reserved_is_devices_memory() {
+    fn reserved_addresses_of_a_window_count_as_device_memory() {
         let memory = Memory::new();
         let (heap, device) = (0x563e_b966_3f80, window::device(7));
         assert!(!memory.is_reserved(heap) && !memory.is_reserved(device.start));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_side_by_side_are_one_range_and_others_are_not() {
+    fn only_adjacent_mappings_form_one_range() {
         let memory = Memory::new();
         let mapping = |base| Allocation::Mapping { base, size: 0x1000, device: 0, handle_types: 0 };
         [0x1000, 0x2000, 0x4000].into_iter().for_each(|base| memory.insert(mapping(base)));
@@ -299,14 +299,14 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_given_once_and_stays() {
+    fn each_allocation_keeps_a_number_of_its_own() {
         let memory = Memory::new();
         let device = |base| Allocation::Device { base, size: 0x1000, device: 0, context: 1 };
         memory.insert(device(0x1000));
         memory.insert(device(0x2000));
         let (first, second) = (memory.id(0x1000), memory.id(0x2fff));
         assert!(first.is_some() && second.is_some() && first != second);
-        // What changes is still the same.
+        // A changed allocation keeps its number.
         memory.insert(Allocation::Device { base: 0x1000, size: 0x1000, device: 0, context: 2 });
         assert_eq!(memory.id(0x1fff), first);
         assert!(memory.set_synchronous(0x1001, true) && memory.is_synchronous(0x1000));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_places_are_used_again_and_grow_together() {
+    fn freed_pinned_places_merge_and_are_reused() {
         let memory = Memory::new();
         let places: Vec<u64> = (0..3).filter_map(|_| memory.pinned_place(0x1000)).collect();
         memory.pinned_free(places[0], 0x1000);

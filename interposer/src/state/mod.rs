@@ -1,4 +1,4 @@
-//! What the process knows: devices, contexts, allocations, functions, streams. [`client::Client`] has all of it.
+//! The state of the process: devices, contexts, allocations, functions, streams. [`client::Client`] has all of it.
 
 pub(crate) mod arrays;
 pub(crate) mod client;

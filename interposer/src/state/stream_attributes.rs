@@ -1,4 +1,4 @@
-//! What was set of the attributes of streams, for as long as each stream is there.
+//! The attributes that were set on streams, each as long as its stream exists.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ pub(crate) type Value = [u64; 8];
 /// A stream, by what it goes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Named {
-    /// One that the application made, by its handle.
+    /// A stream that the application created, by its handle.
     Made(CUstream),
     /// The legacy default stream of a context.
     Legacy,
@@ -19,10 +19,10 @@ pub(crate) enum Named {
     Thread(u32),
 }
 
-/// What was set of a stream, by attribute.
+/// The values that were set on a stream, by attribute.
 type Set = HashMap<u32, Value>;
 
-/// Of all streams, by their contexts too.
+/// The attributes of all streams, by context and stream.
 #[derive(Default)]
 pub(crate) struct StreamAttributes(Mutex<HashMap<(CUcontext, Named), Set>>);
 
@@ -31,7 +31,7 @@ impl StreamAttributes {
         self.0.lock().map_err(|_| CUDA_ERROR_UNKNOWN).map(|mut all| change(&mut all))
     }
 
-    /// What an attribute was set to; `None` if it was not.
+    /// The value of an attribute; `None` if it was not set.
     pub(crate) fn get(&self, stream: (CUcontext, Named), attribute: u32) -> Result<Option<Value>, CUresult> {
         self.change(|all| all.get(&stream)?.get(&attribute).copied())
     }
@@ -42,7 +42,7 @@ impl StreamAttributes {
         })
     }
 
-    /// Sets of a stream what is set of another, and nothing else.
+    /// Gives a stream the attributes of another, and no others.
     pub(crate) fn copy(&self, to: (CUcontext, Named), from: (CUcontext, Named)) -> Result<(), CUresult> {
         self.change(|all| {
             match all.get(&from).cloned() {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_go_with_their_stream_their_thread_and_their_context() {
+    fn attributes_are_forgotten_with_their_stream_thread_and_context() {
         let all = StreamAttributes::default();
         let left = || all.0.lock().unwrap().len();
         let value = [7; 8];
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_takes_everything_over_and_leaves_nothing_where_nothing_was_set() {
+    fn a_copy_replaces_all_attributes_also_by_none() {
         let all = StreamAttributes::default();
         let [from, to, empty] = [10, 20, 30].map(|stream| (1, Named::Made(stream)));
         all.set(from, 1, [1; 8]).unwrap();

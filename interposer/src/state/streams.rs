@@ -1,4 +1,4 @@
-//! Streams: what is answered about them without asking.
+//! Streams: what this process answers about them without the worker.
 
 use std::collections::HashMap;
 use std::sync::RwLock;
@@ -7,7 +7,7 @@ use rekindle_cuda_abi::types::*;
 
 use super::stream_attributes::StreamAttributes;
 
-/// What is known of a stream that the application made.
+/// A stream that the application created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
     pub(crate) context: CUcontext,

@@ -1,5 +1,4 @@
-//! The program's own virtual memory management as the process knows it: what it has reserved, which pieces of memory it
-//! has handles of, and what is mapped where.
+//! The program's own virtual memory management: its reservations, its handles of pieces, and their mappings.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +9,7 @@ use rekindle_wire::window;
 /// Physical memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    /// As the program has asked for it.
+    /// The properties that the program has requested.
     pub(crate) properties: CUmemAllocationProp,
     pub(crate) device: usize,
     /// How often the program has its handle.
@@ -23,15 +22,15 @@ pub(crate) struct Piece {
 struct Mapping {
     size: u64,
     piece: u64,
-    /// By the worker's numbers of devices.
+    /// The access rights by the worker's numbers of devices.
     access: BTreeMap<usize, u32>,
 }
 
-/// What must be told to the worker.
+/// Whether the worker must learn of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tell {
     Nothing,
-    /// That the first handle is there again, or the last is gone.
+    /// The first handle exists again, or the last is released.
     Worker,
 }
 
@@ -109,7 +108,7 @@ impl Vmm {
         Some(if last { Tell::Worker } else { Tell::Nothing })
     }
 
-    /// One more handle of the piece that is mapped at an address.
+    /// Adds a handle of the piece that is mapped at an address.
     pub(crate) fn retain_at(&self, address: u64) -> Option<(u64, Tell)> {
         let mut inner = self.inner();
         let handle = inner.at(address)?.1.piece;
@@ -150,7 +149,7 @@ impl Vmm {
         }
     }
 
-    /// What a device may do at an address where something is mapped.
+    /// The access rights of a device at an address where a piece is mapped.
     pub(crate) fn access(&self, address: u64, device: usize) -> Option<u32> {
         Some(self.inner().at(address)?.1.access.get(&device).copied().unwrap_or(0))
     }
@@ -212,7 +211,7 @@ mod tests {
     const BASE: u64 = window::RESERVED_BASE;
 
     #[test]
-    fn places_are_found_in_gaps_and_where_they_are_hinted_at() {
+    fn reservations_take_the_hinted_place_or_a_gap() {
         let vmm = Vmm::default();
         let a = vmm.take(4 * GRANULE, 0, 0).unwrap();
         let b = vmm.take(GRANULE, 8 * GRANULE, 0).unwrap();
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_lives_as_long_as_its_handles_and_mappings() {
+    fn a_piece_is_forgotten_after_its_last_handle_and_mapping() {
         let vmm = Vmm::default();
         vmm.add(7, 0, CUmemAllocationProp::default());
         vmm.map(BASE, GRANULE, 7);
