@@ -17,7 +17,7 @@ use crate::resources::memory;
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::resources::pinned;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
-use crate::resources::vmm::Alias;
+use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::state::{self, Mapped, State};
@@ -54,7 +54,7 @@ impl Executor {
             self.replay(object, &kinds)?;
         }
         self.restore_allocations(client)?;
-        self.restore_vmm()?;
+        self.memory.restore_vmm(self.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
             let memory = recorded_memory(call(object), &object.args);
@@ -65,11 +65,12 @@ impl Executor {
         let (mut under_way, memory, _) = self.parts();
         memory.textures.destroy_fillers(&mut under_way);
         self.compare_globals(client)?;
-        let aliases = self.map_aliases()?;
+        let aliases = self.memory.vmm.map_aliases(self.gpu.driver, &self.memory.devices)?;
         self.check_pieces(client, &aliases)?;
         self.restore_content(client, reader)?;
-        self.unmap_aliases(&aliases);
-        self.all_shared_is_mapped(&state)?;
+        unmap_aliases(self.driver(), &aliases);
+        let (mut under_way, memory, _) = self.parts();
+        memory.all_shared_is_mapped(&mut under_way, &state)?;
         self.record_events()
     }
 
@@ -157,7 +158,7 @@ impl Executor {
     fn restore_allocations(&mut self, client: &Client) -> Result<(), NotLoaded> {
         let driver = self.driver();
         self.restore_pools()?;
-        self.map_made()?;
+        self.memory.map_made(driver)?;
         for allocation in &client.allocations {
             if allocation.flags & Allocation::PHYSICAL != 0 {
                 continue;

@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::checkpoint::copying::{Cancel, CopyError, Copying, Guard, Place, Preservation, Task};
 use crate::resources::arrays::ArrayError;
 use crate::resources::job::{Job, jobs};
-use crate::resources::vmm::Alias;
+use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::schedule::times::Ages;
 use crate::serve::executor::Executor;
 use crate::session::state::{self, PinnedMemory, RecordedEvent, State, StateError};
@@ -121,7 +121,8 @@ impl Executor {
     /// is written to memory that the client shares. What it says is true of this moment; the copy goes on in the
     /// background, see [`Executor::progress`].
     pub(crate) fn begin_saving(&mut self, wanted: Wanted) -> Result<(Vec<SavedCode>, Secured), SaveError> {
-        self.leave_out(&wanted.elsewhere);
+        let (mut call, memory, _) = self.parts();
+        memory.leave_out(&mut call, &wanted.elsewhere);
         if let Some(why) = &self.session.unsavable {
             return Err(SaveError::Unsavable(why.clone()));
         }
@@ -136,10 +137,11 @@ impl Executor {
         if self.checkpoint.copying.background.is_some() {
             return Err(CopyError::Already.into());
         }
-        let aliases = self.map_aliases().map_err(CopyError::from)?;
+        let mapped = self.memory.vmm.map_aliases(self.gpu.driver, &self.memory.devices);
+        let aliases = mapped.map_err(CopyError::from)?;
         let begun = self.begin_with(&aliases, wanted);
         if begun.is_err() {
-            self.unmap_aliases(&aliases);
+            unmap_aliases(self.driver(), &aliases);
         }
         begun
     }
@@ -389,7 +391,7 @@ impl Executor {
     /// What has no place of its own in the manifest.
     pub(crate) fn state_bytes(&self, ages: &Ages) -> Result<Vec<u8>, StateError> {
         let mut state = State::default();
-        self.write_shared(&mut state);
+        self.memory.write_shared(&mut state);
         let mut recorded: Vec<(u64, u64)> =
             self.scheduler.times.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();

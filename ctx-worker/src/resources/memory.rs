@@ -19,7 +19,6 @@ use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
 
 use crate::gpu::driver::{CallFailed, Driver, expect};
-use crate::resources::ipc::POSIX_FILE;
 use crate::session::share::{Share, What};
 use crate::session::state;
 
@@ -486,7 +485,7 @@ impl DeviceMemory {
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
             location_id: self.device,
             // Any of it may be asked for by another process.
-            handle_types: POSIX_FILE,
+            handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             ..Default::default()
         };
         for (offset, size) in cut(length) {

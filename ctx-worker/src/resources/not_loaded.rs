@@ -14,7 +14,7 @@ use crate::resources::arrays::ArrayError;
 use crate::resources::code_store::BrokenImage;
 use crate::resources::job::EngineError;
 use crate::resources::memory::MemoryError;
-use crate::resources::vmm::AliasError;
+use crate::resources::vmm::aliases::AliasError;
 use crate::session::failure;
 use crate::session::outcome::Refused;
 use crate::session::state::StateError;

@@ -55,6 +55,11 @@ impl Memory {
         CUDA_ERROR_INVALID_VALUE
     }
 
+    /// The primary context of the first device, in which host memory is registered for all; 0 where there is no device.
+    pub(crate) fn first_primary(&self) -> CUcontext {
+        self.devices.first().map_or(0, |device| device.primary)
+    }
+
     /// The driver's device of the worker's number.
     pub(crate) fn device(&self, ordinal: u64) -> Result<CUdevice, Refused> {
         let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get(o));

@@ -60,9 +60,18 @@ impl Executor {
                 memory.peer_disable(&mut call, args)
             }
             command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
-            command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => self.vmm_command(call, args, reply),
-            command::MEMORY_EXPORT..=command::PIECE_IMPORT => self.ipc_command(call, args, reply),
-            command::EVENT_SHARE..=command::EVENT_FENCE => self.ipc_event_command(call, args, reply),
+            command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {
+                let (mut under_way, memory, _) = self.parts();
+                memory.vmm_command(&mut under_way, call, args, reply)
+            }
+            command::MEMORY_EXPORT..=command::PIECE_IMPORT => {
+                let (mut under_way, memory, _) = self.parts();
+                memory.ipc_command(&mut under_way, call, args, reply)
+            }
+            command::EVENT_SHARE..=command::EVENT_FENCE => {
+                let (mut under_way, memory, _) = self.parts();
+                memory.ipc_event_command(&mut under_way, call, args, reply)
+            }
             command::TENSOR_MAP => self.tensor_map(args, reply),
             _ => self.code_command(call, args, reply),
         }
@@ -222,7 +231,7 @@ impl Executor {
         let own = own.map_err(Refused::Code)?;
         // SAFETY: both handles are the driver's own.
         check(unsafe { (driver.cuStreamWaitEvent)(own, real, 0) })?;
-        check(self.wait_for_shared(event, own))?;
+        check(self.memory.ipc_events.wait_for(driver, event, own))?;
         self.when_done(vec![key], Then::Reply(self.header.reply))?;
         Ok(Outcome::Later)
     }
@@ -473,7 +482,8 @@ impl Executor {
         }
         self.release_hasher(ordinal);
         self.unregister_staging(ordinal);
-        self.unregister_events(ordinal);
+        let (mut call, memory, _) = self.parts();
+        memory.ipc_events.unregister(&mut call, memory.first_primary(), ordinal);
         let device = self.memory.devices[ordinal].device;
         let mut real = 0;
         // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
@@ -491,7 +501,8 @@ impl Executor {
         self.context_changed();
         hasher.map_err(|failed| Refused::Code(failed.code))?;
         self.register_staging(ordinal)?;
-        self.register_events(ordinal)
+        let (mut call, memory, _) = self.parts();
+        memory.ipc_events.register(&mut call, memory.first_primary(), ordinal)
     }
 
     /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered

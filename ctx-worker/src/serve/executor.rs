@@ -155,7 +155,8 @@ impl Executor {
                     self.enter_context(header.context)?;
                 }
                 if result == CUDA_SUCCESS {
-                    result = self.ipc_event_call(header.call, parameters)?;
+                    let (mut call, memory, _) = self.parts();
+                    result = memory.ipc_events.after_call(&mut call, header.call, parameters)?;
                 }
                 if header.call == self.scheduler.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
@@ -254,7 +255,7 @@ impl Executor {
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
                 }
                 Then::Unmap { address, size, reply } => {
-                    let unmapped = self.unmap_pieces(address, size);
+                    let unmapped = self.memory.unmap_pieces(self.gpu.driver, address, size);
                     self.answer(reply, if result == CUDA_SUCCESS { unmapped } else { result }, &[]);
                 }
                 Then::DestroyArray { array, reply } => {

@@ -319,11 +319,13 @@ impl Server {
     fn sharing(&mut self, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
         let answered = match (&message.body, self.state) {
             (WorkerRequest::Export { token, first }, State::Open | State::Closing | State::Quiesced) => {
-                let exported = self.executor.export_named(token, *first).map_err(Refusal::from);
+                let (call, memory, _) = self.executor.parts();
+                let exported = memory.export_named(&call, token, *first).map_err(Refusal::from);
                 exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
             }
             (WorkerRequest::MakeShared { first }, State::Spare) => {
-                let made = self.executor.make_shared(&message.blob, *first).map_err(Refusal::from);
+                let driver = self.executor.driver();
+                let made = self.executor.memory.make_shared(driver, &message.blob, *first).map_err(Refusal::from);
                 made.map(|it| (WorkerReply::MadeShared { count: it.count, ids: it.ids, needed: it.needed }, it.files))
             }
             _ => return None,
@@ -406,11 +408,12 @@ impl Server {
             }
             (WorkerRequest::Connect { pinned }, State::Restoring) => self.connect(pinned, fds)?,
             (WorkerRequest::Import { ticket, shared }, State::Open | State::Closing | State::Quiesced) => {
-                self.executor.arrive(ticket, shared, fds.collect())?;
+                self.executor.memory.arrived.put(ticket, shared, fds.collect())?;
             }
-            (WorkerRequest::TakeShared { ids }, State::Spare) => self.executor.take_shared(ids, fds.collect()),
+            (WorkerRequest::TakeShared { ids }, State::Spare) => self.executor.memory.take_shared(ids, fds.collect()),
             (WorkerRequest::Shares, _) => {
-                let (own, others) = self.executor.shares();
+                let (mut call, memory, _) = self.executor.parts();
+                let (own, others) = memory.shares(&mut call);
                 return Ok((WorkerReply::Shares { own, others }, Vec::new()));
             }
             (WorkerRequest::Describe, _) => {

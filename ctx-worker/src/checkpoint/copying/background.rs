@@ -21,7 +21,7 @@ use crate::checkpoint::save::{Draft, Text};
 use crate::gpu::driver::CallFailed;
 use crate::resources::job::EngineError;
 use crate::resources::memory::BackgroundCopy;
-use crate::resources::vmm::{self, Alias, AliasError};
+use crate::resources::vmm::aliases::{Alias, AliasError, unmap_aliases};
 use crate::serve::executor::Executor;
 use crate::session::state::StateError;
 use crate::signal_stack::Thread;
@@ -136,7 +136,7 @@ impl Executor {
             });
             // No lane is at work any more, and soon no clone is being made: what they used may go away.
             let room = of_thread.stop();
-            vmm::unmap_aliases(driver, &aliases);
+            unmap_aliases(driver, &aliases);
             room.into_iter().for_each(|room| room.release(driver));
             of_thread.end();
             Some((engine, result))
@@ -151,7 +151,7 @@ impl Executor {
                 // Where there is a thread, it ends without an engine.
                 drop(hand_over);
                 drop(started.map(JoinHandle::join));
-                vmm::unmap_aliases(driver, &to_unmap);
+                unmap_aliases(driver, &to_unmap);
                 copying.stop().into_iter().for_each(|room| room.release(driver));
                 copying.end();
                 return Err(CopyError::Thread);

@@ -53,7 +53,7 @@ impl Executor {
         let precopied =
             self.checkpoint.copying.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
-        let aliases = self.map_aliases()?;
+        let aliases = self.memory.vmm.map_aliases(self.gpu.driver, &self.memory.devices)?;
         let mut all = Vec::new();
         self.describe_allocations(&aliases, &mut all);
         let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));

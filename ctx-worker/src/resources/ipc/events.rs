@@ -1,0 +1,390 @@
+//! Events that processes share. Each is an event of the driver's in every process that has it, and beside it words of memory
+//! that all of them have mapped and registered:
+//!
+//! ```text
+//!   page (a memfd)  ├─ recorded │ slot 1 │ ... │ slot 31 ─┼─ recorded │ ...        an event each
+//! ```
+//!
+//! A record counts `recorded` up to n at once, and has its stream write n into slot n % 31 when it comes there. Whoever waits
+//! looks how far the event is recorded now, and waits (a stream, on the device) until that slot has come so far. A record
+//! whose slot has not come to its last use waits for that: no value is overwritten by an earlier one. So neither has to know
+//! who else has the event, and no process needs rights over another's.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
+
+use rekindle_cuda_abi::table::Function;
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, EventFence, EventOpen, Kind, NO_TICKET, OfEvent};
+use rekindle_wire::ipc::{Named, PieceId, Shared, SharedPiece, Token};
+use rekindle_wire::layout::SEALS;
+
+use super::Arrived;
+use super::names::{new_name, write_name};
+use crate::gpu::driver::Driver;
+use crate::resources::pinned::{is_sealed, map_at};
+use crate::session::call::Call;
+use crate::session::outcome::{Outcome, Refused, check};
+
+/// Bytes of a page, and of an event in it.
+const PAGE: u64 = 64 << 10;
+pub(super) const EVENT: u64 = 256;
+pub(super) const PER_PAGE: u64 = PAGE / EVENT;
+/// Slots of an event, in which records take turns.
+pub(super) const SLOTS: u64 = EVENT / 8 - 1;
+/// Where pages are mapped: above ring and staging, for the same reason.
+const PAGES_AT: u64 = 0x7001_0000_0000;
+/// `CU_STREAM_MEM_OP_WAIT_VALUE_64` and `CU_STREAM_MEM_OP_WRITE_VALUE_64`.
+const WAIT: u64 = 4;
+const WRITE: u64 = 5;
+
+/// A page of events.
+#[derive(Debug)]
+pub(super) struct Page {
+    file: OwnedFd,
+    at: u64,
+    /// Whether it is another process's.
+    pub(super) came: bool,
+    /// Whether its state is in another client's part of the image.
+    pub(super) elsewhere: bool,
+    /// Events of it that have been used, of one of our own.
+    pub(super) used: u64,
+}
+
+/// Where an event is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) page: PieceId,
+    pub(super) index: u64,
+    /// Records that are held: what they have counted up to.
+    pub(super) held: VecDeque<u64>,
+}
+
+/// All events that others have, or may have.
+#[derive(Debug, Default)]
+pub(crate) struct IpcEvents {
+    pub(super) pages: BTreeMap<PieceId, Page>,
+    pub(super) by_handle: BTreeMap<u64, Place>,
+    pub(super) exported: BTreeMap<Token, u64>,
+    record: Option<u16>,
+    wait: Option<u16>,
+    query: Option<u16>,
+}
+
+impl Page {
+    fn word(&self, index: u64, place: u64) -> &AtomicU64 {
+        let offset = (index % PER_PAGE) * EVENT + place * 8;
+        // SAFETY: inside the page, which is mapped as long as this is there, and aligned.
+        unsafe { &*((self.at + offset) as *const AtomicU64) }
+    }
+
+    pub(super) fn recorded(&self, index: u64) -> &AtomicU64 {
+        self.word(index, 0)
+    }
+
+    fn slot(&self, index: u64, count: u64) -> &AtomicU64 {
+        self.word(index, 1 + count % SLOTS)
+    }
+}
+
+/// Whether a slot has come to a record, or a later one in the same slot, as streams compare.
+pub(super) fn has_come(slot: &AtomicU64, count: u64) -> bool {
+    slot.load(Acquire).wrapping_sub(count).cast_signed() >= 0
+}
+
+pub(super) fn page_file() -> Option<OwnedFd> {
+    // SAFETY: the name is a C string; a descriptor that comes back is new and owned here.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"rekindle-events".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        if fd < 0 {
+            return None;
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    // SAFETY: plain system calls on the descriptor made above.
+    let sized = unsafe {
+        libc::ftruncate(file.as_raw_fd(), PAGE as libc::off_t) == 0
+            && libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) == 0
+    };
+    sized.then_some(file)
+}
+
+impl IpcEvents {
+    pub(crate) fn new(table: &[Function]) -> Self {
+        let number = |name| command::number(table, name);
+        Self {
+            record: number("cuEventRecord"),
+            wait: number("cuStreamWaitEvent"),
+            query: number("cuEventQuery"),
+            ..Self::default()
+        }
+    }
+
+    /// The ids of pages that others may have, of its own and of theirs.
+    pub(crate) fn shares(&self) -> (Vec<PieceId>, Vec<PieceId>) {
+        let named: BTreeSet<u64> = self.exported.values().copied().collect();
+        let of = |came: bool| {
+            let events = self.by_handle.iter().filter(|(handle, _)| came || named.contains(handle));
+            let pages: BTreeSet<PieceId> = events.map(|(_, place)| place.page).collect();
+            pages.into_iter().filter(|id| self.pages.get(id).is_some_and(|page| page.came == came)).collect()
+        };
+        (of(false), of(true))
+    }
+
+    /// Whose state of which page is saved.
+    pub(crate) fn leave_out(&mut self, elsewhere: &BTreeSet<PieceId>) {
+        self.pages.iter_mut().for_each(|(id, page)| page.elsewhere = elsewhere.contains(id));
+    }
+
+    /// Whether a record is held.
+    pub(crate) fn holds_any(&self) -> bool {
+        self.by_handle.values().any(|place| !place.held.is_empty())
+    }
+
+    /// An event's record is held.
+    pub(crate) fn hold(&mut self, call: u16, parameters: &[u8]) {
+        let event = Reader::new(parameters).word().ok();
+        if Some(call) == self.record
+            && let Some(place) = event.and_then(|handle| self.by_handle.get_mut(&handle))
+            && let Some(page) = self.pages.get(&place.page)
+        {
+            place.held.push_back(page.recorded(place.index).fetch_add(1, AcqRel) + 1);
+        }
+    }
+
+    /// Executes a command about events that are shared.
+    pub(crate) fn command(
+        &mut self,
+        call: &mut Call<'_>,
+        primary: CUcontext,
+        arrived: &mut Arrived,
+        number: u16,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        match number {
+            command::EVENT_SHARE => {
+                let OfEvent { event: handle } = OfEvent::read(args)?;
+                call.session.object(handle, &[Kind::Event])?;
+                let (page, index) = self.free_event(call, primary).map_err(Refused::Code)?;
+                self.by_handle.insert(handle, Place { page, index, held: VecDeque::new() });
+            }
+            command::EVENT_EXPORT => {
+                let OfEvent { event: handle } = OfEvent::read(args)?;
+                // Of one that came from elsewhere it has no handle to give.
+                let own = |place: &Place| self.pages.get(&place.page).is_some_and(|page| !page.came);
+                if !self.by_handle.get(&handle).is_some_and(own) {
+                    return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
+                }
+                let token = match self.exported.iter().find(|(_, named)| **named == handle) {
+                    Some((token, _)) => *token,
+                    None => new_name().ok_or(Refused::Code(CUDA_ERROR_OPERATING_SYSTEM))?,
+                };
+                self.exported.insert(token, handle);
+                write_name(reply, &token);
+            }
+            command::EVENT_OPEN => {
+                let EventOpen { ticket, event: handle } = EventOpen::read(args)?;
+                call.session.object(handle, &[Kind::Event])?;
+                let Some((shared, mut files)) = arrived.ticket(ticket) else {
+                    return Ok(Outcome::Done(NO_TICKET));
+                };
+                let (Named::Event, Some(file), Some(piece)) = (shared.named, files.pop(), shared.pieces.first()) else {
+                    return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
+                };
+                self.open_page(call, primary, piece.id, file, true).map_err(Refused::Code)?;
+                let place = Place { page: piece.id, index: shared.offset, held: VecDeque::new() };
+                self.by_handle.insert(handle, place);
+            }
+            // Whatever came before it has been executed, or is held.
+            _ => {
+                EventFence::read(args)?;
+            }
+        }
+        Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    /// An event that nobody has had.
+    fn free_event(&mut self, call: &mut Call<'_>, primary: CUcontext) -> Result<(PieceId, u64), CUresult> {
+        self.forget(call, primary);
+        let free = self.pages.iter_mut().find(|(_, page)| !page.came && page.used < PER_PAGE);
+        if let Some((id, page)) = free {
+            page.used += 1;
+            return Ok((*id, page.used - 1));
+        }
+        let (id, file) = new_name().zip(page_file()).ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
+        self.open_page(call, primary, id, file, false)?;
+        if let Some(page) = self.pages.get_mut(&id) {
+            page.used = 1;
+        }
+        Ok((id, 0))
+    }
+
+    /// Drops events that are destroyed, and pages of which none is left once nothing uses them any more.
+    pub(crate) fn forget(&mut self, call: &mut Call<'_>, primary: CUcontext) {
+        let objects = &call.session.objects;
+        self.by_handle.retain(|handle, _| objects.get(*handle).is_some());
+        self.exported.retain(|_, handle| objects.get(*handle).is_some());
+        if !call.session.waiting.busy(0).is_empty() {
+            return;
+        }
+        let used: BTreeSet<PieceId> = self.by_handle.values().map(|place| place.page).collect();
+        let unused: Vec<PieceId> = self.pages.keys().filter(|id| !used.contains(*id)).copied().collect();
+        for id in unused {
+            if let Some(page) = self.pages.remove(&id) {
+                unregister_page(call, primary, page.at);
+                // SAFETY: mapped by `open_page`; no event of it is left, and no stream is busy.
+                unsafe { libc::munmap(page.at as *mut _, PAGE as usize) };
+            }
+        }
+    }
+
+    /// Maps a page, and lets devices use it.
+    pub(super) fn open_page(
+        &mut self,
+        call: &mut Call<'_>,
+        primary: CUcontext,
+        id: PieceId,
+        file: OwnedFd,
+        came: bool,
+    ) -> Result<(), CUresult> {
+        if self.pages.contains_key(&id) {
+            return Ok(());
+        }
+        if !is_sealed(&file, PAGE) {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let taken: BTreeSet<u64> = self.pages.values().map(|page| page.at).collect();
+        let free = (0..).map(|i| PAGES_AT + i * PAGE).find(|at| !taken.contains(at));
+        let at = free.filter(|at| map_at(&file, *at, PAGE).is_some()).ok_or(CUDA_ERROR_MAP_FAILED)?;
+        if let Err(code) = register_page(call, primary, at) {
+            // SAFETY: mapped above, and nobody knows of it.
+            unsafe { libc::munmap(at as *mut _, PAGE as usize) };
+            return Err(code);
+        }
+        self.pages.insert(id, Page { file, at, came, elsewhere: false, used: PER_PAGE });
+        Ok(())
+    }
+
+    /// A device's context, which is reset, no longer knows what it has registered.
+    pub(crate) fn unregister(&self, call: &mut Call<'_>, primary: CUcontext, ordinal: usize) {
+        let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
+        pages.into_iter().filter(|_| ordinal == 0).for_each(|at| unregister_page(call, primary, at));
+    }
+
+    /// And again, afterwards.
+    pub(crate) fn register(&self, call: &mut Call<'_>, primary: CUcontext, ordinal: usize) -> Result<(), Refused> {
+        let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
+        pages
+            .into_iter()
+            .filter(|_| ordinal == 0)
+            .try_for_each(|at| register_page(call, primary, at))
+            .map_err(Refused::Code)
+    }
+
+    /// What a call about an event that is shared does beside what the driver has done.
+    pub(crate) fn after_call(
+        &mut self,
+        call: &mut Call<'_>,
+        number: u16,
+        parameters: &[u8],
+    ) -> Result<CUresult, Refused> {
+        if self.by_handle.is_empty() {
+            return Ok(CUDA_SUCCESS);
+        }
+        let mut reader = Reader::new(parameters);
+        let words = [reader.word().unwrap_or(0), reader.word().unwrap_or(0)];
+        if Some(number) == self.record {
+            self.write_record(call, words[0], words[1])?;
+        } else if Some(number) == self.wait {
+            if let Some((address, count)) = self.waits_for(words[1]) {
+                let stream = call.stream(words[0])?;
+                let key = call.stream_key(words[0])?;
+                call.session.waiting.add_to(key, 1);
+                check(stream_op(call.driver(), stream, [WAIT, address, count]))?;
+            }
+        } else if Some(number) == self.query && self.waits_for(words[0]).is_some() {
+            return Ok(CUDA_ERROR_NOT_READY);
+        }
+        Ok(CUDA_SUCCESS)
+    }
+
+    fn write_record(&mut self, call: &mut Call<'_>, event: u64, stream: u64) -> Result<(), Refused> {
+        let Some(place) = self.by_handle.get_mut(&event) else { return Ok(()) };
+        let Some(page) = self.pages.get(&place.page) else { return Ok(()) };
+        let count = match place.held.pop_front() {
+            Some(count) => count,
+            None => page.recorded(place.index).fetch_add(1, AcqRel) + 1,
+        };
+        let slot = page.slot(place.index, count);
+        let address = std::ptr::from_ref(slot) as u64;
+        let before = count.saturating_sub(SLOTS);
+        let late = before > 0 && !has_come(slot, before);
+        let real = call.stream(stream)?;
+        let key = call.stream_key(stream)?;
+        call.session.waiting.add_to(key, 2);
+        if late {
+            check(stream_op(call.driver(), real, [WAIT, address, before]))?;
+        }
+        check(stream_op(call.driver(), real, [WRITE, address, count]))
+    }
+
+    /// The slot that must come to a value before an event is as far as it is recorded now; None if it is.
+    fn waits_for(&self, event: u64) -> Option<(u64, u64)> {
+        let place = self.by_handle.get(&event)?;
+        let page = self.pages.get(&place.page)?;
+        let count = page.recorded(place.index).load(Acquire);
+        let slot = page.slot(place.index, count);
+        (!has_come(slot, count)).then_some((std::ptr::from_ref(slot) as u64, count))
+    }
+
+    /// Has a stream of the worker's own wait for an event.
+    pub(crate) fn wait_for(&self, driver: &Driver, event: u64, stream: CUstream) -> CUresult {
+        match self.waits_for(event) {
+            Some((address, count)) => stream_op(driver, stream, [WAIT, address, count]),
+            None => CUDA_SUCCESS,
+        }
+    }
+
+    /// What an event's name stands for.
+    pub(crate) fn named(&self, token: &Token) -> Option<(Shared, OwnedFd)> {
+        let place = self.by_handle.get(self.exported.get(token)?)?;
+        let page = self.pages.get(&place.page)?;
+        let shared = Shared {
+            named: Named::Event,
+            device: [0; 16],
+            offset: place.index,
+            size: 0,
+            flags: 0,
+            count: 1,
+            pieces: vec![SharedPiece { id: place.page, size: PAGE }],
+        };
+        Some((shared, page.file.try_clone().ok()?))
+    }
+}
+
+fn register_page(call: &mut Call<'_>, primary: CUcontext, at: u64) -> Result<(), CUresult> {
+    const PORTABLE_AND_MAPPED: u32 = 3;
+    call.gpu.enter(primary).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+    // SAFETY: the page is mapped as long as it is registered.
+    let result = unsafe { (call.driver().cuMemHostRegister_v2)(at as *mut _, PAGE as usize, PORTABLE_AND_MAPPED) };
+    let _ = call.enter_own();
+    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
+}
+
+fn unregister_page(call: &mut Call<'_>, primary: CUcontext, at: u64) {
+    if call.gpu.enter(primary).is_ok() {
+        // SAFETY: registered by `register_page`; no stream is busy with it.
+        unsafe { (call.driver().cuMemHostUnregister)(at as *mut _) };
+    }
+    let _ = call.enter_own();
+}
+
+fn stream_op(driver: &Driver, stream: CUstream, [operation, address, value]: [u64; 3]) -> CUresult {
+    let mut operation = [operation, address, value, 0, 0, 0];
+    // SAFETY: one structure of the driver's layout, which it has read when it returns; the word lies in a page that is
+    // mapped and registered until nothing uses it.
+    unsafe { (driver.cuStreamBatchMemOp_v2)(stream, 1, operation.as_mut_ptr().cast(), 0) }
+}
