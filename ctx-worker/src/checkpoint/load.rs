@@ -157,7 +157,7 @@ impl Executor {
 
     fn restore_allocations(&mut self, client: &Client) -> Result<(), NotLoaded> {
         let driver = self.driver();
-        self.restore_pools()?;
+        self.memory.restore_pools(driver)?;
         self.memory.map_made(driver)?;
         for allocation in &client.allocations {
             if allocation.flags & Allocation::PHYSICAL != 0 {
@@ -167,7 +167,7 @@ impl Executor {
             let (context, pool) = if pooled { (0, allocation.handle) } else { (allocation.handle, 0) };
             let memory = memory::Allocation { size: allocation.size, context, pool };
             if pooled {
-                self.restore_pooled(allocation.device as usize, allocation.address, memory)?;
+                self.memory.restore_pooled(allocation.device as usize, allocation.address, memory)?;
                 continue;
             }
             let device = self.memory.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;

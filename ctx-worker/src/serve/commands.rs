@@ -13,9 +13,10 @@ use crate::gpu::driver::stream_is_busy;
 use crate::resources::memory::MemoryError;
 use crate::resources::{pinned, tensor_maps};
 use crate::serve::executor::Executor;
+use crate::session::call::Call;
 use crate::session::objects::{Object, Objects};
 use crate::session::outcome::{Outcome, Refused, check};
-use crate::session::waiting::{StreamKey, Then};
+use crate::session::waiting::{PoolAllocation, StreamKey, Then};
 
 impl Executor {
     /// Executes a command of `wire::command`.
@@ -100,6 +101,33 @@ impl Executor {
         }
         self.when_done(vec![key], Then::Chunk(chunk))?;
         Ok(Outcome::Done(CUDA_SUCCESS))
+    }
+
+    fn pool_command(&mut self, number: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        self.memory.pool_command(&mut call, &mut self.scheduler.deferred, number, args, reply)
+    }
+
+    /// The frees that an allocation from a pool has waited for have happened.
+    pub(crate) fn retry_pool_alloc(&mut self, wanted: &PoolAllocation, reply: u16) {
+        self.memory.pools.settle(self.driver());
+        let mut payload = Writer::new();
+        let mut allocate = |executor: &mut Self| {
+            let Self { gpu, session, memory, scheduler, header, .. } = executor;
+            let mut call = Call { gpu, session, header: *header };
+            match memory.allocate_from_pool(&mut call, &mut scheduler.deferred, wanted, None, &mut payload) {
+                Ok(result) => result,
+                Err(Refused::Code(code)) => code,
+                Err(_) => CUDA_ERROR_UNKNOWN,
+            }
+        };
+        let mut result = allocate(self);
+        let mut first = true;
+        while result == CUDA_ERROR_OUT_OF_MEMORY && self.make_room(first) {
+            first = false;
+            result = allocate(self);
+        }
+        self.answer(reply, result, payload.bytes());
     }
 
     fn tensor_map(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
@@ -447,7 +475,9 @@ impl Executor {
 
     fn context_reset(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let ordinal = self.release_primary(args)?;
-        self.reset_pools(ordinal)?;
+        // Other contexts may be using what was allocated from them.
+        self.finish_streams(0)?;
+        self.memory.reset_pools(self.gpu.driver, ordinal);
         self.reset_primary(ordinal)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
