@@ -12,6 +12,7 @@ use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind, LinkAdd};
 use rekindle_wire::ring::CommandHeader;
 
+use crate::resources::graphs;
 use crate::resources::job::Job;
 use crate::resources::memory;
 use crate::resources::not_loaded::{NotLoaded, Why};
@@ -80,7 +81,7 @@ impl Executor {
         if CodeHash::of(&bytes).to_string() != hash {
             return Err(NotLoaded::CodeContent(hash.to_owned()));
         }
-        let capability = self.capability();
+        let capability = self.memory.capability();
         let kept = self.code.store.keep(bytes, capability);
         kept.map(drop).map_err(|why| NotLoaded::BrokenCode { hash: hash.to_owned(), why })
     }
@@ -99,7 +100,9 @@ impl Executor {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
                 let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
-                self.load_again(call, (kind, object.handle), &image, &mut args).map(|()| Outcome::Done(0))
+                let (mut call, mut loading, code) = self.code_parts();
+                let loaded = code.load_again(&mut call, &mut loading, (kind, object.handle), &image, &mut args);
+                loaded.map(|()| Outcome::Done(0))
             }
             command::LINK_ADD => {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
@@ -112,7 +115,10 @@ impl Executor {
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
-            call if call == self.code.function_load => self.load_function(object.handle).map(|()| Outcome::Done(0)),
+            call if call == self.code.function_load => {
+                let (mut call, mut loading, code) = self.code_parts();
+                code.load_function(&mut call, &mut loading, object.handle).map(|()| Outcome::Done(0))
+            }
             call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
             call => self.command(call, &mut args, &mut reply),
         };
@@ -204,7 +210,7 @@ impl Executor {
                 .flat_map(|(key, placed)| placed.iter().map(move |p| (key, p)))
                 .find(|(_, p)| p.address == global.address && p.size == global.size && *p.name == *c_name(&global.name))
                 .ok_or_else(|| NotLoaded::Moved { name: global.name.clone(), address: global.address })?;
-            self.compare_initial(*key, placed, global)?;
+            self.code.compare_initial(&self.session, &self.memory, *key, placed, global)?;
         }
         Ok(())
     }
@@ -264,9 +270,8 @@ impl Executor {
                 BlobKind::DeferredCommands => {
                     self.restore_held(&bytes()?).map_err(|why| NotLoaded::Part { part: "deferred commands", why })?
                 }
-                BlobKind::Graphs => {
-                    self.restore_graphs(&bytes()?).map_err(|why| NotLoaded::Part { part: "graphs", why })?
-                }
+                BlobKind::Graphs => graphs::restore(&mut self.code.graphs, &bytes()?)
+                    .map_err(|why| NotLoaded::Part { part: "graphs", why })?,
             }
         }
         Ok(())

@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::checkpoint::copying::{Cancel, CopyError, Copying, Guard, Place, Preservation, Task};
 use crate::resources::arrays::ArrayError;
+use crate::resources::graphs;
 use crate::resources::job::{Job, jobs};
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::schedule::times::Ages;
@@ -333,7 +334,7 @@ impl Executor {
         self.held_bytes()?.iter().for_each(|held| add(BlobKind::DeferredCommands, 0, held));
         let mapped = self.memory.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
         mapped.iter().for_each(|mapped| add(BlobKind::Mapped, 0, mapped));
-        self.graph_bytes()?.iter().for_each(|graphs| add(BlobKind::Graphs, 0, graphs));
+        graphs::bytes(&self.code.graphs)?.iter().for_each(|graphs| add(BlobKind::Graphs, 0, graphs));
         (0..).zip(self.code.prints.pending()).for_each(|(output, text)| add(BlobKind::Printed, output, text));
         self.code.logs.saved().for_each(|(handle, text)| add(BlobKind::CodeLog, handle, text));
         Ok(texts)

@@ -14,10 +14,13 @@ use std::time::Duration;
 
 use rekindle_images::{self as images, InitialHash, PIECE_LENGTH};
 
+use crate::gpu::driver::Driver;
 use crate::resources::code_store::Global;
 use crate::resources::globals::Placed;
 use crate::resources::not_loaded::NotLoaded;
-use crate::serve::executor::Executor;
+use crate::resources::{Code, Memory};
+use crate::session::Session;
+use crate::session::call::Call;
 
 /// How long a read may take. What runs on the device holds it up only where it is in the same hardware queue.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -27,15 +30,37 @@ pub(crate) const MOST: u64 = PIECE_LENGTH;
 /// (`waiting.rs`), so that enqueuing them does not block.
 const AT_ONCE: usize = 32;
 
-impl Executor {
-    /// Reads what variables hold that have just been placed in this context, which is the current one.
-    pub(crate) fn read_initial(&mut self, context: u64, globals: &[Global], placed: &mut [Placed]) {
+/// Reads device memory beside whatever the client's streams do.
+pub(crate) trait ReadDevice {
+    /// Reads regions of a device's memory, given by address and length, of [`MOST`] bytes together, and waits for that up to
+    /// `limit`. `None` where it cannot be read now.
+    ///
+    /// # Safety
+    /// The regions are mapped, and the device may read them.
+    unsafe fn read_now(
+        &mut self,
+        driver: &Driver,
+        device: usize,
+        regions: &[(u64, u64)],
+        limit: Duration,
+    ) -> Option<Vec<Vec<u8>>>;
+}
+
+/// What a command needs that may have the driver load code: the client's memory, and what reads that.
+pub(crate) struct Loading<'a> {
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) reader: &'a mut dyn ReadDevice,
+}
+
+impl Loading<'_> {
+    /// Reads what variables hold that have just been placed in the command's context, which is the current one.
+    pub(super) fn read_initial(&mut self, call: &Call<'_>, globals: &[Global], placed: &mut [Placed]) {
         let with_addresses = globals.iter().filter(|global| !global.points_to.is_empty());
         let names: HashSet<&CStr> = with_addresses.map(|global| global.name.as_c_str()).collect();
         if names.is_empty() {
             return;
         }
-        let Some(device) = self.readable(context) else { return };
+        let Some(device) = self.memory.readable(call.session, call.header.context) else { return };
         let mut room = MOST;
         let mut wanted: Vec<&mut Placed> = placed.iter_mut().filter(|p| names.contains(p.name.as_c_str())).collect();
         wanted.retain(|p| match room.checked_sub(p.size) {
@@ -45,41 +70,45 @@ impl Executor {
             }
             _ => false,
         });
-        let driver = self.driver();
-        // A copy in the background has it: then nothing is read, and nothing of these will be compared.
-        let Some(engine) = self.checkpoint.engine.as_mut() else { return };
+        let driver = call.driver();
         for some in wanted.chunks_mut(AT_ONCE) {
             let regions: Vec<_> = some.iter().map(|p| (p.address, p.size)).collect();
+            // Where nothing is read, nothing of these will be compared.
             // SAFETY: the driver has just said that the variables lie there.
-            let Some(contents) = (unsafe { engine.peek(driver, device, &regions, LIMIT) }) else { return };
+            let Some(contents) = (unsafe { self.reader.read_now(driver, device, &regions, LIMIT) }) else { return };
             for (placed, content) in some.iter_mut().zip(contents) {
                 placed.initial = Some(InitialHash::of(&content));
             }
         }
     }
+}
 
+impl Memory {
     /// The device of a context whose variables are read.
-    fn readable(&self, context: u64) -> Option<usize> {
-        let real = self.session.objects.get(context)?.real;
-        let ordinal = self.device_of_context(context).ok()?;
+    fn readable(&self, session: &Session, context: u64) -> Option<usize> {
+        let real = session.objects.get(context)?.real;
+        let ordinal = session.device_of_context(context).ok()?;
         // The engine's buffers are of the first one.
-        let reset =
-            [0, ordinal].iter().any(|number| self.memory.devices.get(*number).is_none_or(|device| device.reset));
-        (!reset && self.memory.devices.get(ordinal)?.primary == real).then_some(ordinal)
+        let reset = [0, ordinal].iter().any(|number| self.devices.get(*number).is_none_or(|device| device.reset));
+        (!reset && self.devices.get(ordinal)?.primary == real).then_some(ordinal)
     }
+}
 
+impl Code {
     /// Compares what a variable held here when its code was loaded with what it held then.
     pub(crate) fn compare_initial(
         &self,
+        session: &Session,
+        memory: &Memory,
         (parent, context): (u64, u64),
         placed: &Placed,
         saved: &images::Global,
     ) -> Result<(), NotLoaded> {
-        let Some(before) = saved.initial.filter(|_| self.readable(context).is_some()) else { return Ok(()) };
+        let Some(before) = saved.initial.filter(|_| memory.readable(session, context).is_some()) else { return Ok(()) };
         match placed.initial {
             Some(here) if here == before => Ok(()),
             Some(_) => {
-                let image = self.code.loaded.get(&parent);
+                let image = self.loaded.get(&parent);
                 let global = image.and_then(|i| i.globals.as_ref().ok()?.iter().find(|g| g.name == placed.name));
                 let names = global.map(|global| global.points_to.clone()).unwrap_or_default();
                 Err(NotLoaded::CodeMoved { variable: saved.name.clone(), names })

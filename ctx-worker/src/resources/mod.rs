@@ -14,6 +14,7 @@ pub(crate) mod ipc;
 pub(crate) mod jit;
 pub(crate) mod job;
 pub(crate) mod launch_attributes;
+pub(crate) mod launch_check;
 pub(crate) mod limits;
 pub(crate) mod linker;
 pub(crate) mod memory;

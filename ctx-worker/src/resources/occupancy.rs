@@ -4,22 +4,26 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{OccupancyBlockSize, OccupancyClusters};
 
+use crate::resources::Code;
+use crate::resources::initial::Loading;
 use crate::resources::launch_attributes::attributes;
-use crate::serve::executor::Executor;
+use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 
-impl Executor {
+impl Code {
     pub(crate) fn occupancy_block_size(
         &mut self,
+        call: &mut Call<'_>,
+        loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
         reply: &mut Writer,
     ) -> Result<Outcome, Refused> {
         let OccupancyBlockSize { function, shared_bytes, limit, flags } = OccupancyBlockSize::read(args)?;
-        let function = self.handle_function(function)?;
+        let function = self.function(call, loading, function)?;
         let (mut grid, mut block) = (0, 0);
         // SAFETY: out parameters are locals, the handle the driver's own; no function gives the shared memory.
         let result = unsafe {
-            (self.driver().cuOccupancyMaxPotentialBlockSizeWithFlags)(
+            (call.driver().cuOccupancyMaxPotentialBlockSizeWithFlags)(
                 &raw mut grid,
                 &raw mut block,
                 function,
@@ -34,22 +38,28 @@ impl Executor {
         Ok(Outcome::Done(result))
     }
 
-    pub(crate) fn occupancy_clusters(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+    pub(crate) fn occupancy_clusters(
+        &mut self,
+        call: &mut Call<'_>,
+        loading: &mut Loading<'_>,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
         let OccupancyClusters { sizes, launch } = OccupancyClusters::read(args)?;
-        let function = self.handle_function(launch.function)?;
-        let attributes = attributes(&self.session, &launch)?;
+        let function = self.function(call, loading, launch.function)?;
+        let attributes = attributes(call.session, &launch)?;
         let config = CUlaunchConfig {
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_bytes,
             stream: match launch.stream {
                 0 => 0,
-                stream => self.handle_stream(stream)?,
+                stream => call.stream(stream)?,
             },
             attrs: attributes.as_ptr(),
             num_attrs: attributes.len() as u32,
         };
-        let driver = self.driver();
+        let driver = call.driver();
         let ask =
             if sizes != 0 { driver.cuOccupancyMaxPotentialClusterSize } else { driver.cuOccupancyMaxActiveClusters };
         let mut number = 0;

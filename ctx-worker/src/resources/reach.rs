@@ -65,4 +65,10 @@ impl Memory {
         let device = usize::try_from(ordinal).ok().and_then(|o| self.devices.get(o));
         device.map(|d| d.device).ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))
     }
+
+    /// The compute capability by which an image's entry is chosen. Devices of several kinds in one worker are not
+    /// supported yet, which the worker says when it starts.
+    pub(crate) fn capability(&self) -> (u32, u32) {
+        self.devices.first().map_or((0, 0), |d| d.capability)
+    }
 }

@@ -323,7 +323,10 @@ impl Executor {
             }
             command::LAUNCH if header.reply != 0 => {
                 // The driver would say now whether it may be, and its caller may have to go on for it ever to be.
-                let allowed = self.enter_context(header.context).and_then(|()| self.check_launch(parameters));
+                let allowed = self.enter_context(header.context).and_then(|()| {
+                    let (mut call, mut loading, code) = self.code_parts();
+                    code.check_launch(&mut call, &mut loading, parameters)
+                });
                 match allowed {
                     Ok(()) => self.answer(header.reply, CUDA_SUCCESS, &[]),
                     Err(Refused::Code(code)) => {

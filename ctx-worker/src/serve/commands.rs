@@ -10,6 +10,7 @@ use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::window;
 
 use crate::gpu::driver::stream_is_busy;
+use crate::resources::code::to_unload;
 use crate::resources::memory::MemoryError;
 use crate::resources::{pinned, tensor_maps};
 use crate::serve::executor::Executor;
@@ -46,12 +47,21 @@ impl Executor {
             command::CALLBACK_NEXT => self.callback_next(args, reply),
             command::HELD_ROOM => self.held_room(args),
             command::THREAD_END => self.thread_end(args),
-            command::GRAPH_CREATE..=command::GRAPH_DESTROY => self.graph_command(call, args),
+            command::GRAPH_CREATE..=command::GRAPH_DESTROY => {
+                let (mut under_way, mut loading, code) = self.code_parts();
+                code.graph_command(&mut under_way, &mut loading, call, args)
+            }
             command::MEM_OPS => self.mem_ops(args),
             command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
             command::PRINTS => self.code.prints.fetch(&self.session, args, reply),
-            command::OCCUPANCY_BLOCK_SIZE => self.occupancy_block_size(args, reply),
-            command::OCCUPANCY_CLUSTERS => self.occupancy_clusters(args, reply),
+            command::OCCUPANCY_BLOCK_SIZE => {
+                let (mut call, mut loading, code) = self.code_parts();
+                code.occupancy_block_size(&mut call, &mut loading, args, reply)
+            }
+            command::OCCUPANCY_CLUSTERS => {
+                let (mut call, mut loading, code) = self.code_parts();
+                code.occupancy_clusters(&mut call, &mut loading, args, reply)
+            }
             command::PEER_ENABLE => {
                 let (mut call, memory, _) = self.parts();
                 memory.peer_enable(&mut call, args)
@@ -74,8 +84,22 @@ impl Executor {
                 memory.ipc_event_command(&mut under_way, call, args, reply)
             }
             command::TENSOR_MAP => self.tensor_map(args, reply),
-            _ => self.code_command(call, args, reply),
+            command::MODULE_UNLOAD => self.unload(Kind::Module, args),
+            command::LIBRARY_UNLOAD => self.unload(Kind::Library, args),
+            _ => {
+                let (mut under_way, mut loading, code) = self.code_parts();
+                code.code_command(&mut under_way, &mut loading, call, args, reply)
+            }
         }
+    }
+
+    fn unload(&mut self, kind: Kind, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        let handle = to_unload(&self.call(), kind, args)?;
+        // What runs from it must be done: the driver waits here too.
+        self.finish_streams(0)?;
+        let (mut call, _, code) = self.parts();
+        code.unload(&mut call, kind, handle, args)?;
+        Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn mem_info(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
@@ -438,7 +462,7 @@ impl Executor {
         }
         let (mut call, memory, _) = self.parts();
         memory.clear_arrays(&mut call, handle);
-        self.clear_graphs(handle);
+        self.code.clear_graphs(driver, handle);
         for (gone, _) in take(&mut self.session.objects) {
             self.forget_event(gone);
             self.scheduler.deferred.stream_destroyed(gone);
@@ -446,11 +470,11 @@ impl Executor {
             self.code.loaded.remove(&gone);
         }
         self.forget_times(handle);
-        self.forget_code();
+        self.code.forget_code(&mut self.session);
         self.session.waiting.forget_context(handle);
         self.session.objects.unrecord_naming(command::PEER_ENABLE, handle);
         self.memory.pools.forget_context(handle);
-        self.forget_globals(handle);
+        self.code.forget_globals(handle);
         Ok(())
     }
 

@@ -28,6 +28,8 @@ use crate::checkpoint::engine::Engine;
 use crate::gpu::Gpu;
 use crate::gpu::driver::{Driver, is_sticky};
 use crate::resources::device::Device;
+use crate::resources::graphs::destroy_graph;
+use crate::resources::initial::Loading;
 use crate::resources::{Code, Memory};
 use crate::schedule::Scheduler;
 use crate::session::Session;
@@ -77,6 +79,12 @@ impl Executor {
     pub(crate) fn parts(&mut self) -> (Call<'_>, &mut Memory, &mut Code) {
         let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
         (call, &mut self.memory, &mut self.code)
+    }
+
+    /// The same for commands that may have the driver load code.
+    pub(crate) fn code_parts(&mut self) -> (Call<'_>, Loading<'_>, &mut Code) {
+        let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        (call, Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine }, &mut self.code)
     }
 
     /// Refuses memory that is not the client's.
@@ -263,7 +271,7 @@ impl Executor {
                     let destroyed = memory.destroy_array(&mut call, array);
                     self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
-                Then::DestroyGraph { exec, graph } => self.destroy_graph(exec, graph),
+                Then::DestroyGraph { exec, graph } => destroy_graph(self.gpu.driver, exec, graph),
                 Then::Held(id) => {
                     self.note_sticky(result);
                     self.scheduler.deferred.arrived(id, result);
@@ -313,14 +321,19 @@ impl Executor {
 
     /// A function that is about to be used, so that its code is loaded; a kernel is as good, as in the driver.
     pub(crate) fn handle_function(&mut self, handle: u64) -> Result<u64, Refused> {
-        let real = self.handle_unused_function(handle)?;
-        self.use_function(handle);
-        Ok(real)
+        let (mut call, mut loading, code) = self.code_parts();
+        code.function(&mut call, &mut loading, handle)
     }
 
     /// A function that is asked about and not used.
     pub(crate) fn handle_unused_function(&self, handle: u64) -> Result<u64, Refused> {
         self.session.object(handle, &[Kind::Function, Kind::Kernel])
+    }
+
+    /// Places the variables of a module or library in the current context, where that has not been done yet.
+    pub(crate) fn instantiate(&mut self, parent: u64) -> Result<(), Refused> {
+        let (mut call, mut loading, code) = self.code_parts();
+        code.instantiate(&mut call, &mut loading, parent)
     }
 
     pub(crate) fn handle_kernel(&mut self, handle: u64) -> Result<u64, Refused> {

@@ -65,7 +65,7 @@ impl Executor {
         self.code.prints.notice(&self.session);
         if result == CUDA_SUCCESS {
             self.session.waiting.launched(self.stream_key(launch.stream)?, launch.function);
-            self.launched(object.allocates);
+            self.session.kernel_launched(object.allocates);
             // The launch was one of the events' records too.
             for event in launch.events() {
                 if self.session.objects.get(event).is_some() {
@@ -74,13 +74,6 @@ impl Executor {
             }
         }
         Ok(Outcome::Done(result))
-    }
-
-    /// A kernel was launched; whether its code calls `malloc` on the device.
-    pub(crate) fn launched(&mut self, allocates: bool) {
-        if allocates && self.session.unsavable.is_none() {
-            self.session.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());
-        }
     }
 
     /// Cooperative launches on several devices: one command, since they wait for each other.
@@ -132,7 +125,7 @@ impl Executor {
             (self.driver().cuLaunchCooperativeKernelMultiDevice)(list.as_mut_ptr().cast(), list.len() as u32, flags)
         };
         if result == CUDA_SUCCESS {
-            self.launched(allocates);
+            self.session.kernel_launched(allocates);
             keys.into_iter().for_each(|(key, function)| self.session.waiting.launched(key, function));
         }
         Ok(Outcome::Done(result))

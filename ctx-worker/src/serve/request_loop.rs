@@ -606,7 +606,8 @@ impl Server {
             crate::gpu::driver::expect("mapping pinned memory", result)
                 .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
-        self.executor.make_graphs();
+        let (mut call, mut loading, code) = self.executor.code_parts();
+        code.make_graphs(&mut call, &mut loading);
         self.begin(client.ring.head)?;
         let attach = Attach {
             dialect,

@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::{Engine, LOOK};
 use crate::gpu::driver::Driver;
-use crate::resources::initial::MOST;
+use crate::resources::initial::{MOST, ReadDevice};
 
 /// A copy of a few bytes takes some 10 us: as long it is not worth a thread's sleep.
 const SPIN: Duration = Duration::from_micros(50);
@@ -74,5 +74,19 @@ impl Engine {
         });
         let read = read.collect();
         enqueued.then_some(read)
+    }
+}
+
+/// An engine that is not here copies in the background: then nothing is read.
+impl ReadDevice for Option<Engine> {
+    unsafe fn read_now(
+        &mut self,
+        driver: &Driver,
+        device: usize,
+        regions: &[(u64, u64)],
+        limit: Duration,
+    ) -> Option<Vec<Vec<u8>>> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.as_mut()?.peek(driver, device, regions, limit) }
     }
 }

@@ -1,0 +1,105 @@
+//! Executable graphs. The client keeps graphs; the worker has a program of each executable one, and the driver's graph
+//! that is made of it.
+//!
+//! ```text
+//!   GRAPH_CREATE ──> program ──> driver's graph ──> driver's executable graph <── GRAPH_LAUNCH
+//!   GRAPH_SET ────> a step of the program, and of the driver's executable graph
+//!   a restore ────> program; the rest once the client's pinned memory is there
+//! ```
+//!
+//! A stream takes about a thousand launches without blocking, however many steps each has (seen with a thousand), so a
+//! launch counts as one command there.
+
+mod commands;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Malformed, Reader};
+use rekindle_wire::command::Launch;
+use rekindle_wire::graph::{Program, Step, Task};
+
+use crate::gpu::driver::Driver;
+use crate::session::state::{self, StateError};
+
+/// An executable graph of the client's.
+pub(crate) struct Graph {
+    /// The context that was current when it was made.
+    context: u64,
+    flags: u64,
+    program: Program,
+    /// The functions that it launches.
+    functions: BTreeSet<u64>,
+    made: Option<Made>,
+}
+
+/// What the driver has of one.
+#[derive(Clone, Debug)]
+struct Made {
+    exec: CUgraphExec,
+    graph: CUgraph,
+    /// The node of each step.
+    nodes: Vec<CUgraphNode>,
+}
+
+/// All of them, by the client's handle.
+pub(crate) type Graphs = BTreeMap<u64, Graph>;
+
+impl Graph {
+    /// What it does.
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
+    }
+
+    fn new(context: u64, flags: u64, program: Program) -> Self {
+        let functions = functions(&program);
+        Self { context, flags, program, functions, made: None }
+    }
+}
+
+/// The function that a step launches.
+fn function(step: &Step) -> Option<u64> {
+    match &step.task {
+        Task::Kernel(launch) => Launch::read(&mut Reader::new(launch)).ok().map(|l| l.function),
+        _ => None,
+    }
+}
+
+fn functions(program: &Program) -> BTreeSet<u64> {
+    program.steps.iter().filter_map(function).collect()
+}
+
+/// Has the driver end a graph that does not run.
+pub(crate) fn destroy_graph(driver: &Driver, exec: CUgraphExec, graph: CUgraph) {
+    // SAFETY: both handles are the driver's own, and not used again.
+    unsafe {
+        (driver.cuGraphExecDestroy)(exec);
+        (driver.cuGraphDestroy)(graph);
+    }
+}
+
+/// All programs as bytes of the saved state; `None` where there are none.
+pub(crate) fn bytes(graphs: &Graphs) -> Result<Option<Vec<u8>>, StateError> {
+    if graphs.is_empty() {
+        return Ok(None);
+    }
+    let graph = |(&handle, graph): (&u64, &Graph)| state::Graph {
+        handle,
+        context: graph.context,
+        flags: graph.flags,
+        program: graph.program.to_bytes(),
+        ..state::Graph::default()
+    };
+    let graphs = graphs.iter().map(graph).collect();
+    state::bytes(&state::Graphs { graphs, ..state::Graphs::default() }).map(Some)
+}
+
+/// Takes up what [`bytes`] gave.
+pub(crate) fn restore(graphs: &mut Graphs, bytes: &[u8]) -> Result<(), Malformed> {
+    let saved: state::Graphs = state::parse(bytes)?;
+    for it in saved.graphs {
+        let graph = Graph::new(it.context, it.flags, Program::from_bytes(&it.program)?);
+        graphs.insert(it.handle, graph);
+    }
+    Ok(())
+}
