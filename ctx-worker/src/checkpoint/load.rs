@@ -20,6 +20,7 @@ use crate::resources::pinned;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::serve::executor::Executor;
+use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::state::{self, Mapped, State};
 
@@ -72,7 +73,8 @@ impl Executor {
         unmap_aliases(self.driver(), &aliases);
         let (mut under_way, memory, _) = self.parts();
         memory.all_shared_is_mapped(&mut under_way, &state)?;
-        self.record_events()
+        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        self.scheduler.times.record_events(&mut call)
     }
 
     fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), NotLoaded> {
@@ -268,32 +270,13 @@ impl Executor {
                 BlobKind::Printed => self.code.prints.resume(blob.handle, bytes()?)?,
                 BlobKind::CodeLog => self.code.logs.resume(blob.handle, bytes()?),
                 BlobKind::DeferredCommands => {
-                    self.restore_held(&bytes()?).map_err(|why| NotLoaded::Part { part: "deferred commands", why })?
+                    let restored = self.scheduler.restore_held(&self.session, &self.memory, &bytes()?);
+                    restored.map_err(|why| NotLoaded::Part { part: "deferred commands", why })?;
                 }
                 BlobKind::Graphs => graphs::restore(&mut self.code.graphs, &bytes()?)
                     .map_err(|why| NotLoaded::Part { part: "graphs", why })?,
             }
         }
-        Ok(())
-    }
-
-    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
-    /// which they were recorded, so that no time between two comes out negative.
-    pub(crate) fn record_events(&mut self) -> Result<(), NotLoaded> {
-        use rekindle_cuda_abi::types::CU_STREAM_LEGACY;
-        let mut events: Vec<(u64, u64)> =
-            self.scheduler.times.recorded.iter().map(|(event, when)| (*when, *event)).collect();
-        events.sort_unstable();
-        // Later records come after these.
-        self.scheduler.times.commands = self.scheduler.times.commands.max(events.len() as u64);
-        for (_, event) in events {
-            let Some(object) = self.session.objects.get(event).copied() else { continue };
-            self.enter_context(object.context)?;
-            // SAFETY: the handles are the driver's own.
-            let result = unsafe { (self.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
-            crate::gpu::driver::expect("cuEventRecord", result)?;
-        }
-        self.mark_restore();
         Ok(())
     }
 }

@@ -20,6 +20,7 @@ use crate::resources::job::{Job, jobs};
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::schedule::times::Ages;
 use crate::serve::executor::Executor;
+use crate::session::call::Call;
 use crate::session::state::{self, PinnedMemory, RecordedEvent, State, StateError};
 
 /// Why a client cannot be saved whose log of code was cut.
@@ -206,7 +207,8 @@ impl Executor {
         allocations: Vec<Allocation>,
         globals: Vec<Global>,
     ) -> Result<(Client, Vec<SavedCode>), SaveError> {
-        let ages = self.event_ages();
+        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        let ages = self.scheduler.times.event_ages(&mut call);
 
         let hashes: BTreeSet<_> = self.session.objects.log().iter().filter_map(|r| r.code).collect();
         let code = hashes
@@ -331,7 +333,7 @@ impl Executor {
             }
         };
         self.code.store.arriving().iter().for_each(|(number, bytes)| add(BlobKind::ArrivingCode, *number, bytes));
-        self.held_bytes()?.iter().for_each(|held| add(BlobKind::DeferredCommands, 0, held));
+        self.scheduler.deferred.saved()?.iter().for_each(|held| add(BlobKind::DeferredCommands, 0, held));
         let mapped = self.memory.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
         mapped.iter().for_each(|mapped| add(BlobKind::Mapped, 0, mapped));
         graphs::bytes(&self.code.graphs)?.iter().for_each(|graphs| add(BlobKind::Graphs, 0, graphs));

@@ -17,6 +17,7 @@ pub(crate) mod launch_attributes;
 pub(crate) mod launch_check;
 pub(crate) mod limits;
 pub(crate) mod linker;
+pub(crate) mod mem_ops;
 pub(crate) mod memory;
 pub(crate) mod not_loaded;
 pub(crate) mod occupancy;

@@ -16,18 +16,16 @@
 //! commands are part of the saved state, as they came from the ring.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::Ordering::Release;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, HostFunc};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::schedule::deferred_settings::Setting;
-use crate::schedule::dependencies::{EventUse, Role, Scope, Turn, Uses, word};
-use crate::serve::executor::Executor;
+use crate::gpu::driver::Driver;
+use crate::schedule::dependencies::{EventUse, Role, Scope, Turn, Uses};
 use crate::session::outcome::Refused;
-use crate::session::waiting::{StreamKey, Then};
+use crate::session::waiting::{StreamKey, Waiting};
 
 /// More held commands of one thread than this make it wait until there are half as many.
 const MANY: usize = 4096;
@@ -45,6 +43,15 @@ pub(crate) enum Progress {
     Callback(CUresult),
 }
 
+/// A value that an attribute had when a launch was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// Whether it was set of the kernel, for its device, and not of the function in one context.
+    pub(super) of_kernel: bool,
+    pub(super) attribute: u32,
+    pub(super) value: i32,
+}
+
 /// A held command.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -55,6 +62,19 @@ pub(crate) struct Entry {
     pub(crate) progress: Progress,
     /// Of a launch: attributes of its function that have been set since.
     pub(crate) settings: Vec<Setting>,
+}
+
+/// What becomes of a held command that nothing before it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It stays held.
+    Stays,
+    /// It stays held until the device has come to it, which is to be waited for.
+    WaitsOnDevice,
+    /// It goes to the driver.
+    Goes,
+    /// It is over.
+    Ends,
 }
 
 /// What is held, in summary: what comes after any of it is held too.
@@ -140,7 +160,8 @@ pub(crate) struct Held {
     full: HashSet<StreamKey>,
     /// Something has happened: the list must be looked through.
     pub(crate) changed: bool,
-    looking: bool,
+    /// The list is being looked through.
+    pub(crate) looking: bool,
     /// While a quiesce goes on, streams take commands only when they are idle, and only so many.
     closing: Option<u32>,
     arrivals: HashMap<u64, CUresult>,
@@ -153,27 +174,9 @@ pub(crate) struct Held {
     by_thread: HashMap<u32, usize>,
     /// Threads that wait for room, and their reply slots.
     pub(crate) waiting_for_room: Vec<(u32, u16)>,
-    /// Streams that are not ordered with the legacy default stream.
-    free_streams: HashSet<u64>,
 }
 
 impl Held {
-    pub(crate) fn is_free(&self, stream: u64) -> bool {
-        self.free_streams.contains(&stream)
-    }
-
-    /// `cuStreamCreateWithPriority` was executed.
-    pub(crate) fn stream_created(&mut self, handle: u64, args: &Reader<'_>) {
-        const NON_BLOCKING: u64 = 1;
-        if word(args.all(), 1) == Some(NON_BLOCKING) {
-            self.free_streams.insert(handle);
-        }
-    }
-
-    pub(crate) fn stream_destroyed(&mut self, handle: u64) {
-        self.free_streams.remove(&handle);
-    }
-
     /// What a held command waited for on the device is done.
     pub(crate) fn arrived(&mut self, id: u64, result: CUresult) {
         self.arrivals.insert(id, result);
@@ -211,7 +214,122 @@ impl Held {
         self.changed = true;
     }
 
-    pub(crate) fn of_thread(&self, thread: u32) -> usize {
+    /// Whether anything that is held comes before a command.
+    pub(crate) fn holds(&self, uses: &Uses) -> bool {
+        self.blocked.holds(uses)
+    }
+
+    /// Whether the command's stream takes it now.
+    pub(crate) fn has_room(&self, driver: &Driver, waiting: &mut Waiting, uses: &Uses) -> bool {
+        let Some(lane) = uses.lane.filter(|_| uses.turn != Turn::Ask) else { return true };
+        self.stream_has_room(driver, waiting, lane.key)
+    }
+
+    fn stream_has_room(&self, driver: &Driver, waiting: &mut Waiting, stream: StreamKey) -> bool {
+        match self.closing {
+            None => waiting.has_room(driver, stream),
+            Some(steps) => steps > 0 && waiting.is_idle(stream),
+        }
+    }
+
+    /// A command of this stream goes to the driver.
+    pub(crate) fn count_step(&mut self, uses: &Uses) {
+        if uses.lane.is_some() && uses.turn != Turn::Ask {
+            self.closing = self.closing.map(|steps| steps.saturating_sub(1));
+        }
+    }
+
+    /// Takes note of what a command lacks that is about to be held: room in its stream, or nothing but its turn.
+    pub(crate) fn note_lack(&mut self, driver: &Driver, waiting: &mut Waiting, uses: &Uses) {
+        if self.blocked.holds(uses) {
+            return;
+        }
+        match uses.lane {
+            Some(lane) if !self.has_room(driver, waiting, uses) => drop(self.full.insert(lane.key)),
+            // Its turn has come.
+            _ => self.changed = true,
+        }
+    }
+
+    /// Whether it records an event that something held names, and could be executed otherwise.
+    pub(crate) fn only_an_event_holds(&self, driver: &Driver, waiting: &mut Waiting, uses: &Uses) -> bool {
+        uses.events.iter().any(|e| e.1 == EventUse::Record && self.blocked.named.contains(&e.0))
+            && !self.blocked.lane(uses)
+            && !self.blocked.ending.contains(&uses.context)
+            && self.has_room(driver, waiting, uses)
+    }
+
+    /// Whether a client sends more and more behind what it holds up itself.
+    pub(crate) fn is_too_much(&self) -> bool {
+        self.bytes > MOST_BYTES
+    }
+
+    /// Looks whether a stream that was full has room again: then the list must be looked through.
+    pub(crate) fn find_room(&mut self, driver: &Driver, waiting: &mut Waiting) {
+        if self.full.iter().any(|stream| self.stream_has_room(driver, waiting, *stream)) {
+            self.changed = true;
+        }
+    }
+
+    /// Takes out everything that is held, to be looked through and kept again.
+    pub(crate) fn take_all(&mut self) -> VecDeque<Entry> {
+        self.blocked = Blocked::default();
+        (self.bytes, self.by_thread, self.full) = (0, HashMap::new(), HashSet::new());
+        std::mem::take(&mut self.list)
+    }
+
+    /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
+    pub(crate) fn next(&mut self, driver: &Driver, waiting: &mut Waiting, entry: &mut Entry) -> Result<Next, Refused> {
+        if entry.progress == Progress::Queued && !self.has_room(driver, waiting, &entry.uses) {
+            self.full.extend(entry.uses.lane.map(|lane| lane.key));
+            return Ok(Next::Stays);
+        }
+        if entry.progress == Progress::Queued {
+            self.count_step(&entry.uses);
+        }
+        let arrival = self.arrivals.remove(&entry.id);
+        Ok(match (entry.uses.turn, entry.progress, arrival) {
+            (Turn::Callback | Turn::AtRest(_), Progress::Queued, _) => {
+                entry.progress = Progress::OnDevice;
+                Next::WaitsOnDevice
+            }
+            (_, Progress::OnDevice, None) => Next::Stays,
+            (Turn::Callback, Progress::OnDevice, Some(result)) => {
+                let HostFunc { kind, .. } = HostFunc::read(&mut Reader::new(&entry.parameters))?;
+                if result != CUDA_SUCCESS && kind == command::HOST_FUNCTION {
+                    // Not called in a broken context.
+                    return Ok(Next::Ends);
+                }
+                entry.progress = Progress::Callback(result);
+                self.ready.push_back(entry.id);
+                Next::Stays
+            }
+            (_, Progress::Callback(_), _) if self.returned.remove(&entry.id) => Next::Ends,
+            (_, Progress::Callback(_), _) => Next::Stays,
+            (..) => Next::Goes,
+        })
+    }
+
+    /// Whether some thread is far ahead.
+    pub(crate) fn has_many(&self) -> bool {
+        self.by_thread.values().any(|n| *n > MANY)
+    }
+
+    /// Takes out the reply slots of threads that waited because they were far ahead, and no longer are.
+    pub(crate) fn relieved(&mut self) -> Vec<u16> {
+        let threads = std::mem::take(&mut self.waiting_for_room);
+        let mut relieved = Vec::new();
+        for (thread, slot) in threads {
+            if self.of_thread(thread) > MANY / 2 {
+                self.waiting_for_room.push((thread, slot));
+            } else {
+                relieved.push(slot);
+            }
+        }
+        relieved
+    }
+
+    fn of_thread(&self, thread: u32) -> usize {
         self.by_thread.get(&thread).copied().unwrap_or(0)
     }
 
@@ -228,7 +346,8 @@ impl Held {
         self.keep(entry);
     }
 
-    fn keep(&mut self, entry: Entry) {
+    /// Keeps a command behind all others that are held.
+    pub(crate) fn keep(&mut self, entry: Entry) {
         self.blocked.add(&entry.uses);
         self.bytes += entry.parameters.len();
         *self.by_thread.entry(entry.header.thread).or_default() += 1;
@@ -247,229 +366,6 @@ impl Held {
         self.bytes = self.bytes.saturating_sub(entry.parameters.len());
         if let Some(count) = self.by_thread.get_mut(&entry.header.thread) {
             *count = count.saturating_sub(1);
-        }
-    }
-}
-
-impl Executor {
-    /// Executes a command, or holds it. An error means that the client does not speak our language, and is given up.
-    pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
-        self.scheduler.times.commands += 1;
-        let uses = self.uses(&header, parameters);
-        let waits = matches!(uses.turn, Turn::Callback | Turn::AtRest(_));
-        if waits || self.scheduler.deferred.blocked.holds(&uses) || !self.has_room(&uses) {
-            return self.hold(header, parameters, uses);
-        }
-        self.count_step(&uses);
-        self.perform(header, parameters)?;
-        self.tick(&uses);
-        Ok(())
-    }
-
-    /// Whether something waits that the executor must look at again and again.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
-    }
-
-    /// Whether the command's stream takes it now.
-    fn has_room(&mut self, uses: &Uses) -> bool {
-        let Some(lane) = uses.lane.filter(|_| uses.turn != Turn::Ask) else { return true };
-        match self.scheduler.deferred.closing {
-            None => self.session.waiting.has_room(self.driver(), lane.key),
-            Some(steps) => steps > 0 && self.session.waiting.is_idle(lane.key),
-        }
-    }
-
-    /// A command of this stream goes to the driver.
-    fn count_step(&mut self, uses: &Uses) {
-        if uses.lane.is_some() && uses.turn != Turn::Ask {
-            self.scheduler.deferred.closing = self.scheduler.deferred.closing.map(|steps| steps.saturating_sub(1));
-        }
-    }
-
-    /// Records a private event where much has been enqueued, to learn later how much of it is done.
-    fn tick(&mut self, uses: &Uses) {
-        let Some(lane) = uses.lane.filter(|lane| self.session.waiting.wants_tick(lane.key)) else { return };
-        if self.enter_context(lane.key.context).is_ok() {
-            self.session.waiting.tick(self.driver(), lane.key);
-        }
-    }
-
-    fn hold(&mut self, header: CommandHeader, parameters: &[u8], uses: Uses) -> Result<(), Refused> {
-        self.header = header;
-        if uses.turn == Turn::Ask {
-            self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
-            return Ok(());
-        }
-        self.memory.ipc_events.hold(header.call, parameters);
-        let mut header = header;
-        if !self.scheduler.deferred.blocked.holds(&uses) {
-            match uses.lane {
-                Some(lane) if !self.has_room(&uses) => drop(self.scheduler.deferred.full.insert(lane.key)),
-                // Its turn has come.
-                _ => self.scheduler.deferred.changed = true,
-            }
-        }
-        match header.call {
-            // Its stream goes on: what is held means the event as it was before.
-            _ if self.only_an_event_holds(&uses) => {
-                for (event, _) in &uses.events {
-                    self.set_event_aside(*event)?;
-                }
-                self.count_step(&uses);
-                self.perform(header, parameters)?;
-                self.tick(&uses);
-                return Ok(());
-            }
-            command::LAUNCH if header.reply != 0 => {
-                // The driver would say now whether it may be, and its caller may have to go on for it ever to be.
-                let allowed = self.enter_context(header.context).and_then(|()| {
-                    let (mut call, mut loading, code) = self.code_parts();
-                    code.check_launch(&mut call, &mut loading, parameters)
-                });
-                match allowed {
-                    Ok(()) => self.answer(header.reply, CUDA_SUCCESS, &[]),
-                    Err(Refused::Code(code)) => {
-                        self.answer(header.reply, code, &[]);
-                        return Ok(());
-                    }
-                    Err(refused) => return Err(refused),
-                }
-                header.reply = 0;
-                self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued);
-            }
-            command::COPY_FROM_CHUNK => self.hold_chunk(header, parameters, &uses)?,
-            command::COPY_BOX_FROM_CHUNK => self.hold_box_chunk(header, parameters, &uses)?,
-            _ => self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued),
-        }
-        if self.scheduler.deferred.bytes > MOST_BYTES {
-            self.give_up(&"it sends more and more behind what it holds up itself");
-        }
-        self.show_pressure();
-        self.look_at_held();
-        Ok(())
-    }
-
-    /// Whether it records an event that something held names, and could be executed otherwise.
-    fn only_an_event_holds(&mut self, uses: &Uses) -> bool {
-        uses.events.iter().any(|e| e.1 == EventUse::Record && self.scheduler.deferred.blocked.named.contains(&e.0))
-            && !self.scheduler.deferred.blocked.lane(uses)
-            && !self.scheduler.deferred.blocked.ending.contains(&uses.context)
-            && self.has_room(uses)
-    }
-
-    /// Executes what need not be held any more, in its order.
-    pub(crate) fn look_at_held(&mut self) {
-        if self.scheduler.deferred.looking {
-            return;
-        }
-        let (driver, waiting) = (self.driver(), &mut self.session.waiting);
-        let room = |stream: &StreamKey| match self.scheduler.deferred.closing {
-            None => waiting.has_room(driver, *stream),
-            Some(steps) => steps > 0 && waiting.is_idle(*stream),
-        };
-        if self.scheduler.deferred.full.iter().any(room) {
-            self.scheduler.deferred.changed = true;
-        }
-        while std::mem::take(&mut self.scheduler.deferred.changed) {
-            self.scheduler.deferred.looking = true;
-            if let Err(refused) = self.look_once() {
-                self.give_up(&refused);
-            }
-            self.scheduler.deferred.looking = false;
-            self.show_pressure();
-            self.run_callback();
-        }
-    }
-
-    fn look_once(&mut self) -> Result<(), Refused> {
-        let held = &mut self.scheduler.deferred;
-        held.blocked = Blocked::default();
-        (held.bytes, held.by_thread, held.full) = (0, HashMap::new(), HashSet::new());
-        for mut entry in std::mem::take(&mut held.list) {
-            if self.scheduler.deferred.blocked.holds(&entry.uses) || !self.goes(&mut entry)? {
-                self.scheduler.deferred.keep(entry);
-            }
-        }
-        Ok(())
-    }
-
-    /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
-    fn goes(&mut self, entry: &mut Entry) -> Result<bool, Refused> {
-        if entry.progress == Progress::Queued && !self.has_room(&entry.uses) {
-            self.scheduler.deferred.full.extend(entry.uses.lane.map(|lane| lane.key));
-            return Ok(false);
-        }
-        if entry.progress == Progress::Queued {
-            self.count_step(&entry.uses);
-        }
-        let arrival = self.scheduler.deferred.arrivals.remove(&entry.id);
-        match (entry.uses.turn, entry.progress, arrival) {
-            (Turn::Callback | Turn::AtRest(_), Progress::Queued, _) => {
-                entry.progress = Progress::OnDevice;
-                if let Err(code) = self.wait_on_device(entry) {
-                    self.scheduler.deferred.arrived(entry.id, code);
-                }
-                Ok(false)
-            }
-            (_, Progress::OnDevice, None) => Ok(false),
-            (Turn::Callback, Progress::OnDevice, Some(result)) => {
-                let HostFunc { kind, .. } = HostFunc::read(&mut Reader::new(&entry.parameters))?;
-                if result != CUDA_SUCCESS && kind == command::HOST_FUNCTION {
-                    // Not called in a broken context.
-                    return Ok(true);
-                }
-                entry.progress = Progress::Callback(result);
-                self.scheduler.deferred.ready.push_back(entry.id);
-                Ok(false)
-            }
-            (_, Progress::Callback(_), _) => Ok(self.scheduler.deferred.returned.remove(&entry.id)),
-            (..) => {
-                if entry.settings.is_empty() {
-                    self.perform(entry.header, &entry.parameters)?;
-                } else {
-                    self.perform_as_set(entry)?;
-                }
-                self.tick(&entry.uses);
-                Ok(true)
-            }
-        }
-    }
-
-    fn wait_on_device(&mut self, entry: &Entry) -> Result<(), CUresult> {
-        self.header = entry.header;
-        let code = |refused| match refused {
-            Refused::Code(code) => code,
-            _ => CUDA_ERROR_INVALID_VALUE,
-        };
-        let streams = match entry.uses.turn {
-            Turn::Callback => {
-                let callback = HostFunc::read(&mut Reader::new(&entry.parameters));
-                let HostFunc { stream, .. } = callback.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-                self.enter_context(entry.header.context).map_err(code)?;
-                self.handle_stream(stream).map_err(code)?;
-                vec![self.stream_key(stream).map_err(code)?]
-            }
-            _ => self.session.waiting.busy(0),
-        };
-        self.when_done(streams, Then::Held(entry.id)).map_err(code)
-    }
-
-    /// Says whether some thread is far ahead, and lets those go on that no longer are.
-    pub(crate) fn show_pressure(&mut self) {
-        let Some(shared) = self.session.shared else { return };
-        let many = self.scheduler.deferred.by_thread.values().any(|n| *n > MANY);
-        shared.header().pressure.store(u32::from(many), Release);
-        if self.scheduler.deferred.waiting_for_room.is_empty() {
-            return;
-        }
-        let threads = std::mem::take(&mut self.scheduler.deferred.waiting_for_room);
-        for (thread, slot) in threads {
-            if self.scheduler.deferred.of_thread(thread) > MANY / 2 {
-                self.scheduler.deferred.waiting_for_room.push((thread, slot));
-            } else {
-                self.answer(slot, CUDA_SUCCESS, &[]);
-            }
         }
     }
 }

@@ -8,129 +8,142 @@ use rekindle_wire::layout::{CHUNK_SIZE, CHUNKS};
 use rekindle_wire::reply;
 use rekindle_wire::ring::CommandHeader;
 
-use crate::schedule::deferred::Progress;
+use crate::resources::Memory;
+use crate::schedule::Scheduler;
+use crate::schedule::deferred::{Held, Progress};
 use crate::schedule::dependencies::{EventUse, Uses, word};
 use crate::schedule::event_fields;
-use crate::serve::executor::Executor;
+use crate::session::Session;
+use crate::session::call::Call;
 use crate::session::objects::Object;
 use crate::session::outcome::Refused;
 
 const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 
-impl Executor {
+impl Scheduler {
     /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
     /// recorded anew.
-    pub(crate) fn set_event_aside(&mut self, event: u64) -> Result<(), Refused> {
-        let object = *self.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
-        let created = self.session.objects.log().iter().find(|r| r.owner == event).cloned();
+    pub(crate) fn set_event_aside(&mut self, call: &mut Call<'_>, memory: &Memory, event: u64) -> Result<(), Refused> {
+        let object = *call.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let created = call.session.objects.log().iter().find(|r| r.owner == event).cloned();
         let created = created.ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let flags = word(&created.args, 1).unwrap_or(0);
-        self.enter_context(object.context)?;
+        call.enter(object.context)?;
         let mut real = 0;
         // SAFETY: the out parameter is a local.
-        match unsafe { (self.driver().cuEventCreate)(&raw mut real, flags as u32) } {
+        match unsafe { (call.driver().cuEventCreate)(&raw mut real, flags as u32) } {
             CUDA_SUCCESS => {}
             error => return Err(Refused::Code(error)),
         }
         // Numbers of clients count up from 1.
-        self.scheduler.deferred.next += 1;
-        let aside = Kind::Event.handle(1 << 47 | self.scheduler.deferred.next);
+        self.deferred.next += 1;
+        let aside = Kind::Event.handle(1 << 47 | self.deferred.next);
         let mut args = Writer::new();
         args.word(aside);
         args.word(flags);
-        self.session.objects.insert(aside, object);
-        self.session.objects.record(created.call, aside, object.context, args.bytes(), None);
-        self.session.objects.replace(event, Object { real, ..object });
-        if let Some(when) = self.scheduler.times.recorded.remove(&event) {
-            self.scheduler.times.recorded.insert(aside, when);
+        call.session.objects.insert(aside, object);
+        call.session.objects.record(created.call, aside, object.context, args.bytes(), None);
+        call.session.objects.replace(event, Object { real, ..object });
+        if let Some(when) = self.times.recorded.remove(&event) {
+            self.times.recorded.insert(aside, when);
         }
-        if let Some(age) = self.scheduler.times.ages.remove(&event) {
-            self.scheduler.times.ages.insert(aside, age);
+        if let Some(age) = self.times.ages.remove(&event) {
+            self.times.ages.insert(aside, age);
         }
         let is = |e: &(u64, EventUse)| e.0 == event;
-        for entry in self.scheduler.deferred.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
+        for entry in self.deferred.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
             for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {
                 use_.0 = aside;
             }
-            event_fields::rename(&self.scheduler.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
+            event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
         }
         // It goes when nothing held names it any more.
         let destroy =
-            command::number(&self.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
+            command::number(&call.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
         let parameters = aside.to_le_bytes().to_vec();
-        let uses = self.uses(&header, &parameters);
-        self.scheduler.deferred.add(header, parameters, uses, Progress::Queued);
-        self.scheduler.deferred.changed = true;
+        let uses = self.uses(call.session, memory, &header, &parameters);
+        self.deferred.add(header, parameters, uses, Progress::Queued);
+        self.deferred.changed = true;
         Ok(())
     }
+}
 
+impl Held {
     /// Takes the bytes of a staging chunk over: there are few chunks, and the client needs them for other streams.
-    pub(crate) fn hold_chunk(&mut self, header: CommandHeader, parameters: &[u8], uses: &Uses) -> Result<(), Refused> {
+    /// `false` where the command names no chunk: it fails when it is executed.
+    pub(crate) fn hold_chunk(
+        &mut self,
+        session: &Session,
+        header: CommandHeader,
+        parameters: &[u8],
+        uses: &Uses,
+    ) -> Result<bool, Refused> {
         let CopyChunk { device, chunk, bytes, stream } = CopyChunk::read(&mut Reader::new(parameters))?;
         let (chunk, bytes) = (chunk as usize, bytes as usize);
-        if chunk >= CHUNKS || bytes > CHUNK_SIZE || self.session.staging.is_null() {
-            return self.perform(header, parameters);
+        if chunk >= CHUNKS || bytes > CHUNK_SIZE || session.staging.is_null() {
+            return Ok(false);
         }
         for offset in (0..bytes).step_by(MAX_INLINE_BYTES) {
-            let copied = self.staged_bytes(chunk, offset, MAX_INLINE_BYTES.min(bytes - offset));
+            let copied = staged_bytes(session, chunk, offset, MAX_INLINE_BYTES.min(bytes - offset));
             let mut args = Writer::new();
             let destination = device.wrapping_add(offset as u64);
             CopyBytes { destination, stream, bytes: &copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
-            self.scheduler.deferred.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+            self.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }
-        self.chunk_is_free(chunk);
-        Ok(())
+        chunk_is_free(session, chunk);
+        Ok(true)
     }
 
     /// The same for the rows of a box. It is cut as the box was that did not fit a chunk.
     pub(crate) fn hold_box_chunk(
         &mut self,
+        session: &Session,
         header: CommandHeader,
         parameters: &[u8],
         uses: &Uses,
-    ) -> Result<(), Refused> {
+    ) -> Result<bool, Refused> {
         let copy = CopyBoxChunk::read(&mut Reader::new(parameters))?;
         let chunk = usize::try_from(copy.chunk).ok().filter(|chunk| *chunk < CHUNKS);
         let (Some(chunk), Some(..=CHUNK_BYTES)) = (chunk, boxes::bytes(copy.size)) else {
-            return self.perform(header, parameters);
+            return Ok(false);
         };
-        if self.session.staging.is_null() {
-            return self.perform(header, parameters);
+        if session.staging.is_null() {
+            return Ok(false);
         }
         let mut offset = 0;
         for part in boxes::cut(copy.size, MAX_INLINE_BYTES as u64) {
             let Some(end) = copy.end.part(part.at) else {
-                return self.perform(header, parameters);
+                return Ok(false);
             };
-            let copied = self.staged_bytes(chunk, offset, part.bytes() as usize);
+            let copied = staged_bytes(session, chunk, offset, part.bytes() as usize);
             offset += copied.len();
             let mut args = Writer::new();
             let (size, stream) = (part.size, copy.stream);
             CopyBoxBytes { first: 0, second: 0, end, size, stream, bytes: &copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
-            self.scheduler.deferred.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+            self.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
         }
-        self.chunk_is_free(chunk);
-        Ok(())
+        chunk_is_free(session, chunk);
+        Ok(true)
     }
+}
 
-    /// Bytes of a chunk, all of which are inside.
-    fn staged_bytes(&self, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
-        let mut copied = vec![0; length];
-        // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
-        // meanwhile harms its own copy.
-        unsafe {
-            let from = self.session.staging.add(chunk * CHUNK_SIZE + offset);
-            std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
-        }
-        copied
+/// Bytes of a chunk, all of which are inside.
+fn staged_bytes(session: &Session, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
+    let mut copied = vec![0; length];
+    // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there
+    // meanwhile harms its own copy.
+    unsafe {
+        let from = session.staging.add(chunk * CHUNK_SIZE + offset);
+        std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), length);
     }
+    copied
+}
 
-    fn chunk_is_free(&self, chunk: usize) {
-        if let Some(shared) = self.session.shared {
-            reply::finish(shared.chunk(chunk));
-        }
+fn chunk_is_free(session: &Session, chunk: usize) {
+    if let Some(shared) = session.shared {
+        reply::finish(shared.chunk(chunk));
     }
 }

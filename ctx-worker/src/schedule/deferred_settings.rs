@@ -8,33 +8,14 @@ use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, Kind, Launch};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::schedule::deferred::Entry;
+use crate::resources::Code;
+use crate::resources::initial::Loading;
+use crate::schedule::Scheduler;
+use crate::schedule::deferred::{Entry, Setting};
 use crate::schedule::dependencies::word;
-use crate::serve::executor::Executor;
+use crate::session::Session;
+use crate::session::call::Call;
 use crate::session::outcome::{Refused, check};
-use crate::session::state::FormerAttribute;
-
-/// A value that an attribute had when a launch was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
-    /// Whether it was set of the kernel, for its device, and not of the function in one context.
-    of_kernel: bool,
-    attribute: u32,
-    value: i32,
-}
-
-impl Setting {
-    /// As an image keeps it.
-    pub(crate) fn saved(&self) -> FormerAttribute {
-        let Self { of_kernel, attribute, value } = *self;
-        FormerAttribute { of_kernel, attribute, value, ..FormerAttribute::default() }
-    }
-
-    /// What [`Setting::saved`] gave.
-    pub(crate) fn restored(saved: &FormerAttribute) -> Self {
-        Self { of_kernel: saved.of_kernel, attribute: saved.attribute, value: saved.value }
-    }
-}
 
 /// A call that is about to set an attribute, and the held launches that it is not for.
 #[derive(Debug)]
@@ -51,11 +32,18 @@ fn launched(entry: &Entry) -> Option<u64> {
     if entry.header.call == command::LAUNCH { Some(launch()?.function) } else { None }
 }
 
-impl Executor {
+impl Scheduler {
     /// Takes note of what held launches have of an attribute that this call is about to set.
-    pub(crate) fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
-        let of_kernel = match self.scheduler.attribute_setters.iter().position(|call| *call == header.call)? {
-            _ if self.scheduler.deferred.list.is_empty() => return None,
+    pub(crate) fn about_to_set(
+        &mut self,
+        call: &mut Call<'_>,
+        loading: &mut Loading<'_>,
+        code: &mut Code,
+        header: &CommandHeader,
+        parameters: &[u8],
+    ) -> Option<Change> {
+        let of_kernel = match self.attribute_setters.iter().position(|call| *call == header.call)? {
+            _ if self.deferred.list.is_empty() => return None,
             at => at == 1,
         };
         // cuFuncSetAttribute(function, attribute, value), cuKernelSetAttribute(attribute, value, kernel, device).
@@ -63,123 +51,150 @@ impl Executor {
         let function = word(parameters, function)?;
         let attribute = u32::try_from(word(parameters, attribute)?).ok()?;
         let kept = |entry: &Entry| entry.settings.iter().any(|s| s.of_kernel == of_kernel && s.attribute == attribute);
-        let launches = self.scheduler.deferred.list.iter().filter(|entry| !kept(entry));
+        let launches = self.deferred.list.iter().filter(|entry| !kept(entry));
         let launches = launches.filter_map(|entry| Some((entry.id, entry.header.context, launched(entry)?)));
-        let of_it: Vec<_> = launches.filter(|(_, _, other)| self.is_same_code(function, *other)).collect();
-        let launches = self.with_values(of_it, attribute);
+        let of_it: Vec<_> = launches.filter(|(_, _, other)| is_same_code(call.session, function, *other)).collect();
+        let launches = with_values(call, loading, code, of_it, attribute);
         Some(Change { of_kernel, attribute, launches })
     }
 
-    /// Adds the value that an attribute has in the context of each launch. Where it has none, there is nothing to keep.
-    fn with_values(&mut self, launches: Vec<(u64, u64, u64)>, attribute: u32) -> Vec<(u64, u64, u64, i32)> {
-        let mut known: Vec<((u64, u64), Option<i32>)> = Vec::new();
-        let mut valued = Vec::new();
-        for (id, context, function) in launches {
-            let value = match known.iter().find(|(place, _)| *place == (context, function)) {
-                Some((_, value)) => *value,
-                None => {
-                    let value = self.function_attribute(context, function, attribute).ok();
-                    known.push(((context, function), value));
-                    value
-                }
-            };
-            valued.extend(value.map(|value| (id, context, function, value)));
-        }
-        valued
-    }
-
     /// The call has set the attribute: held launches that it has changed it for keep what they had.
-    pub(crate) fn has_set(&mut self, change: Change) {
+    pub(crate) fn has_set(&mut self, call: &mut Call<'_>, loading: &mut Loading<'_>, code: &mut Code, change: Change) {
         let Change { of_kernel, attribute, launches } = change;
         let now = launches.iter().map(|(id, context, function, _)| (*id, *context, *function)).collect();
-        let now = self.with_values(now, attribute);
+        let now = with_values(call, loading, code, now, attribute);
         for (id, _, _, before) in launches {
             let is_now = now.iter().find(|launch| launch.0 == id).map(|launch| launch.3);
             if is_now != Some(before)
-                && let Some(entry) = self.scheduler.deferred.list.iter_mut().find(|entry| entry.id == id)
+                && let Some(entry) = self.deferred.list.iter_mut().find(|entry| entry.id == id)
             {
                 entry.settings.push(Setting { of_kernel, attribute, value: before });
             }
         }
     }
+}
 
-    /// Executes a held launch with the attributes that it was made with.
-    pub(crate) fn perform_as_set(&mut self, entry: &Entry) -> Result<(), Refused> {
-        let Some(function) = launched(entry) else { return self.perform(entry.header, &entry.parameters) };
-        let context = entry.header.context;
-        let mut changed = Vec::new();
-        let mut result = Ok(());
-        for setting in &entry.settings {
-            result = self.function_attribute(context, function, setting.attribute).and_then(|now| {
-                self.set_attribute(context, function, *setting)?;
-                changed.push(Setting { value: now, ..*setting });
-                Ok(())
-            });
-            if result.is_err() {
-                break;
-            }
+/// Gives a held launch's function the attributes that the launch was made with. What they were is added to `changed`, for
+/// [`set_back`], also where that fails on the way.
+pub(crate) fn set_as_made(
+    call: &mut Call<'_>,
+    loading: &mut Loading<'_>,
+    code: &mut Code,
+    entry: &Entry,
+    changed: &mut Vec<Setting>,
+) -> Result<(), Refused> {
+    let Some(function) = launched(entry) else { return Ok(()) };
+    for setting in &entry.settings {
+        let now = function_attribute(call, loading, code, entry.header.context, function, setting.attribute)?;
+        set_attribute(call, loading, code, entry.header.context, function, *setting)?;
+        changed.push(Setting { value: now, ..*setting });
+    }
+    Ok(())
+}
+
+/// Ends what [`set_as_made`] began.
+pub(crate) fn set_back(
+    call: &mut Call<'_>,
+    loading: &mut Loading<'_>,
+    code: &mut Code,
+    entry: &Entry,
+    changed: Vec<Setting>,
+) {
+    let Some(function) = launched(entry) else { return };
+    for setting in changed.into_iter().rev() {
+        if let Err(refused) = set_attribute(call, loading, code, entry.header.context, function, setting) {
+            tracing::warn!("an attribute of a function was not set to what it was: {refused}");
         }
-        let performed = match result {
-            Ok(()) => self.perform(entry.header, &entry.parameters),
-            Err(Refused::Code(code)) => {
-                self.header = entry.header;
-                self.answer(entry.header.reply, code, &[]);
-                Ok(())
+    }
+}
+
+/// Adds the value that an attribute has in the context of each launch. Where it has none, there is nothing to keep.
+fn with_values(
+    call: &mut Call<'_>,
+    loading: &mut Loading<'_>,
+    code: &mut Code,
+    launches: Vec<(u64, u64, u64)>,
+    attribute: u32,
+) -> Vec<(u64, u64, u64, i32)> {
+    let mut known: Vec<((u64, u64), Option<i32>)> = Vec::new();
+    let mut valued = Vec::new();
+    for (id, context, function) in launches {
+        let value = match known.iter().find(|(place, _)| *place == (context, function)) {
+            Some((_, value)) => *value,
+            None => {
+                let value = function_attribute(call, loading, code, context, function, attribute).ok();
+                known.push(((context, function), value));
+                value
             }
-            Err(refused) => Err(refused),
         };
-        for setting in changed.into_iter().rev() {
-            if let Err(refused) = self.set_attribute(context, function, setting) {
-                tracing::warn!("an attribute of a function was not set to what it was: {refused}");
-            }
-        }
-        performed
+        valued.extend(value.map(|value| (id, context, function, value)));
     }
+    valued
+}
 
-    /// Whether two handles name one function, or a kernel and its function in a context.
-    fn is_same_code(&self, one: u64, other: u64) -> bool {
-        let of = |handle: u64| {
-            let object = self.session.objects.get(handle)?;
-            let is_of_kernel = Kind::Kernel.owns(object.parent);
-            Some((if is_of_kernel { object.parent } else { handle }, object.real))
-        };
-        let (Some(one), Some(other)) = (of(one), of(other)) else { return false };
-        one.0 == other.0 || one.1 == other.1
-    }
+/// Whether two handles name one function, or a kernel and its function in a context.
+fn is_same_code(session: &Session, one: u64, other: u64) -> bool {
+    let of = |handle: u64| {
+        let object = session.objects.get(handle)?;
+        let is_of_kernel = Kind::Kernel.owns(object.parent);
+        Some((if is_of_kernel { object.parent } else { handle }, object.real))
+    };
+    let (Some(one), Some(other)) = (of(one), of(other)) else { return false };
+    one.0 == other.0 || one.1 == other.1
+}
 
-    /// The driver's function that a function or kernel is in a context, which is current then.
-    fn function_in(&mut self, context: u64, handle: u64) -> Result<u64, Refused> {
-        self.enter_context(context)?;
-        let real = self.handle_function(handle)?;
-        if !Kind::Kernel.owns(handle) {
-            return Ok(real);
-        }
-        let mut function = 0;
-        // SAFETY: the out parameter is a local, the handle the driver's own.
-        check(unsafe { (self.driver().cuKernelGetFunction)(&raw mut function, real) })?;
-        Ok(function)
+/// The driver's function that a function or kernel is in a context, which is current then.
+fn function_in(
+    call: &mut Call<'_>,
+    loading: &mut Loading<'_>,
+    code: &mut Code,
+    context: u64,
+    handle: u64,
+) -> Result<u64, Refused> {
+    call.enter(context)?;
+    let real = code.function(call, loading, handle)?;
+    if !Kind::Kernel.owns(handle) {
+        return Ok(real);
     }
+    let mut function = 0;
+    // SAFETY: the out parameter is a local, the handle the driver's own.
+    check(unsafe { (call.driver().cuKernelGetFunction)(&raw mut function, real) })?;
+    Ok(function)
+}
 
-    fn function_attribute(&mut self, context: u64, handle: u64, attribute: u32) -> Result<i32, Refused> {
-        let function = self.function_in(context, handle)?;
-        let mut value = 0;
-        // SAFETY: the out parameter is a local, the handle the driver's own.
-        check(unsafe { (self.driver().cuFuncGetAttribute)(&raw mut value, attribute, function) })?;
-        Ok(value)
-    }
+fn function_attribute(
+    call: &mut Call<'_>,
+    loading: &mut Loading<'_>,
+    code: &mut Code,
+    context: u64,
+    handle: u64,
+    attribute: u32,
+) -> Result<i32, Refused> {
+    let function = function_in(call, loading, code, context, handle)?;
+    let mut value = 0;
+    // SAFETY: the out parameter is a local, the handle the driver's own.
+    check(unsafe { (call.driver().cuFuncGetAttribute)(&raw mut value, attribute, function) })?;
+    Ok(value)
+}
 
-    fn set_attribute(&mut self, context: u64, handle: u64, setting: Setting) -> Result<(), Refused> {
-        let Setting { of_kernel, attribute, value } = setting;
-        let kernel =
-            if Kind::Kernel.owns(handle) { handle } else { self.session.objects.get(handle).map_or(0, |o| o.parent) };
-        if of_kernel && Kind::Kernel.owns(kernel) {
-            let device = self.memory.devices[self.device_of_context(context)?].device;
-            let kernel = self.handle_kernel(kernel)?;
-            // SAFETY: the handles are the driver's own.
-            return check(unsafe { (self.driver().cuKernelSetAttribute)(attribute, value, kernel, device) });
-        }
-        let function = self.function_in(context, handle)?;
-        // SAFETY: the handle is the driver's own.
-        check(unsafe { (self.driver().cuFuncSetAttribute)(function, attribute, value) })
+fn set_attribute(
+    call: &mut Call<'_>,
+    loading: &mut Loading<'_>,
+    code: &mut Code,
+    context: u64,
+    handle: u64,
+    setting: Setting,
+) -> Result<(), Refused> {
+    let Setting { of_kernel, attribute, value } = setting;
+    let kernel =
+        if Kind::Kernel.owns(handle) { handle } else { call.session.objects.get(handle).map_or(0, |o| o.parent) };
+    if of_kernel && Kind::Kernel.owns(kernel) {
+        let device = loading.memory.devices[call.session.device_of_context(context)?].device;
+        let kernel = code.function(call, loading, kernel)?;
+        // SAFETY: the handles are the driver's own.
+        return check(unsafe { (call.driver().cuKernelSetAttribute)(attribute, value, kernel, device) });
     }
+    let function = function_in(call, loading, code, context, handle)?;
+    // SAFETY: the handle is the driver's own.
+    check(unsafe { (call.driver().cuFuncSetAttribute)(function, attribute, value) })
 }

@@ -4,16 +4,29 @@
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::ring::CommandHeader;
 
-use crate::schedule::deferred::{Entry, Progress};
-use crate::schedule::deferred_settings::Setting;
-use crate::serve::executor::Executor;
-use crate::session::state::{self, Held, HeldCommand, HeldProgress, StateError, WaitingForRoom};
+use crate::resources::Memory;
+use crate::schedule::Scheduler;
+use crate::schedule::deferred::{Entry, Held, Progress, Setting};
+use crate::session::Session;
+use crate::session::state::{self, FormerAttribute, HeldCommand, HeldProgress, StateError, WaitingForRoom};
 
-impl Executor {
+impl Setting {
+    /// As an image keeps it.
+    pub(crate) fn saved(&self) -> FormerAttribute {
+        let Self { of_kernel, attribute, value } = *self;
+        FormerAttribute { of_kernel, attribute, value, ..FormerAttribute::default() }
+    }
+
+    /// What [`Setting::saved`] gave.
+    pub(crate) fn restored(saved: &FormerAttribute) -> Self {
+        Self { of_kernel: saved.of_kernel, attribute: saved.attribute, value: saved.value }
+    }
+}
+
+impl Held {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.
-    pub(crate) fn held_bytes(&self) -> Result<Option<Vec<u8>>, StateError> {
-        let held = &self.scheduler.deferred;
-        if held.list.is_empty() && held.callback_thread == 0 && held.waiting_for_room.is_empty() {
+    pub(crate) fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
+        if self.list.is_empty() && self.callback_thread == 0 && self.waiting_for_room.is_empty() {
             return Ok(None);
         }
         let waiting = |&(thread, reply): &(u32, u16)| WaitingForRoom {
@@ -23,7 +36,7 @@ impl Executor {
         };
         let command = |entry: &Entry| {
             let (progress, status) = match entry.progress {
-                Progress::Callback(status) if held.running.contains(&entry.id) => (HeldProgress::RUNNING, status),
+                Progress::Callback(status) if self.running.contains(&entry.id) => (HeldProgress::RUNNING, status),
                 Progress::Callback(status) => (HeldProgress::READY, status),
                 Progress::Queued | Progress::OnDevice => (HeldProgress::QUEUED, 0),
             };
@@ -40,22 +53,24 @@ impl Executor {
                 ..HeldCommand::default()
             }
         };
-        let saved = Held {
-            callback_thread: u32::from(held.callback_thread),
-            waiting_for_room: held.waiting_for_room.iter().map(waiting).collect(),
-            commands: held.list.iter().map(command).collect(),
-            ..Held::default()
+        let saved = state::Held {
+            callback_thread: u32::from(self.callback_thread),
+            waiting_for_room: self.waiting_for_room.iter().map(waiting).collect(),
+            commands: self.list.iter().map(command).collect(),
+            ..state::Held::default()
         };
         state::bytes(&saved).map(Some)
     }
+}
 
-    /// Takes up what [`Executor::held_bytes`] gave. All objects are there.
-    pub(crate) fn restore_held(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
-        let saved: Held = state::parse(bytes)?;
+impl Scheduler {
+    /// Takes up what [`Held::saved`] gave. All objects are there.
+    pub(crate) fn restore_held(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
+        let saved: state::Held = state::parse(bytes)?;
         let slot = |word: u32| u16::try_from(word).map_err(|_| Malformed("a reply slot that does not exist"));
-        self.scheduler.deferred.callback_thread = slot(saved.callback_thread)?;
+        self.deferred.callback_thread = slot(saved.callback_thread)?;
         for it in &saved.waiting_for_room {
-            self.scheduler.deferred.waiting_for_room.push((it.thread, slot(it.reply)?));
+            self.deferred.waiting_for_room.push((it.thread, slot(it.reply)?));
         }
         for it in saved.commands {
             let header = CommandHeader {
@@ -67,24 +82,17 @@ impl Executor {
             };
             let progress = it.progress.enum_value().map_err(|_| Malformed("a held command in no known state"))?;
             match progress {
-                HeldProgress::READY => self.scheduler.deferred.ready.push_back(it.id),
-                HeldProgress::RUNNING => drop(self.scheduler.deferred.running.insert(it.id)),
+                HeldProgress::READY => self.deferred.ready.push_back(it.id),
+                HeldProgress::RUNNING => drop(self.deferred.running.insert(it.id)),
                 HeldProgress::QUEUED => {}
             }
             let progress = match progress {
                 HeldProgress::QUEUED => Progress::Queued,
                 HeldProgress::READY | HeldProgress::RUNNING => Progress::Callback(it.status),
             };
-            let uses = self.uses(&header, &it.parameters);
+            let uses = self.uses(session, memory, &header, &it.parameters);
             let settings = it.settings.iter().map(Setting::restored).collect();
-            self.scheduler.deferred.restore(Entry {
-                id: it.id,
-                header,
-                parameters: it.parameters,
-                uses,
-                progress,
-                settings,
-            });
+            self.deferred.restore(Entry { id: it.id, header, parameters: it.parameters, uses, progress, settings });
         }
         Ok(())
     }

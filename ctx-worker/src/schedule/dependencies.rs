@@ -1,12 +1,15 @@
 //! What a command has to do with streams and events: what it must come after, and what must come after it.
 
+use std::collections::HashSet;
+
 use rekindle_cuda_abi::table::{Effect, Function};
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, Clause, Kind, Launch};
 use rekindle_wire::ring::CommandHeader;
 
-use crate::serve::executor::Executor;
+use crate::resources::Memory;
+use crate::session::Session;
 use crate::session::waiting::StreamKey;
 
 /// How a stream is ordered with the legacy default stream of its context.
@@ -217,16 +220,42 @@ fn shape(function: &Function) -> Shape {
     shape
 }
 
+/// Streams that are not ordered with the legacy default stream.
+#[derive(Debug, Default)]
+pub(crate) struct FreeStreams(HashSet<u64>);
+
+impl FreeStreams {
+    /// `cuStreamCreateWithPriority` was executed.
+    pub(crate) fn created(&mut self, handle: u64, args: &Reader<'_>) {
+        const NON_BLOCKING: u64 = 1;
+        if word(args.all(), 1) == Some(NON_BLOCKING) {
+            self.0.insert(handle);
+        }
+    }
+
+    /// A stream was destroyed, or something else.
+    pub(crate) fn destroyed(&mut self, handle: u64) {
+        self.0.remove(&handle);
+    }
+}
+
 /// A word of a command's parameters.
 pub(crate) fn word(parameters: &[u8], at: usize) -> Option<u64> {
     parameters.get(at * 8..at * 8 + 8)?.try_into().ok().map(u64::from_le_bytes)
 }
 
-impl Executor {
+impl Shapes {
     /// What a command has to do with streams and events. One that names what does not exist has nothing to do with
     /// any: it fails when it is executed, at once.
-    pub(crate) fn uses(&self, header: &CommandHeader, parameters: &[u8]) -> Uses {
-        let Some(shape) = self.scheduler.shapes.get(header.call) else {
+    pub(crate) fn uses(
+        &self,
+        streams: &FreeStreams,
+        session: &Session,
+        memory: &Memory,
+        header: &CommandHeader,
+        parameters: &[u8],
+    ) -> Uses {
+        let Some(shape) = self.get(header.call) else {
             // Of a number that is nobody's: it is refused, after everything that is deferred.
             return Uses { context: header.context, scope: Scope::Everything, ..Default::default() };
         };
@@ -241,7 +270,7 @@ impl Executor {
         }
         Uses {
             context: shape.context.map_or(header.context, |place| at(place).unwrap_or(0)),
-            lane: shape.stream.and_then(at).and_then(|handle| self.lane(header, handle)),
+            lane: shape.stream.and_then(at).and_then(|handle| lane(streams, session, header, handle)),
             events,
             scope: match shape.scope {
                 ScopeShape::Nothing => Scope::Nothing,
@@ -255,32 +284,32 @@ impl Executor {
                 TurnShape::AtRest => Turn::AtRest(0),
                 TurnShape::EndsContext(place) => Turn::AtRest(at(place).unwrap_or(0)),
                 // A context that was let go is made anew.
-                TurnShape::Renews(place) if self.is_let_go(at(place)) => Turn::AtRest(0),
+                TurnShape::Renews(place) if is_let_go(memory, at(place)) => Turn::AtRest(0),
                 TurnShape::Renews(_) => Turn::Execute,
             },
         }
     }
+}
 
-    /// Whether the primary context of a device was used, and let go.
-    fn is_let_go(&self, ordinal: Option<u64>) -> bool {
-        let ordinal = ordinal.and_then(|o| usize::try_from(o).ok());
-        ordinal.and_then(|o| self.memory.devices.get(o)).is_some_and(|device| device.used)
-    }
+/// Whether the primary context of a device was used, and let go.
+fn is_let_go(memory: &Memory, ordinal: Option<u64>) -> bool {
+    let ordinal = ordinal.and_then(|o| usize::try_from(o).ok());
+    ordinal.and_then(|o| memory.devices.get(o)).is_some_and(|device| device.used)
+}
 
-    /// The stream that a command's parameter names.
-    fn lane(&self, header: &CommandHeader, handle: u64) -> Option<Lane> {
-        let context = header.context;
-        let key = |context, thread| StreamKey { context, handle, thread };
-        Some(match handle {
-            CU_STREAM_LEGACY => Lane { key: key(context, 0), role: Role::Legacy },
-            CU_STREAM_PER_THREAD => Lane { key: key(context, header.thread), role: Role::Blocking },
-            handle => {
-                let stream = self.session.objects.get(handle).filter(|o| o.kind == Kind::Stream)?;
-                let role = if self.scheduler.deferred.is_free(handle) { Role::Free } else { Role::Blocking };
-                Lane { key: key(stream.context, 0), role }
-            }
-        })
-    }
+/// The stream that a command's parameter names.
+fn lane(streams: &FreeStreams, session: &Session, header: &CommandHeader, handle: u64) -> Option<Lane> {
+    let context = header.context;
+    let key = |context, thread| StreamKey { context, handle, thread };
+    Some(match handle {
+        CU_STREAM_LEGACY => Lane { key: key(context, 0), role: Role::Legacy },
+        CU_STREAM_PER_THREAD => Lane { key: key(context, header.thread), role: Role::Blocking },
+        handle => {
+            let stream = session.objects.get(handle).filter(|o| o.kind == Kind::Stream)?;
+            let role = if streams.0.contains(&handle) { Role::Free } else { Role::Blocking };
+            Lane { key: key(stream.context, 0), role }
+        }
+    })
 }
 
 #[cfg(test)]
@@ -302,8 +331,10 @@ mod tests {
                 (0..20).map(word).flat_map(u64::to_le_bytes).collect()
             };
             let header = CommandHeader { call, context: 7, ..Default::default() };
-            let uses = worker.uses(&header, &parameters(None));
-            let in_stream = |at: &usize| worker.uses(&header, &parameters(Some(*at))).lane.is_some();
+            let uses = worker.scheduler.uses(&worker.session, &worker.memory, &header, &parameters(None));
+            let in_stream = |at: &usize| {
+                worker.scheduler.uses(&worker.session, &worker.memory, &header, &parameters(Some(*at))).lane.is_some()
+            };
             let stream: Vec<usize> = (0..20).filter(in_stream).collect();
             if uses == (Uses { context: 7, ..Default::default() }) && stream.is_empty() {
                 continue;

@@ -8,23 +8,27 @@ pub(crate) mod deferred_settings;
 pub(crate) mod deferred_state;
 pub(crate) mod dependencies;
 pub(crate) mod event_fields;
-pub(crate) mod mem_ops;
 pub(crate) mod rest;
 pub(crate) mod times;
 
 use rekindle_cuda_abi::table::Function;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command;
+use rekindle_wire::ring::CommandHeader;
 
 use self::deferred::Held;
-use self::dependencies::Shapes;
+use self::dependencies::{FreeStreams, Shapes, Uses};
 use self::times::Times;
+use crate::resources::Memory;
+use crate::session::Session;
 use crate::session::waiting::Then;
 
 /// What decides which command goes to the driver when.
 pub(crate) struct Scheduler {
     /// What each line of the table has to do with streams and events.
     pub(crate) shapes: Shapes,
+    /// Streams that are not ordered with the legacy default stream.
+    pub(crate) free_streams: FreeStreams,
     /// Commands that wait in software.
     pub(crate) deferred: Held,
     /// When events were recorded.
@@ -45,6 +49,7 @@ impl Scheduler {
         let number = |name| command::number(table, name).unwrap_or(u16::MAX);
         Self {
             shapes: Shapes::new(table),
+            free_streams: FreeStreams::default(),
             deferred: Held::default(),
             times: Times::default(),
             finished: Vec::new(),
@@ -52,5 +57,10 @@ impl Scheduler {
             elapsed: ["cuEventElapsedTime", "cuEventElapsedTime_v2"].map(number),
             attribute_setters: ["cuFuncSetAttribute", "cuKernelSetAttribute"].map(number),
         }
+    }
+
+    /// What a command has to do with streams and events.
+    pub(crate) fn uses(&self, session: &Session, memory: &Memory, header: &CommandHeader, parameters: &[u8]) -> Uses {
+        self.shapes.uses(&self.free_streams, session, memory, header, parameters)
     }
 }

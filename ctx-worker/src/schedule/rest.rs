@@ -9,7 +9,8 @@ use rekindle_wire::command::{self, FindFunction};
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
-use crate::serve::executor::Executor;
+use crate::session::Session;
+use crate::session::call::Call;
 use crate::session::waiting::StreamKey;
 
 /// How a wait for the device ended.
@@ -68,73 +69,57 @@ impl Failing for Broken {
     }
 }
 
+/// Asks the driver which streams are idle, and returns one that is not. An error of a stream's has broken its context.
+pub(crate) fn busy_stream(call: &mut Call<'_>) -> Result<Option<StreamKey>, Broken> {
+    let mut busy = None;
+    for key in call.session.waiting.busy(0) {
+        if call.enter(key.context).is_err() {
+            continue;
+        }
+        let Some(real) = call.session.waiting.real(key) else { continue };
+        // SAFETY: the handle is the driver's own.
+        match unsafe { (call.driver().cuStreamQuery)(real) } {
+            CUDA_SUCCESS => call.session.waiting.all_done(key),
+            CUDA_ERROR_NOT_READY => busy = busy.or(Some(key)),
+            code => return Err(Broken(code)),
+        }
+    }
+    Ok(busy)
+}
+
 /// As many kernels are named at most.
 const NAMED: usize = 3;
 
-impl Executor {
-    /// Waits until every stream is idle and nothing waits for the device. The ring is not looked at meanwhile.
-    pub(crate) fn drain(&mut self, timeout: Duration) -> Result<Rest, Broken> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            self.poll();
-            let mut busy = None;
-            for key in self.session.waiting.busy(0) {
-                if self.enter_context(key.context).is_err() {
-                    continue;
-                }
-                let Some(real) = self.session.waiting.real(key) else { continue };
-                // SAFETY: the handle is the driver's own.
-                match unsafe { (self.driver().cuStreamQuery)(real) } {
-                    CUDA_SUCCESS => self.session.waiting.all_done(key),
-                    CUDA_ERROR_NOT_READY => busy = busy.or(Some(key)),
-                    code => {
-                        self.note_sticky(code);
-                        return Err(Broken(code));
-                    }
-                }
-            }
-            match busy {
-                None if self.session.waiting.is_empty() && self.scheduler.deferred.is_at_rest() => {
-                    self.collect_prints();
-                    return Ok(Rest::Idle);
-                }
-                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
-                Some(key) => return Ok(Rest::Busy(self.what_runs(key))),
-                None => return Ok(Rest::Busy("an event is pending".into())),
-            }
+/// Names what keeps a stream busy.
+pub(crate) fn what_runs(session: &Session, key: StreamKey) -> String {
+    let stream = match key.handle {
+        CU_STREAM_LEGACY => "the default stream".into(),
+        CU_STREAM_PER_THREAD => format!("the default stream of thread {}", key.thread),
+        handle => format!("stream {handle:#x}"),
+    };
+    let device = session.device_of_context(key.context).unwrap_or(0);
+    let mut kernels: Vec<String> = Vec::new();
+    for function in session.waiting.launches(key) {
+        let name = kernel_name(session, function);
+        if kernels.len() < NAMED && !kernels.contains(&name) {
+            kernels.push(name);
         }
     }
+    match kernels.as_slice() {
+        [] => format!("{stream} on device {device} waits for something"),
+        [one] => format!("{stream} on device {device} runs the kernel {one}"),
+        several => format!("{stream} on device {device} runs one of the kernels {}", several.join(", ")),
+    }
+}
 
-    fn what_runs(&self, key: StreamKey) -> String {
-        let stream = match key.handle {
-            CU_STREAM_LEGACY => "the default stream".into(),
-            CU_STREAM_PER_THREAD => format!("the default stream of thread {}", key.thread),
-            handle => format!("stream {handle:#x}"),
-        };
-        let device = self.device_of_context(key.context).unwrap_or(0);
-        let mut kernels: Vec<String> = Vec::new();
-        for function in self.session.waiting.launches(key) {
-            let name = self.kernel_name(function);
-            if kernels.len() < NAMED && !kernels.contains(&name) {
-                kernels.push(name);
-            }
-        }
-        match kernels.as_slice() {
-            [] => format!("{stream} on device {device} waits for something"),
-            [one] => format!("{stream} on device {device} runs the kernel {one}"),
-            several => format!("{stream} on device {device} runs one of the kernels {}", several.join(", ")),
-        }
-    }
-
-    /// The name of a function or kernel, from the command that looked it up.
-    fn kernel_name(&self, handle: u64) -> String {
-        let looked_up = |call| matches!(call, command::MODULE_FUNCTION | command::LIBRARY_KERNEL);
-        let of = |handle| self.session.objects.log().iter().find(|r| r.owner == handle && looked_up(r.call));
-        let record = of(handle).or_else(|| of(self.session.objects.get(handle).map_or(0, |o| o.parent)));
-        let name = record.and_then(|r| {
-            let found = FindFunction::read(&mut Reader::new(&r.args)).ok()?;
-            Some(found.name.to_string_lossy().into_owned())
-        });
-        name.unwrap_or_else(|| "of no known name".into())
-    }
+/// The name of a function or kernel, from the command that looked it up.
+fn kernel_name(session: &Session, handle: u64) -> String {
+    let looked_up = |call| matches!(call, command::MODULE_FUNCTION | command::LIBRARY_KERNEL);
+    let of = |handle| session.objects.log().iter().find(|r| r.owner == handle && looked_up(r.call));
+    let record = of(handle).or_else(|| of(session.objects.get(handle).map_or(0, |o| o.parent)));
+    let name = record.and_then(|r| {
+        let found = FindFunction::read(&mut Reader::new(&r.args)).ok()?;
+        Some(found.name.to_string_lossy().into_owned())
+    });
+    name.unwrap_or_else(|| "of no known name".into())
 }

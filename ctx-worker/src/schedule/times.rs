@@ -19,8 +19,10 @@ use std::collections::HashMap;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 
+use crate::gpu::driver::{Driver, expect};
+use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::dependencies::word;
-use crate::serve::executor::Executor;
+use crate::session::call::Call;
 
 /// Events that were recorded before a restore and not since: how many milliseconds before the save.
 pub(crate) type Ages = HashMap<u64, f64>;
@@ -60,113 +62,86 @@ fn ages_before(
     ages
 }
 
-impl Executor {
+impl Times {
     /// A command has recorded an event.
     pub(crate) fn event_recorded(&mut self, event: u64) {
-        self.scheduler.times.recorded.insert(event, self.scheduler.times.commands);
-        self.scheduler.times.ages.remove(&event);
+        self.recorded.insert(event, self.commands);
+        self.ages.remove(&event);
     }
 
     /// An object is gone, which may have been an event.
-    pub(crate) fn forget_event(&mut self, handle: u64) {
-        self.scheduler.times.recorded.remove(&handle);
-        self.scheduler.times.ages.remove(&handle);
+    pub(crate) fn forget(&mut self, handle: u64) {
+        self.recorded.remove(&handle);
+        self.ages.remove(&handle);
     }
 
     /// A context is about to go.
-    pub(crate) fn forget_times(&mut self, context: u64) {
-        if let Some(moment) = self.scheduler.times.restored_at.remove(&context) {
+    pub(crate) fn forget_context(&mut self, driver: &Driver, context: u64) {
+        if let Some(moment) = self.restored_at.remove(&context) {
             // SAFETY: made by `mark_restore`, and not used again.
-            unsafe { (self.driver().cuEventDestroy_v2)(moment) };
+            unsafe { (driver.cuEventDestroy_v2)(moment) };
         }
     }
 
     /// How many milliseconds ago each recorded event came, of those whose times are kept. The device is at rest.
-    pub(crate) fn event_ages(&mut self) -> Ages {
+    pub(crate) fn event_ages(&self, call: &mut Call<'_>) -> Ages {
         let mut by_context: HashMap<u64, Vec<(u64, CUevent)>> = HashMap::new();
-        for event in self.scheduler.times.recorded.keys() {
-            if let Some(object) = self.session.objects.get(*event) {
+        for event in self.recorded.keys() {
+            if let Some(object) = call.session.objects.get(*event) {
                 by_context.entry(object.context).or_default().push((*event, object.real));
             }
         }
         let mut ages = Ages::new();
         for (context, events) in by_context {
-            if self.enter_context(context).is_ok()
-                && let Some(now) = self.record_now()
+            if call.enter(context).is_ok()
+                && let Some(now) = record_now(call.driver())
             {
-                self.add_ages(&mut ages, context, &events, now);
+                self.add_ages(call.driver(), &mut ages, context, &events, now);
                 // SAFETY: made above.
-                unsafe { (self.driver().cuEventDestroy_v2)(now) };
+                unsafe { (call.driver().cuEventDestroy_v2)(now) };
             }
         }
         ages
     }
 
     /// Adds the ages of a context's events, which is current.
-    fn add_ages(&self, ages: &mut Ages, context: u64, events: &[(u64, CUevent)], now: CUevent) {
+    fn add_ages(&self, driver: &Driver, ages: &mut Ages, context: u64, events: &[(u64, CUevent)], now: CUevent) {
         // An event of before the restore stands where the restore stands.
-        let moment = self.scheduler.times.restored_at.get(&context).copied();
-        let stands_for = |event: u64, real| self.scheduler.times.ages.get(&event).and(moment).unwrap_or(real);
+        let moment = self.restored_at.get(&context).copied();
+        let stands_for = |event: u64, real| self.ages.get(&event).and(moment).unwrap_or(real);
         let reals: Vec<CUevent> = events.iter().map(|(event, real)| stands_for(*event, *real)).collect();
-        for ((event, _), since) in events.iter().zip(ages_before(now, &reals, |a, b| self.elapsed(a, b))) {
-            let before = self.scheduler.times.ages.get(event).copied().unwrap_or(0.0);
+        for ((event, _), since) in events.iter().zip(ages_before(now, &reals, |a, b| elapsed(driver, a, b))) {
+            let before = self.ages.get(event).copied().unwrap_or(0.0);
             ages.extend(since.map(|since| (*event, since + before)));
         }
     }
 
     /// From now on the moment of the restore stands for the events of before it.
-    pub(crate) fn mark_restore(&mut self) {
-        let mut contexts: Vec<u64> = self
-            .scheduler
-            .times
-            .ages
-            .keys()
-            .filter_map(|event| self.session.objects.get(*event))
-            .map(|event| event.context)
-            .collect();
+    fn mark_restore(&mut self, call: &mut Call<'_>) {
+        let mut contexts: Vec<u64> =
+            self.ages.keys().filter_map(|event| call.session.objects.get(*event)).map(|event| event.context).collect();
         contexts.sort_unstable();
         contexts.dedup();
         for context in contexts {
-            if self.enter_context(context).is_ok()
-                && let Some(moment) = self.record_now()
+            if call.enter(context).is_ok()
+                && let Some(moment) = record_now(call.driver())
             {
-                self.scheduler.times.restored_at.insert(context, moment);
+                self.restored_at.insert(context, moment);
             }
         }
-    }
-
-    /// The time between two events of the driver's, as it gives it.
-    fn elapsed(&self, start: CUevent, end: CUevent) -> Option<f32> {
-        let mut elapsed = 0.0;
-        // SAFETY: the out parameter is a local, the handles are the driver's own. An event without times is an error.
-        let result = unsafe { (self.driver().cuEventElapsedTime)(&raw mut elapsed, start, end) };
-        (result == CUDA_SUCCESS).then_some(elapsed)
-    }
-
-    fn record_now(&self) -> Option<CUevent> {
-        let (driver, mut event) = (self.driver(), 0);
-        // SAFETY: the out parameter is a local, the context current; nothing runs that the wait could be long for.
-        unsafe {
-            if (driver.cuEventCreate)(&raw mut event, 0) != CUDA_SUCCESS {
-                return None;
-            }
-            (driver.cuEventRecord)(event, CU_STREAM_LEGACY);
-            (driver.cuStreamSynchronize)(CU_STREAM_LEGACY);
-        }
-        Some(event)
     }
 
     /// Corrects the answer of `cuEventElapsedTime`, which has succeeded, where one of the events comes from before a
     /// restore.
-    pub(crate) fn correct_elapsed(&self, parameters: &[u8], payload: &mut Writer) {
-        let event = |at| word(parameters, at).and_then(|event| Some((event, self.session.objects.get(event)?)));
+    pub(crate) fn correct_elapsed(&self, call: &Call<'_>, parameters: &[u8], payload: &mut Writer) {
+        let event = |at| word(parameters, at).and_then(|event| Some((event, call.session.objects.get(event)?)));
         let Some(((start, of_start), (end, of_end))) = event(0).zip(event(1)) else { return };
         let Ok(measured) = Reader::new(payload.bytes()).word() else { return };
         let measured = f32::from_bits(measured as u32);
-        let moment = self.scheduler.times.restored_at.get(&of_start.context).copied();
-        let from_moment = || moment.and_then(|moment| self.elapsed(moment, of_end.real)).unwrap_or(measured);
-        let to_moment = || moment.and_then(|moment| self.elapsed(of_start.real, moment)).unwrap_or(measured);
-        let milliseconds = match (self.scheduler.times.ages.get(&start), self.scheduler.times.ages.get(&end)) {
+        let moment = self.restored_at.get(&of_start.context).copied();
+        let from_moment = || moment.and_then(|moment| elapsed(call.driver(), moment, of_end.real)).unwrap_or(measured);
+        let to_moment = || moment.and_then(|moment| elapsed(call.driver(), of_start.real, moment)).unwrap_or(measured);
+        let milliseconds = match (self.ages.get(&start), self.ages.get(&end)) {
             (None, None) => return,
             (Some(start), Some(end)) => start - end,
             (Some(start), None) => f64::from(from_moment()) + start,
@@ -176,11 +151,52 @@ impl Executor {
         corrected.word(u64::from((milliseconds as f32).to_bits()));
         *payload = corrected;
     }
+
+    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
+    /// which they were recorded, so that no time between two comes out negative.
+    pub(crate) fn record_events(&mut self, call: &mut Call<'_>) -> Result<(), NotLoaded> {
+        let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
+        events.sort_unstable();
+        // Later records come after these.
+        self.commands = self.commands.max(events.len() as u64);
+        for (_, event) in events {
+            let Some(object) = call.session.objects.get(event).copied() else { continue };
+            call.enter(object.context)?;
+            // SAFETY: the handles are the driver's own.
+            let result = unsafe { (call.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
+            expect("cuEventRecord", result)?;
+        }
+        self.mark_restore(call);
+        Ok(())
+    }
+}
+
+/// The time between two events of the driver's, as it gives it.
+fn elapsed(driver: &Driver, start: CUevent, end: CUevent) -> Option<f32> {
+    let mut elapsed = 0.0;
+    // SAFETY: the out parameter is a local, the handles are the driver's own. An event without times is an error.
+    let result = unsafe { (driver.cuEventElapsedTime)(&raw mut elapsed, start, end) };
+    (result == CUDA_SUCCESS).then_some(elapsed)
+}
+
+/// An event that is recorded now, in the current context.
+fn record_now(driver: &Driver) -> Option<CUevent> {
+    let mut event = 0;
+    // SAFETY: the out parameter is a local, the context current; nothing runs that the wait could be long for.
+    unsafe {
+        if (driver.cuEventCreate)(&raw mut event, 0) != CUDA_SUCCESS {
+            return None;
+        }
+        (driver.cuEventRecord)(event, CU_STREAM_LEGACY);
+        (driver.cuStreamSynchronize)(CU_STREAM_LEGACY);
+    }
+    Some(event)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::executor::Executor;
     use crate::serve::fixture::{self, clock};
     use proptest::prelude::*;
     use rekindle_wire::command::Kind;
@@ -193,14 +209,21 @@ mod tests {
     }
 
     /// What the client is answered.
-    fn answered(worker: &Executor, start: u64, end: u64) -> f32 {
+    fn answered(worker: &mut Executor, start: u64, end: u64) -> f32 {
         let real = |event: u64| worker.session.objects.get(event).unwrap().real;
         let (mut parameters, mut payload) = (Writer::new(), Writer::new());
         parameters.word(start);
         parameters.word(end);
-        payload.word(u64::from(worker.elapsed(real(start), real(end)).unwrap().to_bits()));
-        worker.correct_elapsed(parameters.bytes(), &mut payload);
+        payload.word(u64::from(elapsed(worker.driver(), real(start), real(end)).unwrap().to_bits()));
+        let Executor { gpu, session, header, scheduler, .. } = worker;
+        scheduler.times.correct_elapsed(&Call { gpu, session, header: *header }, parameters.bytes(), &mut payload);
         f32::from_bits(Reader::new(payload.bytes()).word().unwrap() as u32)
+    }
+
+    /// How long ago each event came.
+    fn ages(worker: &mut Executor) -> Ages {
+        let Executor { gpu, session, header, scheduler, .. } = worker;
+        scheduler.times.event_ages(&mut Call { gpu, session, header: *header })
     }
 
     /// A worker that has these events, recorded in that order: by their numbers, and when.
@@ -213,19 +236,20 @@ mod tests {
             fixture::event(&mut worker, context, event);
             clock::record(worker.session.objects.get(event).unwrap().real);
             worker.scheduler.times.commands += 1;
-            worker.event_recorded(event);
+            worker.scheduler.times.event_recorded(event);
         }
         (worker, context)
     }
 
     /// A worker that was restored from what another would save now. The restore takes its time over each event.
     fn restored(saved: &mut Executor, events: &[(u64, u64)]) -> Executor {
-        let (ages, now) = (saved.event_ages(), clock::now());
+        let (ages, now) = (ages(saved), clock::now());
         let (mut worker, _) = recorded(events);
         worker.scheduler.times.ages = ages;
         clock::set(now + HOUR);
         clock::advance_at_each_record(5_000);
-        worker.record_events().unwrap();
+        let Executor { gpu, session, header, scheduler, .. } = &mut worker;
+        scheduler.times.record_events(&mut Call { gpu, session, header: *header }).unwrap();
         clock::advance_at_each_record(0);
         worker
     }
@@ -238,9 +262,9 @@ mod tests {
         clock::set(30 * HOUR);
         let mut worker = restored(&mut saved, &events);
         for generation in 0..3 {
-            assert_eq!(answered(&worker, a, b), given(0, 1_234_567), "{generation}");
-            assert_eq!(answered(&worker, b, a), given(1_234_567, 0), "{generation}");
-            assert_eq!(answered(&worker, b, c), given(1_234_567, 1_234_568 + HOUR), "{generation}");
+            assert_eq!(answered(&mut worker, a, b), given(0, 1_234_567), "{generation}");
+            assert_eq!(answered(&mut worker, b, a), given(1_234_567, 0), "{generation}");
+            assert_eq!(answered(&mut worker, b, c), given(1_234_567, 1_234_568 + HOUR), "{generation}");
             clock::advance(20 * HOUR);
             worker = restored(&mut worker, &events);
         }
@@ -257,15 +281,15 @@ mod tests {
         let new = Kind::Event.handle(1000);
         fixture::event(&mut worker, context, new);
         clock::record(worker.session.objects.get(new).unwrap().real);
-        worker.event_recorded(new);
+        worker.scheduler.times.event_recorded(new);
         for (number, _) in &events {
             let old = Kind::Event.handle(*number);
-            for between in [answered(&worker, old, new), -answered(&worker, new, old)] {
+            for between in [answered(&mut worker, old, new), -answered(&mut worker, new, old)] {
                 assert!((between - 2000.0).abs() < 0.001, "{number}: {between}");
             }
         }
         // So it is after another.
-        let ages = worker.event_ages();
+        let ages = ages(&mut worker);
         let between = ages.get(&Kind::Event.handle(1)).unwrap() - ages.get(&new).unwrap();
         assert!((between - 2000.0).abs() < 0.001, "{between}");
     }
@@ -279,12 +303,13 @@ mod tests {
         let [a, b] = [1, 2].map(|number| Kind::Event.handle(number));
         clock::advance(2_000_000);
         clock::record(worker.session.objects.get(b).unwrap().real);
-        worker.event_recorded(b);
+        worker.scheduler.times.event_recorded(b);
         assert!(worker.scheduler.times.ages.contains_key(&a) && !worker.scheduler.times.ages.contains_key(&b));
-        worker.forget_event(a);
+        worker.scheduler.times.forget(a);
         assert!(worker.scheduler.times.ages.is_empty() && worker.scheduler.times.recorded.len() == 1);
         assert_eq!(worker.scheduler.times.restored_at.len(), 1);
-        worker.forget_times(context);
+        let driver = worker.driver();
+        worker.scheduler.times.forget_context(driver, context);
         assert!(worker.scheduler.times.restored_at.is_empty());
     }
 

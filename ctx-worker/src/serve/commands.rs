@@ -13,6 +13,7 @@ use crate::gpu::driver::stream_is_busy;
 use crate::resources::code::to_unload;
 use crate::resources::memory::MemoryError;
 use crate::resources::{pinned, tensor_maps};
+use crate::schedule::callbacks::thread_end;
 use crate::serve::executor::Executor;
 use crate::session::call::Call;
 use crate::session::objects::{Object, Objects};
@@ -46,12 +47,15 @@ impl Executor {
             call if command::SHAPES.contains(&call) => self.shape_command(call, args, reply),
             command::CALLBACK_NEXT => self.callback_next(args, reply),
             command::HELD_ROOM => self.held_room(args),
-            command::THREAD_END => self.thread_end(args),
+            command::THREAD_END => thread_end(&mut self.call(), args),
             command::GRAPH_CREATE..=command::GRAPH_DESTROY => {
                 let (mut under_way, mut loading, code) = self.code_parts();
                 code.graph_command(&mut under_way, &mut loading, call, args)
             }
-            command::MEM_OPS => self.mem_ops(args),
+            command::MEM_OPS => {
+                let (mut call, memory, code) = self.parts();
+                memory.mem_ops(&mut call, &code.globals, args)
+            }
             command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
             command::PRINTS => self.code.prints.fetch(&self.session, args, reply),
             command::OCCUPANCY_BLOCK_SIZE => {
@@ -228,7 +232,7 @@ impl Executor {
             return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
         }
         self.session.objects.remove(handle);
-        self.scheduler.deferred.stream_destroyed(handle);
+        self.scheduler.free_streams.destroyed(handle);
         match self.session.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
             Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
             // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it any more.
@@ -421,21 +425,6 @@ impl Executor {
         self.api_version(real, reply)
     }
 
-    /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
-    pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
-        for key in self.session.waiting.busy(context) {
-            if let Some(real) = self.session.waiting.real(key) {
-                self.enter_context(key.context)?;
-                // SAFETY: the handle is the driver's own.
-                unsafe { (self.driver().cuStreamSynchronize)(real) };
-            }
-            self.session.waiting.all_done(key);
-        }
-        self.poll();
-        self.collect_prints();
-        self.enter_context(self.header.context)
-    }
-
     /// Brings everything in a context to rest, and takes down what the worker keeps for it: all of its objects, as
     /// `take` does.
     fn clear_context(
@@ -464,12 +453,12 @@ impl Executor {
         memory.clear_arrays(&mut call, handle);
         self.code.clear_graphs(driver, handle);
         for (gone, _) in take(&mut self.session.objects) {
-            self.forget_event(gone);
-            self.scheduler.deferred.stream_destroyed(gone);
+            self.scheduler.times.forget(gone);
+            self.scheduler.free_streams.destroyed(gone);
             self.code.links.forget(driver, gone);
             self.code.loaded.remove(&gone);
         }
-        self.forget_times(handle);
+        self.scheduler.times.forget_context(driver, handle);
         self.code.forget_code(&mut self.session);
         self.session.waiting.forget_context(handle);
         self.session.objects.unrecord_naming(command::PEER_ENABLE, handle);

@@ -28,10 +28,10 @@ use crate::checkpoint::engine::Engine;
 use crate::gpu::Gpu;
 use crate::gpu::driver::{Driver, is_sticky};
 use crate::resources::device::Device;
-use crate::resources::graphs::destroy_graph;
 use crate::resources::initial::Loading;
 use crate::resources::{Code, Memory};
 use crate::schedule::Scheduler;
+use crate::schedule::deferred_settings::Change;
 use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::objects::Object;
@@ -168,18 +168,33 @@ impl Executor {
                 }
                 if header.call == self.scheduler.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
-                    self.event_recorded(event);
+                    self.scheduler.times.event_recorded(event);
                 } else if self.scheduler.elapsed.contains(&header.call)
                     && result == CUDA_SUCCESS
                     && !self.scheduler.times.ages.is_empty()
                 {
-                    self.correct_elapsed(parameters, payload);
+                    let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: *header };
+                    self.scheduler.times.correct_elapsed(&call, parameters, payload);
                 }
                 Ok(Outcome::Done(result))
             } else {
                 self.command(header.call, &mut args, payload)
             }
         })
+    }
+
+    /// Takes note of what held launches have of an attribute that this call is about to set.
+    fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
+        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
+        self.scheduler.about_to_set(&mut call, &mut loading, &mut self.code, header, parameters)
+    }
+
+    /// The call has set the attribute.
+    fn has_set(&mut self, change: Change) {
+        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
+        self.scheduler.has_set(&mut call, &mut loading, &mut self.code, change);
     }
 
     /// A copy through a staging chunk does not happen: nobody must wait for it.
@@ -232,66 +247,6 @@ impl Executor {
             }
             None => {}
         }
-    }
-
-    /// Looks at what waits, and finishes what is done.
-    pub(crate) fn poll(&mut self) {
-        let mut finished = std::mem::take(&mut self.scheduler.finished);
-        self.session.waiting.finished(self.gpu.driver, &mut finished);
-        finished.iter().for_each(|(_, result)| self.note_sticky(*result));
-        if !finished.is_empty() {
-            self.collect_prints();
-        }
-        for (then, result) in finished.drain(..) {
-            match then {
-                Then::Reply(slot) => {
-                    self.memory.release_pools(self.gpu.driver);
-                    self.answer(slot, result, &[]);
-                }
-                Then::PoolAlloc { wanted, reply } => self.retry_pool_alloc(&wanted, reply),
-                Then::Chunk(chunk) => {
-                    self.note_sticky(result);
-                    match self.session.shared {
-                        Some(shared) if result == CUDA_SUCCESS => reply::finish(shared.chunk(chunk)),
-                        Some(shared) => reply::fail(shared.chunk(chunk), result),
-                        None => {}
-                    }
-                }
-                Then::Transferred(transfer) => self.checkpoint.pace.transferred(transfer),
-                Then::Free { address, reply } => {
-                    let freed = self.memory.free_memory(self.gpu.driver, address);
-                    self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
-                }
-                Then::Unmap { address, size, reply } => {
-                    let unmapped = self.memory.unmap_pieces(self.gpu.driver, address, size);
-                    self.answer(reply, if result == CUDA_SUCCESS { unmapped } else { result }, &[]);
-                }
-                Then::DestroyArray { array, reply } => {
-                    let (mut call, memory, _) = self.parts();
-                    let destroyed = memory.destroy_array(&mut call, array);
-                    self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
-                }
-                Then::DestroyGraph { exec, graph } => destroy_graph(self.gpu.driver, exec, graph),
-                Then::Held(id) => {
-                    self.note_sticky(result);
-                    self.scheduler.deferred.arrived(id, result);
-                }
-                Then::Destroy(key) => {
-                    if let Some(real) = self.session.waiting.remove(key) {
-                        // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it.
-                        unsafe { (self.gpu.driver.cuStreamDestroy_v2)(real) };
-                    }
-                }
-                Then::Unpin { address, reply } => {
-                    let context = self.memory.pinned.allocations().get(&address).map_or(0, |a| a.context);
-                    let _ = self.enter_context(context);
-                    let freed = self.memory.pinned.unmap(self.gpu.driver, address);
-                    self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
-                }
-            }
-        }
-        self.scheduler.finished = finished;
-        self.look_at_held();
     }
 
     /// Makes the client's context the driver's current one; 0 leaves none.
@@ -365,7 +320,7 @@ impl Executor {
             _ => return Err(Refused::UnknownCall(call)),
         };
         if kind == Kind::Stream {
-            self.scheduler.deferred.stream_created(handle, args);
+            self.scheduler.free_streams.created(handle, args);
         }
         let context = self.header.context;
         if !self.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
@@ -378,8 +333,8 @@ impl Executor {
     /// A generated call has destroyed an object.
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.session.objects.remove(handle);
-        self.forget_event(handle);
-        self.scheduler.deferred.stream_destroyed(handle);
+        self.scheduler.times.forget(handle);
+        self.scheduler.free_streams.destroyed(handle);
     }
 
     /// A generated call has changed an object (0: the context); `value` is the place of the parameter that says to what.

@@ -69,7 +69,7 @@ impl Executor {
             // The launch was one of the events' records too.
             for event in launch.events() {
                 if self.session.objects.get(event).is_some() {
-                    self.event_recorded(event);
+                    self.scheduler.times.event_recorded(event);
                 }
             }
         }

@@ -4,11 +4,13 @@ pub(crate) mod channel;
 pub(crate) mod commands;
 pub mod confinement;
 pub(crate) mod crash;
+pub(crate) mod deferral;
 #[allow(non_snake_case, reason = "generated code names handles by their C types")]
 pub(crate) mod executor;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub(crate) mod launch;
+pub(crate) mod poll;
 pub(crate) mod refusal;
 pub mod rejoin;
 pub(crate) mod request_loop;

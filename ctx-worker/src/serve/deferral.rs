@@ -1,0 +1,250 @@
+//! Executing commands, or having them wait in software: what decides is in `schedule/deferred.rs`.
+//!
+//! ```text
+//!   ring ──> execute ──nothing holds it──> perform ──> driver
+//!               │ held                        ^
+//!               └──> hold ──> the list ── look_at_held
+//! ```
+
+use std::sync::atomic::Ordering::Release;
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, CallbackNext, HeldRoom, HostFunc};
+use rekindle_wire::ring::CommandHeader;
+
+use crate::schedule::deferred::{Entry, Next, Progress};
+use crate::schedule::deferred_settings::{set_as_made, set_back};
+use crate::schedule::dependencies::{Turn, Uses};
+use crate::serve::executor::Executor;
+use crate::session::call::Call;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::waiting::Then;
+
+impl Executor {
+    /// Executes a command, or holds it. An error means that the client does not speak our language, and is given up.
+    pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
+        self.scheduler.times.commands += 1;
+        let uses = self.scheduler.uses(&self.session, &self.memory, &header, parameters);
+        let waits = matches!(uses.turn, Turn::Callback | Turn::AtRest(_));
+        if waits || self.scheduler.deferred.holds(&uses) || !self.has_room(&uses) {
+            return self.hold(header, parameters, uses);
+        }
+        self.scheduler.deferred.count_step(&uses);
+        self.perform(header, parameters)?;
+        self.tick(&uses);
+        Ok(())
+    }
+
+    /// Whether something waits that the executor must look at again and again.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
+    }
+
+    /// Whether the command's stream takes it now.
+    fn has_room(&mut self, uses: &Uses) -> bool {
+        self.scheduler.deferred.has_room(self.gpu.driver, &mut self.session.waiting, uses)
+    }
+
+    /// Records a private event where much has been enqueued, to learn later how much of it is done.
+    fn tick(&mut self, uses: &Uses) {
+        let Some(lane) = uses.lane.filter(|lane| self.session.waiting.wants_tick(lane.key)) else { return };
+        if self.enter_context(lane.key.context).is_ok() {
+            self.session.waiting.tick(self.gpu.driver, lane.key);
+        }
+    }
+
+    fn hold(&mut self, header: CommandHeader, parameters: &[u8], uses: Uses) -> Result<(), Refused> {
+        self.header = header;
+        if uses.turn == Turn::Ask {
+            self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
+            return Ok(());
+        }
+        self.memory.ipc_events.hold(header.call, parameters);
+        let (driver, waiting) = (self.gpu.driver, &mut self.session.waiting);
+        self.scheduler.deferred.note_lack(driver, waiting, &uses);
+        // Its stream goes on: what is held means the event as it was before.
+        if self.scheduler.deferred.only_an_event_holds(driver, waiting, &uses) {
+            for (event, _) in &uses.events {
+                let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header };
+                self.scheduler.set_event_aside(&mut call, &self.memory, *event)?;
+            }
+            self.scheduler.deferred.count_step(&uses);
+            self.perform(header, parameters)?;
+            self.tick(&uses);
+            return Ok(());
+        }
+        match header.call {
+            command::LAUNCH if header.reply != 0 => {
+                // The driver would say now whether it may be, and its caller may have to go on for it ever to be.
+                let allowed = self.enter_context(header.context).and_then(|()| {
+                    let (mut call, mut loading, code) = self.code_parts();
+                    code.check_launch(&mut call, &mut loading, parameters)
+                });
+                match allowed {
+                    Ok(()) => self.answer(header.reply, CUDA_SUCCESS, &[]),
+                    Err(Refused::Code(code)) => {
+                        self.answer(header.reply, code, &[]);
+                        return Ok(());
+                    }
+                    Err(refused) => return Err(refused),
+                }
+                let header = CommandHeader { reply: 0, ..header };
+                self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued);
+            }
+            command::COPY_FROM_CHUNK => {
+                if !self.scheduler.deferred.hold_chunk(&self.session, header, parameters, &uses)? {
+                    self.perform(header, parameters)?;
+                }
+            }
+            command::COPY_BOX_FROM_CHUNK => {
+                if !self.scheduler.deferred.hold_box_chunk(&self.session, header, parameters, &uses)? {
+                    self.perform(header, parameters)?;
+                }
+            }
+            _ => self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued),
+        }
+        if self.scheduler.deferred.is_too_much() {
+            self.give_up(&"it sends more and more behind what it holds up itself");
+        }
+        self.show_pressure();
+        self.look_at_held();
+        Ok(())
+    }
+
+    /// Executes what need not be held any more, in its order.
+    pub(crate) fn look_at_held(&mut self) {
+        if self.scheduler.deferred.looking {
+            return;
+        }
+        self.scheduler.deferred.find_room(self.gpu.driver, &mut self.session.waiting);
+        while std::mem::take(&mut self.scheduler.deferred.changed) {
+            self.scheduler.deferred.looking = true;
+            if let Err(refused) = self.look_once() {
+                self.give_up(&refused);
+            }
+            self.scheduler.deferred.looking = false;
+            self.show_pressure();
+            self.run_callback();
+        }
+    }
+
+    fn look_once(&mut self) -> Result<(), Refused> {
+        for mut entry in self.scheduler.deferred.take_all() {
+            if self.scheduler.deferred.holds(&entry.uses) || !self.goes(&mut entry)? {
+                self.scheduler.deferred.keep(entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
+    fn goes(&mut self, entry: &mut Entry) -> Result<bool, Refused> {
+        match self.scheduler.deferred.next(self.gpu.driver, &mut self.session.waiting, entry)? {
+            Next::Stays => Ok(false),
+            Next::WaitsOnDevice => {
+                if let Err(code) = self.wait_on_device(entry) {
+                    self.scheduler.deferred.arrived(entry.id, code);
+                }
+                Ok(false)
+            }
+            Next::Goes => {
+                if entry.settings.is_empty() {
+                    self.perform(entry.header, &entry.parameters)?;
+                } else {
+                    self.perform_as_set(entry)?;
+                }
+                self.tick(&entry.uses);
+                Ok(true)
+            }
+            Next::Ends => Ok(true),
+        }
+    }
+
+    fn wait_on_device(&mut self, entry: &Entry) -> Result<(), CUresult> {
+        self.header = entry.header;
+        let code = |refused| match refused {
+            Refused::Code(code) => code,
+            _ => CUDA_ERROR_INVALID_VALUE,
+        };
+        let streams = match entry.uses.turn {
+            Turn::Callback => {
+                let callback = HostFunc::read(&mut Reader::new(&entry.parameters));
+                let HostFunc { stream, .. } = callback.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+                self.enter_context(entry.header.context).map_err(code)?;
+                self.handle_stream(stream).map_err(code)?;
+                vec![self.stream_key(stream).map_err(code)?]
+            }
+            _ => self.session.waiting.busy(0),
+        };
+        self.when_done(streams, Then::Held(entry.id)).map_err(code)
+    }
+
+    /// Executes a held launch with the attributes that it was made with.
+    fn perform_as_set(&mut self, entry: &Entry) -> Result<(), Refused> {
+        let mut changed = Vec::new();
+        let (mut call, mut loading, code) = self.code_parts();
+        let performed = match set_as_made(&mut call, &mut loading, code, entry, &mut changed) {
+            Ok(()) => self.perform(entry.header, &entry.parameters),
+            Err(Refused::Code(code)) => {
+                self.header = entry.header;
+                self.answer(entry.header.reply, code, &[]);
+                Ok(())
+            }
+            Err(refused) => Err(refused),
+        };
+        let (mut call, mut loading, code) = self.code_parts();
+        set_back(&mut call, &mut loading, code, entry, changed);
+        performed
+    }
+
+    /// Says whether some thread is far ahead, and lets those go on that no longer are.
+    fn show_pressure(&mut self) {
+        let Some(shared) = self.session.shared else { return };
+        shared.header().pressure.store(u32::from(self.scheduler.deferred.has_many()), Release);
+        for slot in self.scheduler.deferred.relieved() {
+            self.answer(slot, CUDA_SUCCESS, &[]);
+        }
+    }
+
+    /// A thread of the application's asks to go on when little of what it sent is held.
+    pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+        HeldRoom::read(args)?;
+        self.scheduler.deferred.waiting_for_room.push((self.header.thread, self.header.reply));
+        self.show_pressure();
+        Ok(Outcome::Later)
+    }
+
+    /// The application's callback thread has run one, and asks for the next.
+    pub(crate) fn callback_next(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
+        let CallbackNext { done } = CallbackNext::read(args)?;
+        if (done != 0 && !self.scheduler.deferred.callback_returned(done))
+            || self.scheduler.deferred.callback_thread != 0
+        {
+            return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
+        }
+        let slot = self.header.reply;
+        self.look_at_held();
+        match self.scheduler.deferred.next_callback() {
+            Some(callback) => {
+                reply.raw(callback.bytes());
+                Ok(Outcome::Done(CUDA_SUCCESS))
+            }
+            None => {
+                self.scheduler.deferred.callback_thread = slot;
+                Ok(Outcome::Later)
+            }
+        }
+    }
+
+    /// Has the waiting callback thread run what is ready.
+    fn run_callback(&mut self) {
+        if self.scheduler.deferred.callback_thread == 0 {
+            return;
+        }
+        if let Some(callback) = self.scheduler.deferred.next_callback() {
+            let slot = std::mem::take(&mut self.scheduler.deferred.callback_thread);
+            self.answer(slot, CUDA_SUCCESS, callback.bytes());
+        }
+    }
+}

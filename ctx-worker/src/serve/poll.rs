@@ -1,0 +1,107 @@
+//! What waits for the device: looked at between commands, and waited for where everything must be at rest.
+
+use std::time::{Duration, Instant};
+
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::reply;
+
+use crate::resources::graphs::destroy_graph;
+use crate::schedule::rest::{Broken, Rest, busy_stream, what_runs};
+use crate::serve::executor::Executor;
+use crate::session::outcome::Refused;
+use crate::session::waiting::Then;
+
+impl Executor {
+    /// Looks at what waits, and finishes what is done.
+    pub(crate) fn poll(&mut self) {
+        let mut finished = std::mem::take(&mut self.scheduler.finished);
+        self.session.waiting.finished(self.gpu.driver, &mut finished);
+        finished.iter().for_each(|(_, result)| self.note_sticky(*result));
+        if !finished.is_empty() {
+            self.collect_prints();
+        }
+        for (then, result) in finished.drain(..) {
+            match then {
+                Then::Reply(slot) => {
+                    self.memory.release_pools(self.gpu.driver);
+                    self.answer(slot, result, &[]);
+                }
+                Then::PoolAlloc { wanted, reply } => self.retry_pool_alloc(&wanted, reply),
+                Then::Chunk(chunk) => {
+                    self.note_sticky(result);
+                    match self.session.shared {
+                        Some(shared) if result == CUDA_SUCCESS => reply::finish(shared.chunk(chunk)),
+                        Some(shared) => reply::fail(shared.chunk(chunk), result),
+                        None => {}
+                    }
+                }
+                Then::Transferred(transfer) => self.checkpoint.pace.transferred(transfer),
+                Then::Free { address, reply } => {
+                    let freed = self.memory.free_memory(self.gpu.driver, address);
+                    self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
+                }
+                Then::Unmap { address, size, reply } => {
+                    let unmapped = self.memory.unmap_pieces(self.gpu.driver, address, size);
+                    self.answer(reply, if result == CUDA_SUCCESS { unmapped } else { result }, &[]);
+                }
+                Then::DestroyArray { array, reply } => {
+                    let (mut call, memory, _) = self.parts();
+                    let destroyed = memory.destroy_array(&mut call, array);
+                    self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
+                }
+                Then::DestroyGraph { exec, graph } => destroy_graph(self.gpu.driver, exec, graph),
+                Then::Held(id) => {
+                    self.note_sticky(result);
+                    self.scheduler.deferred.arrived(id, result);
+                }
+                Then::Destroy(key) => {
+                    if let Some(real) = self.session.waiting.remove(key) {
+                        // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it.
+                        unsafe { (self.gpu.driver.cuStreamDestroy_v2)(real) };
+                    }
+                }
+                Then::Unpin { address, reply } => {
+                    let context = self.memory.pinned.allocations().get(&address).map_or(0, |a| a.context);
+                    let _ = self.enter_context(context);
+                    let freed = self.memory.pinned.unmap(self.gpu.driver, address);
+                    self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
+                }
+            }
+        }
+        self.scheduler.finished = finished;
+        self.look_at_held();
+    }
+
+    /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
+    pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
+        for key in self.session.waiting.busy(context) {
+            if let Some(real) = self.session.waiting.real(key) {
+                self.enter_context(key.context)?;
+                // SAFETY: the handle is the driver's own.
+                unsafe { (self.driver().cuStreamSynchronize)(real) };
+            }
+            self.session.waiting.all_done(key);
+        }
+        self.poll();
+        self.collect_prints();
+        self.enter_context(self.header.context)
+    }
+
+    /// Waits until every stream is idle and nothing waits for the device. The ring is not looked at meanwhile.
+    pub(crate) fn drain(&mut self, timeout: Duration) -> Result<Rest, Broken> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.poll();
+            let busy = busy_stream(&mut self.call()).inspect_err(|broken| self.note_sticky(broken.0))?;
+            match busy {
+                None if self.session.waiting.is_empty() && self.scheduler.deferred.is_at_rest() => {
+                    self.collect_prints();
+                    return Ok(Rest::Idle);
+                }
+                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
+                Some(key) => return Ok(Rest::Busy(what_runs(&self.session, key))),
+                None => return Ok(Rest::Busy("an event is pending".into())),
+            }
+        }
+    }
+}
