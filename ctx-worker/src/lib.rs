@@ -26,6 +26,7 @@
 
 pub mod bench;
 mod checkpoint;
+mod cores;
 mod gpu;
 mod resources;
 mod schedule;
@@ -47,19 +48,12 @@ pub mod state {
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::OnceLock;
 
 use rekindle_wire::control::WorkerReply;
 use tracing::error;
 
 use crate::serve::confinement::Confinement;
 use crate::serve::{request_loop, start};
-
-/// How many cores this process may use. Asked for once, before the sandbox: cgroups have a part in it.
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
-}
 
 /// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load;
 /// `confined` what is given up before there is a client; `report_access` how much memory is compared around commands, in

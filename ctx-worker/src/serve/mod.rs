@@ -10,6 +10,7 @@ pub(crate) mod executor;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub(crate) mod launch;
+pub(crate) mod life;
 pub(crate) mod poll;
 pub(crate) mod refusal;
 pub mod rejoin;

@@ -14,7 +14,7 @@ use crate::resources::ipc::ShareError;
 use crate::resources::limits::NoRow;
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::rest::Broken;
-use crate::serve::request_loop::State;
+use crate::serve::life::State;
 use crate::session::failure;
 use crate::session::outcome::Refused;
 

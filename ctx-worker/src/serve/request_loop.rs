@@ -30,6 +30,7 @@ use crate::resources::pinned::{is_sealed, map_at};
 use crate::schedule::rest::{Closing, Rest};
 use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
+use crate::serve::life::State;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
 
@@ -49,18 +50,6 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// staging come last (see [`crate::serve::start`]).
 const RING_AT: u64 = 0x7000_0000_0000;
 const STAGING_AT: u64 = RING_AT + (1 << 30);
-
-/// Where the worker is in its life (see [`crate::serve::executor`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    Spare,
-    /// Loaded for a restore; the process is not there yet, or the ring not open.
-    Restoring,
-    Open,
-    /// No command is taken, but the device is not at rest.
-    Closing,
-    Quiesced,
-}
 
 struct Server {
     executor: Executor,
@@ -135,7 +124,7 @@ fn writer(
 
 impl Server {
     fn new(executor: Executor, channel: Arc<Channel>) -> Self {
-        let few_cores = crate::cores() < CORES_TO_SPIN;
+        let few_cores = crate::cores::cores() < CORES_TO_SPIN;
         Self {
             executor,
             channel,

@@ -63,7 +63,7 @@ pub(crate) fn start(
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
     let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver)?));
-    crate::cores();
+    crate::cores::cores();
     // Before it may lie where this process cannot look.
     let build = driver::build(&driver::place(driver));
     // The library may lie where only root finds it, and its initialisers are the administrator's.

@@ -13,6 +13,7 @@
 
 pub(crate) mod bench;
 mod buffers;
+mod lane;
 mod out;
 mod pace;
 mod peek;
@@ -22,13 +23,13 @@ pub(crate) mod unit;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::{DataReader, DataWriter, PIECE_LENGTH, Piece};
 use tracing::debug;
 
 pub(crate) use self::buffers::Buffers;
+use self::lane::{Lane, Way, enter, wait};
 use self::out::Out;
 pub(crate) use self::pace::Pace;
 pub(crate) use self::stage::{Stage, StageError};
@@ -38,29 +39,6 @@ use crate::resources::job::{EngineError, Job};
 use crate::signal_stack::Thread;
 
 const LANE_STACK: usize = 1 << 20;
-/// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.
-const LOOK: Duration = Duration::from_micros(20);
-
-/// How a lane copies on a device.
-#[derive(Clone, Copy)]
-struct Way {
-    /// The device's primary context.
-    primary: CUcontext,
-    /// Of all lanes.
-    stream: CUstream,
-    /// Of this lane: recorded behind its copy.
-    done: CUevent,
-}
-
-struct Lane {
-    buffer: *mut u8,
-    /// One for each device.
-    ways: Vec<Option<Way>>,
-}
-
-// SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
-unsafe impl Send for Lane {}
-
 /// All lanes.
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
@@ -82,7 +60,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// An engine with as many lanes as copying is worth threads on this machine.
     pub(crate) fn new() -> Self {
-        let cores = crate::cores();
+        let cores = crate::cores::cores();
         let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
         let (buffers, stage, pace) = (Buffers::default(), Stage::default(), Pace::default());
         Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace, peeks: true }
@@ -265,24 +243,6 @@ impl Engine {
     }
 }
 
-/// Makes a job's context current in this thread, and says how to copy in it.
-fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<Entered, CallFailed> {
-    // SAFETY: the context is the driver's own.
-    expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
-    Ok(match lane.ways.get(job.device) {
-        Some(Some(way)) if way.primary == job.context => Entered { stream: way.stream, done: Some(way.done) },
-        // A context of the client's own making: the thread's default stream in it.
-        _ => Entered { stream: CU_STREAM_PER_THREAD, done: None },
-    })
-}
-
-/// In which stream a lane copies now, and with which event it learns of its end.
-#[derive(Clone, Copy)]
-struct Entered {
-    stream: CUstream,
-    done: Option<CUevent>,
-}
-
 /// A thread with such a stack as lanes have: the deepest that they go is a compressor, or the driver.
 pub(crate) fn small_thread(name: &str) -> Thread {
     Thread::named(name).stack_size(LANE_STACK)
@@ -296,28 +256,6 @@ fn lane_thread() -> Thread {
 fn look_often() {
     // SAFETY: no pointers; a failure changes nothing.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong, 0, 0, 0) };
-}
-
-/// Waits until all that was enqueued by this thread is done, also where that fails.
-fn wait(driver: &Driver, way: Entered) -> Result<(), CallFailed> {
-    // SAFETY: the handles are ours, and their context is current.
-    let recorded = way.done.filter(|done| unsafe { (driver.cuEventRecord)(*done, way.stream) } == CUDA_SUCCESS);
-    let Some(done) = recorded else {
-        // SAFETY: as above.
-        return expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(way.stream) });
-    };
-    loop {
-        // SAFETY: as above.
-        match unsafe { (driver.cuEventQuery)(done) } {
-            CUDA_ERROR_NOT_READY => std::thread::sleep(LOOK),
-            CUDA_SUCCESS => return Ok(()),
-            error => {
-                // SAFETY: as above. What still runs would read and write what is nobody's any more.
-                unsafe { (driver.cuStreamSynchronize)(way.stream) };
-                return expect("cuEventQuery", error);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

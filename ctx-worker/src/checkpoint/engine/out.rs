@@ -14,8 +14,9 @@
 
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 
-use super::stage::{Queue, Slot};
-use super::{Lane, Pace, Stage, enter, wait};
+use super::lane::{Lane, enter, wait};
+use super::pace::Pace;
+use super::stage::{Queue, Slot, Stage};
 use crate::checkpoint::copying::{Copying, Taken};
 use crate::gpu::driver::Driver;
 use crate::resources::job::EngineError;

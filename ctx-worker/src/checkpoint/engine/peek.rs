@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use rekindle_cuda_abi::types::*;
 use tracing::warn;
 
-use super::{Engine, LOOK};
+use super::Engine;
+use super::lane::LOOK;
 use crate::gpu::driver::Driver;
 use crate::resources::initial::{MOST, ReadDevice};
 

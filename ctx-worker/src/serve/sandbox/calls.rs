@@ -9,7 +9,7 @@ use seccompiler::{
     TargetArch, apply_filter_all_threads, sock_filter,
 };
 
-use super::SandboxError;
+use super::error::SandboxError;
 
 /// Denied whatever their arguments are.
 const DENIED: &[c_long] = &[

@@ -8,7 +8,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use super::SandboxError;
+use super::error::SandboxError;
 
 /// What is asked for; an older kernel does what it can. Later versions would also keep workers from sockets in the file
 /// system, and so from a daemon that takes their own's place.

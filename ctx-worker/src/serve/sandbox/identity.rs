@@ -1,6 +1,6 @@
 //! Who a worker is: a user of its own, without groups, capabilities, or a way to get them.
 
-use super::{SandboxError, check};
+use super::error::{SandboxError, check};
 use crate::serve::confinement::Identity;
 
 /// What a client and the driver open is far less.

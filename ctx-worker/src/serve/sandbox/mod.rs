@@ -8,6 +8,7 @@
 //! A part that cannot be done ends the worker: its daemon has asked for what this machine can do, and no more.
 
 mod calls;
+mod error;
 mod files;
 mod identity;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod tests;
 
 use std::path::Path;
 
+pub(crate) use self::error::SandboxError;
 use crate::serve::confinement::Confinement;
 
 /// Before the driver is initialised, while there is one thread: attributes of threads are not those of a process.
@@ -33,17 +35,4 @@ pub(super) fn close(confinement: &Confinement) -> Result<(), SandboxError> {
         return Ok(());
     }
     calls::deny()
-}
-
-/// A step that the kernel refused.
-#[derive(Debug, thiserror::Error)]
-#[error("the sandbox cannot be entered: {step}: {source}; see [sandbox] in the configuration")]
-pub(crate) struct SandboxError {
-    step: &'static str,
-    source: std::io::Error,
-}
-
-/// The result of a system call.
-fn check(step: &'static str, result: libc::c_int) -> Result<(), SandboxError> {
-    if result < 0 { Err(SandboxError { step, source: std::io::Error::last_os_error() }) } else { Ok(()) }
 }

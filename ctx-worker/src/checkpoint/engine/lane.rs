@@ -1,0 +1,71 @@
+//! One lane of the engine: a pinned buffer, and how it copies on each device.
+
+use std::time::Duration;
+
+use rekindle_cuda_abi::types::*;
+
+use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::resources::job::Job;
+
+/// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.
+pub(super) const LOOK: Duration = Duration::from_micros(20);
+
+/// How a lane copies on a device.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    /// The device's primary context.
+    pub(super) primary: CUcontext,
+    /// Of all lanes.
+    pub(super) stream: CUstream,
+    /// Of this lane: recorded behind its copy.
+    pub(super) done: CUevent,
+}
+
+pub(super) struct Lane {
+    pub(super) buffer: *mut u8,
+    /// One for each device.
+    pub(super) ways: Vec<Option<Way>>,
+}
+
+// SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
+unsafe impl Send for Lane {}
+
+/// Makes a job's context current in this thread, and says how to copy in it.
+pub(super) fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<Entered, CallFailed> {
+    // SAFETY: the context is the driver's own.
+    expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
+    Ok(match lane.ways.get(job.device) {
+        Some(Some(way)) if way.primary == job.context => Entered { stream: way.stream, done: Some(way.done) },
+        // A context of the client's own making: the thread's default stream in it.
+        _ => Entered { stream: CU_STREAM_PER_THREAD, done: None },
+    })
+}
+
+/// In which stream a lane copies now, and with which event it learns of its end.
+#[derive(Clone, Copy)]
+pub(super) struct Entered {
+    pub(super) stream: CUstream,
+    done: Option<CUevent>,
+}
+
+/// Waits until all that was enqueued by this thread is done, also where that fails.
+pub(super) fn wait(driver: &Driver, way: Entered) -> Result<(), CallFailed> {
+    // SAFETY: the handles are ours, and their context is current.
+    let recorded = way.done.filter(|done| unsafe { (driver.cuEventRecord)(*done, way.stream) } == CUDA_SUCCESS);
+    let Some(done) = recorded else {
+        // SAFETY: as above.
+        return expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(way.stream) });
+    };
+    loop {
+        // SAFETY: as above.
+        match unsafe { (driver.cuEventQuery)(done) } {
+            CUDA_ERROR_NOT_READY => std::thread::sleep(LOOK),
+            CUDA_SUCCESS => return Ok(()),
+            error => {
+                // SAFETY: as above. What still runs would read and write what is nobody's any more.
+                unsafe { (driver.cuStreamSynchronize)(way.stream) };
+                return expect("cuEventQuery", error);
+            }
+        }
+    }
+}
