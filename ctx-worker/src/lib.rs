@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has
-//! owners of the worker's state; `Executor` (`serve/executor.rs`) has one of each. Lower layers still import `Executor` where
-//! they add methods to it; `scripts/cycles` lists these files.
+//! owners of the worker's state, whose methods take the command under way (`Call`) and what else they need as parameters;
+//! `Executor` (`serve/executor.rs`) has one of each. Where a lower layer needs what only a higher one can do, it asks through
+//! a trait: `DeferredFrees` for memory that waits in software, `ReadDevice` for the content of variables.
 //!
 //! | layer | holds | owner |
 //! |---|---|---|
@@ -18,11 +19,11 @@
 //! | `checkpoint/` | accesses of commands, copies of memory, save and load | `Checkpoint` |
 //! | `serve/` | the start, the sandbox, the loop, commands of the client and requests of the daemon | `Executor` |
 //!
-//! The life of a command: `serve/request_loop.rs` takes it from the ring, `schedule/deferred.rs` keeps it while it may not go
-//! to the driver yet, `serve/executor.rs` hands it to the driver (through generated dispatch, `serve/commands.rs`,
-//! `serve/launch.rs` or `resources/code.rs`), `session/waiting.rs` answers it later if it waits. The life of a checkpoint:
-//! `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore: `checkpoint/load.rs`,
-//! then `Connect` in `serve/request_loop.rs`.
+//! The life of a command: `serve/request_loop.rs` takes it from the ring, `serve/deferral.rs` executes it or keeps it while
+//! `schedule/deferred.rs` says that it may not go to the driver yet, `serve/executor.rs` hands it to the driver (through
+//! generated dispatch, `serve/commands.rs` or `serve/launch.rs`), `serve/poll.rs` answers it later if it waits. The life of a
+//! checkpoint: `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore:
+//! `serve/load.rs`, `checkpoint/load.rs`, then `Connect` in `serve/request_loop.rs`.
 
 pub mod bench;
 mod checkpoint;

@@ -1,21 +1,33 @@
 //! A checkpoint and a restore: what commands access, copies of memory, saved state.
 
 pub(crate) mod access;
+pub(crate) mod background;
 pub(crate) mod check;
+mod commands;
 pub(crate) mod copying;
+pub(crate) mod describe;
+pub(crate) mod draft;
 pub(crate) mod engine;
+pub(crate) mod layers;
 pub(crate) mod load;
+mod precopy;
+mod room;
 pub(crate) mod save;
+pub(crate) mod save_error;
+mod secure;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use rekindle_cuda_abi::table::Function;
 
-use self::access::Tracker;
 use self::access::hash::Hasher;
 use self::access::observe::Observation;
-use self::copying::{Background, Clones, Guard, Place, Precopied, Reserving};
+use self::access::tracker::Tracker;
+use self::copying::background::Background;
+use self::copying::guard::Guard;
+use self::copying::reserving::Reserving;
+use self::copying::{Clones, Place, Precopied};
 use self::engine::{Buffers, Engine, Pace, Stage};
 
 /// What copies the client's memory, and knows what commands do to it.
@@ -30,8 +42,8 @@ pub(crate) struct Checkpoint {
     pub(crate) pace: Pace,
     /// Hashes device memory.
     pub(crate) hasher: Hasher,
-    /// What is known of the memory that commands use; not here while it is asked.
-    pub(crate) tracker: Option<Box<Tracker>>,
+    /// What is known of the memory that commands use.
+    pub(crate) tracker: Box<Tracker>,
     /// What looks at the client's accesses, where the daemon's configuration asks for that.
     pub(crate) observed: Option<Box<Observation>>,
     pub(crate) copying: CopyState,
@@ -68,7 +80,7 @@ impl Checkpoint {
             pace: engine.pace.clone(),
             engine: Some(engine),
             hasher,
-            tracker: Some(Box::new(Tracker::new(table))),
+            tracker: Box::new(Tracker::new(table)),
             observed: None,
             copying: CopyState::default(),
         }

@@ -107,7 +107,8 @@ impl Executor {
     }
 
     fn mem_info(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let taken = self.device_of_context(self.header.context).map_or(0, |device| self.taken_by_clones(device));
+        let taken =
+            self.device_of_context(self.header.context).map_or(0, |device| self.checkpoint.taken_by_clones(device));
         let (call, memory, _) = self.parts();
         memory.mem_info(&call, taken, args, reply)
     }
@@ -161,9 +162,7 @@ impl Executor {
     fn tensor_map(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (map, address) = tensor_maps::encode(self.driver(), args, reply)?;
         // Where accesses are tracked, a map names what it was encoded for.
-        if let Some(tracker) = &mut self.checkpoint.tracker {
-            tracker.encoded(map, address);
-        }
+        self.checkpoint.tracker.encoded(map, address);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
@@ -511,7 +510,7 @@ impl Executor {
     pub(crate) fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
         // Copies of other devices go through the same staging.
         self.finish_streams(0)?;
-        self.wait_for_background();
+        self.checkpoint.wait_for_background();
         let driver = self.driver();
         match &mut self.checkpoint.engine {
             Some(engine) => engine.release(driver, ordinal),
@@ -523,7 +522,7 @@ impl Executor {
                 self.checkpoint.reset_meanwhile.push(ordinal);
             }
         }
-        self.release_hasher(ordinal);
+        self.checkpoint.release_hashers(driver, ordinal);
         self.unregister_staging(ordinal);
         let (mut call, memory, _) = self.parts();
         memory.ipc_events.unregister(&mut call, memory.first_primary(), ordinal);

@@ -25,6 +25,7 @@ use tracing::{error, warn};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::Hasher;
 use crate::checkpoint::engine::Engine;
+use crate::checkpoint::layers::Layers;
 use crate::gpu::Gpu;
 use crate::gpu::driver::{Driver, is_sticky};
 use crate::resources::device::Device;
@@ -87,6 +88,18 @@ impl Executor {
         (call, Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine }, &mut self.code)
     }
 
+    /// The layers below a checkpoint, and the checkpoint.
+    pub(crate) fn layers(&mut self) -> (Layers<'_>, &mut Checkpoint) {
+        let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
+        let (memory, code, scheduler) = (&mut self.memory, &mut self.code, &mut self.scheduler);
+        (Layers { call, memory, code, scheduler }, &mut self.checkpoint)
+    }
+
+    /// Whether there may be memory now for what the client asks for, of which there was none.
+    pub(crate) fn make_room(&mut self, first: bool) -> bool {
+        self.checkpoint.make_room(self.gpu.driver, self.memory.devices.len(), first)
+    }
+
     /// Refuses memory that is not the client's.
     pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
         self.memory.reachable(&self.code.globals, address, bytes)
@@ -111,11 +124,17 @@ impl Executor {
     /// Hands one command to the driver. An error means that the client does not speak our language, and is given up.
     pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.header = header;
-        self.graph_may_change(&header, parameters);
+        self.checkpoint.graph_may_change(&header, parameters);
         if self.checkpoint.copying.guard.is_some() {
-            self.look_out(&header, parameters);
+            let (mut layers, checkpoint) = self.layers();
+            checkpoint.look_out(&mut layers.call, layers.memory, layers.code, parameters);
         }
-        let watch = if self.checkpoint.observed.is_some() { self.watch(&header, parameters) } else { None };
+        let watch = if self.checkpoint.observed.is_some() {
+            let (mut layers, checkpoint) = self.layers();
+            checkpoint.watch(&mut layers.call, layers.memory, layers.code, parameters)
+        } else {
+            None
+        };
         let mut payload = Writer::new();
         let mut outcome = self.carry_out(&header, parameters, &mut payload);
         let mut first = true;
@@ -139,7 +158,8 @@ impl Executor {
             Err(refused) => return Err(refused),
         }
         if let Some(watch) = watch {
-            self.watched(watch);
+            let (mut layers, checkpoint) = self.layers();
+            checkpoint.watched(&mut layers.call, layers.memory, layers.code, watch);
         }
         Ok(())
     }

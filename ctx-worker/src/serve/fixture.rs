@@ -10,7 +10,9 @@ use rekindle_wire::codec::Writer;
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::ring::CommandHeader;
 
+use crate::checkpoint::access::client::ClientView;
 use crate::checkpoint::access::hash::Hasher;
+use crate::checkpoint::access::set::Access;
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{Driver, LoadError};
 use crate::schedule::deferred::{Entry, Progress};
@@ -131,6 +133,13 @@ pub(crate) fn event(worker: &mut Executor, context: u64, handle: u64) {
     args.word(handle);
     args.word(0);
     worker.session.objects.record(create, handle, context, args.bytes(), None);
+}
+
+/// What a command may do.
+pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters: &[u8]) -> Access {
+    let Executor { gpu, session, memory, code, checkpoint, .. } = worker;
+    let client = ClientView { driver: gpu.driver, session, memory, code };
+    checkpoint.tracker.access(&client, &header, parameters)
 }
 
 /// A held command whose turn has not come.

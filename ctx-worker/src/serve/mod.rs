@@ -11,6 +11,7 @@ pub(crate) mod executor;
 pub(crate) mod fixture;
 pub(crate) mod launch;
 pub(crate) mod life;
+pub(crate) mod load;
 pub(crate) mod poll;
 pub(crate) mod refusal;
 pub mod rejoin;

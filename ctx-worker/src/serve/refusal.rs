@@ -7,8 +7,8 @@ use rekindle_wire::NotServed;
 use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
 use thiserror::Error;
 
-use crate::checkpoint::copying::CopyError;
-use crate::checkpoint::save::SaveError;
+use crate::checkpoint::copying::error::CopyError;
+use crate::checkpoint::save_error::SaveError;
 use crate::gpu::driver::CallFailed;
 use crate::resources::ipc::ShareError;
 use crate::resources::limits::NoRow;

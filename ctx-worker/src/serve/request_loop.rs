@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rekindle_images::content::ContentKey;
 use rekindle_images::{Client, DataFile, DataReader, DataWriter, HashKey, Known};
 use rekindle_wire::attach::{Answer, Attach, Pinned};
+use rekindle_wire::calls;
 use rekindle_wire::control::{self, Failing, Failure, WorkerReply, WorkerRequest};
 use rekindle_wire::frame::{self, Message};
 use rekindle_wire::layout::{self, Shared};
@@ -22,7 +23,8 @@ use rekindle_wire::{Dialect, OLDEST_CONTROL};
 use tracing::{error, info, warn};
 
 use crate::checkpoint::access::observe;
-use crate::checkpoint::copying::Progress;
+use crate::checkpoint::check::obstacles;
+use crate::checkpoint::copying::background::Progress;
 use crate::checkpoint::engine::{StageError, small_thread};
 use crate::checkpoint::save::Wanted;
 use crate::resources::code_store::Image;
@@ -227,7 +229,7 @@ impl Server {
                 match self.state {
                     State::Closing | State::Quiesced => self.open(),
                     // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
-                    State::Open => self.executor.before_opening(),
+                    State::Open => self.executor.checkpoint.before_opening(self.executor.gpu.driver),
                     // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
                     State::Spare | State::Restoring => unsafe { libc::_exit(0) },
                 }
@@ -239,7 +241,9 @@ impl Server {
             Message { body: WorkerRequest::SaveCode { hash }, fds, .. } if self.state == State::Quiesced => {
                 return self.save_code(&hash, fds, asker);
             }
-            Message { body: WorkerRequest::GiveWay, .. } => return self.executor.give_way(),
+            Message { body: WorkerRequest::GiveWay, .. } => {
+                return self.executor.checkpoint.give_way(self.executor.gpu.driver);
+            }
             Message { body: WorkerRequest::Stage { unit, units, new }, fds, .. } => {
                 return self.stage(unit, units, new.into_iter().zip(fds).collect(), asker);
             }
@@ -259,7 +263,8 @@ impl Server {
     fn reserve(&mut self, bytes: Option<u64>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let done = move || channel.answer(&of_thread, WorkerReply::Done, Vec::new());
-        let begun = self.executor.reserve_clones(bytes, done);
+        let Executor { checkpoint, memory, gpu, .. } = &mut self.executor;
+        let begun = checkpoint.reserve_clones(gpu.driver, memory, bytes, done);
         if let Err(error) = begun {
             let failure = Failure::internal(format!("cannot start a thread: {error}"));
             self.channel.answer(&asker, WorkerReply::Failed(failure), Vec::new());
@@ -299,7 +304,8 @@ impl Server {
             Err(error) => WorkerReply::Failed(error.into()),
         };
         let done = move |result| channel.answer(&of_thread, answer(result), Vec::new());
-        if let Err(error) = self.executor.set_stage(unit, units, new, done) {
+        let Executor { checkpoint, memory, .. } = &mut self.executor;
+        if let Err(error) = checkpoint.set_stage(memory, unit, units, new, done) {
             self.channel.answer(&asker, WorkerReply::Failed(error.into()), Vec::new());
         }
     }
@@ -340,7 +346,7 @@ impl Server {
             (WorkerRequest::Open, State::Closing | State::Quiesced | State::Restoring) if self.consumer.is_some() => {
                 self.open();
             }
-            (WorkerRequest::Open, State::Open) => self.executor.before_opening(),
+            (WorkerRequest::Open, State::Open) => self.executor.checkpoint.before_opening(self.executor.gpu.driver),
             (WorkerRequest::ConfirmQuiesced, State::Quiesced) => {}
             (WorkerRequest::ConfirmQuiesced, _) => {
                 return Err(Refusal::WentOn);
@@ -348,11 +354,13 @@ impl Server {
             (WorkerRequest::Precopy { hash_key, files, compression }, State::Open) => {
                 let cancel = Arc::clone(&self.channel.cancel);
                 let key = ContentKey::from_bytes(hash_key);
-                self.executor.begin_precopy(writer(fds, &files, key, &compression, &blob)?, cancel)?;
+                let writer = writer(fds, &files, key, &compression, &blob)?;
+                let (mut layers, checkpoint) = self.executor.layers();
+                checkpoint.begin_precopy(&mut layers, writer, cancel)?;
             }
             (WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied }, State::Quiesced) => {
                 let key = ContentKey::from_bytes(hash_key);
-                let (code, secured) = self.executor.begin_saving(Wanted {
+                let wanted = Wanted {
                     head: self.consumer.as_ref().map_or(0, Consumer::head),
                     writer: writer(fds, &files, key, &compression, &blob)?,
                     key,
@@ -360,7 +368,9 @@ impl Server {
                     elsewhere: elsewhere.into_iter().collect(),
                     how: copying,
                     cancel: Arc::clone(&self.channel.cancel),
-                })?;
+                };
+                let (mut layers, checkpoint) = self.executor.layers();
+                let (code, secured) = checkpoint.begin_saving(&mut layers, wanted)?;
                 return Ok((WorkerReply::Begun { code, secured }, Vec::new()));
             }
             (WorkerRequest::Pace { bandwidth, application_first }, _) => {
@@ -368,7 +378,8 @@ impl Server {
                 self.executor.checkpoint.pace.application_first(application_first);
             }
             (WorkerRequest::Progress, State::Open | State::Closing | State::Quiesced) => {
-                return Ok(match self.executor.progress()? {
+                let Executor { checkpoint, memory, .. } = &mut self.executor;
+                return Ok(match checkpoint.progress(memory)? {
                     Progress::Saving { may_open, copied, bytes } => {
                         (WorkerReply::Saving { may_open, copied, bytes }, Vec::new())
                     }
@@ -420,7 +431,8 @@ impl Server {
                 }
             }
             (WorkerRequest::Calls, _) => {
-                return Ok((WorkerReply::Calls { counts: self.executor.counts() }, Vec::new()));
+                let counts = self.executor.session.shared.as_ref().map(calls::read).unwrap_or_default();
+                return Ok((WorkerReply::Calls { counts }, Vec::new()));
             }
             (WorkerRequest::Access, _) => {
                 let report = observe::counted().ok_or(Refusal::Unreported)?;
@@ -432,7 +444,8 @@ impl Server {
                 return Ok((WorkerReply::Memory { devices }, Vec::new()));
             }
             (WorkerRequest::Check, _) => {
-                return Ok((WorkerReply::Checked { reasons: self.executor.obstacles() }, Vec::new()));
+                let reasons = obstacles(&self.executor.session, &self.executor.memory);
+                return Ok((WorkerReply::Checked { reasons }, Vec::new()));
             }
             (request, state) => return Err(Refusal::Unfit { state, request: Box::new(request) }),
         }
@@ -549,7 +562,7 @@ impl Server {
     }
 
     fn open(&mut self) {
-        self.executor.before_opening();
+        self.executor.checkpoint.before_opening(self.executor.gpu.driver);
         self.channel.silence.listen(false);
         self.executor.scheduler.deferred.open();
         self.state = State::Open;

@@ -17,7 +17,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
-use crate::checkpoint::access::observe::ObserveError;
+use crate::checkpoint::access::observe::{Observation, ObserveError};
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{self, CallFailed, Driver, LoadError, expect};
 use crate::resources::device::Device;
@@ -72,7 +72,8 @@ pub(crate) fn start(
     }
     let mut executor = try_start(driver, build)?;
     if let Some(limit) = report_access {
-        executor.start_observing(limit)?;
+        let observed = Observation::start(&mut executor.gpu, &executor.memory, limit)?;
+        executor.checkpoint.observed = Some(Box::new(observed));
     }
     // Now that all libraries are loaded, and before there is a client.
     crash::say().unwrap_or_else(|error| warn!("a crash would not be said: {error}"));

@@ -71,6 +71,13 @@ impl Session {
         }
     }
 
+    /// Multiprocessors of a device.
+    pub(crate) fn processors(&self, ordinal: usize) -> u32 {
+        const MULTIPROCESSOR_COUNT: usize = 16;
+        let described = self.attached.devices.get(ordinal);
+        described.and_then(|d| d.attributes.get(MULTIPROCESSOR_COUNT)).map_or(1, |a| a.1.unsigned_abs())
+    }
+
     /// The stream that a parameter of a command names.
     pub(crate) fn stream_key(&self, header: &CommandHeader, handle: u64) -> Result<StreamKey, Refused> {
         let context = header.context;

@@ -1,56 +1,15 @@
 //! What each command may read and write.
 
-use rekindle_cuda_abi::table::Function as Line;
-use rekindle_wire::boxes::{End, span};
+use rekindle_wire::boxes::End;
 use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::{self, Clause, Field, Launch, MemOp};
 use rekindle_wire::ring::CommandHeader;
 
-use super::{Access, Tracker};
+use super::client::ClientView;
+use super::ranges::{Fill, ends, fill};
+use super::set::Access;
+use super::tracker::Tracker;
 use crate::schedule::dependencies::word;
-use crate::serve::executor::Executor;
-
-/// A line of the driver table that fills memory: where its parameters are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fill {
-    address: usize,
-    /// Bytes of what it fills with.
-    element: u64,
-    width: usize,
-    /// Pitch and height, of rows.
-    rows: Option<(usize, usize)>,
-}
-
-/// For each line of the table that travels as it is, whether it fills memory.
-pub(crate) struct Fills(Vec<Option<Fill>>);
-
-impl Fills {
-    pub(crate) fn new(table: &[Line]) -> Self {
-        Self(table.iter().map(fill_of).collect())
-    }
-}
-
-fn fill_of(line: &Line) -> Option<Fill> {
-    let place = |name: &str| line.params.iter().flatten().position(|p| p.name == name);
-    let kind = line.symbol.strip_prefix("cuMemsetD")?.strip_suffix("Async")?;
-    let bits: u64 = kind.strip_prefix("2D").unwrap_or(kind).parse().ok()?;
-    let rows = place("dstPitch").zip(place("Height"));
-    let width = place("N").or(place("Width"))?;
-    line.route.travels().then_some(Fill { address: place("dstDevice")?, element: bits / 8, width, rows })
-}
-
-/// Bytes from the first that a fill writes to behind its last; what no address has counts as all.
-pub(super) fn fill(pitch: u64, element: u64, width: u64, height: u64) -> u64 {
-    span([width.saturating_mul(element), height, 1], pitch, height).unwrap_or(u64::MAX)
-}
-
-/// Where the ends of a copy of a box begin, how many bytes they have, and which are written.
-pub(super) fn ends(ends: &[(End, bool)], size: [u64; 3]) -> impl Iterator<Item = (u64, u64, bool)> {
-    ends.iter().map(move |&(end, written)| match end {
-        End::Memory { address, pitch, rows } => (address, span(size, pitch, rows).unwrap_or(u64::MAX), written),
-        End::Array { array, .. } => (array, 1, written),
-    })
-}
 
 /// Reads parameters from one of their words on.
 fn reader(parameters: &[u8], place: usize) -> Reader<'_> {
@@ -60,21 +19,21 @@ fn reader(parameters: &[u8], place: usize) -> Reader<'_> {
 impl Tracker {
     /// What a command may do that is about to go to the driver, whose context is current. A command that this does not
     /// understand may do anything.
-    pub(crate) fn access(&mut self, worker: &Executor, header: &CommandHeader, parameters: &[u8]) -> Access {
+    pub(crate) fn access(&mut self, client: &ClientView<'_>, header: &CommandHeader, parameters: &[u8]) -> Access {
         let mut access = Access::nothing();
-        self.gathered.update(worker);
+        self.gathered.update(client);
         if header.call < command::FIRST {
-            if let Some(Some(fill)) = self.fills.0.get(usize::from(header.call)).copied() {
-                self.fill(worker, fill, parameters, &mut access);
+            if let Some(fill) = self.fills.get(header.call) {
+                self.fill(client, fill, parameters, &mut access);
             }
-        } else if self.command(worker, header.call, parameters, &mut access).is_err() {
+        } else if self.command(client, header.call, parameters, &mut access).is_err() {
             return Access::unknown();
         }
         self.gathered.add_shared(&mut access);
         access
     }
 
-    fn fill(&self, worker: &Executor, shape: Fill, parameters: &[u8], access: &mut Access) {
+    fn fill(&self, client: &ClientView<'_>, shape: Fill, parameters: &[u8], access: &mut Access) {
         let at = |place| word(parameters, place);
         let (Some(address), Some(width)) = (at(shape.address), at(shape.width)) else { return };
         let (pitch, height) = match shape.rows {
@@ -82,29 +41,29 @@ impl Tracker {
             None => (0, 1),
         };
         let bytes = fill(pitch, shape.element, width, height);
-        self.range(worker, (address, bytes, true), access);
+        self.range(client, (address, bytes, true), access);
     }
 
-    fn range(&self, worker: &Executor, (address, bytes, written): (u64, u64, bool), access: &mut Access) {
-        self.gathered.overlapping(worker, address, bytes, |unit| access.add(unit, written));
+    fn range(&self, client: &ClientView<'_>, (address, bytes, written): (u64, u64, bool), access: &mut Access) {
+        self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, written));
     }
 
     /// One end of a copy of a box: in which words the end and the size of the box begin.
     fn a_box(
         &self,
-        worker: &Executor,
+        client: &ClientView<'_>,
         (parameters, end, size, written): (&[u8], usize, usize, bool),
         access: &mut Access,
     ) -> Result<(), Malformed> {
         let end = End::take(&mut reader(parameters, end))?;
         let size = <[u64; 3]>::take(&mut reader(parameters, size))?;
-        ends(&[(end, written)], size).for_each(|end| self.range(worker, end, access));
+        ends(&[(end, written)], size).for_each(|end| self.range(client, end, access));
         Ok(())
     }
 
     fn command(
         &mut self,
-        worker: &Executor,
+        client: &ClientView<'_>,
         call: u16,
         parameters: &[u8],
         access: &mut Access,
@@ -117,26 +76,26 @@ impl Tracker {
         let at = |place| word(parameters, place).ok_or(Malformed("ends before its last parameter"));
         for clause in declaration.clauses {
             match *clause {
-                Clause::Writes { address, bytes } => self.range(worker, (at(address)?, at(bytes)?, true), access),
-                Clause::Reads { address, bytes } => self.range(worker, (at(address)?, at(bytes)?, false), access),
-                Clause::WritesBox { end, size } => self.a_box(worker, (parameters, end, size, true), access)?,
-                Clause::ReadsBox { end, size } => self.a_box(worker, (parameters, end, size, false), access)?,
+                Clause::Writes { address, bytes } => self.range(client, (at(address)?, at(bytes)?, true), access),
+                Clause::Reads { address, bytes } => self.range(client, (at(address)?, at(bytes)?, false), access),
+                Clause::WritesBox { end, size } => self.a_box(client, (parameters, end, size, true), access)?,
+                Clause::ReadsBox { end, size } => self.a_box(client, (parameters, end, size, false), access)?,
                 Clause::Operates(place) => {
                     let mut operations = Reader::new(reader(parameters, place).blob()?);
                     while operations.end().is_err() {
                         let operation = MemOp::read(&mut operations)?;
                         // Waits are 1 and 4, writes 2 and 5.
                         let written = matches!(operation.operation, 2 | 5);
-                        self.range(worker, (operation.address, operation.width(), written), access);
+                        self.range(client, (operation.address, operation.width(), written), access);
                     }
                 }
-                Clause::Launches => self.launch(worker, &Launch::read(&mut Reader::new(parameters))?, access),
+                Clause::Launches => self.launch(client, &Launch::read(&mut Reader::new(parameters))?, access),
                 Clause::LaunchesEach(place) => {
                     for launch in Vec::<&[u8]>::take(&mut reader(parameters, place))? {
-                        self.launch(worker, &Launch::read(&mut Reader::new(launch))?, access);
+                        self.launch(client, &Launch::read(&mut Reader::new(launch))?, access);
                     }
                 }
-                Clause::LaunchesGraph(place) => self.graph(worker, at(place)?, access),
+                Clause::LaunchesGraph(place) => self.graph(client, at(place)?, access),
                 // About its order.
                 Clause::InStream(_)
                 | Clause::WaitsFor(_)
@@ -157,33 +116,9 @@ impl Tracker {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Set;
+    use super::super::set::Set;
     use super::*;
     use crate::resources::globals::Placed;
-    use rekindle_cuda_abi::table;
-
-    #[test]
-    fn every_line_that_travels_with_an_address_fills_memory() {
-        let table = table::parse(table::TEXT).unwrap();
-        let mut fills = 0;
-        for line in table.iter().filter(|line| line.route.travels()) {
-            let address = line.params.iter().flatten().any(|p| p.c_type == "CUdeviceptr");
-            assert_eq!(address, fill_of(line).is_some(), "{}: say what it reads and writes", line.symbol);
-            fills += u32::from(address);
-        }
-        assert!(fills >= 6);
-        let line = table.iter().find(|line| line.symbol == "cuMemsetD2D16Async").unwrap();
-        let expected = Fill { address: 0, element: 2, width: 3, rows: Some((1, 4)) };
-        assert_eq!(fill_of(line), Some(expected));
-    }
-
-    #[test]
-    fn a_fill_ends_behind_its_last_row() {
-        assert_eq!(fill(0, 4, 10, 1), 40);
-        assert_eq!(fill(100, 1, 10, 3), 210);
-        assert_eq!(fill(100, 1, 10, 0), 0);
-        assert_eq!(fill(u64::MAX, 1, 10, 3), u64::MAX);
-    }
 
     /// A variable of a kibibyte each, at these addresses.
     const VARIABLES: [u64; 3] = [0x7000_0000_0000, 0x7000_0000_1000, 0x7000_0000_2000];
@@ -194,7 +129,8 @@ mod tests {
         let placed =
             VARIABLES.map(|address| Placed { name: c"variable".into(), address, size: 1 << 10, initial: None });
         worker.code.globals.insert((1, 2), placed.into());
-        let access = worker.access_of(&CommandHeader { call, ..Default::default() }, parameters);
+        let access =
+            crate::serve::fixture::access_of(&mut worker, CommandHeader { call, ..Default::default() }, parameters);
         let found = |set: &Set| match set {
             Set::Everything => None,
             Set::Units(units) => {

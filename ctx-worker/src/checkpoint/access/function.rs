@@ -4,83 +4,32 @@ use std::ffi::{CStr, c_char};
 use std::ops::Range;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::command::{Kind, Launch};
+use rekindle_wire::command::Kind;
 
-use super::params::{Class, scan};
-use super::{Access, Tracker, signature};
+use super::client::ClientView;
+use super::params::Class;
+use super::signature;
 use crate::resources::units::Unit;
-use crate::serve::executor::Executor;
 use crate::session::objects::Object;
 
 /// A kernel has at most 32764 bytes of parameters.
 const MOST_PARAMETERS: usize = 32 << 10;
 
 /// What is known of a function.
-pub(crate) struct Function {
+pub(super) struct Function {
     /// The driver's handle: another one under the client's same handle is another function.
-    real: u64,
-    pub(crate) name: String,
-    pub(crate) class: Class,
+    pub(super) real: u64,
+    pub(super) name: String,
+    pub(super) class: Class,
     /// Where pointers to constants lie in the parameters.
-    constant: Vec<Range<usize>>,
-    /// The variables of its code, as of a version of the worker's list of them.
-    globals: (u64, Vec<Unit>),
-}
-
-impl Tracker {
-    /// Looks a function up, and what it may use besides what its parameters name.
-    pub(super) fn know(&mut self, worker: &Executor, handle: u64) -> Option<&Function> {
-        let object = worker.session.objects.get(handle)?;
-        if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
-            let function = ask(worker, object, &self.wrong);
-            self.functions.insert(handle, function, |handle| worker.session.objects.get(handle).is_some());
-        }
-        let function = self.functions.get_mut(&handle)?;
-        let version = worker.code.globals.version();
-        if function.globals.0 != version {
-            function.globals = (version, globals(worker, handle));
-        }
-        Some(function)
-    }
-
-    /// Adds what a launch may use. Of a step of a graph it is not resolved yet: see [`super::graph`].
-    pub(super) fn launch(&mut self, worker: &Executor, launch: &Launch<'_>, access: &mut Access) {
-        access.functions.push(launch.function);
-        if self.know(worker, launch.function).is_none() {
-            // It fails.
-            return;
-        }
-        let Some(function) = self.functions.get(&launch.function) else { return };
-        if function.class == Class::Everything {
-            return access.everything();
-        }
-        let mut found = Access::nothing();
-        scan(launch.parameters, &function.constant, &self.maps, |value, written| {
-            if let Some(unit) = self.gathered.find(worker, value) {
-                found.add(unit, written);
-            }
-        });
-        if let super::Set::Units(units) = &found.reads {
-            access.named += units.len();
-            let super::Set::Units(writes) = &found.writes else { return };
-            units.iter().for_each(|unit| access.add(*unit, writes.binary_search(unit).is_ok()));
-        }
-        function.globals.1.iter().for_each(|unit| access.add(*unit, true));
-    }
-
-    /// The values that a launch's parameters name, and the function's variables, by address; `None` for everything.
-    pub(super) fn values(&mut self, worker: &Executor, launch: &Launch<'_>) -> Option<Vec<(u64, bool)>> {
-        self.know(worker, launch.function)?;
-        let function = self.functions.get(&launch.function).filter(|f| f.class != Class::Everything)?;
-        let mut values: Vec<_> = function.globals.1.iter().map(|unit| (unit.start, true)).collect();
-        scan(launch.parameters, &function.constant, &self.maps, |value, written| values.push((value, written)));
-        Some(values)
-    }
+    pub(super) constant: Vec<Range<usize>>,
+    /// The variables of its code, as of a version of the client's list of them.
+    pub(super) globals: (u64, Vec<Unit>),
 }
 
 /// Asks the driver for a function's name and the layout of its parameters.
-fn ask(worker: &Executor, object: &Object, wrong: &std::collections::HashSet<String>) -> Function {
-    let driver = worker.driver();
+pub(super) fn ask(client: &ClientView<'_>, object: &Object, wrong: &std::collections::HashSet<String>) -> Function {
+    let driver = client.driver;
     let is_kernel = object.kind == Kind::Kernel;
     let mut text: *const c_char = std::ptr::null();
     // SAFETY: the out parameter is a local, the handle the driver's own.
@@ -144,14 +93,14 @@ fn classify(name: &str, layout: &[(usize, usize)]) -> (Class, Vec<Range<usize>>)
 }
 
 /// The variables of the code that a function is of, in all contexts.
-fn globals(worker: &Executor, handle: u64) -> Vec<Unit> {
+pub(super) fn globals(client: &ClientView<'_>, handle: u64) -> Vec<Unit> {
     let mut units = Vec::new();
     let mut at = handle;
     // From a function to its kernel or module, to the library.
     for _ in 0..4 {
-        let of_this = worker.code.globals.iter().filter(|((parent, _), _)| *parent == at);
+        let of_this = client.code.globals.iter().filter(|((parent, _), _)| *parent == at);
         units.extend(of_this.flat_map(|(_, placed)| placed.iter().map(|g| Unit::new(g.address, g.size))));
-        match worker.session.objects.get(at) {
+        match client.session.objects.get(at) {
             Some(object) if object.parent != 0 && object.kind != Kind::Library => at = object.parent,
             _ => break,
         }

@@ -5,42 +5,33 @@ use rekindle_wire::codec::Reader;
 use rekindle_wire::command::Launch;
 use rekindle_wire::graph::{Program, Task};
 
-use super::command::{ends, fill};
-use super::{Access, Tracker};
-use crate::serve::executor::Executor;
-
-/// What the steps of a graph name.
-#[derive(Default)]
-pub(crate) struct GraphNames {
-    /// Addresses or handles that lie in some unit or may come to, with how many bytes from there and whether they may
-    /// be written: sorted, each once.
-    ranges: Vec<(u64, u64, bool)>,
-    functions: Vec<u64>,
-    /// Whether there is a step that nobody understands, which may use anything.
-    unknown: bool,
-}
+use super::client::ClientView;
+use super::params::Class;
+use super::ranges::{ends, fill};
+use super::set::Access;
+use super::tracker::{GraphNames, Tracker};
 
 impl Tracker {
     /// Adds what a launch of a graph may use.
-    pub(super) fn graph(&mut self, worker: &Executor, handle: u64, access: &mut Access) {
-        let Some(program) = worker.code.graphs.get(&handle).map(|graph| graph.program()) else { return };
+    pub(super) fn graph(&mut self, client: &ClientView<'_>, handle: u64, access: &mut Access) {
+        let Some(program) = client.code.graphs.get(&handle).map(|graph| graph.program()) else { return };
         if self.graphs.get(&handle).is_none() {
-            let names = self.names(worker, program);
-            self.graphs.insert(handle, names, |handle| worker.code.graphs.contains_key(&handle));
+            let names = self.names(client, program);
+            self.graphs.insert(handle, names, |handle| client.code.graphs.contains_key(&handle));
         }
         let Some(names) = self.graphs.get(&handle) else { return };
         access.functions.extend(&names.functions);
         for &(address, bytes, written) in &names.ranges {
-            self.gathered.overlapping(worker, address, bytes, |unit| access.add(unit, written));
+            self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, written));
         }
         // One may have been caught since.
-        let everything = |function: &u64| self.function(*function).is_none_or(|(c, _)| c == super::Class::Everything);
+        let everything = |function: &u64| self.function(*function).is_none_or(|(c, _)| c == Class::Everything);
         if names.unknown || names.functions.iter().any(everything) {
             access.everything();
         }
     }
 
-    fn names(&mut self, worker: &Executor, program: &Program) -> GraphNames {
+    fn names(&mut self, client: &ClientView<'_>, program: &Program) -> GraphNames {
         let mut names = GraphNames::default();
         for step in program.steps.iter().filter(|step| step.enabled) {
             match &step.task {
@@ -51,7 +42,7 @@ impl Tracker {
                         continue;
                     };
                     names.functions.push(launch.function);
-                    let values = self.values(worker, &launch).unwrap_or_default();
+                    let values = self.values(client, &launch).unwrap_or_default();
                     names.ranges.extend(values.into_iter().map(|(value, written)| (value, 1, written)));
                 }
                 Task::Copy { target, source, size } => {

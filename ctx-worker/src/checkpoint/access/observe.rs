@@ -14,21 +14,25 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_cuda_abi::types::*;
 use rekindle_images::ImageError;
 use rekindle_images::content::{ContentHash, ContentKey};
 use rekindle_wire::access::AccessReport;
 use rekindle_wire::command;
-use rekindle_wire::ring::CommandHeader;
 use thiserror::Error;
 use tracing::{info, warn};
 
+use super::client::ClientView;
 use super::hash::{Hasher, MOST_PIECES};
-use super::{Access, Class};
-use crate::gpu::driver::CallFailed;
+use super::params::Class;
+use super::set::Access;
+use super::tracker::Tracker;
+use crate::gpu::Gpu;
+use crate::gpu::driver::{CallFailed, Driver};
 use crate::resources::units::Unit;
-use crate::schedule::rest::Broken;
-use crate::serve::executor::Executor;
+use crate::resources::{Code, Memory};
+use crate::schedule::rest::{Broken, busy_stream};
+use crate::session::Session;
+use crate::session::call::Call;
 
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -93,95 +97,40 @@ pub(crate) enum ObserveError {
     Driver(#[from] CallFailed),
 }
 
-impl Executor {
+impl Observation {
     /// Begins to observe, before there is a client. `limit` is the most memory that is hashed.
     ///
     /// # Errors
     /// Why that cannot be.
-    pub(crate) fn start_observing(&mut self, limit: u64) -> Result<(), ObserveError> {
+    pub(crate) fn start(gpu: &mut Gpu, memory: &Memory, limit: u64) -> Result<Self, ObserveError> {
         let key = ContentKey::random()?;
-        let mut hasher = Hasher::new(&key, self.memory.devices.len(), limit);
-        for (ordinal, device) in self.memory.devices.iter().enumerate() {
-            hasher.prepare(self.driver(), (ordinal, device.device), device.primary)?;
+        let mut hasher = Hasher::new(&key, memory.devices.len(), limit);
+        for (ordinal, device) in memory.devices.iter().enumerate() {
+            hasher.prepare(gpu.driver, (ordinal, device.device), device.primary)?;
         }
-        self.context_changed();
-        let last = Some(HashMap::new());
-        self.checkpoint.observed = Some(Box::new(Observation { hasher, limit, last, restless: false, stopped: false }));
+        gpu.leave();
         *report() = Some(AccessReport::default());
-        Ok(())
+        Ok(Self { hasher, limit, last: Some(HashMap::new()), restless: false, stopped: false })
     }
 
     /// A primary context is about to be reset.
-    pub(crate) fn release_hasher(&mut self, ordinal: usize) {
-        let driver = self.driver();
-        self.checkpoint.hasher.release(driver, ordinal);
-        if let Some(observation) = &mut self.checkpoint.observed {
-            observation.hasher.release(driver, ordinal);
-        }
+    pub(crate) fn release_hasher(&mut self, driver: &Driver, ordinal: usize) {
+        self.hasher.release(driver, ordinal);
     }
 
     /// A command is about to be executed. `None` where it concerns no memory.
-    pub(crate) fn watch(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Watch> {
-        let mut observation = self.checkpoint.observed.take()?;
-        let watch = observation.watch(self, header, parameters);
-        self.checkpoint.observed = Some(observation);
-        watch
-    }
-
-    /// It has been handed to the driver.
-    pub(crate) fn watched(&mut self, watch: Watch) {
-        if let Some(mut observation) = self.checkpoint.observed.take() {
-            observation.watched(self, watch);
-            self.checkpoint.observed = Some(observation);
-        }
-    }
-
-    /// All units of device memory that have bytes at addresses; `None` where nobody can tell.
-    fn all_units(&mut self) -> Option<Vec<Unit>> {
-        self.with_tracker(|tracker, worker| {
-            tracker.gathered.update(worker);
-            tracker.gathered.all(worker)
-        })
-    }
-
-    /// Multiprocessors of a device.
-    pub(crate) fn processors(&self, ordinal: usize) -> u32 {
-        const MULTIPROCESSOR_COUNT: usize = 16;
-        let described = self.session.attached.devices.get(ordinal);
-        described.and_then(|d| d.attributes.get(MULTIPROCESSOR_COUNT)).map_or(1, |a| a.1.unsigned_abs())
-    }
-
-    /// Waits until every stream is idle, for so long. An error breaks the context, and ends it.
-    fn comes_to_rest(&mut self, patience: Duration) -> Result<bool, Broken> {
-        let deadline = Instant::now() + patience;
-        let rest = loop {
-            let mut busy = false;
-            for key in self.session.waiting.busy(0) {
-                let Some(real) = self.session.waiting.real(key).filter(|_| self.enter_context(key.context).is_ok())
-                else {
-                    continue;
-                };
-                // SAFETY: the handle is the driver's own.
-                match unsafe { (self.driver().cuStreamQuery)(real) } {
-                    CUDA_SUCCESS => self.session.waiting.all_done(key),
-                    CUDA_ERROR_NOT_READY => busy = true,
-                    code => return Err(Broken(code)),
-                }
-            }
-            if !busy || Instant::now() >= deadline {
-                break !busy;
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        };
-        let _ = self.enter_context(self.header.context);
-        Ok(rest)
-    }
-}
-
-impl Observation {
-    fn watch(&mut self, worker: &mut Executor, header: &CommandHeader, parameters: &[u8]) -> Option<Watch> {
-        worker.enter_context(header.context).ok()?;
-        let access = worker.access_of(header, parameters);
+    pub(crate) fn watch(
+        &mut self,
+        tracker: &mut Tracker,
+        call: &mut Call<'_>,
+        memory: &Memory,
+        code: &Code,
+        parameters: &[u8],
+    ) -> Option<Watch> {
+        call.enter_own().ok()?;
+        let header = call.header;
+        let client = ClientView { driver: call.driver(), session: call.session, memory, code };
+        let access = tracker.access(&client, &header, parameters);
         if access.is_nothing() {
             let asks = [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT];
             // Memory may come and go with it, and come back at the same addresses with another content.
@@ -190,23 +139,31 @@ impl Observation {
             }
             return None;
         }
-        count_command(worker, &access, header.call);
+        count_command(tracker, &access, header.call);
         let patience = if self.restless { Duration::ZERO } else { PATIENCE };
-        let before = self.content(worker, patience, true);
+        let before = self.content(tracker, call, memory, code, patience, true);
         Some(Watch { access, call: header.call, before })
     }
 
-    fn watched(&mut self, worker: &mut Executor, watch: Watch) {
+    /// It has been handed to the driver.
+    pub(crate) fn watched(
+        &mut self,
+        tracker: &mut Tracker,
+        call: &mut Call<'_>,
+        memory: &Memory,
+        code: &Code,
+        watch: Watch,
+    ) {
         let patience = if self.restless { Duration::ZERO } else { PATIENCE };
         self.last = None;
-        let after = self.content(worker, patience, false);
+        let after = self.content(tracker, call, memory, code, patience, false);
         let (Some(before), Some(after)) = (&watch.before, after) else { return count(|report| report.unwatched += 1) };
         count(|report| report.watched += 1);
         let changed = after.iter().filter(|(unit, hash)| before.get(*unit).is_some_and(|former| former != *hash));
         let outside: Vec<Unit> =
             changed.map(|(unit, _)| *unit).filter(|unit| !watch.access.writes.contains(unit)).collect();
         if !outside.is_empty() {
-            let by = blame(worker, &watch);
+            let by = blame(tracker, call.session, &watch);
             for unit in outside {
                 warn!("{by} has written {} bytes at {:#x}, which it had not named", unit.size(), unit.start);
                 count(|report| report.count_outside(&by, unit.start, unit.size()));
@@ -218,17 +175,21 @@ impl Observation {
     /// The hashes of all memory, now that nothing runs. `None` where that is not to be had.
     fn content(
         &mut self,
-        worker: &mut Executor,
+        tracker: &mut Tracker,
+        call: &mut Call<'_>,
+        memory: &Memory,
+        code: &Code,
         patience: Duration,
         before: bool,
     ) -> Option<HashMap<Unit, ContentHash>> {
         if self.stopped {
             return None;
         }
-        let content = match worker.comes_to_rest(patience) {
+        let content = match comes_to_rest(call, patience) {
             Ok(true) => {
                 self.restless = false;
-                self.hash(worker, before)
+                let client = ClientView { driver: call.driver(), session: call.session, memory, code };
+                self.hash(tracker, &client, before)
             }
             Ok(false) => {
                 (self.restless, self.last) = (true, None);
@@ -236,8 +197,8 @@ impl Observation {
             }
             Err(error) => Err(error.into()),
         };
-        worker.context_changed();
-        let _ = worker.enter_context(worker.header.context);
+        call.gpu.leave();
+        let _ = call.enter_own();
         content
             .inspect_err(|why| {
                 warn!("accesses are not watched any more: {why}");
@@ -251,36 +212,46 @@ impl Observation {
     /// Hashes what is not known from after the last command, which is all there is once that has been forgotten.
     fn hash(
         &mut self,
-        worker: &mut Executor,
+        tracker: &mut Tracker,
+        client: &ClientView<'_>,
         before: bool,
     ) -> Result<Option<HashMap<Unit, ContentHash>>, ObserveError> {
-        let Some(all) = worker.all_units() else {
-            self.last = None;
-            return Ok(None);
-        };
-        let units = readable(worker, &all);
+        let units = readable(client, &tracker.all_units(client));
         if units.len() > MOST_PIECES || units.iter().map(|(_, unit)| unit.size()).sum::<u64>() > self.limit {
             self.last = None;
             return Ok(None);
         }
         let known = self.last.take().filter(|_| before).unwrap_or_default();
         let mut content = HashMap::with_capacity(units.len());
-        for (ordinal, device) in worker.memory.devices.iter().enumerate() {
+        for (ordinal, device) in client.memory.devices.iter().enumerate() {
             let own = units.iter().filter(|(of, _)| *of == ordinal).map(|(_, unit)| *unit);
             let (old, new): (Vec<Unit>, Vec<Unit>) = own.partition(|unit| known.contains_key(unit));
             content.extend(old.into_iter().filter_map(|unit| Some((unit, *known.get(&unit)?))));
-            let place = (ordinal, device.device, device.primary, worker.processors(ordinal));
+            let place = (ordinal, device.device, device.primary, client.session.processors(ordinal));
             // SAFETY: the client has them mapped, and so that this device may read them.
-            let hashes = unsafe { self.hasher.hash(worker.driver(), place, &new) }?;
+            let hashes = unsafe { self.hasher.hash(client.driver, place, &new) }?;
             content.extend(new.into_iter().zip(hashes));
         }
         Ok(Some(content))
     }
 }
 
+/// Waits until every stream is idle, for so long. An error breaks the context, and ends it.
+fn comes_to_rest(call: &mut Call<'_>, patience: Duration) -> Result<bool, Broken> {
+    let deadline = Instant::now() + patience;
+    let rest = loop {
+        let busy = busy_stream(call)?.is_some();
+        if !busy || Instant::now() >= deadline {
+            break !busy;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    };
+    let _ = call.enter_own();
+    Ok(rest)
+}
+
 /// Counts a command.
-fn count_command(worker: &Executor, access: &Access, call: u16) {
-    let Some(tracker) = &worker.checkpoint.tracker else { return };
+fn count_command(tracker: &Tracker, access: &Access, call: u16) {
     let classes: Vec<_> = access.functions.iter().filter_map(|f| Some(tracker.function(*f)?.0)).collect();
     count(|report| {
         for class in &classes {
@@ -300,9 +271,8 @@ fn count_command(worker: &Executor, access: &Access, call: u16) {
 }
 
 /// Says what a command is, whose kernels name everything from now on.
-fn blame(worker: &mut Executor, watch: &Watch) -> String {
+fn blame(tracker: &mut Tracker, session: &Session, watch: &Watch) -> String {
     let mut names: Vec<String> = Vec::new();
-    let Some(tracker) = &mut worker.checkpoint.tracker else { return String::new() };
     for function in &watch.access.functions {
         if let Some((_, name)) = tracker.function(*function)
             && !names.iter().any(|known| known == name)
@@ -312,7 +282,7 @@ fn blame(worker: &mut Executor, watch: &Watch) -> String {
     }
     names.iter().for_each(|name| tracker.was_wrong(name));
     match names.as_slice() {
-        [] => command::name(&worker.session.table, watch.call).unwrap_or("a command").to_owned(),
+        [] => command::name(&session.table, watch.call).unwrap_or("a command").to_owned(),
         [one] if watch.call != command::GRAPH_LAUNCH => one.clone(),
         all if all.len() > NAMED => format!("a graph of {} kernels: {}, ...", all.len(), all[..NAMED].join(", ")),
         all => format!("a graph of {}", all.join(", ")),
@@ -320,22 +290,22 @@ fn blame(worker: &mut Executor, watch: &Watch) -> String {
 }
 
 /// Units that the primary context of a device can read, with that device.
-fn readable(worker: &Executor, units: &[Unit]) -> Vec<(usize, Unit)> {
+fn readable(client: &ClientView<'_>, units: &[Unit]) -> Vec<(usize, Unit)> {
     let mut globals = HashMap::new();
-    for ((_, context), placed) in worker.code.globals.iter() {
-        let device = worker.device_of_context(*context).ok();
-        let real = worker.session.objects.get(*context).map(|o| o.real);
-        let primary = device.filter(|ordinal| worker.memory.devices.get(*ordinal).map(|d| d.primary) == real);
+    for ((_, context), placed) in client.code.globals.iter() {
+        let device = client.session.device_of_context(*context).ok();
+        let real = client.session.objects.get(*context).map(|o| o.real);
+        let primary = device.filter(|ordinal| client.memory.devices.get(*ordinal).map(|d| d.primary) == real);
         globals.extend(placed.iter().map(|global| (global.address, primary)));
     }
     let device = |unit: &Unit| {
         if let Some(ordinal) = rekindle_wire::window::device_of(unit.start) {
-            let memory = &worker.memory.devices.get(ordinal)?.memory;
+            let memory = &client.memory.devices.get(ordinal)?.memory;
             return (!memory.is_given_away(unit.start, unit.size())).then_some(ordinal);
         }
         match globals.get(&unit.start) {
             Some(primary) => *primary,
-            None => worker.memory.vmm.readable(unit),
+            None => client.memory.vmm.readable(unit),
         }
     };
     units.iter().filter_map(|unit| Some((device(unit)?, *unit))).collect()

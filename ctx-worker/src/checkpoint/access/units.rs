@@ -3,9 +3,9 @@
 use rekindle_wire::command::Kind;
 use rekindle_wire::window;
 
-use super::Access;
+use super::client::ClientView;
+use super::set::Access;
 use crate::resources::units::Unit;
-use crate::serve::executor::Executor;
 
 /// What must be gathered before it can be searched: runs of mappings, and variables. Sorted, without overlaps.
 #[derive(Debug, Default)]
@@ -19,14 +19,14 @@ pub(crate) struct Gathered {
 
 impl Gathered {
     /// Gathers anew what has changed.
-    pub(crate) fn update(&mut self, worker: &Executor) {
-        let versions = (worker.memory.vmm.version(), worker.code.globals.version());
+    pub(crate) fn update(&mut self, client: &ClientView<'_>) {
+        let versions = (client.memory.vmm.version(), client.code.globals.version());
         if self.versions.0 != versions.0 {
-            self.runs = worker.memory.vmm.runs();
-            self.shared = worker.memory.vmm.shared_runs();
+            self.runs = client.memory.vmm.runs();
+            self.shared = client.memory.vmm.shared_runs();
         }
         if self.versions.1 != versions.1 {
-            self.globals = worker.code.globals.values().flatten().map(|g| Unit::new(g.address, g.size)).collect();
+            self.globals = client.code.globals.values().flatten().map(|g| Unit::new(g.address, g.size)).collect();
             self.globals.sort();
             self.globals.dedup_by_key(|unit| unit.start);
         }
@@ -38,15 +38,15 @@ impl Gathered {
     ///
     /// Costs one search in a sorted map of the allocations of one device; for what is no address of any window, one in
     /// the list of variables.
-    pub(crate) fn find(&self, worker: &Executor, address: u64) -> Option<Unit> {
+    pub(crate) fn find(&self, client: &ClientView<'_>, address: u64) -> Option<Unit> {
         if let Some(device) = window::device_of(address) {
             let (start, allocation) =
-                worker.memory.devices.get(device)?.memory.allocations().range(..=address).next_back()?;
+                client.memory.devices.get(device)?.memory.allocations().range(..=address).next_back()?;
             let unit = Unit::new(*start, allocation.size);
             return (address < unit.end).then_some(unit);
         }
         if window::pinned().contains(&address) {
-            let (start, allocation) = worker.memory.pinned.allocations().range(..=address).next_back()?;
+            let (start, allocation) = client.memory.pinned.allocations().range(..=address).next_back()?;
             let unit = Unit::new(*start, allocation.size);
             return (address < unit.end).then_some(unit);
         }
@@ -54,7 +54,7 @@ impl Gathered {
             return find_in(&self.runs, address);
         }
         if Kind::Array.owns(address) {
-            return worker.memory.arrays.extent(address).map(|_| Unit::array(address));
+            return client.memory.arrays.extent(address).map(|_| Unit::array(address));
         }
         find_in(&self.globals, address)
     }
@@ -70,18 +70,18 @@ impl Gathered {
     }
 
     /// Calls `found` with each unit that has bytes of a range; a handle is a range of its own.
-    pub(crate) fn overlapping(&self, worker: &Executor, address: u64, bytes: u64, mut found: impl FnMut(Unit)) {
+    pub(crate) fn overlapping(&self, client: &ClientView<'_>, address: u64, bytes: u64, mut found: impl FnMut(Unit)) {
         if bytes == 0 {
             return;
         }
-        let first = self.find(worker, address);
+        let first = self.find(client, address);
         first.into_iter().for_each(&mut found);
         let end = address.saturating_add(bytes);
         // Few ranges go beyond their first unit.
         if first.is_some_and(|unit| end <= unit.end) || bytes == 1 {
             return;
         }
-        if let Some(device) = window::device_of(address).and_then(|device| worker.memory.devices.get(device)) {
+        if let Some(device) = window::device_of(address).and_then(|device| client.memory.devices.get(device)) {
             let after = device.memory.allocations().range(address.saturating_add(1)..end);
             after.for_each(|(start, allocation)| found(Unit::new(*start, allocation.size)));
         }
@@ -92,8 +92,8 @@ impl Gathered {
     }
 
     /// All units of device memory that have bytes at addresses.
-    pub(crate) fn all(&self, worker: &Executor) -> Vec<Unit> {
-        let allocations = worker.memory.devices.iter().flat_map(|d| d.memory.allocations());
+    pub(crate) fn all(&self, client: &ClientView<'_>) -> Vec<Unit> {
+        let allocations = client.memory.devices.iter().flat_map(|d| d.memory.allocations());
         let allocations = allocations.map(|(start, allocation)| Unit::new(*start, allocation.size));
         allocations.chain(self.runs.iter().copied()).chain(self.globals.iter().copied()).collect()
     }

@@ -6,18 +6,19 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::codec::Reader;
-use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphSet};
 use rekindle_wire::control::Waits;
-use rekindle_wire::ring::CommandHeader;
 use rekindle_wire::window;
 
 use super::{Copying, Place, State};
-use crate::checkpoint::access::{Access, Set, Tracker};
+use crate::checkpoint::access::client::ClientView;
+use crate::checkpoint::access::hash::Hasher;
+use crate::checkpoint::access::set::Set;
+use crate::checkpoint::access::tracker::Tracker;
 use crate::gpu::driver::{CallFailed, Driver, expect};
 use crate::resources::memory::BackgroundCopy;
 use crate::resources::units::Unit;
-use crate::serve::executor::Executor;
+use crate::resources::{Code, Memory};
+use crate::session::call::Call;
 
 /// As many kernels are named at most.
 const NAMED: usize = 8;
@@ -25,20 +26,63 @@ const NAMED: usize = 8;
 /// A copy that commands have to look at.
 pub(crate) struct Guard {
     copying: Arc<Copying>,
-    waits: Waits,
+    pub(in crate::checkpoint) waits: Waits,
     /// Functions that were launched since the ring is open.
-    ran: HashSet<u64>,
+    pub(in crate::checkpoint) ran: HashSet<u64>,
     /// Places with when commands first named them: 0, 1, ...
-    named: HashMap<Place, u32>,
+    pub(in crate::checkpoint) named: HashMap<Place, u32>,
 }
 
 impl Guard {
     pub(crate) fn new(copying: Arc<Copying>) -> Self {
         Self { copying, waits: Waits::default(), ran: HashSet::new(), named: HashMap::new() }
     }
-}
 
-impl Guard {
+    /// A command is about to go to the driver, while memory is not copied yet that it may write.
+    pub(crate) fn look_out(
+        &mut self,
+        tracker: &mut Tracker,
+        hasher: &Hasher,
+        call: &mut Call<'_>,
+        memory: &Memory,
+        code: &Code,
+        parameters: &[u8],
+    ) {
+        if !self.copying.protects() || call.enter_own().is_err() {
+            return;
+        }
+        let client = ClientView { driver: call.driver(), session: call.session, memory, code };
+        let access = tracker.access(&client, &call.header, parameters);
+        self.ran.extend(&access.functions);
+        let places = match &access.writes {
+            Set::Everything => self.copying.all_places(),
+            Set::Units(units) => {
+                let places = places_of(memory, &self.copying, units);
+                self.note(&places);
+                places
+            }
+        };
+        if !places.is_empty() {
+            self.hold_back(hasher, call, memory, &places);
+            let _ = call.enter_own();
+        }
+    }
+
+    fn hold_back(&mut self, hasher: &Hasher, call: &mut Call<'_>, memory: &Memory, places: &[Place]) {
+        let (began, left) = (Instant::now(), self.copying.unsafe_left.load(Ordering::Acquire));
+        let copying = Arc::clone(&self.copying);
+        let cloned = copying.secure(call.driver(), places, |device| {
+            let primary = memory.devices.get(device)?.primary;
+            call.gpu.enter(primary).ok()?;
+            hasher.stream(device)
+        });
+        if self.copying.unsafe_left.load(Ordering::Acquire) < left {
+            self.waits.commands += 1;
+            self.waits.cloned += cloned;
+            self.waits.ns += began.elapsed().as_nanos() as u64;
+        }
+    }
+
     /// A command is about to write these.
     fn note(&mut self, places: &[Place]) {
         for place in places {
@@ -49,7 +93,7 @@ impl Guard {
 }
 
 /// Names of kernels for a message.
-pub(super) fn listed(names: &BTreeSet<String>) -> String {
+pub(in crate::checkpoint) fn listed(names: &BTreeSet<String>) -> String {
     let mut list = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     if names.len() > NAMED {
         list += &format!(", {} more", names.len() - NAMED);
@@ -208,118 +252,32 @@ impl BackgroundCopy for Copying {
     }
 }
 
-impl Executor {
-    /// A command is about to go to the driver, while memory is not copied yet that it may write.
-    pub(crate) fn look_out(&mut self, header: &CommandHeader, parameters: &[u8]) {
-        let Some(mut guard) = self.checkpoint.copying.guard.take() else { return };
-        if guard.copying.protects() && self.enter_context(header.context).is_ok() {
-            let access = self.access_of(header, parameters);
-            guard.ran.extend(&access.functions);
-            let places = match &access.writes {
-                Set::Everything => guard.copying.all_places(),
-                Set::Units(units) => {
-                    let places = self.places_of(&guard.copying, units);
-                    guard.note(&places);
-                    places
-                }
-            };
-            if !places.is_empty() {
-                self.hold_back(&mut guard, &places);
-                let _ = self.enter_context(header.context);
-            }
-        }
-        self.checkpoint.copying.guard = Some(guard);
-    }
-
-    fn hold_back(&mut self, guard: &mut Guard, places: &[Place]) {
-        let (began, left) = (Instant::now(), guard.copying.unsafe_left.load(Ordering::Acquire));
-        let driver = self.driver();
-        let copying = Arc::clone(&guard.copying);
-        let cloned = copying.secure(driver, places, |device| {
-            let primary = self.memory.devices.get(device)?.primary;
-            self.enter_real(primary).ok()?;
-            self.checkpoint.hasher.stream(device)
-        });
-        if guard.copying.unsafe_left.load(Ordering::Acquire) < left {
-            guard.waits.commands += 1;
-            guard.waits.cloned += cloned;
-            guard.waits.ns += began.elapsed().as_nanos() as u64;
+/// What a copy protects of these units.
+fn places_of(memory: &Memory, copying: &Copying, units: &[Unit]) -> Vec<Place> {
+    let mut places = Vec::new();
+    for unit in units {
+        if window::device_of(unit.start).is_some() {
+            copying.places_in(unit.start, unit.end, &mut places);
+        } else if window::reserved().contains(&unit.start) {
+            places.extend(memory.vmm.pieces_in(unit.start, unit.end).map(Place::Piece));
         }
     }
-
-    /// What a copy protects of these units.
-    fn places_of(&self, copying: &Copying, units: &[Unit]) -> Vec<Place> {
-        let mut places = Vec::new();
-        for unit in units {
-            if window::device_of(unit.start).is_some() {
-                copying.places_in(unit.start, unit.end, &mut places);
-            } else if window::reserved().contains(&unit.start) {
-                places.extend(self.memory.vmm.pieces_in(unit.start, unit.end).map(Place::Piece));
-            }
-        }
-        places
-    }
-
-    /// Nothing is looked at any more. Says what was waited for, and the names of kernels that ran meanwhile.
-    pub(crate) fn end_guard(&mut self) -> (Waits, BTreeSet<String>) {
-        let Some(guard) = self.checkpoint.copying.guard.take() else { return Default::default() };
-        for device in &mut self.memory.devices {
-            device.memory.set_kept(None);
-        }
-        self.checkpoint.copying.written_soon = guard.named;
-        let name = |function: &u64| Some(self.checkpoint.tracker.as_ref()?.function(*function)?.1.to_owned());
-        (guard.waits, guard.ran.iter().filter_map(name).collect())
-    }
-
-    /// A copy has failed for one of these kernels: the next one relies less on what is thought of them.
-    pub(crate) fn note_mispredicted(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
-        self.checkpoint.copying.mispredicted.extend(copying.wrong_places());
-        if let Some(tracker) = &mut self.checkpoint.tracker {
-            tracker.one_was_wrong(ran);
-        }
-    }
-
-    /// What a command may do; the context is current. Without a tracker, anything.
-    pub(crate) fn access_of(&mut self, header: &CommandHeader, parameters: &[u8]) -> Access {
-        let access = self.with_tracker(|tracker, worker| tracker.access(worker, header, parameters));
-        access.unwrap_or_else(Access::unknown)
-    }
-
-    /// Asks the tracker, which is away meanwhile; `None` where it is away already.
-    pub(crate) fn with_tracker<T>(&mut self, ask: impl FnOnce(&mut Tracker, &Self) -> T) -> Option<T> {
-        let mut tracker = self.checkpoint.tracker.take()?;
-        let answer = ask(&mut tracker, self);
-        self.checkpoint.tracker = Some(tracker);
-        Some(answer)
-    }
-
-    /// A command changes what is known of a graph.
-    pub(crate) fn graph_may_change(&mut self, header: &CommandHeader, parameters: &[u8]) {
-        let mut args = Reader::new(parameters);
-        let exec = match header.call {
-            command::GRAPH_CREATE => GraphCreate::read(&mut args).map(|it| it.exec),
-            command::GRAPH_SET => GraphSet::read(&mut args).map(|it| it.exec),
-            command::GRAPH_DESTROY => GraphDestroy::read(&mut args).map(|it| it.exec),
-            _ => return,
-        };
-        if let (Ok(exec), Some(tracker)) = (exec, &mut self.checkpoint.tracker) {
-            tracker.graph_changed(exec);
-        }
-    }
+    places
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use rekindle_wire::command;
+    use rekindle_wire::ring::CommandHeader;
+
+    use crate::checkpoint::access::set::{Access, Set};
     use crate::serve::fixture;
 
     #[test]
-    fn a_command_may_write_everything_while_the_tracker_is_away() {
+    fn a_command_that_waits_for_a_stream_leaves_memory_alone() {
         let mut worker = fixture::executor();
         let header = CommandHeader { call: command::STREAM_SYNC, ..Default::default() };
-        assert_eq!(worker.access_of(&header, &[0; 8]), Access::nothing());
-        worker.checkpoint.tracker = None;
-        assert_eq!(worker.access_of(&header, &[0; 8]), Access::unknown());
+        assert_eq!(fixture::access_of(&mut worker, header, &[0; 8]), Access::nothing());
         assert_eq!(Access::unknown().writes, Set::Everything);
     }
 
@@ -328,7 +286,7 @@ mod tests {
         let mut worker = fixture::executor();
         for call in [command::LAUNCH, command::MEM_OPS, command::COPY_BOX, command::LAUNCH_ON_DEVICES] {
             let header = CommandHeader { call, ..Default::default() };
-            assert_eq!(worker.access_of(&header, &[7; 12]), Access::unknown(), "{call}");
+            assert_eq!(fixture::access_of(&mut worker, header, &[7; 12]), Access::unknown(), "{call}");
         }
     }
 }

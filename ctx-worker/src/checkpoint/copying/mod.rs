@@ -23,13 +23,13 @@
 //! A **pre-copy** is the same without a quiesce: nothing is protected, lanes copy what they find, and the copy made at
 //! the quiesce takes what still has the hash. Memory that goes away meanwhile is left out.
 
-mod background;
+pub(crate) mod background;
 mod cancel;
 mod clones;
-mod guard;
+pub(crate) mod error;
+pub(crate) mod guard;
 mod precopy;
-mod room;
-mod secure;
+pub(crate) mod reserving;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -38,12 +38,9 @@ use std::time::Duration;
 
 use rekindle_images::{Piece, PieceHash};
 
-pub(crate) use self::background::{Background, CopyError, Progress};
 pub(crate) use self::cancel::Cancel;
 pub(crate) use self::clones::Clones;
-pub(crate) use self::guard::Guard;
 pub(crate) use self::precopy::Precopied;
-pub(crate) use self::room::Reserving;
 use crate::resources::job::{EngineError, Job};
 
 /// How a job's memory is kept as it is.
@@ -572,4 +569,4 @@ impl Copying {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

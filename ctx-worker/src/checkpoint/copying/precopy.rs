@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use rekindle_images::{DataWriter, Piece, PieceHash};
 
-use super::{Cancel, CopyError, Copying, Place, Preservation};
-use crate::schedule::times::Ages;
-use crate::serve::executor::Executor;
+use super::Place;
 
 /// The outcome of pre-copies into one data file.
 pub(crate) struct Precopied {
@@ -36,38 +34,6 @@ impl Precopied {
         let piece = self.pieces.get(&(place, offset))?;
         // Of variables and arrays it is not known which they were.
         (place != Place::Other && piece.length == length).then_some(*piece)
-    }
-}
-
-impl Executor {
-    /// Begins to copy while the client runs; or again what has changed since, into the same file.
-    pub(crate) fn begin_precopy(&mut self, writer: DataWriter, cancel: Arc<Cancel>) -> Result<(), CopyError> {
-        self.discard_finished();
-        if self.checkpoint.copying.background.is_some() {
-            return Err(CopyError::Already);
-        }
-        // Before anything is copied that no image could be made of; the ages of events are not known yet.
-        self.state_bytes(&Ages::new())?;
-        self.prepare_engine()?;
-        // Another image's is of no use.
-        let precopied =
-            self.checkpoint.copying.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
-        let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
-        let aliases = self.memory.vmm.map_aliases(self.gpu.driver, &self.memory.devices)?;
-        let mut all = Vec::new();
-        self.describe_allocations(&aliases, &mut all);
-        let tasks = all.into_iter().map(|(_, place, job)| self.task(place, job));
-        // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
-        // again.
-        let mut tasks: Vec<_> = tasks.filter(|task| task.preservation != Preservation::Closed).collect();
-        for task in &mut tasks {
-            (task.preservation, task.expected) = (Preservation::None, None);
-            task.before = precopied.before(task.place, task.job.offset, task.job.length);
-        }
-        let writer = Arc::clone(&precopied.writer);
-        self.checkpoint.copying.precopied = Some(precopied);
-        let copying = Copying::new(tasks, None, true);
-        self.copy_in_background(copying, writer, cancel, aliases, None)
     }
 }
 

@@ -6,7 +6,7 @@ const MIB: u64 = 1 << 20;
 const BASE: u64 = 0x2000_0000_0000;
 
 /// Jobs of 1 MiB each: three of an allocation, one of another, and one of a piece.
-pub(super) fn tasks(preservation: Preservation) -> Vec<Task> {
+pub(crate) fn tasks(preservation: Preservation) -> Vec<Task> {
     let task = |place, address, offset| Task {
         job: Job { address: address + offset, offset, length: MIB, device: 0, context: 0, array: None },
         place,
@@ -292,4 +292,23 @@ fn a_lane_that_hangs_in_a_write_holds_up_nobody_once_the_copy_is_given_up() {
     copying.let_go(BASE, BASE + 9 * MIB);
     assert!(!copying.wait_unless_failed() && !copying.is_over());
     assert!(copying.take().is_none() && copying.pieces().is_err());
+}
+
+#[test]
+fn a_reset_waits_for_a_lane_that_reads_a_clone_though_its_copy_was_given_up() {
+    let mut tasks = tasks(Preservation::Protected);
+    tasks.truncate(1);
+    tasks[0].preservation = Preservation::Cloned(rekindle_wire::window::clones(0).start);
+    let copying = Copying::new(tasks, Some(Clones::imagined(8 << 20)), false);
+    let taken = copying.take().unwrap();
+    copying.fail();
+    let (says, quiet) = std::sync::mpsc::channel();
+    let waiting = Arc::clone(&copying);
+    std::thread::spawn(move || {
+        waiting.wait_until_quiet();
+        says.send(())
+    });
+    quiet.recv_timeout(Duration::from_millis(100)).unwrap_err();
+    copying.is_read(&taken);
+    assert_eq!(quiet.recv_timeout(Duration::from_secs(60)), Ok(()));
 }

@@ -6,19 +6,21 @@ use rekindle_images::content::ContentKey;
 use rekindle_images::{DataWriter, PieceHash};
 use rekindle_wire::control::{Copying as How, Secured};
 
-use super::{Clones, CopyError, Place, Precopied, Preservation, Task};
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::access::hash::{BATCH_BYTES, MOST_PIECES, Piece};
+use crate::checkpoint::copying::error::CopyError;
+use crate::checkpoint::copying::{Clones, Place, Precopied, Preservation, Task};
+use crate::checkpoint::layers::Layers;
 use crate::gpu::driver::CallFailed;
 use crate::resources::job::Job;
-use crate::serve::executor::Executor;
 
-impl Executor {
+impl Checkpoint {
     /// Decides how each job is kept, and does what that needs while nothing runs. Jobs that are closed by now stay so.
     pub(crate) fn secure(
         &mut self,
+        layers: &mut Layers<'_>,
         tasks: &mut [Task],
-        how: How,
-        key: &ContentKey,
+        (how, key): (How, &ContentKey),
         mut room: Option<&mut Clones>,
         precopied: Option<&Precopied>,
         writer: &DataWriter,
@@ -41,17 +43,17 @@ impl Executor {
                 task.preservation = room.take(device, length).map_or(Preservation::Protected, Preservation::Cloned);
             }
         }
-        self.checkpoint.hasher.set_key(self.driver(), key)?;
+        self.hasher.set_key(layers.call.driver(), key)?;
         let began = Instant::now();
         let is_cloned = |task: &Task| matches!(task.preservation, Preservation::Cloned(_));
-        self.hash_tasks(tasks, is_cloned)?;
+        self.hash_tasks(layers, tasks, is_cloned)?;
         secured.cloned = bytes(tasks, is_cloned);
         secured.clone_ns = began.elapsed().as_nanos() as u64;
         let began = Instant::now();
-        self.hash_tasks(tasks, |task| open(task) && !is_cloned(task))?;
+        self.hash_tasks(layers, tasks, |task| open(task) && !is_cloned(task))?;
         secured.hashed = bytes(tasks, |task| open(task) && !is_cloned(task));
         secured.hash_ns = began.elapsed().as_nanos() as u64;
-        self.context_changed();
+        layers.call.gpu.leave();
         for task in tasks.iter_mut().filter(|task| open(task)) {
             let Job { offset, length, .. } = task.job;
             let Some(hash) = task.expected else { continue };
@@ -80,8 +82,13 @@ impl Executor {
     }
 
     /// Hashes those of the jobs, as many at a time as there is room for; clones are made in passing.
-    pub(crate) fn hash_tasks(&mut self, tasks: &mut [Task], which: impl Fn(&Task) -> bool) -> Result<(), CopyError> {
-        for ordinal in 0..self.memory.devices.len() {
+    fn hash_tasks(
+        &mut self,
+        layers: &Layers<'_>,
+        tasks: &mut [Task],
+        which: impl Fn(&Task) -> bool,
+    ) -> Result<(), CopyError> {
+        for ordinal in 0..layers.memory.devices.len() {
             let own = |task: &Task| which(task) && task.job.device == ordinal && task.place != Place::Other;
             let mut all: Vec<usize> = (0..tasks.len()).filter(|i| own(&tasks[*i])).collect();
             while !all.is_empty() {
@@ -92,7 +99,7 @@ impl Executor {
                 };
                 let count = all.iter().take(MOST_PIECES).take_while(fits).count();
                 let rest = all.split_off(count.max(1));
-                let hashes = self.hash_batch(ordinal, tasks, &all)?;
+                let hashes = self.hash_batch(layers, ordinal, tasks, &all)?;
                 for (i, hash) in all.iter().zip(hashes) {
                     tasks[*i].expected = Some(hash);
                 }
@@ -102,10 +109,16 @@ impl Executor {
         Ok(())
     }
 
-    fn hash_batch(&mut self, ordinal: usize, tasks: &[Task], batch: &[usize]) -> Result<Vec<PieceHash>, CopyError> {
-        let processors = self.processors(ordinal);
-        let driver = self.driver();
-        let Some(device) = self.memory.devices.get(ordinal) else { return Ok(Vec::new()) };
+    fn hash_batch(
+        &mut self,
+        layers: &Layers<'_>,
+        ordinal: usize,
+        tasks: &[Task],
+        batch: &[usize],
+    ) -> Result<Vec<PieceHash>, CopyError> {
+        let processors = layers.call.session.processors(ordinal);
+        let driver = layers.call.driver();
+        let Some(device) = layers.memory.devices.get(ordinal) else { return Ok(Vec::new()) };
         let (place, primary) = ((ordinal, device.device), device.primary);
         let piece = |i: &usize| {
             let Task { job, preservation, .. } = tasks[*i];
@@ -115,11 +128,11 @@ impl Executor {
         let pieces: Vec<_> = batch.iter().map(piece).collect();
         let copies = pieces.iter().any(|piece| piece.target != 0);
         let hashes = (|| -> Result<_, CallFailed> {
-            self.checkpoint.hasher.prepare(driver, place, primary)?;
-            let Some(table) = self.checkpoint.hasher.table(driver, ordinal, &pieces)? else { return Ok(None) };
+            self.hasher.prepare(driver, place, primary)?;
+            let Some(table) = self.hasher.table(driver, ordinal, &pieces)? else { return Ok(None) };
             // SAFETY: the jobs' memory is mapped, nothing runs that would write it, and clones were taken for them.
-            unsafe { self.checkpoint.hasher.enqueue(driver, (ordinal, processors), &table, copies)? };
-            self.checkpoint.hasher.fetch(driver, ordinal, &table).map(Some)
+            unsafe { self.hasher.enqueue(driver, (ordinal, processors), &table, copies)? };
+            self.hasher.fetch(driver, ordinal, &table).map(Some)
         })();
         match hashes? {
             Some(hashes) => Ok(hashes.into_iter().map(PieceHash::from).collect()),

@@ -1,0 +1,14 @@
+//! The client as the tracker sees it.
+
+use crate::gpu::driver::Driver;
+use crate::resources::{Code, Memory};
+use crate::session::Session;
+
+/// What a client has, by which it is known what its commands may do.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientView<'a> {
+    pub(crate) driver: &'static Driver,
+    pub(crate) session: &'a Session,
+    pub(crate) memory: &'a Memory,
+    pub(crate) code: &'a Code,
+}

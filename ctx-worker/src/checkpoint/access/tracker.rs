@@ -1,0 +1,171 @@
+//! What is known of the client's functions, graphs and tensor maps, and what launches of these may use.
+
+use std::collections::{BTreeSet, HashSet};
+
+use rekindle_cuda_abi::table::Function as Line;
+use rekindle_wire::command::Launch;
+
+use super::client::ClientView;
+use super::function::{Function, ask, globals};
+use super::known::Known;
+use super::params::{Class, TensorMaps, scan};
+use super::ranges::Fills;
+use super::set::{Access, Set};
+use super::units::Gathered;
+use crate::resources::units::Unit;
+
+/// What the steps of a graph name.
+#[derive(Default)]
+pub(super) struct GraphNames {
+    /// Addresses or handles that lie in some unit or may come to, with how many bytes from there and whether they may
+    /// be written: sorted, each once.
+    pub(super) ranges: Vec<(u64, u64, bool)>,
+    pub(super) functions: Vec<u64>,
+    /// Whether there is a step that nobody understands, which may use anything.
+    pub(super) unknown: bool,
+}
+
+/// What is known of the client's functions, graphs and tensor maps.
+pub(crate) struct Tracker {
+    pub(super) gathered: Gathered,
+    pub(super) fills: Fills,
+    functions: Known<Function>,
+    /// Names of kernels that wrote what they did not name.
+    wrong: HashSet<String>,
+    /// Names of kernels of which one did, nobody knows which.
+    suspects: BTreeSet<String>,
+    maps: TensorMaps,
+    pub(super) graphs: Known<GraphNames>,
+}
+
+impl Tracker {
+    /// For a client that has done nothing yet.
+    pub(crate) fn new(table: &[Line]) -> Self {
+        Self {
+            gathered: Gathered::default(),
+            fills: Fills::new(table),
+            functions: Known::default(),
+            wrong: HashSet::new(),
+            suspects: BTreeSet::new(),
+            maps: TensorMaps::default(),
+            graphs: Known::default(),
+        }
+    }
+
+    /// A tensor map was encoded, of a tensor at this address.
+    pub(crate) fn encoded(&mut self, map: [u8; rekindle_wire::tensor_map::BYTES], address: u64) {
+        self.maps.add(map, address);
+    }
+
+    /// A graph was changed, or is gone.
+    pub(crate) fn graph_changed(&mut self, handle: u64) {
+        self.graphs.remove(&handle);
+    }
+
+    /// A kernel wrote what it did not name: it names everything from now on.
+    pub(crate) fn was_wrong(&mut self, name: &str) {
+        self.wrong.insert(name.to_owned());
+        for function in self.functions.values_mut().filter(|f| f.name == name) {
+            function.class = Class::Everything;
+        }
+    }
+
+    /// One of these wrote what it did not name. One alone, and those that were among them before, name everything from now
+    /// on; else it is left at the suspicion, since to protect everything from all of them would be to stop.
+    pub(crate) fn one_was_wrong(&mut self, ran: &BTreeSet<String>) {
+        let again: Vec<String> = match ran.len() {
+            1 => ran.iter().cloned().collect(),
+            _ => ran.intersection(&self.suspects).cloned().collect(),
+        };
+        for name in &again {
+            tracing::info!("{name} is taken to write everything from now on: it made a mispredicted write");
+            self.was_wrong(name);
+        }
+        if again.is_empty() {
+            self.suspects.extend(ran.iter().cloned());
+        } else {
+            self.suspects.clear();
+        }
+    }
+
+    /// All units of device memory that have bytes at addresses.
+    pub(super) fn all_units(&mut self, client: &ClientView<'_>) -> Vec<Unit> {
+        self.gathered.update(client);
+        self.gathered.all(client)
+    }
+
+    /// The class and name of a function that was launched.
+    pub(crate) fn function(&self, handle: u64) -> Option<(Class, &str)> {
+        self.functions.get(&handle).map(|f| (f.class, f.name.as_str()))
+    }
+
+    /// Looks a function up, and what it may use besides what its parameters name.
+    pub(super) fn know(&mut self, client: &ClientView<'_>, handle: u64) -> Option<&Function> {
+        let object = client.session.objects.get(handle)?;
+        if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
+            let function = ask(client, object, &self.wrong);
+            self.functions.insert(handle, function, |handle| client.session.objects.get(handle).is_some());
+        }
+        let function = self.functions.get_mut(&handle)?;
+        let version = client.code.globals.version();
+        if function.globals.0 != version {
+            function.globals = (version, globals(client, handle));
+        }
+        Some(function)
+    }
+
+    /// Adds what a launch may use. Of a step of a graph it is not resolved yet: see `graph.rs`.
+    pub(super) fn launch(&mut self, client: &ClientView<'_>, launch: &Launch<'_>, access: &mut Access) {
+        access.functions.push(launch.function);
+        if self.know(client, launch.function).is_none() {
+            // It fails.
+            return;
+        }
+        let Some(function) = self.functions.get(&launch.function) else { return };
+        if function.class == Class::Everything {
+            return access.everything();
+        }
+        let mut found = Access::nothing();
+        scan(launch.parameters, &function.constant, &self.maps, |value, written| {
+            if let Some(unit) = self.gathered.find(client, value) {
+                found.add(unit, written);
+            }
+        });
+        if let Set::Units(units) = &found.reads {
+            access.named += units.len();
+            let Set::Units(writes) = &found.writes else { return };
+            units.iter().for_each(|unit| access.add(*unit, writes.binary_search(unit).is_ok()));
+        }
+        function.globals.1.iter().for_each(|unit| access.add(*unit, true));
+    }
+
+    /// The values that a launch's parameters name, and the function's variables, by address; `None` for everything.
+    pub(super) fn values(&mut self, client: &ClientView<'_>, launch: &Launch<'_>) -> Option<Vec<(u64, bool)>> {
+        self.know(client, launch.function)?;
+        let function = self.functions.get(&launch.function).filter(|f| f.class != Class::Everything)?;
+        let mut values: Vec<_> = function.globals.1.iter().map(|unit| (unit.start, true)).collect();
+        scan(launch.parameters, &function.constant, &self.maps, |value, written| values.push((value, written)));
+        Some(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_alone_was_wrong_or_was_among_them_twice_is_not_trusted_any_more() {
+        let mut tracker = Tracker::new(&[]);
+        let mut wrong = |ran: &[&str]| {
+            tracker.one_was_wrong(&ran.iter().map(|name| (*name).to_owned()).collect());
+            let mut all: Vec<_> = tracker.wrong.iter().cloned().collect();
+            all.sort();
+            all.join(" ")
+        };
+        assert_eq!(wrong(&["a", "b", "c"]), "");
+        assert_eq!(wrong(&["d", "e"]), "");
+        assert_eq!(wrong(&["b", "f"]), "b");
+        assert_eq!(wrong(&["g"]), "b g");
+        assert_eq!(wrong(&["a", "f"]), "b g");
+    }
+}
