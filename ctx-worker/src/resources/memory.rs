@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Malformed;
+use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
@@ -24,8 +25,8 @@ use crate::session::state;
 
 /// Allocations up to this size share slabs.
 const SMALL: u64 = 1 << 20;
-/// The alignment of small allocations, as the driver gives it.
-const ALIGN: u64 = 512;
+/// The alignment of small allocations and of parts of pools, as the driver gives it.
+pub(crate) const ALIGN: u64 = 512;
 
 /// Why memory was not given.
 #[derive(Debug, Error)]
@@ -85,7 +86,7 @@ pub(crate) trait BackgroundCopy: Send + Sync {
 pub(crate) struct DeviceMemory {
     device: CUdevice,
     window: Range<u64>,
-    free: BTreeMap<u64, u64>,
+    free: FreeRanges,
     /// How far the driver has reserved the window for us, and the client for itself.
     reserved: u64,
     client_reserved: u64,
@@ -116,7 +117,7 @@ impl DeviceMemory {
         let window = window::device(ordinal);
         Self {
             device,
-            free: BTreeMap::from([(window.start, window.end - window.start)]),
+            free: FreeRanges::all(window.clone()),
             reserved: window.start,
             client_reserved: window.start,
             window,
@@ -556,8 +557,7 @@ impl DeviceMemory {
     }
 
     fn take(&mut self, length: u64) -> Result<u64, MemoryError> {
-        let hole = self.free.iter().find(|(_, l)| **l >= length).map(|(a, _)| *a);
-        let address = hole.ok_or(MemoryError::Window(u64::MAX))?;
+        let address = self.free.first_fit(length).ok_or(MemoryError::Window(u64::MAX))?;
         if address + length > self.client_reserved {
             return Err(MemoryError::Window(address + length));
         }
@@ -566,33 +566,12 @@ impl DeviceMemory {
     }
 
     fn take_at(&mut self, address: u64, length: u64) -> Result<(), MemoryError> {
-        let taken = MemoryError::Taken(address);
-        let Some((&start, &hole)) = self.free.range(..=address).next_back() else { return Err(taken) };
-        let end = address.checked_add(length).ok_or(MemoryError::Taken(address))?;
-        if end > start + hole || !address.is_multiple_of(MEMORY_GRANULARITY) {
-            return Err(taken);
-        }
-        self.free.remove(&start);
-        if address > start {
-            self.free.insert(start, address - start);
-        }
-        if start + hole > end {
-            self.free.insert(end, start + hole - end);
-        }
-        Ok(())
+        let taken = address.is_multiple_of(MEMORY_GRANULARITY) && self.free.take_at(address, length);
+        if taken { Ok(()) } else { Err(MemoryError::Taken(address)) }
     }
 
     fn give(&mut self, address: u64, length: u64) {
-        let (mut start, mut end) = (address, address + length);
-        if let Some((&before, &l)) = self.free.range(..start).next_back()
-            && before + l == start
-        {
-            start = before;
-        }
-        if let Some(l) = self.free.remove(&end) {
-            end += l;
-        }
-        self.free.insert(start, end - start);
+        self.free.give(address, length);
     }
 }
 
@@ -650,7 +629,7 @@ mod tests {
         memory.give(a, MEMORY_GRANULARITY);
         memory.give(b, 3 * MEMORY_GRANULARITY);
         memory.give(base + 8 * MEMORY_GRANULARITY, MEMORY_GRANULARITY);
-        assert_eq!(memory.free.len(), 1);
+        assert_eq!(memory.free.parts().count(), 1);
     }
 
     #[test]

@@ -241,7 +241,8 @@ impl Memory {
         Ok(CUDA_SUCCESS)
     }
 
-    /// Maps more memory for a pool; where there is too little, after taking what other pools of the device do not use.
+    /// Maps more memory for a pool: a segment, or where there is too little for that no more than is needed, at last after
+    /// taking what other pools of the device do not use.
     fn grow_pool(&mut self, driver: &Driver, handle: u64, length: u64) -> Result<(), MemoryError> {
         let Some(pool) = self.pools.by_handle.get(&handle) else { return Err(MemoryError::Window(u64::MAX)) };
         let (device, access) = (pool.device, pool.access.clone());

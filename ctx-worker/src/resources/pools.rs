@@ -11,20 +11,20 @@
 //! A free that is held (see [`crate::schedule::deferred`]) leaves its memory in use. An allocation in the same stream may take that over
 //! at once (see [`crate::resources::pool_commands`]).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::command::default_pool;
+use rekindle_wire::free_ranges::FreeRanges;
 
 use crate::gpu::driver::Driver;
+use crate::resources::memory::ALIGN;
 use crate::session::state::{self, State};
 use crate::session::waiting::StreamKey;
 
 /// What a pool's memory grows by, as the driver's does.
 pub(crate) const SEGMENT: u64 = 32 << 20;
-/// Alignment, and what sizes are rounded to.
-const ALIGN: u64 = 512;
 
 /// An event behind a free.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ pub(crate) struct Pool {
     /// It has been destroyed, and goes when the last of its memory is freed.
     pub(crate) dying: bool,
     segments: BTreeMap<u64, u64>,
-    free: BTreeMap<u64, u64>,
+    free: FreeRanges,
     pending: VecDeque<Pending>,
     used: u64,
     used_high: u64,
@@ -132,22 +132,19 @@ impl Pool {
     /// Adds a mapped segment, all of it free.
     pub(crate) fn grow(&mut self, address: u64, length: u64) {
         self.segments.insert(address, length);
-        self.free.insert(address, length);
+        self.free_within(address, length);
         self.reserved_high = self.reserved_high.max(self.reserved());
     }
 
     /// Takes `length` bytes that a stream may use from here on: the smallest part that is large enough.
     pub(crate) fn take(&mut self, length: u64, stream: StreamKey) -> Option<u64> {
-        let free = self.free.iter().filter(|(_, l)| **l >= length).min_by_key(|(_, l)| **l).map(|(a, l)| (*a, *l));
+        let free = self.free.best_fit(length);
         let own = self.pending.iter().enumerate().filter(|(_, p)| p.stream == stream && p.length >= length);
         let own = own.min_by_key(|(_, p)| p.length).map(|(i, p)| (i, p.length));
         match (own, free) {
             (Some((i, pending)), free) if free.is_none_or(|(_, l)| pending <= l) => self.take_pending(i, length),
-            (_, Some((address, found))) => {
-                self.free.remove(&address);
-                if found > length {
-                    self.free.insert(address + length, found - length);
-                }
+            (_, Some((address, _))) => {
+                self.free.take_at(address, length);
                 self.count(length);
                 Some(address)
             }
@@ -180,23 +177,17 @@ impl Pool {
 
     /// Takes a certain part, which must be free; for a restore.
     pub(crate) fn take_at(&mut self, address: u64, length: u64) -> bool {
-        let Some((&start, &found)) = self.free.range(..=address).next_back() else { return false };
-        let Some(end) = address.checked_add(length).filter(|end| *end <= start + found) else { return false };
-        self.free.remove(&start);
-        if address > start {
-            self.free.insert(start, address - start);
+        let taken = self.free.take_at(address, length);
+        if taken {
+            self.used += length;
         }
-        if start + found > end {
-            self.free.insert(end, start + found - end);
-        }
-        self.used += length;
-        true
+        taken
     }
 
     /// A part that nothing uses any more.
     pub(crate) fn give(&mut self, address: u64, length: u64) {
         self.used = self.used.saturating_sub(length);
-        self.merge(address, length);
+        self.free_within(address, length);
     }
 
     /// A part that nothing uses once the stream has passed the fence.
@@ -205,24 +196,11 @@ impl Pool {
         self.pending.push_back(Pending { address, length, stream, fence });
     }
 
-    /// Joins a part with its free neighbours in the same segment.
-    fn merge(&mut self, address: u64, length: u64) {
-        if length == 0 {
-            return;
+    /// A part is free, and grows together with its free neighbours in the same segment.
+    fn free_within(&mut self, address: u64, length: u64) {
+        if let Some((&base, &size)) = self.segments.range(..=address).next_back() {
+            self.free.give_within(address, length, base..base.saturating_add(size));
         }
-        let Some((&base, &size)) = self.segments.range(..=address).next_back() else { return };
-        let (mut start, mut end) = (address, address + length);
-        if let Some((&before, &l)) = self.free.range(base..start).next_back()
-            && before + l == start
-        {
-            start = before;
-        }
-        if end < base + size
-            && let Some(l) = self.free.remove(&end)
-        {
-            end += l;
-        }
-        self.free.insert(start, end - start);
     }
 
     /// Parts whose fences `passed` says to be passed become free; of each stream, those behind the first that is not
@@ -235,7 +213,7 @@ impl Pool {
                 self.pending.push_back(part);
             } else if passed(part.fence) {
                 done.push(part.fence);
-                self.merge(part.address, part.length);
+                self.free_within(part.address, part.length);
             } else {
                 blocked.push(part.stream);
                 self.pending.push_back(part);
@@ -246,15 +224,16 @@ impl Pool {
 
     /// Takes out segments that nothing uses, the last ones first, as long as `keep` bytes remain.
     pub(crate) fn shrink(&mut self, keep: u64) -> Vec<u64> {
-        let unused: Vec<(u64, u64)> =
-            self.segments.iter().filter(|(a, l)| self.free.get(a) == Some(l)).map(|(a, l)| (*a, *l)).collect();
+        let free: HashSet<(u64, u64)> = self.free.parts().collect();
+        let all = self.segments.iter().map(|(address, length)| (*address, *length));
+        let unused: Vec<(u64, u64)> = all.filter(|segment| free.contains(segment)).collect();
         let mut gone = Vec::new();
         for (address, length) in unused.into_iter().rev() {
             if self.reserved() - length < keep {
                 continue;
             }
             self.segments.remove(&address);
-            self.free.remove(&address);
+            self.free.take_at(address, length);
             gone.push(address);
         }
         gone
@@ -351,7 +330,7 @@ impl Pools {
         for pool in self.by_handle.values_mut() {
             for part in std::mem::take(&mut pool.pending) {
                 if part.fence.context == context {
-                    pool.merge(part.address, part.length);
+                    pool.free_within(part.address, part.length);
                 } else {
                     pool.pending.push_back(part);
                 }

@@ -1,9 +1,8 @@
 //! Device memory for clones: set aside before the quiesce, since making it takes a while, and given back when the copy
 //! is over.
 
-use std::collections::BTreeMap;
-
 use rekindle_cuda_abi::types::*;
+use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use tracing::warn;
 
@@ -25,8 +24,7 @@ struct Room {
     /// Pieces side by side from there on.
     pieces: Vec<(u64, u64)>,
     size: u64,
-    free: BTreeMap<u64, u64>,
-    free_bytes: u64,
+    free: FreeRanges,
 }
 
 impl Clones {
@@ -45,37 +43,19 @@ impl Clones {
 
     /// Takes so many bytes of a device's, if there is room.
     pub(crate) fn take(&mut self, device: usize, length: u64) -> Option<u64> {
-        let room = self.devices.get_mut(device)?;
-        let length = length.next_multiple_of(ALIGN);
-        let address = room.free.iter().find(|(_, hole)| **hole >= length).map(|(address, _)| *address)?;
-        let hole = room.free.remove(&address)?;
-        if hole > length {
-            room.free.insert(address + length, hole - length);
-        }
-        room.free_bytes -= length;
-        Some(address)
+        self.devices.get_mut(device)?.free.take(length.next_multiple_of(ALIGN))
     }
 
     /// Gives back what was taken.
     pub(crate) fn give(&mut self, device: usize, address: u64, length: u64) {
-        let Some(room) = self.devices.get_mut(device) else { return };
-        let length = length.next_multiple_of(ALIGN);
-        room.free_bytes += length;
-        let (mut start, mut end) = (address, address + length);
-        if let Some((&before, &hole)) = room.free.range(..start).next_back()
-            && before + hole == start
-        {
-            start = before;
+        if let Some(room) = self.devices.get_mut(device) {
+            room.free.give(address, length.next_multiple_of(ALIGN));
         }
-        if let Some(hole) = room.free.remove(&end) {
-            end += hole;
-        }
-        room.free.insert(start, end - start);
     }
 
     /// Whether less than half of it is left on some device.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.devices.iter().any(|room| room.free_bytes < room.size / 2)
+        self.devices.iter().any(|room| room.free.total() < room.size / 2)
     }
 
     /// Bytes of a device's memory that it takes.
@@ -127,8 +107,7 @@ impl Room {
             // SAFETY: what was mapped just now; the descriptor lives through the call.
             let set = unsafe { (driver.cuMemSetAccess)(self.base, self.size as usize, &raw const access, 1) };
             expect("cuMemSetAccess", set)?;
-            self.free.insert(self.base, self.size);
-            self.free_bytes = self.size;
+            self.free.give(self.base, self.size);
         }
         made
     }
@@ -187,8 +166,8 @@ impl Clones {
     /// Room that no device has.
     pub(crate) fn imagined(size: u64) -> Self {
         let base = window::clones(0).start;
-        let free = BTreeMap::from([(base, size)]);
-        Self { devices: vec![Room { base, pieces: Vec::new(), size, free, free_bytes: size }] }
+        let free = FreeRanges::all(base..base + size);
+        Self { devices: vec![Room { base, pieces: Vec::new(), size, free }] }
     }
 }
 
