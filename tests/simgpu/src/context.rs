@@ -1,17 +1,15 @@
-//! Contexts: what belongs to one, its streams, its error.
+//! Contexts: what belongs to one, the order of its commands, its error.
 //!
 //! The first failure of a command is the context's for good: everything after it answers with that error. Of most such
 //! failures cuda.h says that they leave the process in an inconsistent state, so that any further CUDA work returns the same
 //! error until the process ends: all contexts of all devices have failed then, and there is no new one. A driver of two H200s does as it says
 //! (`tests/apps/broken.cu` asks it); a reset succeeds, and leaves no context.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda_abi::types::{
-    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS,
-    CUresult, loses_process,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUresult, loses_process,
 };
 
 use crate::channel::Channels;
@@ -19,9 +17,9 @@ use crate::config::{config, log};
 use crate::device::{Device, release_pools};
 use crate::execution::malloc::MallocHeap;
 use crate::execution::print::{self, Prints};
-use crate::handles::{self, Object};
+use crate::handles::Object;
+use crate::order::{Mark, Order};
 use crate::status::Result;
-use crate::stream::{Mark, Role, Stream};
 use crate::texture::Bindings;
 
 /// `CU_LIMIT_*` from 0 on, with an H200's values: stack, printf buffer, malloc heap, ...
@@ -65,25 +63,14 @@ pub(crate) struct Context {
     peers: AtomicU64,
     /// The hardware queues that its streams share.
     pub(crate) channels: Channels,
-    streams: Mutex<Streams>,
-}
-
-/// A context's streams. Submitting holds the lock, so that the order of commands is the same for all of them.
-#[derive(Debug)]
-pub(crate) struct Streams {
-    legacy: Arc<Stream>,
-    /// The per-thread default stream of each thread, by a number of ours.
-    per_thread: HashMap<u64, Arc<Stream>>,
-    others: Vec<Arc<Stream>>,
-    /// Streams that have been destroyed with work left.
-    leaving: Vec<Arc<Stream>>,
+    order: Mutex<Order>,
 }
 
 impl Context {
     /// A new context on a device, under that handle.
-    pub(crate) fn new(handle: u64, device: &'static Device, flags: u32) -> Arc<Self> {
+    pub(crate) fn new(handle: u64, device: &'static Device, flags: u32) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Arc::new_cyclic(|weak: &Weak<Self>| Self {
+        Self {
             handle,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             device,
@@ -99,13 +86,8 @@ impl Context {
             complaints: Prints::default(),
             peers: AtomicU64::new(0),
             channels: Channels::new(config().connections),
-            streams: Mutex::new(Streams {
-                legacy: Stream::new(weak.clone(), CU_STREAM_LEGACY, Role::Legacy, 0),
-                per_thread: HashMap::new(),
-                others: Vec::new(),
-                leaving: Vec::new(),
-            }),
-        })
+            order: Mutex::default(),
+        }
     }
 
     /// The error that the context, or the process, has failed with.
@@ -138,45 +120,14 @@ impl Context {
         &self.cancel
     }
 
-    /// Its streams, for as long as nothing may be submitted to them.
-    pub(crate) fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A new stream.
-    pub(crate) fn create_stream(self: &Arc<Self>, role: Role, priority: i32) -> u64 {
-        let stream = Stream::new(Arc::downgrade(self), handles::next(), role, priority);
-        let handle = stream.handle;
-        self.streams().others.push(stream.clone());
-        handles::insert(handle, stream);
-        handle
-    }
-
-    /// Ends a stream's handle. What it holds is still done.
-    pub(crate) fn destroy_stream(&self, stream: &Arc<Stream>) {
-        handles::remove(stream.handle);
-        stream.end();
-        let mut streams = self.streams();
-        streams.others.retain(|other| !Arc::ptr_eq(other, stream));
-        streams.leaving.retain(|left| !left.last().reached());
-        streams.leaving.push(stream.clone());
-    }
-
-    /// The stream that a handle means in this context.
-    pub(crate) fn stream(self: &Arc<Self>, handle: u64, thread: u64) -> Result<Arc<Stream>> {
-        match handle {
-            CU_STREAM_LEGACY => Ok(self.streams().legacy.clone()),
-            CU_STREAM_PER_THREAD => {
-                let new = || Stream::new(Arc::downgrade(self), CU_STREAM_PER_THREAD, Role::Blocking, 0);
-                Ok(self.streams().per_thread.entry(thread).or_insert_with(new).clone())
-            }
-            _ => handles::get(handle),
-        }
+    /// The order of its streams' commands, for as long as nothing may be submitted to them.
+    pub(crate) fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until every stream has done what it has so far.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        let marks = self.streams().last_of_all();
+        let marks = self.order().unreached();
         marks.iter().for_each(Mark::wait);
         release_pools();
         self.flush_prints();
@@ -226,30 +177,3 @@ impl Context {
 }
 
 impl Object for Context {}
-
-impl Streams {
-    fn all(&self) -> impl Iterator<Item = &Arc<Stream>> {
-        let default = std::iter::once(&self.legacy).chain(self.per_thread.values());
-        default.chain(&self.others).chain(&self.leaving)
-    }
-
-    /// Has the threads of all streams end with what is queued.
-    pub(crate) fn end(&self) {
-        self.all().for_each(|stream| stream.end());
-    }
-
-    fn last_of_all(&self) -> Vec<Mark> {
-        self.all().map(|stream| stream.last()).filter(|mark| !mark.reached()).collect()
-    }
-
-    /// What a new command in a stream has to wait for.
-    pub(crate) fn predecessors(&self, stream: &Stream) -> Vec<Mark> {
-        let wanted = match stream.role {
-            Role::NonBlocking => return Vec::new(),
-            Role::Blocking => Role::Legacy,
-            Role::Legacy => Role::Blocking,
-        };
-        let others = self.all().filter(|other| other.role == wanted);
-        others.map(|other| other.last()).filter(|mark| !mark.reached()).collect()
-    }
-}

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::device::{Device, devices};
 use crate::handles;
 use crate::memory::{pinned, space};
+use crate::streams;
 
 /// The state of a device's primary context, whose handle is the device's ([`Device::primary`]).
 #[derive(Debug)]
@@ -32,6 +33,13 @@ pub(crate) fn primary(device: &Device) -> MutexGuard<'static, Primary> {
     const NEW: Primary = Primary { retained: 0, flags: 0, active: None };
     static PRIMARIES: [Mutex<Primary>; MAX_DEVICES] = [const { Mutex::new(NEW) }; MAX_DEVICES];
     PRIMARIES[device.ordinal].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A new context on a device, under that handle, with its default streams.
+pub(crate) fn create(handle: u64, device: &'static Device, flags: u32) -> Arc<Context> {
+    let context = Arc::new(Context::new(handle, device, flags));
+    streams::open(&context);
+    context
 }
 
 /// Ends a device's primary context, if it is active. It is active until it has ended: destructors of what libraries keep
@@ -60,5 +68,5 @@ pub(crate) fn end(context: &Context) {
         }
     }
     context.fail(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    context.streams().end();
+    streams::close(context);
 }

@@ -6,11 +6,15 @@
 
 use std::sync::Arc;
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE};
+use rekindle_cuda_abi::types::{
+    CU_MEMORYTYPE_DEVICE, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE, CopyMemory, CopyPlace, CudaMemcpy3dSide,
+};
 
+use crate::array::Array;
 use crate::context::Context;
 use crate::device::Direction;
 use crate::fault;
+use crate::handles;
 use crate::memory::space::{self, Kind, Region, View};
 use crate::status::{Result, ensure};
 use crate::stream::Stream;
@@ -40,6 +44,24 @@ impl Side {
     /// Bytes in a row, in memory that a device knows.
     pub(crate) fn device(address: u64) -> Self {
         Self { device_only: true, ..Self::any(address) }
+    }
+
+    /// One side of a copy as the caller describes it.
+    pub(crate) fn described(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Self> {
+        match s.place(size)? {
+            CopyPlace::Memory(CopyMemory { address, pitch, rows, .. }) => {
+                let slice = pitch.checked_mul(rows).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                Ok(Self { address, pitch, slice, device_only: s.kind == CU_MEMORYTYPE_DEVICE })
+            }
+            CopyPlace::Array(array, [x, y, z]) => {
+                let array = handles::get::<Array>(array)?;
+                s.check_in_array(&array.desc, size)?;
+                let [pitch, rows, _] = array.extent();
+                let slice = pitch * rows;
+                let address = array.base + (z * slice + y * pitch + x) as u64;
+                Ok(Self { address, pitch, slice, device_only: true })
+            }
+        }
     }
 
     fn row(&self, y: usize, z: usize) -> u64 {

@@ -14,6 +14,7 @@ use crate::device::devices;
 use crate::handles;
 use crate::status::Result;
 use crate::stream::Stream;
+use crate::streams;
 
 thread_local! {
     static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
@@ -124,5 +125,5 @@ pub(crate) fn stream_of(context: &Arc<Context>, handle: u64, per_thread: bool) -
         0 => CU_STREAM_LEGACY,
         handle => handle,
     };
-    context.stream(handle, NUMBER.with(|n| *n))
+    streams::find(context, handle, NUMBER.with(|n| *n))
 }

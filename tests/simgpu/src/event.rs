@@ -9,8 +9,9 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY};
 use crate::context::Context;
 use crate::handles::Object;
 use crate::ipc_event::SharedEvent;
+use crate::order::Mark;
 use crate::status::{Result, ensure};
-use crate::stream::{Mark, Stream};
+use crate::stream::Stream;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;

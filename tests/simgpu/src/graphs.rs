@@ -11,7 +11,6 @@ use rekindle_graphs::{
     Copy, Driver, Fill, Flat, Kernel, KernelFacts, Role, Step, Stream as Named, StreamKey, Task, Words,
 };
 
-use crate::api::{perform_words, side, words_are_good};
 use crate::copy::{self, Side};
 use crate::device::devices;
 use crate::event::Event;
@@ -19,8 +18,10 @@ use crate::execution::launch::{Shape, check, launch_in};
 use crate::handles;
 use crate::library::{Code, code, function_in};
 use crate::memory::space::{self, Kind};
+use crate::order::{self, Mark};
 use crate::status::Result;
-use crate::stream::{self, Mark, Stream};
+use crate::stream::{self, Stream};
+use crate::word::{perform_words, words_are_good};
 use crate::{current, device};
 
 /// What [`rekindle_graphs`] asks.
@@ -50,7 +51,7 @@ fn shape(kernel: &Kernel) -> Result<Shape> {
 
 fn sides(copy: &CudaMemcpy3d) -> Result<([Side; 2], [usize; 3])> {
     let size = [copy.width, copy.height, copy.depth];
-    Ok(([side(&copy.dst, size)?, side(&copy.src, size)?], size))
+    Ok(([Side::described(&copy.dst, size)?, Side::described(&copy.src, size)?], size))
 }
 
 impl Driver for Software {
@@ -64,10 +65,10 @@ impl Driver for Software {
 
     fn stream(&self, stream: CUstream) -> Result<Named> {
         let stream = current::stream(stream)?;
-        let role = match stream.role {
-            stream::Role::Legacy => Role::Legacy,
-            stream::Role::Blocking => Role::Blocking,
-            stream::Role::NonBlocking => Role::Free,
+        let role = match stream.role() {
+            order::Role::Legacy => Role::Legacy,
+            order::Role::Blocking => Role::Blocking,
+            order::Role::NonBlocking => Role::Free,
         };
         // A stream's id is its own, the threads' default streams included.
         let key = StreamKey { context: stream.context()?.handle, handle: stream.id, thread: 0 };

@@ -5,13 +5,23 @@
 //! with `CUDA_ERROR_NOT_SUPPORTED`. `config` lists the environment variables that shape the devices, `fault` how
 //! faults are injected.
 //!
-//! ```text
-//!   exported symbols ─► process::entry ─► api::*      what each driver function does with its arguments
-//!                                           │
-//!        current ─► context ─► stream ──────┤          threads' contexts; queues with a thread each
-//!        library ─► module ─► execution ────┤          code, and running it on rekindle-ptx
-//!        device ─► memory, pool ────────────┘          addresses, pages, and who may access them
-//! ```
+//! An exported symbol passes `process::entry` and calls the function of its name in `api/`. A file imports from its own
+//! layer and from those above it in this table.
+//!
+//! | layer | holds |
+//! |---|---|
+//! | `config`, `status`, `fault`, `handles` | the environment, error codes, injected faults, the table of handles |
+//! | `memory/account`, `pages`, `space`, `heap`; `pool` | addresses, their pages and who may access them; pools as numbers |
+//! | `device`, `attributes` | the devices |
+//! | `element`, `array`, `texture`, `channel`, `order`, `execution/print`, `execution/malloc` | the parts of a context |
+//! | `context` | what belongs to a context, and its error |
+//! | `memory/pinned`, `vmm`, `ipc` | memory that is not a heap's |
+//! | `stream`, `streams`, `stream_ordered`, `ipc_event`, `event` | queues with a thread each, and moments in them |
+//! | `contexts`, `current` | the life of contexts; the current one of each thread |
+//! | `merge`, `image`, `module`, `library` | code |
+//! | `copy`, `word`, `execution/launch` | the commands of streams |
+//! | `graphs`, `host`, `process` | what graphs and private tables ask for; the process's life |
+//! | `api/` | what each driver function does with its arguments |
 
 mod api;
 mod array;
@@ -36,11 +46,13 @@ mod library;
 mod memory;
 mod merge;
 mod module;
+mod order;
 mod pool;
 mod process;
 mod status;
 mod stream;
 mod stream_ordered;
+mod streams;
 mod texture;
 mod word;
 

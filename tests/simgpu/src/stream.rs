@@ -1,13 +1,7 @@
 //! Streams: queues of commands, each worked off by a thread of its own.
 //!
 //! A command waits for its predecessor in the stream and for the marks it was given, runs, and is done; the stream's
-//! [`Timeline`] counts what is done. Marks are how order between streams comes about:
-//!
-//! ```text
-//!   legacy default stream   waits for the last command of every blocking stream of the context
-//!   blocking stream         waits for the last command of the legacy default stream
-//!   non-blocking stream     waits for nothing but what cuStreamWaitEvent says
-//! ```
+//! [`Timeline`] counts what is done. `order.rs` says for which marks of other streams a command waits.
 //!
 //! Commands of a context that has failed are not run, but done, so that whoever waits goes on and sees the error.
 
@@ -21,21 +15,11 @@ use rekindle_cuda_abi::types::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_OUT_O
 use crate::context::Context;
 use crate::device::release_pools;
 use crate::handles::Object;
+use crate::order::{Mark, Role, Timeline};
 use crate::status::Result;
 
 /// How long a stream's thread waits for work before it ends. The next command starts another.
 const IDLE: Duration = Duration::from_secs(2);
-
-/// Which of the kinds of streams one is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// The legacy default stream.
-    Legacy,
-    /// Ordered with the legacy default stream.
-    Blocking,
-    /// Not ordered with it (`CU_STREAM_NON_BLOCKING`).
-    NonBlocking,
-}
 
 thread_local! {
     /// The steps of a graph are being put into a queue: together they take the place of one command.
@@ -57,8 +41,6 @@ pub(crate) struct Stream {
     pub(crate) handle: u64,
     /// What `cuStreamGetId` says.
     pub(crate) id: u64,
-    /// Its kind.
-    pub(crate) role: Role,
     /// Its priority.
     pub(crate) priority: i32,
     /// What `cuStreamSetAttribute` has set: hints, without an effect.
@@ -72,25 +54,9 @@ pub(crate) struct Stream {
 #[derive(Debug, Default)]
 struct Queue {
     commands: VecDeque<Command>,
-    submitted: u64,
     has_thread: bool,
     /// The stream was destroyed: nothing follows what is queued.
     ends: bool,
-}
-
-/// How far a stream has come: how many of its commands are done.
-#[derive(Debug, Default)]
-pub(crate) struct Timeline {
-    done: AtomicU64,
-    waiters: Mutex<()>,
-    advanced: Condvar,
-}
-
-/// A moment in a stream: when so many of its commands are done.
-#[derive(Clone, Debug)]
-pub(crate) struct Mark {
-    timeline: Arc<Timeline>,
-    count: u64,
 }
 
 /// What a command does. It is told whether its context has failed, and its own failure makes the context fail.
@@ -109,50 +75,25 @@ impl std::fmt::Debug for Command {
     }
 }
 
-impl Timeline {
-    fn advance(&self, count: u64) {
-        let _waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
-        self.done.store(count, Ordering::SeqCst);
-        self.advanced.notify_all();
-    }
-}
-
-impl Mark {
-    /// Whether the moment has come.
-    pub(crate) fn reached(&self) -> bool {
-        self.timeline.done.load(Ordering::SeqCst) >= self.count
-    }
-
-    /// Waits for the moment.
-    pub(crate) fn wait(&self) {
-        self.wait_unless(|| false);
-    }
-
-    /// Waits for the moment, or until `cancelled` holds.
-    fn wait_unless(&self, cancelled: impl Fn() -> bool) {
-        let mut waiters = self.timeline.waiters.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.reached() && !cancelled() {
-            let waited = self.timeline.advanced.wait_timeout(waiters, Duration::from_millis(20));
-            waiters = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
-
 impl Stream {
     /// A stream of a context, without a thread yet.
-    pub(crate) fn new(context: Weak<Context>, handle: u64, role: Role, priority: i32) -> Arc<Self> {
+    pub(crate) fn new(context: &Arc<Context>, handle: u64, role: Role, priority: i32) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Arc::new(Self {
             handle,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            role,
             priority,
             attributes: Mutex::default(),
-            context,
+            context: Arc::downgrade(context),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            timeline: Arc::default(),
+            timeline: context.order().add(role),
         })
+    }
+
+    /// Its kind.
+    pub(crate) fn role(&self) -> Role {
+        self.timeline.role
     }
 
     /// The context it belongs to.
@@ -166,7 +107,7 @@ impl Stream {
 
     /// When all that has been submitted so far will be done.
     pub(crate) fn last(&self) -> Mark {
-        Mark { timeline: self.timeline.clone(), count: self.queue().submitted }
+        self.timeline.last()
     }
 
     /// Puts a command at the end, which is skipped if the context has failed by then.
@@ -187,17 +128,17 @@ impl Stream {
             context.channels.enter(self.id, || context.check().is_err());
         }
         // From here on, no command can come between those that this one has to wait for and itself.
-        let streams = context.streams();
-        let after = streams.predecessors(self);
+        let order = context.order();
+        let after = order.predecessors(&self.timeline);
         let mut queue = self.queue();
         if !queue.has_thread {
             self.start_thread(&context).inspect_err(|_| self.leave(&context, counts))?;
             queue.has_thread = true;
         }
-        queue.submitted += 1;
+        let mark = self.timeline.submit();
         queue.commands.push_back(Command { after, work: Box::new(work), counts });
         self.changed.notify_all();
-        Ok(Mark { timeline: self.timeline.clone(), count: queue.submitted })
+        Ok(mark)
     }
 
     /// A command is done that had taken room.
@@ -240,21 +181,31 @@ impl Stream {
                 command.run(context);
                 self.leave(context, counts);
             }
-            self.timeline.advance(self.timeline.done.load(Ordering::SeqCst) + 1);
+            self.timeline.advance();
         }
     }
 
-    /// Its thread ends with what is queued, and does not wait for more: who makes and destroys streams without a pause would
-    /// have thousands of threads.
+    /// Counts in the order of its context only until what it holds is done.
+    pub(crate) fn leave_order(&self, context: &Context) {
+        context.order().remove(&self.timeline);
+    }
+
+    /// Has its thread end with what is queued, and not wait for more: a program that makes and destroys streams without a
+    /// pause would have thousands of threads.
     pub(crate) fn end(&self) {
         self.queue().ends = true;
         self.changed.notify_all();
     }
 
+    /// What the legacy default stream waits for beside its own commands; nothing for other streams.
+    fn awaited(&self, context: &Context) -> Vec<Mark> {
+        if self.role() == Role::Legacy { context.order().predecessors(&self.timeline) } else { Vec::new() }
+    }
+
     /// Whether all that has been submitted is done; for the legacy default stream, also what it would wait for.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         let context = self.context()?;
-        let before = if self.role == Role::Legacy { context.streams().predecessors(self) } else { Vec::new() };
+        let before = self.awaited(&context);
         Ok(self.last().reached() && before.iter().all(Mark::reached))
     }
 
@@ -270,7 +221,7 @@ impl Stream {
     /// Waits for all that has been submitted so far; in the legacy default stream, also for what it waits for.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let context = self.context()?;
-        let before = if self.role == Role::Legacy { context.streams().predecessors(self) } else { Vec::new() };
+        let before = self.awaited(&context);
         before.iter().for_each(Mark::wait);
         self.last().wait();
         release_pools();

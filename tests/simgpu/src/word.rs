@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rekindle_cuda_abi::types::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE};
+use rekindle_cuda_abi::types::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE, CUstreamBatchMemOpParams};
 
 use crate::context::Context;
 use crate::copy::may_copy;
@@ -84,5 +84,41 @@ pub(crate) fn wait_word(stream: &Arc<Stream>, word: Word, value: u64, condition:
             std::thread::sleep(Duration::from_micros(20));
         }
     })?;
+    Ok(())
+}
+
+const FLUSH: u32 = 3;
+const BARRIER: u32 = 6;
+
+fn word_of(op: &CUstreamBatchMemOpParams) -> Option<Word> {
+    match op.operation {
+        1 | 2 => Some(Word { address: op.address, wide: false }),
+        4 | 5 => Some(Word { address: op.address, wide: true }),
+        _ => None,
+    }
+}
+
+/// Checks operations as far as that can be done before they run.
+pub(crate) fn words_are_good(context: &Context, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
+    operations.iter().try_for_each(|op| match word_of(op) {
+        Some(word) => word.check(context),
+        None => ensure(matches!(op.operation, FLUSH | BARRIER), CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+/// Does operations in a stream, in their order.
+pub(crate) fn perform_words(stream: &Arc<Stream>, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
+    for op in operations {
+        let word = |wide| Word { address: op.address, wide };
+        match op.operation {
+            1 => wait_word(stream, word(false), op.value & 0xffff_ffff, op.flags)?,
+            2 => write_word(stream, word(false), op.value & 0xffff_ffff)?,
+            4 => wait_word(stream, word(true), op.value, op.flags)?,
+            5 => write_word(stream, word(true), op.value)?,
+            // The operations of a stream follow each other anyway.
+            BARRIER | FLUSH => {}
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
     Ok(())
 }

@@ -1,34 +1,15 @@
 //! Copies of two and three dimensions.
 
 use rekindle_cuda_abi::types::{
-    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CUDA_ERROR_INVALID_VALUE, CUresult, CUstream, CopyMemory, CopyPlace,
-    CudaMemcpy2d, CudaMemcpy3d, CudaMemcpy3dSide,
+    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED, CUDA_ERROR_INVALID_VALUE, CUresult, CUstream, CudaMemcpy2d,
+    CudaMemcpy3d, CudaMemcpy3dSide,
 };
 
 use rekindle_graphs::hook;
 
-use crate::array::Array;
 use crate::copy::{Side, copy};
-use crate::status::{Result, ensure, status};
-use crate::{current, handles};
-
-/// One side of a copy as the caller describes it.
-pub(crate) fn side(s: &CudaMemcpy3dSide, size: [usize; 3]) -> Result<Side> {
-    match s.place(size)? {
-        CopyPlace::Memory(CopyMemory { address, pitch, rows, .. }) => {
-            let slice = pitch.checked_mul(rows).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            Ok(Side { address, pitch, slice, device_only: s.kind == CU_MEMORYTYPE_DEVICE })
-        }
-        CopyPlace::Array(array, [x, y, z]) => {
-            let array = handles::get::<Array>(array)?;
-            s.check_in_array(&array.desc, size)?;
-            let [pitch, rows, _] = array.extent();
-            let slice = pitch * rows;
-            let address = array.base + (z * slice + y * pitch + x) as u64;
-            Ok(Side { address, pitch, slice, device_only: true })
-        }
-    }
-}
+use crate::current;
+use crate::status::{ensure, status};
 
 /// Copies a box.
 pub(super) fn copy_box(c: &CudaMemcpy3d, stream: CUstream, wait: bool) -> CUresult {
@@ -38,7 +19,7 @@ pub(super) fn copy_box(c: &CudaMemcpy3d, stream: CUstream, wait: bool) -> CUresu
         if size.contains(&0) {
             return Ok(());
         }
-        copy(&stream, side(&c.dst, size)?, side(&c.src, size)?, size, wait)
+        copy(&stream, Side::described(&c.dst, size)?, Side::described(&c.src, size)?, size, wait)
     })
 }
 

@@ -31,7 +31,7 @@ pub unsafe fn cuCtxCreate_v2(out: *mut CUcontext, flags: u32, dev: CUdevice) -> 
         crate::context::process_is_well()?;
         let handle = handles::next();
         unsafe { put(out, handle) }?;
-        handles::insert(handle, Context::new(handle, device, flags));
+        handles::insert(handle, contexts::create(handle, device, flags));
         current::push(handle);
         Ok(())
     })

@@ -10,8 +10,7 @@ use rekindle_cuda_abi::types::{
 
 use crate::attributes;
 use crate::config::config;
-use crate::context::Context;
-use crate::contexts::{end_primary, primary};
+use crate::contexts::{self, end_primary, primary};
 use crate::device::{Device, device, devices};
 use crate::status::{ensure, put, put_if, put_text, status, text};
 
@@ -138,7 +137,7 @@ pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CU
         let mut primary = primary(device);
         if primary.active.is_none() {
             crate::context::process_is_well()?;
-            primary.active = Some(Context::new(device.primary, device, primary.flags));
+            primary.active = Some(contexts::create(device.primary, device, primary.flags));
         }
         unsafe { put(out, device.primary) }?;
         primary.retained += 1;

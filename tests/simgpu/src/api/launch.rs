@@ -22,8 +22,9 @@ use crate::event::Event;
 use crate::execution::launch::{Shape, gather, launch, launch_in};
 use crate::handles;
 use crate::library::function_in;
+use crate::order::Mark;
 use crate::status::{Result, ensure, status};
-use crate::stream::{Mark, Stream};
+use crate::stream::Stream;
 
 pub unsafe fn cuLaunchKernel(
     handle: CUfunction,

@@ -24,7 +24,7 @@ mod ipc;
 mod launch;
 mod legacy;
 mod library;
-pub(crate) mod linker;
+mod linker;
 mod memory;
 mod mipmap;
 mod module;
@@ -70,6 +70,3 @@ pub use texture::*;
 pub use vmm::*;
 
 pub use rekindle_graphs::api::*;
-
-pub(crate) use boxes::side;
-pub(crate) use stream_memory::{perform_words, words_are_good};

@@ -11,8 +11,9 @@ use rekindle_graphs::hook;
 
 use super::context::PRIORITIES;
 use crate::event::Event;
+use crate::order::Role;
 use crate::status::{ensure, put, put_if, status};
-use crate::stream::Role;
+use crate::streams;
 use crate::{current, handles};
 
 const NON_BLOCKING: u32 = 1;
@@ -27,7 +28,7 @@ pub unsafe fn cuStreamCreateWithPriority(out: *mut CUstream, flags: u32, priorit
         ensure(flags & !NON_BLOCKING == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let role = if flags & NON_BLOCKING == 0 { Role::Blocking } else { Role::NonBlocking };
         let priority = priority.clamp(PRIORITIES[1], PRIORITIES[0]);
-        unsafe { put(out, current::healthy()?.create_stream(role, priority)) }
+        unsafe { put(out, streams::create(&current::healthy()?, role, priority)?) }
     })
 }
 
@@ -36,7 +37,7 @@ pub unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
         ensure(stream > 2, CUDA_ERROR_INVALID_HANDLE)?;
         hook::stream_destroyed(stream);
         let stream = current::stream(stream)?;
-        stream.context()?.destroy_stream(&stream);
+        streams::destroy(&stream)?;
         Ok(())
     })
 }
@@ -131,7 +132,7 @@ pub unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> CUres
 pub unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> CUresult {
     status(|| {
         let stream = current::stream(stream)?;
-        unsafe { put(flags, if stream.role == Role::NonBlocking { NON_BLOCKING } else { 0 }) }
+        unsafe { put(flags, if stream.role() == Role::NonBlocking { NON_BLOCKING } else { 0 }) }
     })
 }
 

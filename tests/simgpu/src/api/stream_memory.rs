@@ -1,7 +1,6 @@
 //! Words of memory that streams write, and wait for.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUresult, CUstream,
@@ -9,11 +8,9 @@ use rekindle_cuda_abi::types::{
 };
 use rekindle_graphs::hook;
 
-use crate::context::Context;
 use crate::current;
-use crate::status::{Result, ensure, status};
-use crate::stream::Stream;
-use crate::word::{Word, wait_word, write_word};
+use crate::status::{ensure, status};
+use crate::word::{Word, perform_words, wait_word, write_word};
 
 fn write(stream: u64, address: u64, wide: bool, value: u64, flags: u32) -> CUresult {
     /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, the one flag that there is.
@@ -75,42 +72,6 @@ pub unsafe fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, val
 
 pub unsafe fn cuStreamWaitValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
     first_version()
-}
-
-const FLUSH: u32 = 3;
-const BARRIER: u32 = 6;
-
-fn word_of(op: &CUstreamBatchMemOpParams) -> Option<Word> {
-    match op.operation {
-        1 | 2 => Some(Word { address: op.address, wide: false }),
-        4 | 5 => Some(Word { address: op.address, wide: true }),
-        _ => None,
-    }
-}
-
-/// What is said at once of operations.
-pub(crate) fn words_are_good(context: &Context, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
-    operations.iter().try_for_each(|op| match word_of(op) {
-        Some(word) => word.check(context),
-        None => ensure(matches!(op.operation, FLUSH | BARRIER), CUDA_ERROR_INVALID_VALUE),
-    })
-}
-
-/// Does operations in a stream, in their order.
-pub(crate) fn perform_words(stream: &Arc<Stream>, operations: &[CUstreamBatchMemOpParams]) -> Result<()> {
-    for op in operations {
-        let word = |wide| Word { address: op.address, wide };
-        match op.operation {
-            1 => wait_word(stream, word(false), op.value & 0xffff_ffff, op.flags)?,
-            2 => write_word(stream, word(false), op.value & 0xffff_ffff)?,
-            4 => wait_word(stream, word(true), op.value, op.flags)?,
-            5 => write_word(stream, word(true), op.value)?,
-            // The operations of a stream follow each other anyway.
-            BARRIER | FLUSH => {}
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
-    Ok(())
 }
 
 /// Operations that a capture takes.
