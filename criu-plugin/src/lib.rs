@@ -19,7 +19,7 @@
 //! - [`alarm`]: CRIU's alarm, suspended during a wait
 //! - [`tree`]: ending a half-restored process tree
 
-#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
+#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic when stderr is closed")]
 
 pub mod alarm;
 pub mod answer;

@@ -1,4 +1,4 @@
-//! A question to the daemon: a connection, the question, its answer.
+//! Questions to the daemon, each on a connection of its own.
 
 use std::io;
 use std::time::Duration;
@@ -9,72 +9,72 @@ use rekindle_wire::{descriptor, stderr};
 
 use crate::result::*;
 
-/// How long a daemon that is not there is looked for, since it may be starting anew: so often, so far apart.
-const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(100);
+/// How many times a question is sent, and the time between two attempts: the daemon may be restarting.
+const ATTEMPTS: u32 = 20;
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What came of one try.
-enum Tried {
+/// The result of one attempt.
+enum Attempt {
     Answered(Reply),
-    /// Nobody listens, or the connection closed in the middle: the daemon has ended, or this process was frozen there
-    /// and has been restored.
+    /// No daemon listens, or the connection closed before the answer: the daemon has ended, or this process was dumped
+    /// meanwhile and is restored now.
     Gone,
     Failed(u32),
 }
 
-/// Asks, and waits for a daemon that has just ended to be there again.
+/// Asks the daemon, and waits for one that is restarting.
 pub(crate) fn ask(request: &Request) -> Result<Reply, u32> {
-    ask_within(request, TRIES)
+    ask_within(request, ATTEMPTS)
 }
 
-/// Asks the daemon that is there.
+/// Asks the daemon without waiting for one that is restarting.
 pub(crate) fn ask_at_once(request: &Request) -> Result<Reply, u32> {
-    // A second try, for a connection that a checkpoint cut.
+    // The second attempt is for a connection that a checkpoint has closed.
     ask_within(request, 2)
 }
 
-fn ask_within(request: &Request, tries: u32) -> Result<Reply, u32> {
-    for attempt in 1..=tries {
+fn ask_within(request: &Request, attempts: u32) -> Result<Reply, u32> {
+    for attempt in 1..=attempts {
         match attempt_one(request) {
-            Tried::Answered(Reply::Failed(failure)) => {
+            Attempt::Answered(Reply::Failed(failure)) => {
                 note(&failure.reason);
                 let version = failure.kind == FailureKind::Version;
                 return Err(if version { ERROR_LIB_RM_VERSION_MISMATCH } else { ERROR_UNKNOWN });
             }
-            Tried::Answered(reply) => return Ok(reply),
-            Tried::Failed(error) => return Err(error),
-            Tried::Gone if attempt < tries => std::thread::sleep(PAUSE),
-            Tried::Gone => {}
+            Attempt::Answered(reply) => return Ok(reply),
+            Attempt::Failed(error) => return Err(error),
+            Attempt::Gone if attempt < attempts => std::thread::sleep(RETRY_INTERVAL),
+            Attempt::Gone => {}
         }
     }
     Err(ERROR_DRIVER_NOT_LOADED)
 }
 
-fn attempt_one(request: &Request) -> Tried {
+fn attempt_one(request: &Request) -> Attempt {
     let path = std::env::var("REKINDLE_SOCKET").unwrap_or_else(|_| DEFAULT_SOCKET.into());
     let socket = match descriptor::connect(&path) {
         Ok(socket) => socket,
         Err(error) => {
             note(&format!("cannot reach the Rekindle daemon at {path} ({error})"));
             return match error.kind() {
-                io::ErrorKind::PermissionDenied => Tried::Failed(ERROR_NO_PERMISSION),
-                _ => Tried::Gone,
+                io::ErrorKind::PermissionDenied => Attempt::Failed(ERROR_NO_PERMISSION),
+                _ => Attempt::Gone,
             };
         }
     };
-    let Ok(opening) = Opening::new(request) else { return Tried::Failed(ERROR_UNKNOWN) };
+    let Ok(opening) = Opening::new(request) else { return Attempt::Failed(ERROR_UNKNOWN) };
     let answer = frame::send(&socket, &opening, &[], &[]).and_then(|()| frame::receive::<Reply>(&socket));
     match answer {
-        Ok(message) => Tried::Answered(message.body),
-        Err(FrameError::Closed | FrameError::Io(_)) => Tried::Gone,
+        Ok(message) => Attempt::Answered(message.body),
+        Err(FrameError::Closed | FrameError::Io(_)) => Attempt::Gone,
         Err(error) => {
             note(&format!("the daemon at {path} answered in a way that this version does not understand ({error})"));
-            Tried::Failed(ERROR_LIB_RM_VERSION_MISMATCH)
+            Attempt::Failed(ERROR_LIB_RM_VERSION_MISMATCH)
         }
     }
 }
 
-/// A line for who has asked for more: stderr belongs to the application.
+/// Writes a line if `REKINDLE_LOG` is set: stderr belongs to the application.
 fn note(line: &str) {
     if std::env::var_os("REKINDLE_LOG").is_some() {
         stderr::line(&format!("rekindle: NVML: {line}"));

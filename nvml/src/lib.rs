@@ -1,17 +1,17 @@
-//! The `libnvidia-ml.so.1` that applications load: what PyTorch, NCCL and monitoring programs ask about GPUs, answered for
-//! the GPUs that the process may see. It has no GPU state and no worker.
+//! The `libnvidia-ml.so.1` that applications load. It answers the queries of PyTorch, NCCL and monitoring programs for the GPUs
+//! that the process may see. It has no GPU state and no worker.
 //!
 //! ```text
-//!   application ── nvmlXxx ──> exported symbol (generated) ─┬─> api::nvmlXxx ── facts told at nvmlInit      (local)
+//!   application ── nvmlXxx ──> exported symbol (generated) ─┬─> api::nvmlXxx ── facts from nvmlInit         (local)
 //!                                                           │        └───────── daemon::ask: GpuMemory, ...
 //!                                                           ├─> ask ── daemon::ask: GpuAsk ── the machine's NVML
 //!                                                           └─> refuse: NVML_ERROR_NOT_SUPPORTED
 //! ```
 //!
-//! Every question is a connection of its own, closed with its answer: between two calls there is nothing that a
-//! checkpoint would have to save but memory, and a daemon that starts anew is not noticed.
+//! Each question has a connection of its own, which closes after the answer. So a checkpoint between two calls has only memory
+//! to save, and a restart of the daemon goes unnoticed.
 
-#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic where nobody reads")]
+#![deny(clippy::print_stderr, clippy::print_stdout, clippy::dbg_macro, reason = "they panic when stderr is closed")]
 #![allow(non_snake_case, reason = "exported symbols have NVIDIA's names")]
 
 mod api;
@@ -33,11 +33,11 @@ mod exports {
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }
 
-/// What tells this library from NVIDIA's: the daemon must not load it for the machine's.
+/// Marks this library: the daemon must not load it instead of the machine's.
 #[unsafe(no_mangle)]
 pub static rekindle_nvml: u8 = 1;
 
-/// The answer of a call, or the error that is its answer.
+/// The result of a call, `Err` with its `nvmlReturn_t`.
 type Answered = Result<(), u32>;
 
 /// Runs an exported function's body; a panic becomes `NVML_ERROR_UNKNOWN`, since nothing may unwind into C.
@@ -55,10 +55,10 @@ fn refuse(_function: &str) -> Answered {
     Err(ERROR_NOT_SUPPORTED)
 }
 
-/// Has the machine's NVML answer. `values` are the parameters as words, in the order of `shapes`.
+/// Asks the machine's NVML through the daemon. `values` are the parameters as words, in the order of `shapes`.
 ///
 /// # Safety
-/// Pointers among them are null, or to as much as nvml.h says.
+/// Pointers among them are null, or valid for the bytes that nvml.h states.
 unsafe fn ask(function: &str, shapes: &[Shape], values: &[u64]) -> Answered {
     let facts = state::facts()?;
     let mut arguments = Vec::new();
@@ -90,7 +90,7 @@ unsafe fn ask(function: &str, shapes: &[Shape], values: &[u64]) -> Answered {
         let at = *value as *mut u8;
         let mut bytes = vec![0; size];
         if read {
-            // SAFETY: so many bytes by the caller's promise, and by what it says there.
+            // SAFETY: the caller's promise, with the size that the structure or the count states.
             unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), size) };
         }
         arguments.push(Argument::Buffer(bytes));
@@ -101,12 +101,12 @@ unsafe fn ask(function: &str, shapes: &[Shape], values: &[u64]) -> Answered {
         Reply::GpuAnswer(answer) => answer,
         _ => return Err(ERROR_UNKNOWN),
     };
-    // What a call writes when it fails is part of its answer too (field values, sizes that would have done).
+    // A call that fails may write results too (field values, the size that it needs).
     for ((at, size), bytes) in pointers.into_iter().zip(&answer.buffers) {
         if bytes.len() != size {
             return Err(ERROR_UNKNOWN);
         }
-        // SAFETY: so many bytes by the caller's promise.
+        // SAFETY: the buffer has `size` bytes by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, size) };
     }
     if answer.result == SUCCESS { Ok(()) } else { Err(answer.result) }

@@ -1,4 +1,4 @@
-//! `nvmlReturn_t`, and what `nvmlErrorString` says of each.
+//! `nvmlReturn_t`, and the texts of `nvmlErrorString`.
 
 use std::ffi::CStr;
 
@@ -14,7 +14,7 @@ pub(crate) const ERROR_LIB_RM_VERSION_MISMATCH: u32 = 18;
 pub(crate) const ERROR_ARGUMENT_VERSION_MISMATCH: u32 = 25;
 pub(crate) const ERROR_UNKNOWN: u32 = 999;
 
-/// By the number of the error.
+/// The texts by the errors' numbers.
 const TEXTS: &[&CStr] = &[
     c"Success",
     c"Uninitialized",
@@ -49,7 +49,7 @@ const TEXTS: &[&CStr] = &[
     c"Reset type not supported",
 ];
 
-/// What an error means, in words.
+/// The text of an error.
 pub(crate) fn text(error: u32) -> &'static CStr {
     TEXTS.get(error as usize).unwrap_or(&c"Unknown Error")
 }

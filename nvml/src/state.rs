@@ -1,4 +1,4 @@
-//! What is known between `nvmlInit` and `nvmlShutdown`: how often it was initialised, and the GPUs.
+//! The state between `nvmlInit` and `nvmlShutdown`: the number of initialisations, and the GPUs.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,10 +8,10 @@ use rekindle_wire::nvml::{Gpu, Gpus};
 use crate::daemon;
 use crate::result::*;
 
-/// What an `nvmlDevice_t` is: this and the GPU's place. No pointer, so that nobody follows it.
+/// An `nvmlDevice_t` is this number plus the GPU's place. It is not a valid pointer.
 const HANDLE: usize = 0x4e56_4d4c_0000;
 
-/// What the daemon said when NVML was initialised.
+/// The daemon's answer when NVML was initialised.
 pub(crate) struct Facts(pub(crate) Gpus);
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State { users: 0, facts: None });
 
-/// `nvmlInit`: counted; the first one asks the daemon.
+/// `nvmlInit`: the first call asks the daemon; later ones only count.
 pub(crate) fn initialise() -> Result<(), u32> {
     {
         let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +32,7 @@ pub(crate) fn initialise() -> Result<(), u32> {
             return Ok(());
         }
     }
-    // Not under the lock: a process that forks meanwhile leaves it to its child as it is.
+    // Without the lock: a process that forks meanwhile would leave it locked in its child.
     let facts = match daemon::ask_at_once(&Request::Gpus)? {
         Reply::Gpus(gpus) => Arc::new(Facts(gpus)),
         _ => return Err(ERROR_UNKNOWN),
@@ -53,7 +53,7 @@ pub(crate) fn shut_down() -> Result<(), u32> {
     Ok(())
 }
 
-/// What is known, or the error of a call before `nvmlInit`.
+/// The facts, or the error of a call before `nvmlInit`.
 pub(crate) fn facts() -> Result<Arc<Facts>, u32> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner).facts.clone().ok_or(ERROR_UNINITIALIZED)
 }

@@ -1,24 +1,24 @@
-//! What a container's annotations ask for.
+//! A container's annotations.
 
 use rekindle_wire::control::ContainerLimits;
 use serde_json::Value;
 use thiserror::Error;
 
-/// Asks for all GPUs, or says that none are wanted whatever else is said.
+/// `true` asks for all GPUs; `false` for none, whatever other annotations say.
 const ENABLE: &str = "dev.rekindle/enable";
-/// Asks for some: `all`, or numbers and UUIDs with commas between them.
+/// Asks for GPUs: `all`, or numbers and UUIDs, separated by commas.
 const GPUS: &str = "dev.rekindle/gpus";
-/// What all processes of the container may have together: memory of each GPU.
+/// The limit on memory of each GPU, for all processes of the container together.
 const GPU_MEMORY: &str = "dev.rekindle/gpu-memory-mib";
-/// Pinned host memory.
+/// The limit on pinned host memory.
 const PINNED_MEMORY: &str = "dev.rekindle/pinned-memory-mib";
-/// Processes that use a GPU.
+/// The limit on processes that use a GPU.
 const WORKERS: &str = "dev.rekindle/workers";
 
-/// How they are checkpointed: `auto`, `stop`, `clone`, `cow` or `recopy`. The daemon knows which there are.
+/// The protocol of checkpoints: `auto`, `stop`, `clone`, `cow` or `recopy`. The daemon checks the value.
 const PROTOCOL: &str = "dev.rekindle/protocol";
 
-/// An annotation that means nothing.
+/// A wrong annotation.
 #[derive(Debug, Error)]
 pub(crate) enum AnnotationError {
     #[error("annotation {name} is {value}: {expected}")]
@@ -27,7 +27,7 @@ pub(crate) enum AnnotationError {
     Shape,
 }
 
-/// The GPUs that are asked for; none where the container is none of ours.
+/// The GPUs that the annotations ask for; `None` for a container that does not use Rekindle.
 pub(crate) fn gpus(spec: &Value) -> Result<Option<Vec<String>>, AnnotationError> {
     if !spec.is_object() {
         return Err(AnnotationError::Shape);
@@ -40,7 +40,7 @@ pub(crate) fn gpus(spec: &Value) -> Result<Option<Vec<String>>, AnnotationError>
     };
     let listed = text(spec, GPUS)?.map(|list| {
         let names: Vec<_> = list.split(',').map(str::trim).map(str::to_owned).collect();
-        let expected = "say all, or numbers or UUIDs of GPUs with commas between them";
+        let expected = "it must be all, or numbers or UUIDs of GPUs, separated by commas";
         if names.iter().any(String::is_empty) { Err(value(GPUS, list, expected)) } else { Ok(names) }
     });
     let listed = listed.transpose()?;
@@ -51,12 +51,12 @@ pub(crate) fn gpus(spec: &Value) -> Result<Option<Vec<String>>, AnnotationError>
     })
 }
 
-/// Whether the GPUs are named one by one, and not only that there be some.
+/// Whether the annotations list GPUs.
 pub(crate) fn lists_gpus(spec: &Value) -> bool {
     text(spec, GPUS).is_ok_and(|list| list.is_some())
 }
 
-/// The limits that are asked for.
+/// The limits that the annotations set.
 pub(crate) fn limits(spec: &Value) -> Result<ContainerLimits, AnnotationError> {
     let number = |name| {
         let parse = |text: &str| {
@@ -73,7 +73,7 @@ pub(crate) fn limits(spec: &Value) -> Result<ContainerLimits, AnnotationError> {
     })
 }
 
-/// The protocol that is asked for.
+/// The protocol that the annotations set.
 pub(crate) fn protocol(spec: &Value) -> Result<Option<String>, AnnotationError> {
     Ok(text(spec, PROTOCOL)?.map(str::to_owned))
 }
@@ -82,7 +82,7 @@ fn text<'a>(spec: &'a Value, name: &'static str) -> Result<Option<&'a str>, Anno
     match spec.get("annotations").and_then(|annotations| annotations.get(name)) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(other) => Err(AnnotationError::Value { name, value: other.to_string(), expected: "it must be a text" }),
+        Some(other) => Err(AnnotationError::Value { name, value: other.to_string(), expected: "it must be a string" }),
     }
 }
 
@@ -95,31 +95,31 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn asked(annotations: Value) -> Result<Option<Vec<String>>, AnnotationError> {
+    fn parsed(annotations: Value) -> Result<Option<Vec<String>>, AnnotationError> {
         gpus(&json!({ "annotations": annotations }))
     }
 
     #[test]
-    fn gpus_are_asked_for_by_name_or_all_together() {
+    fn annotations_ask_for_listed_gpus_or_all() {
         let list = |names: &[&str]| Some(names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>());
-        assert_eq!(asked(json!({ ENABLE: "true" })).unwrap(), list(&["all"]));
-        assert_eq!(asked(json!({ GPUS: "1, GPU-ab" })).unwrap(), list(&["1", "GPU-ab"]));
-        assert_eq!(asked(json!({ ENABLE: "true", GPUS: "0" })).unwrap(), list(&["0"]));
+        assert_eq!(parsed(json!({ ENABLE: "true" })).unwrap(), list(&["all"]));
+        assert_eq!(parsed(json!({ GPUS: "1, GPU-ab" })).unwrap(), list(&["1", "GPU-ab"]));
+        assert_eq!(parsed(json!({ ENABLE: "true", GPUS: "0" })).unwrap(), list(&["0"]));
         for none in
             [json!(null), json!({}), json!({ ENABLE: "false", GPUS: "0" }), json!({ "dev.rekindle/other": "x" })]
         {
-            assert_eq!(asked(none).unwrap(), None);
+            assert_eq!(parsed(none).unwrap(), None);
         }
         assert_eq!(gpus(&json!({})).unwrap(), None);
         for odd in [json!("True"), json!("1"), json!(""), json!(true)] {
-            assert!(asked(json!({ ENABLE: odd })).is_err(), "{odd}");
+            assert!(parsed(json!({ ENABLE: odd })).is_err(), "{odd}");
         }
-        assert!(asked(json!({ GPUS: "" })).is_err() && asked(json!({ GPUS: "0,,1" })).is_err());
+        assert!(parsed(json!({ GPUS: "" })).is_err() && parsed(json!({ GPUS: "0,,1" })).is_err());
         assert!(gpus(&json!([])).is_err());
     }
 
     #[test]
-    fn a_protocol_is_a_text_which_the_daemon_judges() {
+    fn a_protocol_must_be_a_string() {
         let protocol = |annotations: Value| super::protocol(&json!({ "annotations": annotations }));
         assert_eq!(protocol(json!({})).unwrap(), None);
         assert_eq!(protocol(json!({ PROTOCOL: "cow" })).unwrap().as_deref(), Some("cow"));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_whole_numbers() {
+    fn limits_must_be_whole_numbers() {
         let limits = |annotations: Value| super::limits(&json!({ "annotations": annotations }));
         assert_eq!(limits(json!({})).unwrap(), ContainerLimits::default());
         let got = limits(json!({ GPU_MEMORY: "3", PINNED_MEMORY: "2", WORKERS: "1" })).unwrap();

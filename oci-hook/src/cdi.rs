@@ -1,8 +1,8 @@
-//! The CDI specification: what `--device rekindle.dev/gpu=0` means to podman, Docker, containerd and CRI-O.
+//! The CDI specification, which defines `--device rekindle.dev/gpu=0` for podman, Docker, containerd and CRI-O.
 //!
-//! CDI cannot put a folder in front of an image's `LD_LIBRARY_PATH`, so it is the libraries that are mounted where every
-//! loader looks by itself that count. What depends on the image, and what the container may use, is for the hooks: they are the same as those
-//! of annotated containers, told which GPU by the device.
+//! CDI cannot put a folder in front of an image's `LD_LIBRARY_PATH`, so programs find the libraries that are mounted in the
+//! loader's default folders. The hooks check the image and have the daemon grant GPUs: they are those of annotated containers,
+//! and the device tells them the GPU.
 
 use std::path::Path;
 
@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use crate::host::Provided;
 use crate::spec::{self, SpecError};
 
-/// Of CDI: the first that lets a device's name begin with a digit and says a mount's type. Older readers read it too.
+/// The version of CDI: the first in which a device's name may begin with a digit, and a mount has a type.
 const VERSION: &str = "0.5.0";
 /// Vendor and class of the devices.
 pub(crate) const KIND: &str = "rekindle.dev/gpu";
 
-/// The specification for these GPUs, each by number and by UUID, and all together.
+/// The specification for these GPUs: a device for each number, each UUID, and for all together.
 pub(crate) fn generate(provided: &Provided, hooks: &spec::Hooks, gpus: &[GpuInfo]) -> Result<Value, SpecError> {
     let mut mounts = Vec::new();
     for (place, source, more) in spec::mounts(provided) {
         mounts.push(mount(place, &source, more)?);
     }
-    for (place, source) in spec::where_loaders_look(provided) {
+    for (place, source) in spec::default_libraries(provided) {
         mounts.push(mount(&place, &source, &[])?);
     }
     let device = |name: &str, gpu: &str| {

@@ -1,4 +1,4 @@
-//! Asking the daemon.
+//! Requests to the daemon.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -11,31 +11,31 @@ use thiserror::Error;
 
 use crate::host;
 
-/// The daemon answers when its first worker is up, and says after its own time when none comes up.
-const ANSWER: Duration = Duration::from_secs(180);
+/// How long the daemon may take. It answers when its first worker is ready, or after its own timeout if none becomes ready.
+const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Why there is no answer.
+/// An error of a request.
 #[derive(Debug, Error)]
 pub(crate) enum DaemonError {
-    #[error("{}", host::away(path, source))]
-    Away { path: PathBuf, source: io::Error },
-    #[error("the daemon at {} does not answer as this version understands it: {source}", path.display())]
-    Talk { path: PathBuf, source: frame::FrameError },
+    #[error("{}", host::unreachable(path, source))]
+    Unreachable { path: PathBuf, source: io::Error },
+    #[error("the daemon at {} answers in a way that this version does not understand: {source}", path.display())]
+    Protocol { path: PathBuf, source: frame::FrameError },
     #[error("the daemon says: {0}")]
     Refused(String),
-    #[error("the daemon knows no GPU yet: {0}")]
+    #[error("the daemon does not know the GPUs yet: {0}")]
     NoGpu(String),
 }
 
-/// Sends one request, and returns the answer unless it is that it cannot be done.
+/// Sends one request, and returns the reply. A reply that reports a failure becomes an error.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, DaemonError> {
-    let away = |source| DaemonError::Away { path: socket.into(), source };
-    let talk = |source| DaemonError::Talk { path: socket.into(), source };
-    let stream = UnixStream::connect(socket).map_err(away)?;
-    stream.set_read_timeout(Some(ANSWER)).map_err(away)?;
-    let opening = Opening::new(request).map_err(|error| talk(error.into()))?;
-    frame::send(&stream, &opening, &[], &[]).map_err(talk)?;
-    match frame::receive(&stream).map_err(talk)?.body {
+    let unreachable = |source| DaemonError::Unreachable { path: socket.into(), source };
+    let protocol = |source| DaemonError::Protocol { path: socket.into(), source };
+    let stream = UnixStream::connect(socket).map_err(unreachable)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
+    let opening = Opening::new(request).map_err(|error| protocol(error.into()))?;
+    frame::send(&stream, &opening, &[], &[]).map_err(protocol)?;
+    match frame::receive(&stream).map_err(protocol)?.body {
         Reply::Failed(failure) => Err(DaemonError::Refused(failure.reason)),
         reply => Ok(reply),
     }
@@ -49,6 +49,6 @@ pub(crate) fn gpus(socket: &Path) -> Result<Vec<GpuInfo>, DaemonError> {
             let reason = status.problem.unwrap_or_else(|| "no worker is up; try again in a moment".to_owned());
             Err(DaemonError::NoGpu(reason))
         }
-        _ => Err(DaemonError::Refused("something that does not answer what it was asked".to_owned())),
+        _ => Err(DaemonError::Refused("an unexpected reply".to_owned())),
     }
 }

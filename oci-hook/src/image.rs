@@ -1,7 +1,7 @@
-//! What a container's image brings that decides whether the interposer can run in it: its C library, and a driver
-//! library of its own.
+//! Whether the interposer can run in a container's image. That depends on the image's C library, and on a driver library that
+//! the image may have.
 //!
-//! The image's files are looked at in its root directory without leaving it: its links may be absolute, or lead anywhere.
+//! The hook opens the image's files below its root directory only: links in the image may be absolute, or lead anywhere.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use thiserror::Error;
 
-/// Where distributions keep the C library and what else the loader finds without being told.
+/// The loader's default folders, in which distributions have the C library.
 const LIB_DIRS: [&str; 6] =
     ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// Where images keep a driver library of their own beside those.
+/// Other folders in which images have a driver library.
 const DRIVER_DIRS: [&str; 5] = [
     "/usr/local/cuda/compat",
     "/usr/local/nvidia/lib64",
@@ -24,10 +24,10 @@ const DRIVER_DIRS: [&str; 5] = [
     "/usr/local/lib/x86_64-linux-gnu",
 ];
 const MUSL_LOADER: &str = "/lib/ld-musl-x86_64.so.1";
-/// No C library is that large; a file that is, is not read to its end.
+/// The most bytes that are read of a library. No C library is that large.
 const LIBRARY_MAX: u64 = 64 << 20;
 
-/// Why the interposer cannot run in an image.
+/// The interposer cannot run in an image.
 #[derive(Debug, Error)]
 pub(crate) enum ImageError {
     #[error("the container's image has musl as its C library, and CUDA programs need glibc: use an image with glibc")]
@@ -78,27 +78,27 @@ impl Image {
         }
     }
 
-    /// The image's own libraries of this name, as files in it: where its loader looks, and in `more` folders.
+    /// The image's own files with this library's name, in its loader's folders and in `more`.
     pub(crate) fn own<'a>(&self, library: &str, more: impl IntoIterator<Item = &'a str>) -> BTreeSet<PathBuf> {
         let known = LIB_DIRS.into_iter().chain(DRIVER_DIRS).chain(more).map(str::to_owned);
         let dirs = known.chain(self.configured_dirs());
         let drivers = dirs.filter(|dir| dir.starts_with('/')).filter_map(|dir| {
-            // The file that the links in the image lead to, whatever they are.
+            // The file to which links in the image lead.
             self.place(&format!("{dir}/{library}"))
         });
         drivers.collect()
     }
 
-    /// Whether a program of it finds the interposer: whatever else its loader is told to look at first is among the
-    /// places where the container has mounts.
-    pub(crate) fn finds_ours(&self, library_path: &str, mounts: &[&str]) -> Result<(), ImageError> {
+    /// Checks that programs find the interposer: each driver library that their loader would find earlier is covered by a
+    /// mount of the container.
+    pub(crate) fn check_search_path(&self, library_path: &str, mounts: &[&str]) -> Result<(), ImageError> {
         let configured = self.configured_dirs();
-        let told = library_path.split(':').chain(configured.iter().map(String::as_str));
-        let told = told.filter(|dir| dir.starts_with('/')).map(|dir| dir.trim_end_matches('/'));
-        // What is in a mount is not the image's.
+        let searched = library_path.split(':').chain(configured.iter().map(String::as_str));
+        let searched = searched.filter(|dir| dir.starts_with('/')).map(|dir| dir.trim_end_matches('/'));
+        // A file in a mount does not belong to the image.
         let is_mount = |place: &Path| mounts.iter().any(|mount| place.starts_with(mount));
         let covered: BTreeSet<_> = mounts.iter().filter_map(|mount| self.place(mount)).collect();
-        for dir in told {
+        for dir in searched {
             let path = format!("{dir}/libcuda.so.1");
             if is_mount(Path::new(&path)) {
                 return Ok(());
@@ -110,8 +110,7 @@ impl Image {
         Ok(())
     }
 
-    /// Whether there is a file with content at a path of the image. An empty one is what a runtime has mounted something
-    /// on before.
+    /// Whether the image has a file with content at a path. A runtime creates an empty file as a mount point.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.file(path).and_then(|file| file.metadata().ok()).is_some_and(|about| about.len() > 0)
     }
@@ -145,13 +144,14 @@ impl Image {
     }
 
     fn open_in(&self, path: &Path) -> io::Result<File> {
-        // Without waiting: a FIFO of the image's must not hold us up.
+        // Without blocking: the image may have a FIFO there.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         Ok(openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?.into())
     }
 }
 
-/// The newest version 2.N of glibc that a library names: of glibc's own, its version; of another, the least that it needs.
+/// The newest version 2.N of glibc that a library names. For glibc itself that is its version, for others the oldest version
+/// that they need.
 fn newest_glibc(file: File) -> io::Result<Option<u32>> {
     const NAME: &[u8] = b"GLIBC_2.";
     let mut bytes = Vec::new();
@@ -191,7 +191,7 @@ mod tests {
     const LIBC: &str = "usr/lib/x86_64-linux-gnu/libc.so.6";
 
     #[test]
-    fn an_older_glibc_than_the_interposer_needs_is_refused_with_both_versions() {
+    fn an_image_with_too_old_a_glibc_is_refused_with_both_versions() {
         let error = check(&[(LIBC, "GLIBC_2.2.5\0GLIBC_2.24\0GLIBC_PRIVATE")], "GLIBC_2.28\0GLIBC_2.3").unwrap_err();
         assert!(matches!(error, ImageError::Old { has: 24, needs: 28 }), "{error}");
         check(&[(LIBC, "GLIBC_2.9\0GLIBC_2.28\0")], "GLIBC_2.28\0GLIBC_2.3").unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn musl_is_refused_unless_there_is_glibc_too() {
+    fn an_image_with_musl_and_without_glibc_is_refused() {
         let musl = ("lib/ld-musl-x86_64.so.1", "");
         assert!(matches!(check(&[musl], "GLIBC_2.28"), Err(ImageError::Musl)));
         check(&[musl, (LIBC, "GLIBC_2.36")], "GLIBC_2.28").unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_images_own_drivers_are_found_through_its_links_and_only_in_it() {
+    fn driver_libraries_are_found_through_links_inside_the_image_only() {
         let dir = image(&[
             ("usr/lib/x86_64-linux-gnu/libcuda.so.580.1", ""),
             ("usr/local/cuda-13.0/compat/libcuda.so.580.2", ""),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_in_the_librarys_place_does_not_hold_us_up() {
+    fn a_fifo_in_place_of_a_library_does_not_block_the_check() {
         let dir = image(&[("usr/lib/x86_64-linux-gnu/other", "")]);
         mkfifoat(CWD, dir.path().join(LIBC), Mode::RUSR | Mode::WUSR).unwrap();
         let ours = image(&[("libcuda.so.1", "GLIBC_2.28")]);

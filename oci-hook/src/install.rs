@@ -1,8 +1,8 @@
-//! Installing on a host what podman and CRIU have to find, and taking it away again: the hook's file in podman's hooks.d,
-//! and where CRIU's plugins are in CRIU's configuration. Nothing of the administrator's is overwritten.
+//! Installing the hook for podman and the plugin for CRIU on a host, and removing them: the hook's file in podman's hooks.d,
+//! and the folder of CRIU's plugins in CRIU's configuration. No file of the administrator is overwritten.
 //!
-//! CRIU knows one folder of plugins. Where its configuration names none yet, a line is added that names ours, and CRIU's
-//! other plugins are linked into it; where it names another, our plugin is linked into that one.
+//! CRIU has one folder of plugins. If its configuration names none, `install` adds a line with Rekindle's folder, and links
+//! CRIU's other plugins into it. If it names another folder, `install` links Rekindle's plugin into that one.
 
 use std::fs;
 use std::io;
@@ -17,10 +17,10 @@ const HOOK_FILE: &str = "rekindle.json";
 const CDI_FILE: &str = "rekindle.json";
 /// The plugin's file in a folder of plugins.
 const PLUGIN: &str = "rekindle.so";
-/// Stands above the line that is added to CRIU's configuration.
+/// The comment above the line that is added to CRIU's configuration.
 const MARK: &str = "# Rekindle's plugin, and links to CRIU's other ones:";
-/// Answers for processes that it does not know, so CRIU would not ask us about ours.
-const NOT_BESIDE_OURS: &str = "cuda_plugin.so";
+/// CRIU's plugin for NVIDIA's driver. It also handles clients, so CRIU would not call Rekindle's plugin for them.
+const CONFLICTING_PLUGIN: &str = "cuda_plugin.so";
 
 /// The places that are changed.
 #[derive(Debug)]
@@ -31,20 +31,20 @@ pub(crate) struct Places {
     pub(crate) cdi_dir: PathBuf,
     /// CRIU's configuration.
     pub(crate) criu_conf: PathBuf,
-    /// The folder in which CRIU looks where its configuration names none.
+    /// CRIU's default folder of plugins.
     pub(crate) criu_plugins: PathBuf,
-    /// The folder with our plugin.
+    /// The folder with Rekindle's plugin.
     pub(crate) plugin_dir: PathBuf,
 }
 
-/// Why it could not be done. What was done before stays; both commands can be given again.
+/// An error of `install` or `uninstall`. Completed steps stay; both commands can be repeated.
 #[derive(Debug, Error)]
 pub(crate) enum InstallError {
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error("no CRIU plugin at {} (--plugin-dir says where it is)", .0.display())]
     NoPlugin(PathBuf),
-    #[error("{} is there and is not ours: move it away", .0.display())]
+    #[error("{} exists and does not belong to Rekindle: move it away", .0.display())]
     Taken(PathBuf),
 }
 
@@ -52,8 +52,8 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> InstallError + '_ {
     move |source| InstallError::File { path: path.into(), source }
 }
 
-/// Installs; returns what was done, a line for each thing. Without a CDI specification, whose lack has a reason, it does
-/// the rest.
+/// Installs everything, and returns a line for each step. `cdi` may be the reason for which there is no CDI specification: all
+/// other steps are done then.
 pub(crate) fn install(places: &Places, hook: &str, cdi: Result<String, String>) -> Result<Vec<String>, InstallError> {
     let plugin = places.plugin_dir.join(PLUGIN);
     if !plugin.is_file() {
@@ -96,17 +96,17 @@ pub(crate) fn install(places: &Places, hook: &str, cdi: Result<String, String>) 
         if name == PLUGIN {
             continue;
         }
-        if name == NOT_BESIDE_OURS {
-            done.push(format!("left out: {}, which would answer for programs of ours", other.display()));
+        if name == CONFLICTING_PLUGIN {
+            done.push(format!("left out: {}, which would handle Rekindle's clients", other.display()));
             continue;
         }
         link_to(&other, &places.plugin_dir.join(name))?;
-        done.push(format!("linked beside ours: {}", other.display()));
+        done.push(format!("linked beside Rekindle's plugin: {}", other.display()));
     }
     Ok(done)
 }
 
-/// Takes away what [`install`] has made, and nothing else.
+/// Removes the files and lines that [`install`] has created, and nothing else.
 pub(crate) fn uninstall(places: &Places) -> Result<Vec<String>, InstallError> {
     let mut done = Vec::new();
     for file in [places.hooks_dir.join(HOOK_FILE), places.cdi_dir.join(CDI_FILE)] {
@@ -133,7 +133,7 @@ pub(crate) fn uninstall(places: &Places) -> Result<Vec<String>, InstallError> {
     Ok(done)
 }
 
-/// The folder that CRIU's configuration names; of several lines the last counts.
+/// The folder that CRIU's configuration names; the last line counts.
 fn libdir(conf: &str) -> Option<PathBuf> {
     let lines = conf.lines().map(|line| line.split('#').next().unwrap_or_default());
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -151,7 +151,7 @@ fn read(path: &Path) -> Result<String, InstallError> {
     }
 }
 
-/// The whole content or the old one, whatever happens in between.
+/// Replaces a file atomically: it has the old content or all of the new.
 pub(crate) fn write(path: &Path, content: &str) -> Result<(), InstallError> {
     let new = path.with_extension("rekindle-new");
     let dir = path.parent().unwrap_or(Path::new("/"));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_installed_can_be_taken_away_without_a_trace() {
+    fn uninstall_restores_the_state_before_install() {
         for conf in ["", "tcp-established", "log-file dump.log\n", "libdir @/theirs # the administrator's\n"] {
             let host = Host::new(Some(conf));
             let before = host.files();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn crius_other_plugins_stay_in_use_but_the_one_that_would_answer_for_us() {
+    fn crius_other_plugins_are_linked_except_the_conflicting_one() {
         let host = Host::new(None);
         install(&host.places, "hook", Ok("cdi".to_owned())).unwrap();
         let conf = fs::read_to_string(&host.places.criu_conf).unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_administrators_folder_gets_a_link_to_our_plugin() {
+    fn a_configured_plugin_folder_gets_a_link_to_the_plugin() {
         let host = Host::new(Some("libdir /elsewhere\nlibdir @/theirs\n"));
         let before = fs::read_to_string(&host.places.criu_conf).unwrap();
         install(&host.places, "hook", Ok("cdi".to_owned())).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_named_and_left() {
+    fn install_names_and_keeps_a_file_in_its_way() {
         let host = Host::new(Some("libdir @/theirs\n"));
         let theirs = host.dir.path().join("theirs/rekindle.so");
         fs::write(&theirs, "theirs").unwrap();

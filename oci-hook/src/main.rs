@@ -1,4 +1,4 @@
-//! The OCI hook that gives a container the interposer, and has the daemon let it use GPUs.
+//! The OCI hook that adds the interposer to a container, and has the daemon grant it GPUs.
 //!
 //! ```text
 //!   podman, an annotated container ── precreate ──┐    config.json changed: mounts, environment, hooks
@@ -6,13 +6,12 @@
 //!   any engine, --device rekindle.dev/gpu=0 ─ CDI ┘    the engine adds the same
 //! ```
 //!
-//! podman runs it at its stage `precreate`: the container's config.json comes in on stdin, and what goes out on stdout
-//! takes its place. So what is added is part of the specification, as CRIU needs it to be: mounts that a later stage
-//! brings in behind the specification's back cannot be dumped. A container whose annotations ask for no GPU comes out byte
-//! for byte as it went in.
+//! podman runs it at its stage `precreate`: the hook reads the container's config.json from stdin, and podman uses the output
+//! instead. So the additions are part of the specification, as CRIU needs it: CRIU cannot dump mounts that a later stage adds
+//! without the specification. The output for a container whose annotations ask for no GPU equals the input, byte for byte.
 //!
-//! config.json is JSON here and no type of a library (oci-spec's, well kept, know every field of one version of the
-//! specification): what such types do not know would be lost on the way.
+//! The hook treats config.json as plain JSON and uses no types of a library: such types (of oci-spec, for example) know the
+//! fields of one version of the specification, and would drop all others.
 
 mod annotations;
 mod cdi;
@@ -116,7 +115,7 @@ struct PlaceArgs {
     plugin_dir: Option<PathBuf>,
 }
 
-/// Why a container cannot be given the interposer.
+/// An error of the hook.
 #[derive(Debug, Error)]
 enum Error {
     #[error("cannot read stdin: {0}")]
@@ -166,7 +165,7 @@ fn precreate(args: &HostArgs) -> Result<(), Error> {
         annotations::limits(&spec)?;
         annotations::protocol(&spec)?;
         let provided = host::find(args.lib_dir.as_deref(), &args.socket)?;
-        // podman has mounted it, and names it by an absolute path.
+        // podman has mounted the root, and config.json has its absolute path.
         let root = spec::root(&spec, Path::new("/"));
         let image = root.as_deref().map(Image::open).transpose().map_err(spec::SpecError::from)?;
         spec::add(&mut spec, &provided, &stage_hooks(args, None)?, image.as_ref())?;
@@ -212,15 +211,15 @@ fn hooks_json(args: &HostArgs, path: Option<PathBuf>) -> Result<(), Error> {
 fn install(host: &HostArgs, args: PlaceArgs) -> Result<(), Error> {
     let hook = format!("{:#}\n", hook(host, None)?);
     let cdi = cdi(host, None).map_err(|error| error.to_string());
-    say(install::install(&places(host, args)?, &hook, cdi)?)
+    print_lines(install::install(&places(host, args)?, &hook, cdi)?)
 }
 
 fn uninstall(host: &HostArgs, args: PlaceArgs) -> Result<(), Error> {
-    say(install::uninstall(&places(host, args)?)?)
+    print_lines(install::uninstall(&places(host, args)?)?)
 }
 
-fn say(done: Vec<String>) -> Result<(), Error> {
-    done.iter().try_for_each(|line| writeln!(io::stdout(), "{line}")).map_err(Error::Write)
+fn print_lines(lines: Vec<String>) -> Result<(), Error> {
+    lines.iter().try_for_each(|line| writeln!(io::stdout(), "{line}")).map_err(Error::Write)
 }
 
 fn places(host: &HostArgs, args: PlaceArgs) -> Result<install::Places, Error> {
@@ -232,7 +231,7 @@ fn places(host: &HostArgs, args: PlaceArgs) -> Result<install::Places, Error> {
     Ok(install::Places { hooks_dir, cdi_dir, criu_conf, criu_plugins, plugin_dir })
 }
 
-/// What hooks are told of this host, where it is not as they find it by themselves.
+/// The path and arguments of hooks at later stages. Arguments state what differs from the defaults on this host.
 fn stage_hooks(args: &HostArgs, path: Option<PathBuf>) -> Result<spec::Hooks, Error> {
     let path = match path {
         Some(path) => path,
@@ -256,7 +255,7 @@ fn hook(args: &HostArgs, path: Option<PathBuf>) -> Result<Value, Error> {
     Ok(json!({
         "version": "1.0.0",
         "hook": { "path": path, "args": arguments.collect::<Vec<_>>() },
-        // Whatever the value: one that means nothing is then refused, not ignored.
+        // For every value: the hook refuses a wrong one, instead of ignoring it.
         "when": { "annotations": { "^dev\\.rekindle/(enable|gpus)$": ".*" } },
         "stages": ["precreate"],
     }))

@@ -1,6 +1,6 @@
-//! Telling a person what went wrong. podman shows that the hook failed, but gives it /dev/null as its stderr (5.4, 5.8);
-//! so the line goes where podman writes its own. crun does the same to hooks at its stages (1.21); of what crun says itself
-//! podman shows its log where that is one JSON object, and its stderr otherwise, so that a line goes into each.
+//! Error messages for the user. podman reports that a hook failed, but gives it /dev/null as its stderr (5.4, 5.8). So the hook
+//! writes its message to podman's stderr. crun does the same to hooks at its stages (1.21). podman shows crun's log if that is
+//! one JSON object, and crun's stderr otherwise, so the message goes into both.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,8 +16,8 @@ use serde_json::json;
 
 const STDERR: RawFd = 2;
 
-/// Writes one line to stderr or, where nobody would read that, to the stderr of the process that has started this one, and
-/// to its log if it is an OCI runtime.
+/// Writes one line to stderr. If that is /dev/null, writes it to the stderr of the parent process, and to the parent's log
+/// if it is an OCI runtime.
 pub(crate) fn error(line: &str) {
     if stderr_is_null() && parents_stderr().is_some_and(|mut file| writeln!(file, "{line}").is_ok()) {
         if let Some(mut log) = parents_log() {
@@ -59,7 +59,7 @@ fn stderr_is_null() -> bool {
     matches!((null, stderr), (Ok(null), Ok(stderr)) if null == stderr)
 }
 
-/// The open file itself, position and all, so that what podman writes next does not overwrite the line.
+/// The parent's open file with its position, so that podman's next line does not overwrite this one.
 fn parents_stderr() -> Option<File> {
     let parent = pidfd_open(getppid()?, PidfdFlags::empty()).ok()?;
     Some(pidfd_getfd(parent, STDERR, PidfdGetfdFlags::empty()).ok()?.into())

@@ -1,4 +1,4 @@
-//! The changes to config.json. It is changed as the JSON it is, so that whatever this does not know stays.
+//! The changes to config.json, made in its JSON, so that unknown fields stay.
 
 use std::path::{Path, PathBuf};
 
@@ -8,15 +8,15 @@ use thiserror::Error;
 use crate::host::{self, INTERPOSER, NVML, Provided};
 use crate::image::{Image, ImageError};
 
-/// Where the container finds the interposer.
+/// The interposer's folder in the container.
 const LIB_DIR: &str = "/usr/lib/rekindle";
-/// Where it finds the daemon's socket.
+/// The folder of the daemon's socket in the container.
 const SOCKET_DIR: &str = "/run/rekindle";
 const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
-/// Where Triton looks for a driver before it asks the loader's cache.
+/// The folder in which Triton looks for a driver before it asks the loader's cache.
 const TRITON_VARIABLE: &str = "TRITON_LIBCUDA_PATH";
 
-/// What is wrong with a config.json.
+/// A config.json that the hook cannot change.
 #[derive(Debug, Error)]
 pub(crate) enum SpecError {
     #[error("config.json: {place} is missing")]
@@ -31,8 +31,8 @@ pub(crate) enum SpecError {
     Image(#[from] ImageError),
 }
 
-/// The container's root directory, where config.json says one that is there: relative to `bundle`, as the OCI runtime
-/// specification has it.
+/// The container's root directory if config.json names one that exists; the path is relative to `bundle`, as in the OCI runtime
+/// specification.
 pub(crate) fn root(spec: &Value, bundle: &Path) -> Option<PathBuf> {
     let path = spec.get("root")?.get("path")?.as_str()?;
     Some(bundle.join(path)).filter(|root| root.is_dir())
@@ -43,23 +43,23 @@ pub(crate) fn root(spec: &Value, bundle: &Path) -> Option<PathBuf> {
 pub(crate) struct Hooks {
     /// This program.
     pub(crate) path: String,
-    /// What it is to be told of this host.
+    /// Its arguments about this host.
     pub(crate) host: Vec<String>,
 }
 
-/// The program's name for itself, by which its hooks are found again.
+/// The program's name in the arguments of its hooks, by which it finds them again.
 const PROGRAM: &str = "rekindle-oci-hook";
 const CREATE_RUNTIME: &str = "create-runtime";
 const POSTSTOP: &str = "poststop";
 const GPU: &str = "--gpu";
 
 impl Hooks {
-    /// For `createRuntime`; with the GPUs that the container may use, if annotations do not say them.
+    /// The hook at `createRuntime`, with the container's GPUs if annotations do not name them.
     pub(crate) fn create_runtime(&self, gpus: &[&str]) -> Value {
         self.hook(CREATE_RUNTIME, gpus.iter().flat_map(|gpu| [GPU, gpu]))
     }
 
-    /// For `poststop`.
+    /// The hook at `poststop`.
     pub(crate) fn poststop(&self) -> Value {
         self.hook(POSTSTOP, [])
     }
@@ -71,35 +71,35 @@ impl Hooks {
     }
 }
 
-/// The arguments of one of our hooks, those that name GPUs or the others.
+/// Whether a hook is this program at a stage, with or without GPUs as arguments.
 fn is_ours(hook: &Value, stage: &str, with_gpus: bool) -> bool {
     let args: Vec<_> = hook.get("args").and_then(Value::as_array).into_iter().flatten().map(Value::as_str).collect();
     args.starts_with(&[Some(PROGRAM), Some(stage)]) && args.contains(&Some(GPU)) == with_gpus
 }
 
-/// Whether CDI's devices have brought hooks of ours.
+/// Whether CDI devices have added hooks of this program.
 pub(crate) fn has_device_hooks(spec: &Value) -> bool {
     let hooks = spec.get("hooks").and_then(|hooks| hooks.get("createRuntime")).and_then(Value::as_array);
     hooks.into_iter().flatten().any(|hook| is_ours(hook, CREATE_RUNTIME, true))
 }
 
-/// Where everything is mounted: place, source, more options.
+/// The mounts: place, source, more options.
 pub(crate) fn mounts(provided: &Provided) -> [(&'static str, PathBuf, &'static [&'static str]); 2] {
-    // Nothing in the second is a program. A socket on a read-only mount can be connected to.
+    // The second has no programs. A process can connect to a socket on a read-only mount.
     [(LIB_DIR, provided.lib_dir.clone(), &[]), (SOCKET_DIR, provided.socket_dir.clone(), &["noexec"])]
 }
 
-/// Where loaders look without being told: Debian's and Red Hat's places.
+/// The default folders of loaders, on Debian and on Red Hat.
 const DEFAULT_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
-/// The libraries in those places, with their sources: for programs whose environment is not what config.json says, such as
-/// those that `podman exec` starts.
-pub(crate) fn where_loaders_look(provided: &Provided) -> Vec<(String, PathBuf)> {
+/// The libraries in those folders, with their sources. Programs need them whose environment is not that of config.json, for
+/// example those that `podman exec` starts.
+pub(crate) fn default_libraries(provided: &Provided) -> Vec<(String, PathBuf)> {
     let libraries = host::libraries(&provided.lib_dir);
     let in_dir = |dir: &'static str| {
         let place = move |name: &String| {
             let source = provided.lib_dir.join(name);
-            // What links lead to: CRIU mounts a link itself.
+            // The target of links, since CRIU would mount the link itself.
             (format!("{dir}/{name}"), source.canonicalize().unwrap_or(source))
         };
         libraries.iter().map(place).collect::<Vec<_>>()
@@ -107,8 +107,8 @@ pub(crate) fn where_loaders_look(provided: &Provided) -> Vec<(String, PathBuf)> 
     DEFAULT_DIRS.into_iter().flat_map(in_dir).collect()
 }
 
-/// Where the interposer finds the daemon, and Triton the interposer: it asks the loader's cache, which the image has from
-/// elsewhere.
+/// The variables by which the interposer finds the daemon, and Triton the interposer: Triton asks the loader's cache, in which
+/// the image does not have the interposer.
 pub(crate) fn variables(provided: &Provided) -> [(&'static str, String); 2] {
     [(SOCKET_VARIABLE, format!("{SOCKET_DIR}/{}", provided.socket_name)), (TRITON_VARIABLE, LIB_DIR.to_owned())]
 }
@@ -119,8 +119,8 @@ pub(crate) fn destinations(spec: &Value) -> Vec<&str> {
     mounts.filter_map(|mount| mount.get("destination")?.as_str()).collect()
 }
 
-/// Adds mounts, environment and hooks. Adding them twice is adding them once. A driver library that the image brings is covered
-/// by the interposer, so that a program with a search path of its own finds the interposer too.
+/// Adds mounts, environment and hooks. A second call changes nothing. The interposer is mounted over a driver library of the
+/// image, so that programs with a search path of their own find the interposer too.
 pub(crate) fn add(
     spec: &mut Value,
     provided: &Provided,
@@ -140,8 +140,8 @@ pub(crate) fn add(
     for (place, source, more) in self::mounts(provided) {
         mount(mounts, place, &source, more)?;
     }
-    for (place, source) in where_loaders_look(provided) {
-        // What the image has there is covered below, wherever it leads to.
+    for (place, source) in default_libraries(provided) {
+        // A file of the image at this place is covered below, at the target of its links.
         if image.is_none_or(|image| !image.has(&place)) {
             mount(mounts, &place, &source, &[])?;
         }
@@ -204,7 +204,7 @@ fn field<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Value {
 /// A bind mount, read-only.
 pub(crate) fn bind(destination: &str, source: &Path, more: &[&str]) -> Result<Value, SpecError> {
     let source = source.to_str().ok_or_else(|| SpecError::Path(source.to_string_lossy().into()))?;
-    // Private, as podman's own: CRIU cannot dump a mount whose peers it does not see.
+    // Private, as podman's own mounts: CRIU cannot dump a mount whose peers it does not see.
     let mut options = vec!["rbind", "rprivate", "ro", "nosuid", "nodev"];
     options.extend(more);
     Ok(json!({ "destination": destination, "type": "bind", "source": source, "options": options }))
@@ -216,7 +216,7 @@ fn mount(mounts: &mut Vec<Value>, destination: &str, source: &Path, more: &[&str
         place.is_some_and(|place| Path::new(place) == Path::new(destination))
     };
     let ours = bind(destination, source, more)?;
-    // A container that was exported from another host brings ours of there, with that host's path.
+    // A container that was exported from another host has this mount with that host's path.
     let like_ours = |there: &Value| ["type", "options"].iter().all(|name| there.get(name) == ours.get(name));
     match mounts.iter_mut().find(|mount| at(mount)) {
         None => mounts.push(ours),
@@ -231,7 +231,7 @@ fn value<'a>(entry: &'a Value, name: &str) -> Option<&'a str> {
     entry.as_str()?.strip_prefix(name)?.strip_prefix('=')
 }
 
-/// Puts a folder first in a list of folders, before those that the image brings: its own libcuda may be in one.
+/// Puts a folder first in a list of folders, before the image's own, which may have another libcuda.
 fn prepend(env: &mut Vec<Value>, name: &str, dir: &str) {
     let mut found = false;
     for entry in env.iter_mut() {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interposer_comes_before_what_the_image_brings() {
+    fn the_interposers_folder_comes_first_in_the_library_path() {
         for (before, after) in [
             ("", "/usr/lib/rekindle"),
             ("/usr/local/cuda/compat:/x", "/usr/lib/rekindle:/usr/local/cuda/compat:/x"),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn twice_is_once() {
+    fn a_second_call_of_add_changes_nothing() {
         let mut spec = plain();
         add(&mut spec, &provided(), &hooks(), None).unwrap();
         let once = spec.clone();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_imported_container_gets_this_hosts_paths() {
+    fn an_imported_container_gets_the_paths_of_this_host() {
         let mut spec = plain();
         let mut elsewhere = provided();
         elsewhere.lib_dir = "/srv/old/lib/rekindle".into();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn another_mount_in_the_place_is_refused() {
+    fn another_mount_at_the_interposers_place_is_an_error() {
         let mut spec = plain();
         spec["mounts"] = json!([{ "destination": "/usr/lib/rekindle/", "source": "/theirs", "type": "bind" }]);
         assert!(
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_of_other_shapes_is_an_error_that_names_the_place() {
+    fn a_field_of_a_wrong_type_is_an_error_that_names_it() {
         for (spec, message) in [
             (json!({ "mounts": 3, "process": {} }), "config.json: mounts is not an array"),
             (json!({ "mounts": [] }), "config.json: process is missing"),

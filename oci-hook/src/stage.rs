@@ -1,7 +1,8 @@
 //! The OCI runtime's own stages: the container's state on stdin.
 //!
-//! `createRuntime` runs on the host when the container's first process exists, in its namespaces and its cgroup, and
-//! nothing of the image has run: a failure here ends it, and the runtime shows why. `poststop` runs when it is gone.
+//! The runtime runs `createRuntime` on the host when the container's first process exists, with its namespaces and cgroup, but
+//! before any program of the image runs. An error there ends the container, and the runtime shows the message. `poststop` runs
+//! after the container's end.
 
 use std::fs;
 use std::io;
@@ -18,7 +19,7 @@ use crate::host::INTERPOSER;
 use crate::image::{Image, ImageError};
 use crate::spec;
 
-/// What the runtime says of a container, of which there is more.
+/// The fields of the runtime's state of a container that the hook uses.
 #[derive(Debug, Deserialize)]
 struct State {
     id: String,
@@ -27,12 +28,12 @@ struct State {
     bundle: PathBuf,
 }
 
-/// Why a container does not get what it asks for.
+/// An error at one of the runtime's stages.
 #[derive(Debug, Error)]
 pub(crate) enum StageError {
     #[error("stdin is no state of a container: {0}")]
     State(serde_json::Error),
-    #[error("the state says of no process: is this hook at the stage createRuntime?")]
+    #[error("the state has no process: is this hook at the stage createRuntime?")]
     NoProcess,
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
@@ -46,8 +47,8 @@ pub(crate) enum StageError {
     Daemon(#[from] DaemonError),
 }
 
-/// Checks the image, and has the daemon let the container use GPUs: those of `gpus`, as CDI's devices say them, or those
-/// that its annotations ask for.
+/// Checks the image, and has the daemon grant the container GPUs: those in `gpus`, which CDI devices name, or those that its
+/// annotations ask for.
 pub(crate) fn create_runtime(state: &[u8], gpus: &[String], lib_dir: &Path, socket: &Path) -> Result<(), StageError> {
     let state: State = serde_json::from_slice(state).map_err(StageError::State)?;
     if state.pid <= 0 {
@@ -57,10 +58,10 @@ pub(crate) fn create_runtime(state: &[u8], gpus: &[String], lib_dir: &Path, sock
     if let Some(root) = spec::root(&config, &state.bundle) {
         let image = Image::open(&root)?;
         image.check(&lib_dir.join(INTERPOSER))?;
-        image.finds_ours(&spec::library_path(&config), &spec::destinations(&config))?;
+        image.check_search_path(&spec::library_path(&config), &spec::destinations(&config))?;
     }
     let gpus = match gpus {
-        [] => asked(&config)?,
+        [] => requested(&config)?,
         gpus => gpus.to_vec(),
     };
     if gpus.is_empty() {
@@ -72,18 +73,18 @@ pub(crate) fn create_runtime(state: &[u8], gpus: &[String], lib_dir: &Path, sock
     daemon::ask(socket, &request).map(drop).map_err(StageError::from)
 }
 
-/// Says that a container is gone. The daemon notices that by itself as well: without one there is nothing to say.
+/// Tells the daemon that a container has ended. The daemon also notices that by itself, so it need not be running.
 pub(crate) fn poststop(state: &[u8], socket: &Path) -> Result<(), StageError> {
     let state: State = serde_json::from_slice(state).map_err(StageError::State)?;
     match daemon::ask(socket, &Request::Revoke { container: state.id }) {
-        Ok(Reply::Revoked) | Err(DaemonError::Away { .. }) => Ok(()),
+        Ok(Reply::Revoked) | Err(DaemonError::Unreachable { .. }) => Ok(()),
         Ok(_) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// By annotation. One that has devices of CDI's too has those, unless it lists more.
-fn asked(config: &Value) -> Result<Vec<String>, AnnotationError> {
+/// The GPUs that annotations ask for: none if CDI devices have granted GPUs, unless the annotations list GPUs too.
+fn requested(config: &Value) -> Result<Vec<String>, AnnotationError> {
     let asked = annotations::gpus(config)?.unwrap_or_default();
     let by_device = spec::has_device_hooks(config) && !annotations::lists_gpus(config);
     Ok(if by_device { Vec::new() } else { asked })

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A host that has everything.
+/// A host with an interposer and a daemon.
 struct Host {
     dir: TempDir,
     _daemon: UnixListener,
@@ -56,7 +56,7 @@ fn golden(name: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// One line on stderr that says what is wrong, nothing on stdout, and no success.
+/// Checks that the hook fails with one line on stderr, which has these words, and without output.
 fn refused(output: &Output, words: &[&str]) {
     assert!(!output.status.success());
     assert_eq!(output.stdout, b"");
@@ -84,7 +84,7 @@ fn an_annotated_container_gets_mounts_and_environment() {
 }
 
 #[test]
-fn others_come_out_byte_for_byte() {
+fn a_container_without_annotations_is_unchanged_byte_for_byte() {
     let host = Host::new();
     for config in [
         golden("config.json").replace("@ENABLE@", "false"),
@@ -94,14 +94,14 @@ fn others_come_out_byte_for_byte() {
         let output = host.hook(&config);
         assert!(output.status.success());
         assert_eq!(output.stdout, config.as_bytes());
-        // Nothing is asked of a host for them.
+        // The host needs no interposer for them.
         let output = run(Path::new("/nowhere"), Path::new("/nowhere"), &config);
         assert_eq!(output.stdout, config.as_bytes());
     }
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn errors_name_the_missing_part() {
     let host = Host::new();
     let config = golden("config.json").replace("@ENABLE@", "true");
     let (lib, socket) = (host.path().join("lib/rekindle"), host.path().join("rekindled.sock"));
@@ -111,7 +111,7 @@ fn what_is_missing_is_named() {
         &run(&lib, &host.path().join("none.sock"), &config),
         &["no daemon at", "none.sock", "No such file", "start rekindled"],
     );
-    // A dead daemon's socket.
+    // The socket of a dead daemon.
     drop(UnixListener::bind(host.path().join("dead.sock")).unwrap());
     refused(
         &run(&lib, &host.path().join("dead.sock"), &config),
@@ -132,8 +132,8 @@ fn the_interposer_is_found_beside_the_program() {
     let bin = host.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
     let program = bin.join("rekindle-oci-hook");
-    // By another process: a file that this one has just written another test's new process may still have open, and then
-    // nobody can execute it.
+    // Another process copies it: a file that this process has just written may still be open in another test's new process, and
+    // cannot be executed then.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_rekindle-oci-hook")).arg(&program).status().unwrap();
     assert!(copied.success());
     let config = host.path().join("config.json");
@@ -151,7 +151,7 @@ fn the_interposer_is_found_beside_the_program() {
 }
 
 #[test]
-fn podman_is_told_by_a_file() {
+fn hooks_json_prints_the_file_for_podman() {
     let output = Command::new(env!("CARGO_BIN_EXE_rekindle-oci-hook"))
         .args(["hooks-json", "--path", "/usr/bin/rekindle-oci-hook"])
         .env_remove("REKINDLE_SOCKET")

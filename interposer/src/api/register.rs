@@ -1,6 +1,6 @@
-//! Memory of the application's own that it registers. Its pages are moved into a memfd that the worker has too (see
-//! [`crate::process::moves`]), so that copies and kernels use it in place; the device knows it by another address, in the pinned
-//! window (attribute 91 says that host pointers cannot be used for it). Pages that cannot be moved, because they are
+//! Memory of the application that it registers. Its pages are moved into a memfd that the worker maps too (see
+//! [`crate::process::moves`]), so that copies and kernels use it in place. The device has another address for it, in the
+//! pinned window (attribute 91 says that host pointers cannot be used for it). Pages that cannot be moved, because they are
 //! shared with other processes, stay: copies of them go through the bounce buffer, and they have no device pointer.
 
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Which GPUs there are, and what the CUDA driver says of them.
+//! The GPUs, and their properties as the CUDA driver reports them.
 
 use std::ffi::{c_char, c_void};
 
@@ -36,7 +36,7 @@ pub(crate) unsafe fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut usiz
     unsafe { nvmlDeviceGetHandleByIndex(index, device) }
 }
 
-/// The handle of the first GPU of which something holds.
+/// The handle of the first GPU for which `is` returns true.
 ///
 /// # Safety
 /// `device` is null or may be written.
@@ -164,7 +164,7 @@ pub(crate) unsafe fn nvmlDeviceGetMemoryBusWidth(device: usize, width: *mut u32)
     unsafe { put(width, attribute(facts.gpu(device)?.1, MEMORY_BUS_WIDTH)? as u32) }
 }
 
-/// What processes see are whole GPUs.
+/// Processes see whole GPUs only.
 pub(crate) unsafe fn nvmlDeviceIsMigDeviceHandle(device: usize, is_mig: *mut u32) -> Answered {
     let facts = state::facts()?;
     facts.gpu(device)?;

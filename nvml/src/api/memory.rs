@@ -1,4 +1,4 @@
-//! How much memory is free.
+//! The free memory of GPUs.
 
 use std::ffi::c_void;
 

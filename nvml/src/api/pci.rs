@@ -1,4 +1,4 @@
-//! Where GPUs are on the PCI bus.
+//! The PCI addresses of GPUs.
 
 use std::ffi::{c_char, c_void};
 
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_in_all_their_forms() {
+    fn parse_accepts_all_forms_of_an_address() {
         let wanted = Some(Address { domain: 0, bus: 0x3b, device: 0 });
         for text in ["0000:3b:00.0", "00000000:3B:00.0", "3b:00", "0:3B:0.0"] {
             assert_eq!(parse(text), wanted, "{text}");

@@ -1,4 +1,4 @@
-//! Who computes on a GPU. Under Rekindle nothing draws on one, and there is no MPS.
+//! The processes that compute on a GPU. Rekindle supports neither graphics nor MPS.
 
 use std::ffi::c_void;
 
@@ -25,7 +25,7 @@ struct ProcessV2 {
     compute_instance: u32,
 }
 
-/// Of a GPU that is not partitioned.
+/// The instance of a GPU that is not partitioned.
 const NO_INSTANCE: u32 = u32::MAX;
 
 fn computing(device: usize) -> Result<Vec<Process>, u32> {
@@ -36,10 +36,10 @@ fn computing(device: usize) -> Result<Vec<Process>, u32> {
     }
 }
 
-/// Writes as many as there are, if there is room for all.
+/// Writes the processes if there is room for all, and their number in any case.
 ///
 /// # Safety
-/// `count` is null or says for how many `out` has room.
+/// `count` is null, or holds the number of elements for which `out` has room.
 unsafe fn list<T>(found: Vec<Process>, count: *mut u32, out: *mut c_void, as_one: impl Fn(Process) -> T) -> Answered {
     if count.is_null() {
         return Err(ERROR_INVALID_ARGUMENT);
@@ -87,11 +87,11 @@ pub(crate) unsafe fn nvmlDeviceGetComputeRunningProcesses_v3(d: usize, n: *mut u
     unsafe { list(computing(d)?, n, infos, v2) }
 }
 
-/// None.
+/// Reports no processes.
 ///
 /// # Safety
 /// `count` is null or may be written.
-unsafe fn nobody(device: usize, count: *mut u32) -> Answered {
+unsafe fn no_processes(device: usize, count: *mut u32) -> Answered {
     state::facts()?.gpu(device)?;
     // SAFETY: the caller's promise.
     unsafe { put(count, 0) }
@@ -99,30 +99,30 @@ unsafe fn nobody(device: usize, count: *mut u32) -> Answered {
 
 pub(crate) unsafe fn nvmlDeviceGetGraphicsRunningProcesses(d: usize, count: *mut u32, _: *mut c_void) -> Answered {
     // SAFETY: the caller's promise by nvml.h.
-    unsafe { nobody(d, count) }
+    unsafe { no_processes(d, count) }
 }
 
 pub(crate) unsafe fn nvmlDeviceGetGraphicsRunningProcesses_v2(d: usize, count: *mut u32, _: *mut c_void) -> Answered {
     // SAFETY: the caller's promise by nvml.h.
-    unsafe { nobody(d, count) }
+    unsafe { no_processes(d, count) }
 }
 
 pub(crate) unsafe fn nvmlDeviceGetGraphicsRunningProcesses_v3(d: usize, count: *mut u32, _: *mut c_void) -> Answered {
     // SAFETY: the caller's promise by nvml.h.
-    unsafe { nobody(d, count) }
+    unsafe { no_processes(d, count) }
 }
 
 pub(crate) unsafe fn nvmlDeviceGetMPSComputeRunningProcesses(d: usize, count: *mut u32, _: *mut c_void) -> Answered {
     // SAFETY: the caller's promise by nvml.h.
-    unsafe { nobody(d, count) }
+    unsafe { no_processes(d, count) }
 }
 
 pub(crate) unsafe fn nvmlDeviceGetMPSComputeRunningProcesses_v2(d: usize, count: *mut u32, _: *mut c_void) -> Answered {
     // SAFETY: the caller's promise by nvml.h.
-    unsafe { nobody(d, count) }
+    unsafe { no_processes(d, count) }
 }
 
 pub(crate) unsafe fn nvmlDeviceGetMPSComputeRunningProcesses_v3(d: usize, count: *mut u32, _: *mut c_void) -> Answered {
     // SAFETY: the caller's promise by nvml.h.
-    unsafe { nobody(d, count) }
+    unsafe { no_processes(d, count) }
 }

@@ -6,7 +6,7 @@ use super::{put, put_text};
 use crate::result::*;
 use crate::{Answered, state};
 
-/// What our library calls itself where the machine's does not say.
+/// The version of this library, if the machine's library does not report one.
 const OWN_VERSION: &str = "13.0";
 
 pub(crate) unsafe fn nvmlInit() -> Answered {
