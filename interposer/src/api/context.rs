@@ -8,7 +8,7 @@ use rekindle_wire::command::{
 };
 
 use super::{check, code, put, put_if};
-use crate::call::Call;
+use crate::call::{Call, perform};
 use crate::operations::pinned;
 use crate::state::client::{self, Client};
 use crate::state::contexts::{self, Context, Contexts};
@@ -281,9 +281,7 @@ fn synchronize(ctx: CUcontext) -> Result<(), CUresult> {
     let handle = if ctx == 0 { client.contexts.current()?.0 } else { ctx };
     client.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     rekindle_graphs::hook::context_asked(handle)?;
-    let mut call = Call::new(CONTEXT_SYNC)?;
-    call.put(&SyncContext { context: handle });
-    check(call.wait().0)
+    perform(CONTEXT_SYNC, &SyncContext { context: handle })
 }
 
 pub(crate) unsafe fn cuCtxSynchronize() -> CUresult {

@@ -13,7 +13,7 @@ use rekindle_wire::command::{
 
 use super::jit::Options;
 use super::{check, code as answer, put, put_if};
-use crate::call::{Call, standing_error};
+use crate::call::{Call, perform, standing_error};
 use crate::connection::command::Reply;
 use crate::operations::code::send_parts;
 use crate::state::client::{self, Client};
@@ -146,9 +146,7 @@ fn unload(call: u16, kind: Kind, handle: u64) -> CUresult {
         if !kind.owns(handle) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let mut call = Call::new(call)?;
-        call.put(&UnloadCode { handle });
-        check(call.wait().0)?;
+        perform(call, &UnloadCode { handle })?;
         client.functions.forget(handle);
         Ok(())
     }))

@@ -13,7 +13,7 @@ use rekindle_wire::command::{
 use super::jit::Options;
 use super::library::read_file;
 use super::{check, code, put, put_if};
-use crate::call::Call;
+use crate::call::{Call, perform};
 use crate::operations::code::send_parts;
 use crate::state::client;
 
@@ -164,9 +164,7 @@ pub(crate) unsafe fn cuLinkDestroy(state: u64) -> CUresult {
     let destroy = || {
         client::get()?;
         with_links(|links| links.remove(&state))?.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        let mut call = Call::new(LINK_DESTROY)?;
-        call.put(&OfLinker { linker: state });
-        check(call.wait().0)
+        perform(LINK_DESTROY, &OfLinker { linker: state })
     };
     code(destroy())
 }

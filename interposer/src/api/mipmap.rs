@@ -7,7 +7,7 @@ use rekindle_wire::command::{ArrayDestroy, Kind, MIPMAP_CREATE, MIPMAP_DESTROY, 
 
 use super::array::{ensure_supported, size_of};
 use super::{check, code, put};
-use crate::call::Call;
+use crate::call::{Call, perform};
 use crate::state::arrays::{Array, Mipmapped};
 use crate::state::client;
 
@@ -58,9 +58,7 @@ pub(crate) unsafe fn cuMipmappedArrayGetLevel(out: *mut CUarray, array: CUmipmap
 pub(crate) unsafe fn cuMipmappedArrayDestroy(array: CUmipmappedArray) -> CUresult {
     code(client::get().and_then(|client| {
         let known = client.arrays.mipmapped(array)?;
-        let mut call = Call::new(MIPMAP_DESTROY)?;
-        call.put(&ArrayDestroy { array });
-        check(call.wait().0)?;
+        perform(MIPMAP_DESTROY, &ArrayDestroy { array })?;
         client.arrays.remove_mipmapped(array, &known);
         Ok(())
     }))

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::command::{PINNED_UNMAP, PinnedUnmap};
 
-use super::{check, code, put};
-use crate::call::{Call, standing_error};
+use super::{code, put};
+use crate::call::{perform, standing_error};
 use crate::operations::pinned::{self, Pages};
 use crate::process::log;
 use crate::process::moves::{self, Refusal};
@@ -90,9 +90,7 @@ pub(crate) unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
             });
         };
         if alias != 0 {
-            let mut call = Call::new(PINNED_UNMAP)?;
-            call.put(&PinnedUnmap { address: alias & !(PAGE - 1) });
-            check(call.wait().0)?;
+            perform(PINNED_UNMAP, &PinnedUnmap { address: alias & !(PAGE - 1) })?;
             client.memory.remove(alias);
         }
         if let Some(gone) = client.memory.remove(base) {

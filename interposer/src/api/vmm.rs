@@ -11,7 +11,7 @@ use rekindle_wire::command::{
 };
 
 use super::{check, code, put};
-use crate::call::Call;
+use crate::call::{Call, perform};
 use crate::process::log;
 use crate::state::client::{self, Client};
 use crate::state::memory::Allocation;
@@ -116,9 +116,7 @@ pub(crate) unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult
         if !client.vmm.is_reservation(ptr, size as u64) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let mut call = Call::new(ADDRESS_FREE)?;
-        call.put(&AddressRange { address: ptr, size: size as u64 });
-        check(call.wait().0)?;
+        perform(ADDRESS_FREE, &AddressRange { address: ptr, size: size as u64 })?;
         client.vmm.give(ptr, size as u64);
         Ok(())
     }))
@@ -148,9 +146,7 @@ pub(crate) unsafe fn cuMemCreate(
 }
 
 fn about_piece(number: u16, handle: u64) -> Result<(), CUresult> {
-    let mut call = Call::new(number)?;
-    call.put(&OfPiece { piece: handle });
-    check(call.wait().0)
+    perform(number, &OfPiece { piece: handle })
 }
 
 pub(crate) unsafe fn cuMemRelease(handle: u64) -> CUresult {
@@ -189,9 +185,7 @@ pub(crate) unsafe fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, hand
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let piece = client.vmm.piece(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let mut call = Call::new(PIECE_MAP)?;
-        call.put(&PieceMap { address: ptr, size: size as u64, offset: offset as u64, piece: handle, flags });
-        check(call.wait().0)?;
+        perform(PIECE_MAP, &PieceMap { address: ptr, size: size as u64, offset: offset as u64, piece: handle, flags })?;
         client.vmm.map(ptr, size as u64, handle);
         client.memory.insert(Allocation::Mapping {
             base: ptr,
@@ -205,9 +199,7 @@ pub(crate) unsafe fn cuMemMap(ptr: CUdeviceptr, size: usize, offset: usize, hand
 
 pub(crate) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
     code(client::get().and_then(|client| {
-        let mut call = Call::new(PIECE_UNMAP)?;
-        call.put(&AddressRange { address: ptr, size: size as u64 });
-        check(call.wait().0)?;
+        perform(PIECE_UNMAP, &AddressRange { address: ptr, size: size as u64 })?;
         for base in client.vmm.unmap(ptr, size as u64) {
             client.memory.remove(base);
         }
