@@ -1,5 +1,5 @@
-//! A daemon that says what the contract says and notes what it is asked. It manages no GPU; what it writes as the image
-//! are the sockets.
+//! A daemon for the tests, which replies as the protocol requires and records its requests. It manages no GPU; its image
+//! contains the sockets.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::application::{ANSWER, COUNT, QUESTION};
 
-/// How it behaves. A request with a reason is refused with it.
+/// The behaviour of the daemon. It refuses a request that has a reason here, with that reason.
 #[derive(Clone, Default)]
 pub(crate) struct Script {
     pub(crate) status: Option<String>,
@@ -27,12 +27,12 @@ pub(crate) struct Script {
     pub(crate) pause: Option<String>,
     pub(crate) pause_takes: Duration,
     pub(crate) finish: Option<String>,
-    /// `Finish` is answered when this says so.
+    /// The daemon replies to `Finish` when this becomes false.
     pub(crate) hold_finish: Option<Arc<AtomicBool>>,
     pub(crate) prepare: Option<String>,
-    /// From which `Resume` on.
+    /// The number of the first `Resume` that is refused, and the reason.
     pub(crate) resume: Option<(usize, String)>,
-    /// Knows none of the processes that CRIU resumes.
+    /// The daemon does not know the processes that CRIU resumes.
     pub(crate) forgetful: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 struct Client {
     pid: i32,
-    /// Its pid as it sees it, which CRIU restores; in a container the other one changes.
+    /// The pid in the process's own namespace, which CRIU restores; in a container the other pid changes.
     inner: i32,
     cookie: u64,
     path: String,
@@ -64,27 +64,27 @@ struct State {
     events: Vec<(Instant, Event)>,
     clients: Vec<Client>,
     prepared: Vec<Saved>,
-    /// Kept: the worker's end.
+    /// Open connections: the worker's ends.
     connections: Vec<UnixStream>,
     resumed: Vec<Resumed>,
 }
 
-/// Of a client in an image.
+/// A client in an image.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 struct Saved {
     inner: i32,
     socket: RestoredSocket,
-    /// The count in the memory that it shares, when it was frozen.
+    /// The count in its shared memory when it was frozen.
     count: u64,
 }
 
-/// A process that was let go on.
+/// A process that continues after a restore.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resumed {
     pub(crate) pid: i32,
-    /// The count in the memory that it shares.
+    /// The count in its shared memory.
     pub(crate) count: u64,
-    /// The same, when it was frozen.
+    /// That count when it was frozen.
     pub(crate) frozen: u64,
 }
 
@@ -120,12 +120,12 @@ impl Daemon {
         self.state().events.push((Instant::now(), event));
     }
 
-    /// Whether it was asked this since the last call of [`Daemon::events`].
+    /// Whether the event has happened since the last call of [`Daemon::events`].
     pub(crate) fn is_asked(&self, what: &Event) -> bool {
         self.state().events.iter().any(|(_, event)| event == what)
     }
 
-    /// What it was asked since the last call of this.
+    /// The events since the last call.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.timed_events().into_iter().map(|(_, event)| event).collect()
     }
@@ -134,7 +134,7 @@ impl Daemon {
         std::mem::take(&mut self.state().events)
     }
 
-    /// The restored processes that it has let go on since the last call of this.
+    /// The restored processes that have continued since the last call.
     pub(crate) fn resumed(&self) -> Vec<Resumed> {
         std::mem::take(&mut self.state().resumed)
     }
@@ -268,7 +268,7 @@ impl Daemon {
         let prepared: Vec<Saved> = serde_json::from_slice(&image).unwrap();
         let mut state = self.state();
         state.prepared.clone_from(&prepared);
-        // They died.
+        // These processes have ended.
         state.clients.retain(|client| !prepared.iter().any(|saved| saved.inner == client.inner));
         drop(state);
         let reply = match script.prepare {
@@ -288,7 +288,7 @@ impl Daemon {
             let saved = prepared.iter().find(|saved| !script.forgetful && saved.inner == inner_pid(pid));
             let ours = saved.is_some();
             if ours {
-                // It was sent before this, but on another connection.
+                // The process has sent it before this request, but on another connection.
                 crate::stage::until("the process has a connection", || {
                     self.state().clients.iter().any(|client| client.pid == pid)
                 });
@@ -320,7 +320,7 @@ fn attached() -> Answer {
     })
 }
 
-/// Who connected.
+/// The pid of the process at the other end.
 fn peer(socket: &UnixStream) -> i32 {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
@@ -344,8 +344,8 @@ fn in_dir(dir: &OwnedFd, name: &str) -> PathBuf {
     format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()).into()
 }
 
-/// Opens the memory that a restored process shares, as the daemon must: the memfd of before is not the memfd of now.
-/// Writes a question into it, which the process will answer once it runs.
+/// Opens the shared memory of a restored process as the daemon does, since the memfd is a new one, and writes a question into
+/// it. The process answers when it runs.
 fn take_memory(pid: i32) -> u64 {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let line = maps.lines().find(|line| line.contains("/memfd:ring")).unwrap();

@@ -15,10 +15,11 @@ use crate::process::memfd::{map_shared, sealed_memfd};
 use crate::state::client::Client;
 use crate::state::memory::Allocation;
 
-/// Numbers memfds.
+/// The next memfd's number.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 const PAGE: u64 = 4096;
+
 /// A memfd, mapped here and in the worker at one place of the pinned window.
 pub(crate) struct Pages {
     pub(crate) base: u64,
@@ -29,7 +30,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Makes it in the current context.
+    /// Creates the memfd and maps it in the current context.
     pub(crate) fn allocate(client: &'static Client, bytes: u64, flags: u32) -> Result<Self, CUresult> {
         let size = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let serial = SERIAL.fetch_add(1, Relaxed);
@@ -52,7 +53,7 @@ impl Pages {
         Ok(Self { base, size, serial, file })
     }
 
-    /// Frees it again.
+    /// Unmaps it in the worker and here.
     pub(crate) fn free(self, client: &Client) -> Result<(), CUresult> {
         perform(PINNED_UNMAP, &PinnedUnmap { address: self.base })?;
         unmap(client, self.base, self.size);
@@ -71,7 +72,7 @@ pub(crate) fn allocate(client: &'static Client, bytes: u64, flags: u32) -> Resul
     Ok(base)
 }
 
-/// Frees pinned memory again.
+/// Frees pinned memory; 0 stands for no bytes.
 pub(crate) fn free(client: &Client, base: u64) -> Result<(), CUresult> {
     if base == 0 {
         return Ok(());
