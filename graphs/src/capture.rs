@@ -56,8 +56,8 @@ pub(crate) fn exchange_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
 
-/// How many captures there are, and how many of them and of events that were last recorded in one. For who only wants
-/// to know that there is nothing to look at.
+/// The number of captures, and the number of captures and of events that were last recorded in one. Most calls only need to
+/// know that both are 0.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 static OF_INTEREST: AtomicUsize = AtomicUsize::new(0);
 
@@ -92,9 +92,9 @@ pub(crate) struct Capture {
 pub(crate) struct Member {
     pub(crate) capture: u64,
     role: Role,
-    /// What the stream's next node comes after.
+    /// The nodes that the stream's next node comes after.
     pub(crate) after: Vec<Edge>,
-    /// What was handed out by `cuStreamGetCaptureInfo`.
+    /// The arrays that `cuStreamGetCaptureInfo` has handed out.
     pub(crate) shown: (Vec<CUgraphNode>, Vec<CUgraphEdgeData>),
 }
 
@@ -208,7 +208,7 @@ impl Captures {
         let Some(recorded) = self.events.get(&event) else { return Ok(()) };
         let capture = recorded.capture;
         if !self.list.contains_key(&capture) {
-            // What it stood for is over.
+            // The capture that the event was recorded in is over.
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.invalidate(capture);
@@ -220,7 +220,7 @@ impl Captures {
         self.events.remove(&event);
     }
 
-    /// What the next node of a stream comes after, for a node of this task.
+    /// The nodes that the next node of a stream comes after, for a node of this task.
     fn next_after(&self, stream: StreamKey, task: &Task) -> Vec<Edge> {
         let after = self.streams.get(&stream).map(|m| m.after.clone()).unwrap_or_default();
         match task {
@@ -300,7 +300,7 @@ impl Captures {
                 graph.owner = Owner::Program;
             }
         }
-        // Also one that was there before: nobody knows what is in it.
+        // Also a graph that was there before: its content is unknown.
         if !good {
             graphs.destroy(capture.graph);
         }
@@ -367,7 +367,7 @@ impl Captures {
         }
         let mut task = task;
         if let Task::Kernel(kernel) = &mut task {
-            // They say what the edges are; a node does not have them.
+            // These attributes say what the edges are; a node does not have them.
             kernel.attributes.retain(|id, _| !EDGE_ATTRIBUTES.contains(id));
         }
         let node = graphs.add_node(graph, &after, task)?;
@@ -473,7 +473,7 @@ impl Captures {
 }
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 pub(crate) const PROGRAMMATIC_SERIALIZATION: u32 = 6;
-/// That, programmatic events and launch completion events.
+/// Programmatic stream serialisation, programmatic events and launch completion events.
 const EDGE_ATTRIBUTES: [u32; 3] = [PROGRAMMATIC_SERIALIZATION, 7, 12];
 
 #[cfg(test)]

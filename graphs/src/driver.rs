@@ -1,4 +1,4 @@
-//! What the library around this crate knows and does.
+//! The library around this crate: what this crate asks of it.
 
 use std::sync::OnceLock;
 
@@ -22,7 +22,7 @@ pub struct StreamKey {
 /// How a stream is ordered with the legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It is that stream.
+    /// The legacy default stream itself.
     Legacy,
     /// Ordered with it.
     Blocking,
@@ -33,7 +33,7 @@ pub enum Role {
 /// A stream that a parameter names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Which it is.
+    /// Its name.
     pub key: StreamKey,
     /// Its kind.
     pub role: Role,
@@ -41,10 +41,10 @@ pub struct Stream {
     pub priority: i32,
 }
 
-/// What is known of a kernel.
+/// The facts about a kernel.
 #[derive(Clone, Debug, Default)]
 pub struct KernelFacts {
-    /// Its name, for people.
+    /// Its name, for messages.
     pub name: String,
     /// Offset and size of each parameter.
     pub layout: Vec<(u32, u32)>,
@@ -63,40 +63,40 @@ pub trait Driver: Sync {
     /// The stream that a parameter names, in the form of the call under way.
     ///
     /// # Errors
-    /// That of a stream that does not exist.
+    /// The error of a stream that does not exist.
     fn stream(&self, stream: CUstream) -> Result<Stream>;
 
     /// The context of an event.
     ///
     /// # Errors
-    /// That of an event that does not exist.
+    /// The error of an event that does not exist.
     fn event(&self, event: CUevent) -> Result<CUcontext>;
 
-    /// What is known of a kernel or function.
+    /// The facts about a kernel or function.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE` where there is none.
     fn kernel(&self, function: u64) -> Result<KernelFacts>;
 
-    /// What the driver says at once of a launch.
+    /// The driver's immediate answer to a launch.
     ///
     /// # Errors
     /// As `cuLaunchKernel`.
     fn check_kernel(&self, kernel: &Kernel) -> Result<()>;
 
-    /// What the driver says at once of a copy.
+    /// The driver's immediate answer to a copy.
     ///
     /// # Errors
     /// As `cuMemcpy3D`.
     fn check_copy(&self, copy: &Copy) -> Result<()>;
 
-    /// What the driver says at once of a memset.
+    /// The driver's immediate answer to a memset.
     ///
     /// # Errors
     /// As `cuMemsetD8` and the like.
     fn check_fill(&self, fill: &Fill) -> Result<()>;
 
-    /// What the driver says at once of operations on words.
+    /// The driver's immediate answer to operations on words.
     ///
     /// # Errors
     /// As `cuStreamBatchMemOp`.

@@ -1,4 +1,4 @@
-//! Executable graphs: a copy of a graph with its children unfolded, which stays as it is whatever becomes of the graph.
+//! Executable graphs: copies of graphs with their children unfolded, which a later change of the graph does not touch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::handles::{EXEC, Handles};
 use crate::steps::{Flat, Step};
 use crate::task::Task;
 
-/// What of a graph decides whether another can take its place: kinds of nodes and edges. The last node comes first, so
-/// that what comes after a node is before it.
+/// The kinds of a graph's nodes and edges, which decide whether another graph can take its place. The last node comes first, so
+/// that a node's successors are before it.
 #[derive(Clone, Debug)]
 struct Shape {
     nodes: Vec<Part>,
@@ -37,7 +37,7 @@ pub(crate) struct Exec {
     pub(crate) flat: Arc<Flat>,
     /// The step of each node.
     places: HashMap<CUgraphNode, usize>,
-    /// What the driver calls it.
+    /// The driver's name of it.
     pub(crate) made: u64,
     pub(crate) allocates: Vec<CUdeviceptr>,
     pub(crate) frees: Vec<CUdeviceptr>,
@@ -109,7 +109,7 @@ impl Execs {
         Ok(())
     }
 
-    /// What becomes of an executable graph that takes another graph's parameters: the steps, and which differ.
+    /// The steps of an executable graph once it has taken another graph's parameters, and the places of those that differ.
     pub(crate) fn updated(
         &self,
         graphs: &Graphs,
@@ -382,7 +382,7 @@ mod tests {
         execs.change(exec, nodes[1], set, tell).unwrap();
         assert_eq!(told, [(1, host(5))]);
         assert_eq!(execs.change(exec, 77, |_| Ok(()), |_, _, _| Ok(())), Err(CUDA_ERROR_INVALID_VALUE));
-        // What is not taken does not happen.
+        // A change that the driver refuses is undone.
         let refused = execs.change(exec, nodes[0], set, |_, _, _| Err(CUDA_ERROR_NOT_SUPPORTED));
         assert_eq!((refused, &execs.step(exec, nodes[0]).unwrap().task), (Err(CUDA_ERROR_NOT_SUPPORTED), &host(0)));
         execs.destroy(&mut graphs, exec).unwrap();

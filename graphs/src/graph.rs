@@ -1,4 +1,4 @@
-//! One graph: nodes and what each must come after.
+//! One graph: nodes, and the edges between them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,15 +19,15 @@ pub(crate) const PORT_LAUNCH_ORDER: u8 = 2;
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) task: Task,
-    /// What it comes after.
+    /// The nodes that it comes after.
     pub(crate) after: Vec<Edge>,
-    /// What comes after it.
+    /// The nodes that come after it.
     pub(crate) before: Vec<CUgraphNode>,
     /// The node that this is a clone of, or 0.
     pub(crate) origin: CUgraphNode,
 }
 
-/// Who destroys a graph.
+/// The owner of a graph, which destroys it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The application.
@@ -99,7 +99,7 @@ impl Graph {
         if self.order().is_some() {
             return None;
         }
-        // What nothing comes before is in none.
+        // A node without predecessors is in no cycle.
         let mut left: HashSet<CUgraphNode> = self.nodes.keys().copied().collect();
         loop {
             let free =

@@ -1,6 +1,6 @@
 //! Handles that this crate gives out: a kind and a number, never an address.
 
-/// What the handles of graphs begin with.
+/// The first bits of handles of graphs.
 pub(crate) const GRAPH: u64 = 0x21;
 /// Of nodes.
 pub(crate) const NODE: u64 = 0x22;

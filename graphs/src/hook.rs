@@ -1,4 +1,5 @@
-//! Where calls that are no calls of graphs meet captures. Each costs one look at a number as long as nothing captures.
+//! Calls outside of this crate that a capture may record or forbid. Each costs one look at a number as long as nothing
+//! captures.
 
 use rekindle_cuda_abi::launch::{
     CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, CU_LAUNCH_ATTRIBUTE_PRIORITY, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
@@ -73,7 +74,7 @@ const DEFAULT_STREAM: &[&str] = &[
 /// Before a call, by its symbol: whether a capture forbids it.
 ///
 /// # Errors
-/// What the call answers with then. The capture is invalid.
+/// The call's error then. The capture is invalid.
 #[inline]
 pub fn before(symbol: &str) -> Result<()> {
     if capture::any() { before_while_capturing(symbol) } else { Ok(()) }
@@ -98,7 +99,7 @@ fn before_while_capturing(symbol: &str) -> Result<()> {
 /// A call that asks or waits for a stream.
 ///
 /// # Errors
-/// What the call answers with where a capture forbids it.
+/// The call's error where a capture forbids it.
 #[inline]
 pub fn stream_asked(stream: CUstream) -> Result<()> {
     if !capture::any() {
@@ -114,7 +115,7 @@ pub fn stream_asked(stream: CUstream) -> Result<()> {
 /// A call in a stream that cannot be captured.
 ///
 /// # Errors
-/// What the call answers with where the stream captures, or may not be used for a capture.
+/// The call's error where the stream captures, or may not be used for a capture.
 #[inline]
 pub fn not_capturable(stream: CUstream) -> Result<()> {
     if !capture::any() {
@@ -127,7 +128,7 @@ pub fn not_capturable(stream: CUstream) -> Result<()> {
 /// A call that waits for all of a context.
 ///
 /// # Errors
-/// What the call answers with where a capture forbids it.
+/// The call's error where a capture forbids it.
 #[inline]
 pub fn context_asked(context: CUcontext) -> Result<()> {
     if !capture::any() {
@@ -142,7 +143,7 @@ pub fn context_asked(context: CUcontext) -> Result<()> {
 /// A call that asks or waits for an event.
 ///
 /// # Errors
-/// What the call answers with where a capture forbids it, or the event was last recorded in one.
+/// The call's error where a capture forbids it, or the event was last recorded in one.
 #[inline]
 pub fn event_asked(event: CUevent) -> Result<()> {
     if !capture::any_or_event() {

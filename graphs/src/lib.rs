@@ -1,7 +1,7 @@
 //! CUDA graphs and stream capture, as `cuda.h` documents them, without any GPU.
 //!
 //! Two libraries have this crate inside: the interposer, whose process keeps its graphs by it, and the software GPU.
-//! What each does with a graph that is launched is behind [`Driver`].
+//! [`Driver`] is what each of them does with a graph that is launched.
 //!
 //! ```text
 //!   cuGraph...              ─► api ─► graphs: nodes, edges, user objects, memory of graphs
@@ -56,5 +56,5 @@ pub use driver::{Driver, KernelFacts, Role, Stream, StreamKey, register};
 pub use steps::{Flat, Step};
 pub use task::{Copy, Fill, Host, Kernel, Task, Words};
 
-/// What a call answers with.
+/// The answer of a call.
 pub type Result<T> = std::result::Result<T, rekindle_cuda_abi::types::CUresult>;

@@ -1,11 +1,11 @@
-//! Memory of graphs: its address is fixed when the node is made, and it is there between an allocation node and a free,
-//! which may be a node or a call of the application's.
+//! Memory of graphs. Its address is fixed when the allocation node is made; the memory is allocated from a launch of that node
+//! until a free, which may be a node or a call of the application's.
 //!
 //! ```text
-//!   node made ──> not there ──launch──> there ──free node, cuMemFree(Async), automatic free──> not there
+//!   node made ──> not allocated ──launch──> allocated ──free node, cuMemFree(Async), automatic free──> not allocated
 //! ```
 //!
-//! The memory behind the address stays until graph and executable graph are gone and it is not there.
+//! The physical memory stays until graph and executable graph are gone and the memory is not allocated.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -21,7 +21,7 @@ struct Allocation {
     device: CUdevice,
     /// Graphs and executable graphs that have the node.
     users: usize,
-    /// It is there.
+    /// It is allocated.
     live: bool,
 }
 
@@ -29,7 +29,7 @@ struct Allocation {
 #[derive(Debug, Default)]
 pub(crate) struct GraphMemory {
     allocations: HashMap<CUdeviceptr, Allocation>,
-    /// The most bytes of each device that were there, and the most of all.
+    /// The most bytes of each device that were allocated at a time, and the most bytes that had an address.
     highest: HashMap<CUdevice, (u64, u64)>,
     /// Memory that nothing uses any more. The driver is to take it back.
     released: Vec<CUdeviceptr>,
@@ -71,7 +71,7 @@ impl GraphMemory {
         std::mem::take(&mut self.released)
     }
 
-    /// Bytes that are there, and all bytes, of a device.
+    /// Allocated bytes, and all bytes, of a device.
     pub(crate) fn sums(&self, device: CUdevice) -> (u64, u64) {
         let mine = || self.allocations.values().filter(|m| m.device == device);
         let bytes = |m: &Allocation| m.bytes as u64;
@@ -87,12 +87,12 @@ impl GraphMemory {
         }
     }
 
-    /// The most bytes of a device that were there, and the most of all.
+    /// The most bytes of a device that were allocated at a time, and the most bytes that had an address.
     pub(crate) fn high(&self, device: CUdevice) -> (u64, u64) {
         self.highest.get(&device).copied().unwrap_or_default()
     }
 
-    /// Counts one of them from now on.
+    /// Starts one of the two anew from what there is now.
     pub(crate) fn reset_high(&mut self, device: CUdevice, used: bool) {
         let now = self.sums(device);
         let high = self.highest.entry(device).or_default();
@@ -106,7 +106,7 @@ impl GraphMemory {
         }
     }
 
-    /// One fewer does.
+    /// One graph or executable graph fewer has the node.
     pub(crate) fn release(&mut self, address: CUdeviceptr) {
         if let Some(memory) = self.allocations.get_mut(&address) {
             memory.users = memory.users.saturating_sub(1);
@@ -120,7 +120,7 @@ impl GraphMemory {
         }
     }
 
-    /// Lets memory go that no graph has and that is not there.
+    /// Releases memory that no graph has and that is not allocated.
     pub(crate) fn drop_unused(&mut self, address: CUdeviceptr) {
         if self.allocations.get(&address).is_some_and(|m| m.users == 0 && !m.live) {
             self.allocations.remove(&address);
@@ -139,11 +139,11 @@ impl GraphMemory {
         Some(Ok(()))
     }
 
-    /// An executable graph that allocates and frees these is about to be launched. What it frees goes when it has been:
-    /// see [`GraphMemory::drop_unused`].
+    /// An executable graph that allocates and frees these is about to be launched. After the launch, the caller calls
+    /// [`GraphMemory::drop_unused`] for each address that the graph frees.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` where memory is there that must not be, or is not that must. Nothing changes then.
+    /// `CUDA_ERROR_INVALID_VALUE` where memory is allocated that must not be, or is not that must. Nothing changes then.
     pub(crate) fn launch(&mut self, allocates: &[CUdeviceptr], frees: &[CUdeviceptr], automatic: bool) -> Result<()> {
         let live = |address: &CUdeviceptr| self.allocations.get(address).is_some_and(|m| m.live);
         if !automatic && allocates.iter().any(live) {
@@ -152,7 +152,7 @@ impl GraphMemory {
         if frees.iter().any(|address| !allocates.contains(address) && !live(address)) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        // What is freed was there for a moment.
+        // Memory that is freed was allocated for a moment.
         allocates.iter().for_each(|address| self.set_live(address, true));
         self.note_high();
         frees.iter().for_each(|address| self.set_live(address, false));

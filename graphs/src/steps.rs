@@ -9,9 +9,9 @@ use crate::task::Task;
 pub struct Step {
     /// The node that it stands for.
     pub node: CUgraphNode,
-    /// What it does. Children are unfolded: the step of their node does nothing, after all of theirs.
+    /// The work. Children are unfolded: the step of their node does nothing, after all of theirs.
     pub task: Task,
-    /// Where it does nothing instead, this is not set.
+    /// Whether the step does its work. A disabled step does nothing.
     pub enabled: bool,
     /// The places of the steps that it comes after, all before its own, and what of them.
     pub after: Vec<(usize, CUgraphEdgeData)>,

@@ -1,10 +1,10 @@
-//! What a node does.
+//! The work of a node.
 
 use std::collections::BTreeMap;
 
 use rekindle_cuda_abi::types::*;
 
-/// What a node does.
+/// The work of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Task {
     /// Launches a kernel.
@@ -23,9 +23,9 @@ pub enum Task {
     Wait(CUevent),
     /// Records an event.
     Record(CUevent),
-    /// From here on this memory is there.
+    /// Allocates this memory.
     Allocate(Memory),
-    /// From here on this memory is not there.
+    /// Frees the memory at this address.
     Free(CUdeviceptr),
     /// Operations on words of memory.
     Words(Words),
@@ -38,7 +38,7 @@ pub struct Kernel {
     pub function: u64,
     /// Whether it was named as a kernel, not as a function.
     pub by_kernel: bool,
-    /// Where it runs.
+    /// The context in which it runs.
     pub context: CUcontext,
     /// Blocks in each dimension.
     pub grid: [u32; 3],
@@ -52,7 +52,7 @@ pub struct Kernel {
     pub parameters: Vec<u8>,
     /// `CU_LAUNCH_ATTRIBUTE_*` and their values.
     pub attributes: BTreeMap<u32, CUlaunchAttributeValue>,
-    /// What was handed out as `kernelParams`: addresses in `parameters`.
+    /// The `kernelParams` that were handed out: addresses in `parameters`.
     pub pointers: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ impl PartialEq for Kernel {
 pub struct Copy {
     /// As it was described.
     pub copy: CudaMemcpy3d,
-    /// Where it runs.
+    /// The context in which it runs.
     pub context: CUcontext,
 }
 
@@ -87,7 +87,7 @@ impl PartialEq for Copy {
 pub struct Fill {
     /// As it was described.
     pub fill: CudaMemsetNodeParams,
-    /// Where it runs.
+    /// The context in which it runs.
     pub context: CUcontext,
 }
 
@@ -96,7 +96,7 @@ pub struct Fill {
 pub struct Host {
     /// Its address.
     pub function: u64,
-    /// What it is called with.
+    /// Its argument.
     pub data: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct Memory {
 /// Operations on words of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// Where they run.
+    /// The context in which they run.
     pub context: CUcontext,
     /// In their order.
     pub operations: Vec<CUstreamBatchMemOpParams>,

@@ -17,8 +17,8 @@ use crate::record::FileSizes;
 
 /// A committed image that a new one is to build on.
 ///
-/// As long as it lives, nobody begins an image in its directory or in that of one that it builds on, or flattens one
-/// there: whoever wants to is told [`ImageError::BuiltOn`]. Others may build on it at the same time, and it may be read.
+/// As long as it lives, no other writer begins an image in its directory or in that of an image that it builds on, or flattens
+/// one there: such a writer gets [`ImageError::BuiltOn`]. Others may build on it at the same time, and it may be read.
 #[derive(Debug)]
 pub struct Base {
     image: Image,
@@ -40,7 +40,7 @@ impl Base {
     /// The image at `path`, relative to `dir`, in which the new image will be.
     ///
     /// # Errors
-    /// Those of [`Image::open_at`]; [`ImageError::Unsupported`] for an image of format version 1, whose hashes are of
+    /// The errors of [`Image::open_at`]; [`ImageError::Unsupported`] for an image of format version 1, whose hashes are of
     /// another kind, and for one that has as many ancestors as an image may have; [`ImageError::Invalid`] if it
     /// is in `dir` itself; [`ImageError::Overwrites`] if one that it builds on is: a new image in `dir`, whole or not, would be
     /// the end of it; [`ImageError::Busy`] if one of them is just being written.
@@ -72,7 +72,7 @@ impl Base {
     /// makes it anew or removes it before it begins.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn find(dir: &ImageDir) -> Result<Option<Self>, ImageError> {
         for link in [Self::LINK, Self::CRIU_LINK] {
             match Self::open(dir, &dir.way_through(link)) {
@@ -96,8 +96,8 @@ impl Base {
         self.key
     }
 
-    /// What the process with this pid (as it sees itself) may refer to: the pieces that it had itself, never those of
-    /// another process. Nothing if there were several of that pid, in different namespaces.
+    /// The pieces to which the process with this pid (as it sees itself) may refer: those that it had itself, never those of
+    /// another process. None if several processes had that pid, in different namespaces.
     #[must_use]
     pub fn known(&self, namespace_pid: u32) -> Known {
         let mut same = self.image.manifest().clients.iter().filter(|it| it.namespace_pid == namespace_pid);
@@ -119,7 +119,7 @@ impl Base {
         Some(code.parent_depth + 1)
     }
 
-    /// What the manifest of an image that builds on this one says.
+    /// The reference in the manifest of an image that builds on this one.
     pub(crate) fn reference(&self) -> Parent {
         Parent { path: self.path.clone(), id: self.image.manifest().id, manifest_hash: self.manifest_hash }
     }

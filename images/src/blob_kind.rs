@@ -2,7 +2,8 @@
 
 use crate::manifest::Blob;
 
-/// What a [`Blob`] holds. A worker writes and reads blobs; each number keeps its meaning in every later version.
+/// The kind of content that a [`Blob`] holds. A worker writes and reads blobs; each number keeps its meaning in every later
+/// version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum BlobKind {
@@ -12,7 +13,7 @@ pub enum BlobKind {
     ArrayContent = 2,
     /// The deferred commands.
     DeferredCommands = 3,
-    /// What kernels have printed and the application has not fetched; its handle is 0 for stdout, 1 for stderr.
+    /// Text that kernels have printed and the application has not fetched; its handle is 0 for stdout, 1 for stderr.
     Printed = 0x1c0,
     /// A compiler's log that its caller may be about to fetch; its handle is twice the thread's number, and one more for
     /// errors.

@@ -26,14 +26,14 @@ pub(crate) fn open(dir: &ImageDir, manifest: &Manifest) -> Result<Vec<Ancestor>,
     walk(dir, manifest, None)
 }
 
-/// For whom a chain is held.
+/// The writer for which a chain is held.
 #[derive(Clone, Copy)]
 pub(crate) struct Holder<'a> {
-    /// Where it writes. None of the chain may be there.
+    /// The directory that it writes to. No image of the chain may be there.
     pub(crate) dir: &'a ImageDir,
 }
 
-/// As [`open`]; nobody writes to any of them as long as what is returned lives.
+/// As [`open`]; as long as the result lives, no other writer changes any of them.
 ///
 /// # Errors
 /// [`ImageError::Busy`] and [`ImageError::Overwrites`] as well.
@@ -66,7 +66,7 @@ fn walk(dir: &ImageDir, manifest: &Manifest, holder: Option<Holder<'_>>) -> Resu
         if layer.manifest.hash_key != manifest.hash_key {
             return Err(bad("its pieces are hashed with another key".to_owned()));
         }
-        // Only now: one that is not what was built on is nothing to lose. What is behind it may be missing all the same.
+        // Only now: an image that was not built on is no loss. Images behind this one may be missing all the same.
         if let Some(holder) = holder.filter(|_| own == layer.dir.identity().ok()) {
             let parent = dir.place().unwrap_or_else(|_| dir.path().to_owned());
             return Err(ImageError::Overwrites { dir: holder.dir.path().to_owned(), parent });

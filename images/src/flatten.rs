@@ -24,11 +24,11 @@ use crate::record::CommitRecord;
 use crate::recovery;
 use crate::writer::{Committed, CreateOptions, ImageWriter};
 
-/// Writes the image again into `out`, with everything that it has in other images. It keeps its id. Every piece is
+/// Writes the image again into `out`, with all of its content in other images. The image keeps its id. Every piece is
 /// compared with its hash on the way.
 ///
 /// # Errors
-/// Those of [`DataReader::read`](crate::DataReader::read) and of [`ImageWriter`]; `out` then has no image.
+/// The errors of [`DataReader::read`](crate::DataReader::read) and of [`ImageWriter`]; `out` then has no image.
 pub fn flatten(image: &Image, out: ImageDir) -> Result<Committed, ImageError> {
     let mut options = CreateOptions { id: image.manifest().id, ..CreateOptions::new()? };
     if let HashKey::Content(key) = image.manifest().hash_key {
@@ -88,7 +88,7 @@ impl Client {
 /// space is needed as for both.
 ///
 /// # Errors
-/// Those of [`flatten`], and [`ImageError::Busy`] if the image, or one that it builds on, is being written or is
+/// The errors of [`flatten`], and [`ImageError::Busy`] if the image, or one that it builds on, is being written or is
 /// needed by another that is: then the image is as it was. [`ImageError::Io`] while files are moved: then it is not
 /// committed, and calling this again goes on.
 pub fn flatten_in_place(path: &Path) -> Result<bool, ImageError> {

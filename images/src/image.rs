@@ -55,7 +55,7 @@ impl Image {
         Self::with_ancestors(dir, chain::open)
     }
 
-    /// As [`open_at`](Self::open_at); nobody writes to an image that this one builds on as long as it lives.
+    /// As [`open_at`](Self::open_at); as long as the result lives, no other writer changes an image that this one builds on.
     ///
     /// # Errors
     /// [`ImageError::Busy`] and [`ImageError::Overwrites`] as well.
@@ -139,7 +139,7 @@ impl Image {
     /// A reader for all its data files, and those of other images that have pieces of it.
     ///
     /// # Errors
-    /// Those of [`data_file`](Self::data_file).
+    /// The errors of [`data_file`](Self::data_file).
     pub fn data_reader(&self) -> Result<DataReader, ImageError> {
         let mut all: BTreeSet<_> = self.data_files().map(DataFile::own).collect();
         for client in &self.layer.manifest.clients {
@@ -155,7 +155,7 @@ impl Image {
         self.ancestors.len()
     }
 
-    /// Opens a code file for reading. Whoever reads it compares its hash.
+    /// Opens a code file for reading. The reader compares its hash.
     ///
     /// # Errors
     /// [`ImageError::Missing`], [`ImageError::Corrupt`] if its size has changed,
@@ -168,14 +168,14 @@ impl Image {
     /// Reads a code image; on success it has the given hash.
     ///
     /// # Errors
-    /// Those of [`code_file`](Self::code_file); [`ImageError::Corrupt`] if it was changed.
+    /// The errors of [`code_file`](Self::code_file); [`ImageError::Corrupt`] if it was changed.
     pub fn read_code(&self, hash: CodeHash) -> Result<Vec<u8>, ImageError> {
         let (dir, size) = self.code_place(hash)?;
         read_code_file(dir, hash, size)
     }
 
-    /// That the files of others in its directory, CRIU's, are those that it was committed with. An image of before this was
-    /// recorded says nothing of them.
+    /// Checks that the files of others in its directory, CRIU's, are those that it was committed with. An image that is older
+    /// than this record says nothing of them.
     ///
     /// # Errors
     /// [`ImageError::OtherDump`] if they are not, [`ImageError::Io`].
@@ -197,7 +197,7 @@ impl Image {
         &self.layer.record
     }
 
-    /// What a person or a scheduler wants to know about it.
+    /// A summary for persons and schedulers.
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary::of(&self.layer.manifest)

@@ -20,7 +20,7 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// Reads what is in `dir`. That the manifest's parts agree is not checked yet.
+    /// Reads the image in `dir`. Whether the manifest's parts agree is not checked yet.
     pub(crate) fn read(dir: ImageDir) -> Result<Self, ImageError> {
         let Some((opened, record)) = committed(&dir)? else {
             return Err(ImageError::Uncommitted { dir: dir.path().to_owned() });
@@ -46,10 +46,10 @@ impl Layer {
 impl Manifest {
     /// Reads the manifest in `dir`, committed or not, whatever has become of the other files.
     ///
-    /// For telling people what is there; a restore wants [`Image::open`](crate::Image::open).
+    /// For messages; a restore needs [`Image::open`](crate::Image::open).
     ///
     /// # Errors
-    /// Those of [`Image::open_at`](crate::Image::open_at) that concern the manifest alone.
+    /// The errors of [`Image::open_at`](crate::Image::open_at) that concern the manifest alone.
     pub fn peek(dir: &ImageDir) -> Result<Self, ImageError> {
         let opened = match CommitRecord::read(dir) {
             Ok(Some(record)) => record.manifest(dir),
@@ -80,8 +80,8 @@ fn committed(dir: &ImageDir) -> Result<Option<(Opened, CommitRecord)>, ImageErro
     }
 }
 
-/// What a directory without a manifest is. Only one that has nothing of ours is not an image:
-/// taking a damaged image for none would restore a process without its GPU state.
+/// The error for a directory without a manifest. Only a directory without any file of ours is not an image: to take a damaged
+/// image for none would restore a process without its GPU state.
 fn without_manifest(dir: &ImageDir) -> ImageError {
     let names = match dir.names() {
         Ok(names) => names,

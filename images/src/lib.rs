@@ -17,9 +17,9 @@
 //! * A code file is named by the hash of its content, so equal code is stored once.
 //! * A client has one or several data files, in which its pieces are as its writers came to write them; the manifest
 //!   says of each piece in which.
-//! * A data file is nothing but pieces, compressed each by itself or not at all, each aligned to [`BLOCK`] and followed by zeros up to the
-//!   next; the manifest says what they are, and carries a keyed hash of each ([`content`]). Content that is zero
-//!   throughout is not stored.
+//! * A data file is nothing but pieces, compressed each by itself or not at all, each aligned to [`BLOCK`] and followed by
+//!   zeros up to the next; the manifest describes the pieces, and carries a keyed hash of each ([`content`]). Content that is
+//!   zero throughout is not stored.
 //!
 //! An image may build on another one, its parent ([`Base`]): pieces and code images that an ancestor has are not
 //! written again, and the manifest says in which ancestor they are.
@@ -27,14 +27,14 @@
 //! Each byte of each file is covered by a checksum or must be zero: any change is found by
 //! [`Image::open`] or [`Image::verify`].
 //!
-//! # Who writes
+//! # Writers
 //!
 //! A privileged process owns the directory: [`ImageWriter`] creates files, writes code, manifest
 //! and commit record. Content comes from unprivileged processes that are given open data files
-//! and nothing else: [`DataWriter`] appends pieces and says where they are. What it says is checked
+//! and nothing else: [`DataWriter`] appends pieces and says where they are. These claims are checked
 //! against the files before the commit.
 //!
-//! # Who reads
+//! # Readers
 //!
 //! [`Image::open`] accepts only a committed, consistent image of a known version with all its
 //! files in place; [`DataReader`] gives out pieces after it has compared their hashes;

@@ -1,4 +1,4 @@
-//! What the commit record says of an image's files.
+//! The commit record: an image's files, and the file of others that the image belongs with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use crate::hash::{CheckpointId, Checksum, CodeHash};
 use crate::limits::MAX_FILES;
 use crate::names::{COMMIT, MANIFEST, Name};
 
-/// What `rekindle.commit` says.
+/// The content of `rekindle.commit`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommitRecord {
     /// The manifest's id.
     pub(crate) id: CheckpointId,
-    /// What the manifest's file ends with.
+    /// The checksum at the end of the manifest's file.
     pub(crate) manifest_hash: Checksum,
     /// Of the manifest's file, in bytes.
     pub(crate) manifest_length: u64,
     /// Every data and code file.
     pub(crate) files: Vec<FileEntry>,
-    /// What of others the image belongs with.
+    /// The file of others that the image belongs with.
     pub(crate) companion: Option<Companion>,
     /// Another dump has begun since to write over the files of others.
     pub(crate) others_overwritten: bool,

@@ -15,7 +15,7 @@ use crate::names::{BESIDE, COMMIT, MANIFEST, MANIFEST_TEMPORARY, Name};
 use crate::record::{CommitRecord, FileEntry};
 
 /// Completes the last step of a commit that was killed in it, and removes what no commit record names. Returns the record
-/// of the image that is there. One that cannot be read is nobody's.
+/// of the image that is there. A record that cannot be read counts as none.
 pub(crate) fn settle_commit(dir: &ImageDir) -> Result<Option<CommitRecord>, ImageError> {
     let found = CommitRecord::read(dir).unwrap_or_default();
     let record = found.filter(|it| it.sizes().is_ok() && matches!(it.manifest(dir), Ok(Some(_))));

@@ -15,7 +15,7 @@ impl ImageDir {
         self.open_below(path)
     }
 
-    /// What tells this directory from every other.
+    /// The numbers that tell this directory from every other.
     pub(crate) fn identity(&self) -> Result<(u64, u64), ImageError> {
         let status = self.status()?;
         Ok((status.dev(), status.ino()))
@@ -29,7 +29,7 @@ impl ImageDir {
     pub fn way_to(&self, other: &Self) -> Result<Option<PathBuf>, ImageError> {
         let (Ok(from), Ok(to)) = (self.place(), other.place()) else { return Ok(None) };
         let way = relative(&from, &to);
-        // What is under another root, or was removed, is shown with a path that means something else, or nothing.
+        // The path of a directory under another root, or of one that was removed, leads elsewhere or nowhere.
         match self.open_relative(&way) {
             Ok(found) => Ok((found.identity()? == other.identity()?).then_some(way)),
             Err(_) => Ok(None),

@@ -1,5 +1,5 @@
-//! How often a client asks for each driver call, and is refused: counted by the client in the shared memory, so that a
-//! worker can tell, and a restored process goes on from where it was.
+//! Counts of each driver call that a client asks for, and of those that are refused. The client counts in the shared memory,
+//! so that a worker can read the counts, and a restored process goes on from where it was.
 //!
 //! ```text
 //!   stripe 0   u64 x CALL_FUNCTIONS   asked for, by threads 0, CALL_STRIPES, 2 CALL_STRIPES, ...
@@ -7,14 +7,14 @@
 //!   stripe CALL_STRIPES               refused, by all
 //! ```
 //!
-//! A count of what is asked for is a plain load and store of a line that no other thread writes: an atomic addition would
-//! cost as much as a tenth of a launch. Where threads share a stripe, a count may be lost.
+//! A thread counts by a plain load and store of a line that no other thread writes: an atomic addition would cost as much as
+//! a tenth of a launch. Where threads share a stripe, a count may be lost.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::layout::{CALL_FUNCTIONS, CALL_STRIPES, Shared};
 
-/// What a client did with one function.
+/// A client's calls of one function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Count {
     /// The function's place in the driver table.

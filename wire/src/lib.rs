@@ -1,4 +1,4 @@
-//! What Rekindle's parts say to each other. No policy about I/O: who connects to whom, and when, is theirs.
+//! The protocols between Rekindle's parts. The parts themselves decide when they connect, and to which other part.
 //!
 //! ```text
 //!   interposer ═══ ring (shared memory: commands, replies) ════ worker

@@ -34,7 +34,7 @@ impl std::fmt::Debug for Content {
     }
 }
 
-// SAFETY: as of the real one: all is atomic, or handed over by atomics. That is what is checked here.
+// SAFETY: as of the real one: all is atomic, or handed over by atomics. The model checks just that.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -98,7 +98,7 @@ impl Shared {
     }
 }
 
-/// What of a run of bytes lies in one unit.
+/// The part of a run of bytes that lies in one unit.
 struct Part {
     unit: usize,
     at: usize,
@@ -119,7 +119,7 @@ fn parts(at: usize, length: usize) -> Vec<Part> {
 }
 
 loom::lazy_static! {
-    /// Who sleeps on which word. The kernel's lock of a word's queue orders sleeping and waking as this one's does.
+    /// The sleeping threads, each with its word. The kernel's lock of a word's queue orders sleeping and waking as this one.
     static ref SLEEPERS: Mutex<VecDeque<(usize, Thread)>> = Mutex::new(VecDeque::new());
 }
 

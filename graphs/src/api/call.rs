@@ -1,4 +1,4 @@
-//! What the functions of this module have in common: the check before their work, and their parameters about edges.
+//! The common parts of the functions in this module: the check before their work, and their parameters about edges.
 
 use rekindle_cuda_abi::arguments::{Count, InArray};
 use rekindle_cuda_abi::types::*;

@@ -38,8 +38,9 @@
 //! * Two contents whose chunks' values differ, or whose lengths do, are two different polynomials of degree 4N at most,
 //!   which agree in at most 4N points.
 //!
-//! The key is the snapshot's own and secret while it is used: who knows it, or hashes made under it, can make contents
-//! that collide. It is spread out with ChaCha20, so all of the above holds as far as its output is like random bits.
+//! The key is the snapshot's own and secret while it is used: a party that knows it, or hashes made under it, can make
+//! contents that collide. The key is spread out with ChaCha20, so all of the above holds as far as ChaCha20's output is like
+//! random bits.
 
 mod chacha;
 mod dimensions;
@@ -78,7 +79,7 @@ impl ContentKey {
         self.0
     }
 
-    /// What hashing needs of the key.
+    /// The key as hashing needs it.
     #[must_use]
     pub fn schedule(&self) -> Schedule {
         Schedule::new(self)
@@ -157,7 +158,7 @@ impl Schedule {
         ContentHash(field::add(value, content.len() as u128))
     }
 
-    /// What the kernels read: the words of both keys, and powers of the point.
+    /// The bytes that the kernels read: the words of both keys, and powers of the point.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut powers = Vec::with_capacity(COLUMNS + 4);

@@ -75,7 +75,7 @@ fn digest(
             }
         }
     }
-    // What is not there has no part in the second level: columns beyond the end of a chunk of less than a row.
+    // Columns beyond the end of a chunk of less than a row have no part in the second level.
     let there = if rows.is_empty() { rest.len().div_ceil(UNIT) } else { COLUMNS };
     let mut columns = [[0; LANES]; COLUMNS];
     for (lane, sums) in sums.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What lies in the shared memory: sizes and places, the header, the reply slots.
+//! The content of the shared memory: sizes and places, the header, the reply slots.
 
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Cell};
 
@@ -17,8 +17,8 @@ pub const MAX_COMMAND: usize = if MODEL { 2 * UNIT } else { 128 << 10 };
 pub const REPLIES: usize = if MODEL { 1 } else { 128 };
 /// Bytes of a reply's payload.
 pub const REPLY_BYTES: usize = if MODEL { 48 } else { 2048 - 16 };
-/// Staging chunks. They are registered, so all of them are in CRIU's image, and it writes shared memory at about 1 GB/s while
-/// the process stands still: 16 MiB were a third to two thirds of its freeze.
+/// Staging chunks. All chunks are registered, and so in CRIU's image. CRIU writes shared memory at about 1 GB/s while the
+/// process stands still: 16 MiB took a third to two thirds of the freeze.
 pub const CHUNKS: usize = 12;
 /// Bytes in a staging chunk.
 pub const CHUNK_SIZE: usize = 512 << 10;
@@ -42,10 +42,10 @@ pub const STAGING_SIZE: usize = CHUNKS * CHUNK_SIZE;
 pub const SHARED_NAME: &std::ffi::CStr = c"rekindle-ring";
 /// The staging memfd's name.
 pub const STAGING_NAME: &std::ffi::CStr = c"rekindle-staging";
-/// What the names of memfds of pinned memory begin with; a serial number follows.
+/// The names of memfds of pinned memory begin with this; a serial number follows.
 pub const PINNED_NAME: &str = "rekindle-pinned-";
 
-/// The seals of the three memfds: their size cannot change under the other side, and neither can that.
+/// The seals of the three memfds: neither their size nor the seals can change under the other side.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// The first page.
@@ -81,7 +81,7 @@ pub struct Header {
     pub pressure: AtomicU32,
     /// Whether kernels have printed what the client has not fetched ([`crate::command::PRINTS`]).
     pub printed: AtomicU32,
-    /// Whether somebody waits for the application to be where it wants to be checkpointed. Written by the worker.
+    /// Whether a checkpoint waits for the moment that the application has chosen. Written by the worker.
     pub moment: AtomicU32,
 }
 
@@ -97,7 +97,7 @@ impl<T> std::ops::Deref for Aligned<T> {
     }
 }
 
-/// Where one call waits.
+/// A place in which one call waits for its reply.
 #[repr(C, align(64))]
 pub struct ReplySlot {
     /// See [`crate::reply`].
@@ -112,5 +112,5 @@ pub struct ReplySlot {
     pub payload: Cell<[u8; REPLY_BYTES]>,
 }
 
-/// Where a reply slot's payload lies in it, in bytes: what it is made of is private.
+/// The payload's offset in a reply slot, in bytes: the type of the payload is private.
 pub const REPLY_PAYLOAD: usize = std::mem::offset_of!(ReplySlot, payload);

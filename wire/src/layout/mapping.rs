@@ -66,7 +66,7 @@ impl Shared {
         unsafe { &*self.base.add(CALLS_AT).cast::<[AtomicU64; CALL_FUNCTIONS]>().add(stripe) }
     }
 
-    /// Where the mapping begins.
+    /// The address at which the mapping begins.
     pub fn base(&self) -> *mut u8 {
         self.base
     }

@@ -12,7 +12,7 @@ impl Shared {
         self.header().magic.store(MAGIC, Release);
     }
 
-    /// [`crate::CLIENT_VERSION`] of whoever made this; `None` if it is no shared memory of a client.
+    /// [`crate::CLIENT_VERSION`] of the client that made this; `None` if no client did.
     pub fn version(&self) -> Option<u32> {
         (self.header().magic.load(Acquire) == MAGIC).then(|| self.header().version.load(Acquire))
     }

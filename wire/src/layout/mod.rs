@@ -1,7 +1,7 @@
 //! The shared memory of a client and its worker.
 //!
-//! One memfd, made by the client, sealed against any change of size, mapped by both. CRIU saves it with the process,
-//! so commands not yet executed and replies not yet taken survive with it.
+//! The client makes one memfd, seals it against any change of size, and both sides map it. CRIU saves the memfd with the
+//! process, so commands not yet executed and replies not yet taken survive a dump and a restore.
 //!
 //! ```text
 //!   0        Header        magic, version, indices, error words          4 KiB
@@ -12,8 +12,8 @@
 //!   CALLS    u64 x ...     how often each call was asked for (`calls`)   72 KiB
 //! ```
 //!
-//! A second memfd, the staging, holds [`CHUNKS`] chunks of [`CHUNK_SIZE`] bytes: what pageable copies go through. The
-//! worker registers it with the driver once.
+//! A second memfd, the staging, holds [`CHUNKS`] chunks of [`CHUNK_SIZE`] bytes, through which pageable copies
+//! go. The worker registers the staging with the driver once.
 //!
 //! - `content`: sizes, places, the header and the reply slots
 //! - `mapping`: a process's mapping of these; the model checker has its own (`model.rs`)
