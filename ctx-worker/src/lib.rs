@@ -34,6 +34,7 @@ mod schedule;
 mod serve;
 mod session;
 mod signal_stack;
+pub mod transition;
 
 pub use checkpoint::engine::unit::written_memfd;
 pub use resources::prints::log_writer;

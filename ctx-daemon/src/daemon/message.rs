@@ -28,3 +28,8 @@ pub(crate) fn reply(stream: &UnixStream, reply: &Reply) {
         debug!(%error, "cannot reply");
     }
 }
+
+/// Answers, or says that it cannot be done.
+pub(crate) fn respond(stream: &UnixStream, answer: Result<Reply, Failure>) {
+    reply(stream, &answer.unwrap_or_else(Reply::Failed));
+}

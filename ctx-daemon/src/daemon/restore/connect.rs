@@ -50,8 +50,8 @@ impl Restore {
         let inner = pids.last().copied().unwrap_or(process.pid).unsigned_abs();
         let mut state = lock(&self.state);
         loop {
-            let here = |place: &usize| state.connections.get(place).map(|it| it.process);
-            let waiting = |place: &usize| !state.connected.contains_key(place);
+            let here = |place: &usize| state.reattached(*place).map(|it| it.process);
+            let waiting = |place: &usize| !state.is_connected(*place);
             let mut places = (0..self.clients.len()).filter(waiting);
             if let Some(place) = places.find(|place| here(place) == Some(process)) {
                 return Ok(Some(place));
@@ -91,12 +91,10 @@ impl Restore {
         let mut state = lock(&self.state);
         loop {
             // Any client's failure is the restore's.
-            for (place, result) in &state.loaded {
-                if let Err(error) = result {
-                    return Err(self.failure(*place, error.clone()));
-                }
+            if let Some((failed, error)) = state.failed_load() {
+                return Err(self.failure(failed, error));
             }
-            if state.loaded.contains_key(&place) {
+            if state.has_loaded(place) {
                 return Ok(());
             }
             state = wait(&self.changed, state);
@@ -111,9 +109,8 @@ impl Restore {
         memory: SharedMemory,
     ) -> Result<(), RestoreError> {
         let restored = &self.clients[place];
-        let Some(reattached) = lock(&self.state).connections.remove(&place) else {
-            return Err(RestoreError::NoConnection(restored.name.clone()));
-        };
+        let no_connection = || RestoreError::NoConnection(restored.name.clone());
+        let cookie = lock(&self.state).reattached(place).map(|it| it.cookie).ok_or_else(no_connection)?;
         let sees: Vec<Uuid> = restored.worker.attached().devices.iter().map(|it| it.uuid).collect();
         let allowed = daemon.grants.of_restored(process, restored.record.grant.as_ref(), &sees)?;
         if let Some(may) = allowed.gpus()
@@ -123,18 +120,18 @@ impl Restore {
         }
         let client = Client::new(
             process,
-            attach_of(&restored.record, reattached.cookie),
+            attach_of(&restored.record, cookie),
             allowed,
             Arc::clone(&restored.worker),
             ClientState::Restoring,
         );
-        lock(&self.state).connected.insert(place, Arc::clone(&client));
+        let connection = self.connected(place, &client).ok_or_else(no_connection)?;
         self.reservation.fill(Arc::clone(&client));
         attach::forget_when_dead(daemon, &client);
         daemon.share(&client)?;
-        daemon.records.keep(restored.worker.process(), process, reattached.stream.as_fd());
+        daemon.records.keep(restored.worker.process(), process, connection.as_fd());
         let limit = daemon.config.stall_timeout;
-        send_memory(&restored.worker, reattached.stream, memory, limit).map_err(|error| self.failure(place, error))
+        send_memory(&restored.worker, connection, memory, limit).map_err(|error| self.failure(place, error))
     }
 }
 

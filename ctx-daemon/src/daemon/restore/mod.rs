@@ -1,16 +1,19 @@
 //! A restore: CRIU's plugin says how far CRIU is, on one connection.
 //!
-//! ```text
-//!            Restore                          Resume(pid) …             Resume(last pid)
-//!  opened ───────────► prepared ──────────────────────────► connected ──────────────────► open
-//!            │  │        workers load; each Reattach,          process by process          the session's
-//!            │  │        on a connection of its own,           (its memory, its socket)    end is of no
-//!            │  │        leaves a socket                                                   consequence
-//!            │  └─► not ours                │                         │
-//!            ▼                              ▼                         ▼
-//!          failed ◄────── whatever goes wrong, or the connection closes: workers are killed,
-//!                         and what CRIU has made of the processes, in case it is not there to do so
-//! ```
+//! | from | to | a restore |
+//! |---|---|---|
+//! | `Checking` | `NotOurs` | `Restore`: the directory has no image of Rekindle |
+//! | `Checking` | `Restoring` | `Restore`: every check has passed, and workers load |
+//! | `Checking` | `Failed` | a check has failed |
+//! | `Restoring` | `Open` | `Resume` of the last process: all clients have their workers, and the rings are open |
+//! | `Restoring` | `Failed` | a step has failed: the workers are killed, and the processes that CRIU has made |
+//! | `NotOurs` | `Over` | the connection is closed |
+//! | `Open` | `Over` | the connection is closed, and the processes go on |
+//! | `Failed` | `Over` | the connection is closed |
+//! | `Restoring` | `Over` | the connection is closed, or CRIU has died: as with `Failed`, and processes that CRIU has begun are killed too |
+//!
+//! A failure is told in reply to the request that has failed and to every later one. A request out of turn changes nothing.
+//! `state.rs` has the machines of a single client.
 //!
 //! Everything that can be checked is checked before `Prepared`, since nothing of the processes exists yet: a failure is
 //! a line and an exit status. Loading goes on while CRIU rebuilds the processes; what fails in it is told at the next
@@ -30,10 +33,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rekindle_ctx_worker::transition::{machine, step};
 use rekindle_images::{ErrorKind, Image, ImageDir};
 use rekindle_wire::control::{Allowances, Failing, Failure, Reply, Request};
 use rekindle_wire::frame::{self, FrameError};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use self::error::RestoreError;
 use self::made::Maker;
@@ -45,52 +49,32 @@ use super::pidns::PidView;
 use super::process::Process;
 use super::sys::Credentials;
 use super::{Daemon, sys};
+
+/// A restore. See the table above.
 enum Stage {
+    Checking(Checking),
     NotOurs,
-    Restoring(Prepared),
+    Restoring(Restoring),
     Open,
     Failed(Failure),
+    Over,
 }
 
-/// A restore whose rings are not open. Its workers and processes are killed when it is dropped.
-struct Prepared {
-    daemon: Arc<Daemon>,
-    restore: Arc<Restore>,
+machine! {
+    enum StageName names Stage { Checking, NotOurs, Restoring, Open, Failed, Over }
+    Checking -> NotOurs,
+    Checking -> Restoring,
+    Checking -> Failed,
+    Restoring -> Open,
+    Restoring -> Failed,
+    NotOurs -> Over,
+    Open -> Over,
+    Failed -> Over,
+    Restoring -> Over,
 }
 
-impl Drop for Prepared {
-    fn drop(&mut self) {
-        self.daemon.restores.remove(&self.restore);
-        self.restore.give_up_unless_open();
-    }
-}
-
-/// How often it is looked whether the processes that CRIU makes live, and how often in a row none must be found.
-const LOOK: Duration = Duration::from_millis(200);
-const LOOKS: u32 = 5;
-
-impl Stage {
-    /// Waits until something is said, or CRIU is gone. CRIU does not notice when a process dies while one of its scripts runs, and waits for
-    /// it for ever, so that nothing would be said of it any more.
-    fn wait(&self, stream: &UnixStream) -> Result<(), RestoreError> {
-        let Self::Restoring(prepared) = self else { return Ok(()) };
-        let restore = &prepared.restore;
-        let mut in_vain = 0;
-        while !sys::wait_readable([stream.as_fd()], Some(LOOK))?[0] {
-            if restore.maker().is_orphaned() {
-                return Err(RestoreError::Orphaned);
-            }
-            if let Some(name) = restore.has_lost() {
-                return Err(RestoreError::Died(name));
-            }
-            in_vain = if restore.is_nobody_there() && restore.maker().is_awaited_in_vain() { in_vain + 1 } else { 0 };
-            if in_vain == LOOKS {
-                return Err(RestoreError::Died("its process".into()));
-            }
-        }
-        Ok(())
-    }
-}
+/// What a transition leads to: the next state and the reply to the request, or an error, which leads to `Failed`.
+type Next = Result<(Stage, Reply), RestoreError>;
 
 /// Serves a restore from its first message on, until the connection closes.
 pub(super) fn serve(
@@ -108,29 +92,20 @@ pub(super) fn serve(
         Ok(view) => view,
         Err(error) => return message::fail(stream, error),
     };
-    let mut stage = match prepare(daemon, peer.pid, allowed.or(daemon.config.allowances), fds) {
-        Ok(Some(prepared)) => {
-            let reply = Reply::Prepared { restore: prepared.restore.id(), sockets: prepared.restore.sockets() };
-            message::reply(stream, &reply);
-            Stage::Restoring(prepared)
-        }
-        Ok(None) => {
-            message::reply(stream, &Reply::NotOurs);
-            Stage::NotOurs
-        }
-        Err(error) => {
-            warn!("restore failed: {error}");
-            return message::fail(stream, error);
-        }
-    };
+    let machine = format!("restore by CRIU {}", peer.pid);
+    let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.allowances), fds };
+    let (mut stage, mut answer) = step(&machine, Stage::Checking(checking), |stage| stage.check(daemon));
+    let failed = answer.is_err();
+    message::respond(stream, answer);
+    if failed {
+        // There is nothing more to ask.
+        step(&machine, stage, |stage| (stage.end(), ()));
+        return;
+    }
     loop {
-        match stage.wait(stream) {
-            Ok(()) => {}
-            Err(RestoreError::Orphaned) => break,
-            Err(error) => {
-                warn!("restore failed: {error}");
-                stage = Stage::Failed(error.into());
-            }
+        (stage, ()) = step(&machine, stage, |stage| (stage.wait(stream), ()));
+        if matches!(stage, Stage::Over) {
+            return;
         }
         let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
             Ok(message) => message.body,
@@ -141,53 +116,164 @@ pub(super) fn serve(
                 break;
             }
         };
-        match answer(&mut stage, view, &request) {
-            Ok(reply) => message::reply(stream, &reply),
+        (stage, answer) = step(&machine, stage, |stage| stage.answer(view, &request));
+        message::respond(stream, answer);
+    }
+    step(&machine, stage, |stage| (stage.end(), ()));
+}
+
+impl Stage {
+    /// The state after a transition. A state whose transition has failed is released by now.
+    fn after(done: Next) -> (Self, Result<Reply, Failure>) {
+        match done {
+            Ok((stage, reply)) => (stage, Ok(reply)),
             Err(error) => {
+                warn!("restore failed: {error}");
                 let failure = error.failure();
-                if !matches!(error, RestoreError::Failed(_) | RestoreError::Order(_)) {
-                    warn!("restore failed: {failure}");
-                    // Kills the workers: what was connected already sees its worker's death.
-                    stage = Stage::Failed(failure.clone());
-                }
-                message::fail(stream, failure);
+                (Self::Failed(failure.clone()), Err(failure))
             }
         }
     }
-    match stage {
-        Stage::Restoring(prepared) => {
-            warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
-            let maker = Arc::clone(prepared.restore.maker());
-            // Workers first: nobody waits for what follows.
-            drop(prepared);
-            maker.kill_what_was_begun();
+
+    /// Serves the first request.
+    fn check(self, daemon: &Arc<Daemon>) -> (Self, Result<Reply, Failure>) {
+        match self {
+            Self::Checking(checking) => Self::after(checking.check(daemon)),
+            stage => (stage, Err(RestoreError::Order("Restore").failure())),
         }
-        Stage::NotOurs | Stage::Open | Stage::Failed(_) => debug!("restore over"),
+    }
+
+    /// Waits for the next request. None comes after CRIU has died.
+    fn wait(self, stream: &UnixStream) -> Self {
+        let Self::Restoring(restoring) = self else { return self };
+        match restoring.wait(stream) {
+            Ok(()) => Self::Restoring(restoring),
+            Err(RestoreError::Orphaned) => Self::Restoring(restoring).end(),
+            Err(error) => {
+                drop(restoring);
+                Self::after(Err(error)).0
+            }
+        }
+    }
+
+    fn answer(self, view: PidView, request: &Request) -> (Self, Result<Reply, Failure>) {
+        match (request, self) {
+            (_, Self::Failed(failure)) => {
+                let again = RestoreError::Failed(failure.clone()).failure();
+                (Self::Failed(failure), Err(again))
+            }
+            (Request::Resume { pid }, Self::Restoring(restoring)) => Self::after(restoring.resume(view, *pid)),
+            (Request::Resume { .. }, Self::NotOurs) => (Self::NotOurs, Ok(Reply::Resumed { ours: false, open: false })),
+            (Request::Resume { .. }, Self::Open) => (Self::Open, Ok(Reply::Resumed { ours: false, open: true })),
+            (_, stage) => (stage, Err(RestoreError::Order("something else").failure())),
+        }
+    }
+
+    fn end(self) -> Self {
+        if let Self::Restoring(restoring) = self {
+            restoring.give_up();
+        }
+        Self::Over
     }
 }
 
-fn answer(stage: &mut Stage, view: PidView, request: &Request) -> Result<Reply, RestoreError> {
-    let Request::Resume { pid } = request else {
-        return Err(RestoreError::Order("something else"));
-    };
-    let prepared = match &*stage {
-        Stage::Failed(failure) => return Err(RestoreError::Failed(failure.clone())),
-        Stage::NotOurs => {
-            let (ours, open) = (false, false);
-            return Ok(Reply::Resumed { ours, open });
-        }
-        Stage::Open => {
-            let (ours, open) = (false, true);
-            return Ok(Reply::Resumed { ours, open });
-        }
-        Stage::Restoring(prepared) => prepared,
-    };
-    let ours = prepared.restore.resume(&prepared.daemon, view.to_ours(*pid)?)?;
-    let open = prepared.restore.open_if_whole(prepared.daemon.config.quiesce_timeout)?;
-    if open {
-        *stage = Stage::Open;
+/// A restore of which only the first message has come.
+struct Checking {
+    criu: i32,
+    allowed: Allowances,
+    /// The image directory.
+    fds: Vec<OwnedFd>,
+}
+
+impl Checking {
+    /// Checks everything, takes the workers, and has them begin to load.
+    fn check(self, daemon: &Arc<Daemon>) -> Next {
+        let Self { criu, allowed, fds } = self;
+        let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
+        let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
+        let image = match Image::open_at(opened) {
+            Ok(image) => image,
+            Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok((Stage::NotOurs, Reply::NotOurs)),
+            Err(error) => return Err(error.into()),
+        };
+        image.check_companion()?;
+        check::image(&image)?;
+        let reservation = reserve(daemon, check::attached(&image).count())?;
+        let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
+        let workers = load::take_workers(daemon, &image, &restorer)?;
+        let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), reservation);
+        let restoring = Restoring { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
+        let attached = restoring.restore.workers().map(|it| it.attached());
+        check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
+        load::share(&image, &restoring.restore, daemon.config.stall_timeout)?;
+        load::start(&image, &restoring.restore, daemon.config.limits, daemon.config.stall_timeout)?;
+        daemon.restores.add(&restoring.restore);
+        info!(
+            id = %image.manifest().id,
+            clients = image.manifest().clients.len(),
+            "restoring an image of {} ({})",
+            image.manifest().host.name,
+            image.manifest().host.driver_version,
+        );
+        let reply = Reply::Prepared { restore: restoring.restore.id(), sockets: restoring.restore.sockets() };
+        Ok((Stage::Restoring(restoring), reply))
     }
-    Ok(Reply::Resumed { ours, open })
+}
+
+/// A restore whose rings are not open. Its workers and processes are killed when it is dropped, unless the rings have opened.
+struct Restoring {
+    daemon: Arc<Daemon>,
+    restore: Arc<Restore>,
+}
+
+impl Drop for Restoring {
+    fn drop(&mut self) {
+        self.daemon.restores.remove(&self.restore);
+        self.restore.give_up_unless_open();
+    }
+}
+
+/// How often the daemon looks whether the processes that CRIU makes live, and how often in a row it must find none.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+const POLLS: u32 = 5;
+
+impl Restoring {
+    /// Waits until a request comes, or CRIU is gone. CRIU does not notice when a process dies while one of its scripts
+    /// runs, and waits for that process for ever, so that no request would come any more.
+    fn wait(&self, stream: &UnixStream) -> Result<(), RestoreError> {
+        let restore = &self.restore;
+        let mut in_vain = 0;
+        while !sys::wait_readable([stream.as_fd()], Some(POLL_INTERVAL))?[0] {
+            if restore.maker().is_orphaned() {
+                return Err(RestoreError::Orphaned);
+            }
+            if let Some(name) = restore.has_lost() {
+                return Err(RestoreError::Died(name));
+            }
+            in_vain = if restore.is_nobody_there() && restore.maker().is_awaited_in_vain() { in_vain + 1 } else { 0 };
+            if in_vain == POLLS {
+                return Err(RestoreError::Died("its process".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// A process is complete. Opens the rings after the last one.
+    fn resume(self, view: PidView, pid: i32) -> Next {
+        let ours = self.restore.resume(&self.daemon, view.to_ours(pid)?)?;
+        let open = self.restore.open_if_whole(self.daemon.config.quiesce_timeout)?;
+        let stage = if open { Stage::Open } else { Stage::Restoring(self) };
+        Ok((stage, Reply::Resumed { ours, open }))
+    }
+
+    /// Ends a restore that nobody waits for any more.
+    fn give_up(self) {
+        warn!("restore given up: CRIU has ended or closed its connection before the rings were open");
+        let maker = Arc::clone(self.restore.maker());
+        // Workers first: the search for processes takes longer.
+        drop(self);
+        maker.kill_what_was_begun();
+    }
 }
 
 /// Reserves a place for each client among those that there may be.
@@ -196,38 +282,32 @@ fn reserve(daemon: &Daemon, needed: usize) -> Result<Reservation, RestoreError> 
     daemon.registry.reserve(needed, max).map_err(|taken| RestoreError::Full { needed, taken, max })
 }
 
-/// Checks everything, takes the workers, and has them begin to load. None if the directory has no image of ours.
-fn prepare(
-    daemon: &Arc<Daemon>,
-    criu: i32,
-    allowed: Allowances,
-    fds: Vec<OwnedFd>,
-) -> Result<Option<Prepared>, RestoreError> {
-    let [dir] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| RestoreError::NoDirectory)?;
-    let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
-    let image = match Image::open_at(opened) {
-        Ok(image) => image,
-        Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    image.check_companion()?;
-    check::image(&image)?;
-    let reservation = reserve(daemon, check::attached(&image).count())?;
-    let restorer = daemon.grants.of(Process::with_pid(criu)?)?;
-    let workers = load::take_workers(daemon, &image, &restorer)?;
-    let restore = Restore::new(sys::random()?, &image, workers, Maker::new(criu, &image, &dir), reservation);
-    let prepared = Prepared { daemon: Arc::clone(daemon), restore: Arc::new(restore) };
-    let attached = prepared.restore.workers().map(|it| it.attached());
-    check::devices(&image, &attached.collect::<Vec<_>>(), allowed)?;
-    load::share(&image, &prepared.restore, daemon.config.stall_timeout)?;
-    load::start(&image, &prepared.restore, daemon.config.limits, daemon.config.stall_timeout)?;
-    daemon.restores.add(&prepared.restore);
-    info!(
-        id = %image.manifest().id,
-        clients = image.manifest().clients.len(),
-        "restoring an image of {} ({})",
-        image.manifest().host.name,
-        image.manifest().host.driver_version,
-    );
-    Ok(Some(prepared))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rekindle_ctx_worker::transition;
+
+    #[test]
+    fn the_table_above_is_the_list_of_transitions() {
+        assert_eq!(transition::table(include_str!("mod.rs"), "a restore"), transition::list::<StageName>());
+    }
+
+    #[test]
+    fn a_request_out_of_turn_changes_nothing_and_a_failure_is_told_again() {
+        let (view, resume) = (PidView::Same, Request::Resume { pid: 1 });
+        let (stage, refused) = Stage::NotOurs.answer(view, &Request::Finish);
+        assert!(matches!(stage, Stage::NotOurs) && refused.is_err());
+        let (stage, refused) = Stage::Open.answer(view, &Request::Finish);
+        assert!(matches!(stage, Stage::Open) && refused.is_err());
+        let (stage, answer) = stage.answer(view, &resume);
+        assert_eq!(answer.unwrap(), Reply::Resumed { ours: false, open: true });
+        assert!(matches!(stage, Stage::Open));
+        let mut failed = Stage::after(Err(RestoreError::NoDirectory));
+        for request in [&resume, &Request::Finish, &resume] {
+            let kind = failed.1.unwrap_err().kind;
+            failed = failed.0.answer(view, request);
+            let again = failed.1.as_ref().unwrap_err();
+            assert!(again.kind == kind && again.reason.contains("image directory"), "{again:?}");
+        }
+    }
 }

@@ -1,16 +1,22 @@
 //! The state of a restore: what of each client is there, put together from the session and from the connections that
-//! the restored processes make.
+//! the restored processes make. Each client has two machines, one for its worker and one for its process. When all clients
+//! are `Connected`, their rings open.
 //!
-//! ```text
-//!   per client:   worker ── loads ──► loaded ──┐
-//!                 Reattach ──────► connection ─┼─► Connect ─► connected ──(all)──► open
-//!                 Resume(pid) ───────► memory ─┘
-//! ```
+//! | from | to | what a client's worker has loaded |
+//! |---|---|---|
+//! | `Loading` | `Loaded` | all of the image's part is in place, and every hash is right |
+//! | `Loading` | `Failed` | the worker has refused or died; the next `Resume` tells why |
+//!
+//! | from | to | how far a client's process is |
+//! |---|---|---|
+//! | `Absent` | `Reattached` | `Reattach`: the process has made its connection |
+//! | `Reattached` | `Connected` | `Resume`: the worker, which has loaded, gets the connection and the process's memory |
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 
+use rekindle_ctx_worker::transition::{self, machine};
 use rekindle_images::{Client as Record, Image};
 use rekindle_wire::control::{Failure, RestoredSocket, WorkerRequest};
 use tracing::{debug, info, warn};
@@ -98,13 +104,43 @@ pub(super) struct Restored {
     pub(super) worker: Arc<Worker>,
 }
 
-/// What has come of each, by its place.
-#[derive(Default)]
+/// What has come of the clients.
 pub(super) struct State {
-    pub(super) connections: HashMap<usize, Reattached>,
-    pub(super) loaded: HashMap<usize, Result<(), WorkerError>>,
-    pub(super) connected: HashMap<usize, Arc<Client>>,
+    /// By their places. Empty once the restore is over.
+    clients: Vec<Progress>,
     open: bool,
+}
+
+/// How far a client is.
+struct Progress {
+    content: Content,
+    presence: Presence,
+}
+
+/// What a client's worker has loaded.
+enum Content {
+    Loading,
+    Loaded,
+    Failed(WorkerError),
+}
+
+/// How far a client's process is.
+enum Presence {
+    Absent,
+    Reattached(Reattached),
+    Connected(Arc<Client>),
+}
+
+machine! {
+    enum ContentName names Content { Loading, Loaded, Failed }
+    Loading -> Loaded,
+    Loading -> Failed,
+}
+
+machine! {
+    enum PresenceName names Presence { Absent, Reattached, Connected }
+    Absent -> Reattached,
+    Reattached -> Connected,
 }
 
 /// A restored process's connection.
@@ -112,6 +148,35 @@ pub(super) struct Reattached {
     pub(super) process: Process,
     pub(super) cookie: u64,
     pub(super) stream: UnixStream,
+}
+
+impl State {
+    /// The connection that waits for its process to be complete.
+    pub(super) fn reattached(&self, place: usize) -> Option<&Reattached> {
+        match &self.clients.get(place)?.presence {
+            Presence::Reattached(reattached) => Some(reattached),
+            Presence::Absent | Presence::Connected(_) => None,
+        }
+    }
+
+    /// Whether the client at a place has its worker.
+    pub(super) fn is_connected(&self, place: usize) -> bool {
+        self.clients.get(place).is_some_and(|it| matches!(it.presence, Presence::Connected(_)))
+    }
+
+    /// Whether the worker at a place has loaded its client.
+    pub(super) fn has_loaded(&self, place: usize) -> bool {
+        self.clients.get(place).is_some_and(|it| matches!(it.content, Content::Loaded))
+    }
+
+    /// The first worker that has failed to load its client, by its place.
+    pub(super) fn failed_load(&self) -> Option<(usize, WorkerError)> {
+        let mut clients = self.clients.iter().enumerate();
+        clients.find_map(|(place, client)| match &client.content {
+            Content::Failed(error) => Some((place, error.clone())),
+            Content::Loading | Content::Loaded => None,
+        })
+    }
 }
 
 impl Restore {
@@ -123,6 +188,8 @@ impl Restore {
         maker: Maker,
         reservation: Reservation,
     ) -> Self {
+        let progress = workers.iter().map(|_| Progress { content: Content::Loading, presence: Presence::Absent });
+        let state = State { clients: progress.collect(), open: false };
         let clients = check::attached(image).zip(workers);
         let attached: HashSet<u32> = check::attached(image).map(|it| it.index).collect();
         let all = image.manifest().clients.iter();
@@ -135,7 +202,7 @@ impl Restore {
                 .collect(),
             maker: Arc::new(maker),
             reservation,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
         }
     }
@@ -163,20 +230,23 @@ impl Restore {
     /// A client that has connected and died before it was complete.
     pub(super) fn has_lost(&self) -> Option<String> {
         let state = lock(&self.state);
-        let mut connections = state.connections.iter();
-        let lost = connections.find(|it| !it.1.process.is_alive());
-        lost.map(|(place, _)| self.clients[*place].name.clone())
+        let mut places = 0..self.clients.len();
+        let lost = places.find(|place| state.reattached(*place).is_some_and(|it| !it.process.is_alive()));
+        lost.map(|place| self.clients[place].name.clone())
     }
 
     /// Whether clients are to come back, and none has connected.
     pub(super) fn is_nobody_there(&self) -> bool {
         let state = lock(&self.state);
-        !self.clients.is_empty() && state.connections.is_empty() && state.connected.is_empty()
+        !state.clients.is_empty() && state.clients.iter().all(|it| matches!(it.presence, Presence::Absent))
     }
 
     /// A worker is through with loading.
     pub(super) fn loaded(&self, place: usize, result: Result<(), WorkerError>) {
-        lock(&self.state).loaded.insert(place, result);
+        if let Some(client) = lock(&self.state).clients.get_mut(place) {
+            let next = result.map_or_else(Content::Failed, |()| Content::Loaded);
+            transition::replace(&format_args!("worker of {}", self.clients[place].name), &mut client.content, next);
+        }
         self.changed.notify_all();
     }
 
@@ -192,20 +262,37 @@ impl Restore {
         };
         self.maker.made().note(process);
         let mut state = lock(&self.state);
-        // The first counts: whoever comes with the same number later has no business here.
-        state.connections.entry(place).or_insert(Reattached { process, cookie, stream });
+        // The first counts. A later connection with the same number is closed.
+        if let Some(Progress { presence: presence @ Presence::Absent, .. }) = state.clients.get_mut(place) {
+            let next = Presence::Reattached(Reattached { process, cookie, stream });
+            transition::replace(&self.clients[place].name, presence, next);
+        }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// A process is complete, so its client takes the place of its connection. Returns the connection, if it is there.
+    pub(super) fn connected(&self, place: usize, client: &Arc<Client>) -> Option<UnixStream> {
+        let mut state = lock(&self.state);
+        let presence = &mut state.clients.get_mut(place)?.presence;
+        let Presence::Reattached(_) = presence else { return None };
+        let next = Presence::Connected(Arc::clone(client));
+        match transition::replace(&self.clients[place].name, presence, next) {
+            Presence::Reattached(reattached) => Some(reattached.stream),
+            Presence::Absent | Presence::Connected(_) => None,
+        }
     }
 
     /// Opens all rings if every client is connected. Each worker answers within the limit.
     pub(super) fn open_if_whole(&self, limit: Limit) -> Result<bool, RestoreError> {
         let clients: Vec<_> = {
             let state = lock(&self.state);
-            if state.connected.len() < self.clients.len() {
-                return Ok(false);
-            }
-            state.connected.iter().map(|it| (*it.0, Arc::clone(it.1))).collect()
+            let connected = state.clients.iter().map(|it| match &it.presence {
+                Presence::Connected(client) => Some(Arc::clone(client)),
+                _ => None,
+            });
+            let Some(connected) = connected.collect::<Option<Vec<_>>>() else { return Ok(false) };
+            connected.into_iter().enumerate().collect()
         };
         let opened: Vec<_> = std::thread::scope(|scope| {
             let open = |client: &Arc<Client>| {
@@ -238,7 +325,7 @@ impl Restore {
     /// Kills the workers and what there is of the processes, unless they run by now.
     pub(super) fn give_up_unless_open(&self) {
         let mut state = lock(&self.state);
-        state.connections.clear();
+        state.clients.clear();
         if !state.open {
             self.workers().for_each(|it| it.kill());
             self.maker.made().kill();
@@ -253,4 +340,16 @@ impl Restore {
 fn sockets_of(record: &Record) -> impl Iterator<Item = RestoredSocket> {
     let path = record.socket_path.to_string_lossy();
     record.socket_ids.iter().map(move |id| RestoredSocket { id: *id, path: path.clone().into_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_above_are_the_lists_of_transitions() {
+        let table = |machine| transition::table(include_str!("state.rs"), machine);
+        assert_eq!(table("what a client's worker has loaded"), transition::list::<ContentName>());
+        assert_eq!(table("how far a client's process is"), transition::list::<PresenceName>());
+    }
 }
