@@ -8,14 +8,21 @@ use std::time::Instant;
 
 use rekindle_images::{ImageDir, Protocol};
 
+use super::super::ipc;
+use super::error::DumpError;
 use super::precopy::Planned;
 use super::protocol::Chosen;
 use super::save::{How, SaveJob};
-use super::{Dump, DumpError, begin_image, ipc};
+use super::tree::Tree;
 
-impl Dump<'_> {
+impl Tree<'_> {
     /// Writes the state of quiesced clients, and waits until it is on disk. What was prepared for these clients stays.
-    pub(super) fn save_beside(&self, dir: ImageDir, planned: &[Planned]) -> Result<(), DumpError> {
+    pub(super) fn save_beside(
+        &self,
+        dir: ImageDir,
+        planned: &[Planned],
+        quiesce_began: Instant,
+    ) -> Result<(), DumpError> {
         let chosen = Chosen { protocol: Protocol::Stop, reason: "beside another image".to_owned() };
         let again = |it: &Planned| {
             Planned::new(Arc::clone(&it.client), (it.index, it.count), chosen.clone(), Arc::clone(&it.link))
@@ -25,7 +32,7 @@ impl Dump<'_> {
         let now = Instant::now();
         let how = How {
             began: self.began,
-            quiesce_began: self.quiesce_began,
+            quiesce_began,
             idle_at: now,
             frozen_at: now,
             leave_running: false,
@@ -34,7 +41,7 @@ impl Dump<'_> {
             sharing: ipc::within(self.daemon, &clients)?,
             progress: Arc::default(),
         };
-        let writer = begin_image(dir, self.daemon.config.compression)?;
+        let writer = self.begin_image(dir)?;
         let job = SaveJob::start(writer, Vec::new(), planned, how).map_err(DumpError::Thread)?;
         job.finish(Vec::new());
         job.wait(self.stream)?;

@@ -1,0 +1,134 @@
+//! The beginning of a dump, while its clients run: what it needs is prepared, memory is copied where the protocol says so,
+//! and the clients are quiesced.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_images::{ImageDir, ImageWriter, PhaseName, Protocol};
+use rekindle_wire::control::Reply;
+use tracing::info;
+
+use super::super::checkpoints::DumpGuard;
+use super::super::moment::wait_for_moment;
+use super::super::{ipc, message, process, sys};
+use super::error::{DumpError, SaveError};
+use super::freeze::FreezeWatch;
+use super::not_ours::NotOurs;
+use super::precopy::Planned;
+use super::quiesce;
+use super::quiesced::{Begun, Quiesced};
+use super::tree::Tree;
+
+/// A dump that has just begun.
+pub(super) struct Pausing {
+    dir: ImageDir,
+    beside: Option<ImageDir>,
+}
+
+/// What a tree is found to be.
+pub(super) enum Paused {
+    NotOurs(NotOurs),
+    Quiesced(Box<Quiesced>),
+}
+
+impl Pausing {
+    /// With the image's directory, and the one beside it if there is one.
+    pub(super) fn new(fds: Vec<OwnedFd>) -> Result<Self, DumpError> {
+        let open = |dir: OwnedFd| ImageDir::from_fd(dir.as_fd(), message::shown(&dir));
+        let mut fds = fds.into_iter();
+        match (fds.next(), fds.next(), fds.next()) {
+            (Some(dir), beside, None) => Ok(Self { dir: open(dir)?, beside: beside.map(open).transpose()? }),
+            _ => Err(DumpError::NoDirectory),
+        }
+    }
+
+    /// Quiesces the clients of the tree. On an error all of them run.
+    pub(super) fn pause(self, tree: &Tree<'_>, under: &DumpGuard<'_>) -> Result<(Paused, Reply), DumpError> {
+        let Self { dir, beside } = self;
+        let (daemon, progress) = (tree.daemon, &tree.progress);
+        let (clients, pending) = tree.find(process::tree)?;
+        tree.nobody_has_lost_its_worker(!clients.is_empty() || !pending.is_empty())?;
+        if clients.is_empty() && pending.is_empty() {
+            return Ok((Paused::NotOurs(NotOurs { dir, beside }), Reply::Paused { pids: Vec::new() }));
+        }
+        let writer = tree.begin_image(dir)?;
+        let memory = tree.memory_of(&clients)?;
+        let needed = memory.iter().flatten().sum();
+        check_space(&writer, needed)?;
+        progress.clients(clients.iter().map(|it| &**it), needed);
+        let planned = tree.plan(&clients, &memory, 0);
+        let precopies = planned.iter().any(|it| it.chosen.protocol == Protocol::Recopy);
+        if precopies {
+            progress.phase(PhaseName::PreCopy);
+        }
+        let holders = planned.iter().filter(|it| it.chosen.reserves(0).is_some());
+        let clones = daemon.rooms.hold(holders.map(|it| Arc::clone(&it.client.worker)));
+        let planned = tree.prepare(&writer, planned)?;
+        progress.phase(PhaseName::Quiesce);
+        if precopies {
+            // The moment of the image is this one.
+            wait_for_moment(daemon, tree.stream, under).inspect_err(|_| release(&planned))?;
+        }
+        let quiesce_began = Instant::now();
+        let rings = quiesce::quiesce(&clients, daemon.config.quiesce_timeout).inspect_err(|_| release(&planned))?;
+        let idle_at = Instant::now();
+        ipc::within(daemon, &clients)?;
+        let ms = tree.began.elapsed().as_millis() as u64;
+        info!(root = tree.root, clients = clients.len(), ms, "quiesced");
+        let processes = clients.iter().map(|it| it.process);
+        let processes = processes.chain(pending.iter().map(|it| it.process));
+        let pids = processes.filter_map(|it| tree.view.to_theirs(it.pid)).collect();
+        progress.phase(PhaseName::Freeze);
+        let freeze = FreezeWatch::start(clients.iter().map(|it| it.process).collect());
+        let begun = Begun { rings, planned, writer, clones, beside, quiesce_began, idle_at };
+        Ok((Paused::Quiesced(Box::new(Quiesced { begun, freeze })), Reply::Paused { pids }))
+    }
+}
+
+impl Tree<'_> {
+    /// Does what can be done while the clients run.
+    fn prepare(&self, writer: &ImageWriter, mut planned: Vec<Planned>) -> Result<Vec<Planned>, DumpError> {
+        let config = &self.daemon.config.checkpoint;
+        let goes_on = || !matches!(sys::wait_readable([self.stream.as_fd()], Some(Duration::ZERO)), Ok([true]));
+        let (quiesce, stall) = (self.daemon.config.quiesce_timeout, self.daemon.config.stall_timeout);
+        let let_go = quiesce.begins();
+        planned.iter().try_for_each(|it| quiesce::wait_until_let_go(&it.client, let_go))?;
+        let (stage, clients) = (&self.daemon.stage, planned.len());
+        let prepare = |it: &mut Planned| {
+            it.pace(quiesce)?;
+            let staged = stage.lend(&it.client.worker, clients, stall);
+            it.staged = staged.map_err(|error| SaveError::of(&it.client, &error))?.map(Arc::new);
+            it.reserve(config.cow_pool, stall)?;
+            it.precopy(writer, config.recopy_rounds, stall, goes_on)
+        };
+        let results: Vec<Result<(), SaveError>> = std::thread::scope(|scope| {
+            let asked: Vec<_> = planned.iter_mut().map(|it| scope.spawn(|| prepare(it))).collect();
+            asked.into_iter().filter_map(|it| it.join().ok()).collect()
+        });
+        match results.into_iter().collect::<Result<(), _>>() {
+            Ok(()) => Ok(planned),
+            Err(error) => {
+                release(&planned);
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// What was prepared for a dump that does not begin is given back in the background.
+fn release(planned: &[Planned]) {
+    planned.iter().for_each(|it| quiesce::release(&it.client));
+}
+
+/// How many bytes of GPU memory there are, before anything is stopped. What is zero throughout takes no space, so this may
+/// refuse what would have fitted. What it lets through and does not fit fails later, as does an image that builds on
+/// another and has more of its own than there is room for: that is not known before memory is hashed.
+fn check_space(writer: &ImageWriter, needed: u64) -> Result<(), DumpError> {
+    let free = writer.dir().free_space()?;
+    if needed > free && writer.base().is_none() {
+        let directory = writer.dir().path().display().to_string();
+        return Err(DumpError::Space { needed, free, directory, replaces: writer.replaces() });
+    }
+    Ok(())
+}

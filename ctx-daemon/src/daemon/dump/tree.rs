@@ -1,0 +1,145 @@
+//! The tree that is dumped: what every state of a dump knows of it.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rekindle_images::{CreateOptions, ImageDir, ImageError, ImageWriter};
+use rekindle_wire::control::Reply;
+use tracing::info;
+
+use super::super::clients::{Client, HoldGuard, Pending};
+use super::super::pidns::PidView;
+use super::super::process::{self, Process};
+use super::super::sys::Credentials;
+use super::super::{Daemon, at_once};
+use super::error::{DumpError, SaveError};
+use super::manifest::{Unattached, Whose};
+use super::precopy::Planned;
+use super::progress::Progress;
+use super::protocol::Chosen;
+use super::{base, files, socket};
+
+/// A tree of processes during its dump. No process of the tree gets a worker as long as this lives.
+pub(super) struct Tree<'a> {
+    pub(super) daemon: &'a Arc<Daemon>,
+    pub(super) stream: &'a UnixStream,
+    pub(super) view: PidView,
+    /// The process that all others descend from, as the daemon sees it.
+    pub(super) root: i32,
+    pub(super) leave_running: bool,
+    pub(super) began: Instant,
+    pub(super) progress: Arc<Progress>,
+    _hold: HoldGuard,
+}
+
+impl<'a> Tree<'a> {
+    /// Holds the tree of a process that the peer calls `root`.
+    pub(super) fn hold(
+        daemon: &'a Arc<Daemon>,
+        stream: &'a UnixStream,
+        peer: Credentials,
+        root: i32,
+        leave_running: bool,
+        progress: &Arc<Progress>,
+    ) -> Result<Self, DumpError> {
+        let began = Instant::now();
+        let view = PidView::of(peer.pid)?;
+        let root = view.to_ours(root)?;
+        let hold = daemon
+            .registry
+            .hold(root, daemon.config.quiesce_timeout.begins())
+            .map_err(|other| DumpError::Overlaps { root, other })?;
+        let progress = Arc::clone(progress);
+        Ok(Self { daemon, stream, view, root, leave_running, began, progress, _hold: hold })
+    }
+
+    /// The clients of the tree as it is now, and the processes whose handshake has begun: in the tree that runs, or is frozen.
+    pub(super) fn find(
+        &self,
+        tree: fn(i32) -> io::Result<Vec<i32>>,
+    ) -> Result<(Vec<Arc<Client>>, Vec<Pending>), DumpError> {
+        let tree = tree(self.root).map_err(DumpError::Tree)?;
+        let registry = &self.daemon.registry;
+        Ok((registry.clients_among(&tree), registry.pending_among(&tree)))
+    }
+
+    /// A process without its worker has no GPU state to save, and would find that out after a restore only.
+    pub(super) fn nobody_has_lost_its_worker(&self, ours: bool) -> Result<(), DumpError> {
+        let tree = process::tree(self.root).map_err(DumpError::Tree)?;
+        match self.daemon.lost.in_tree(&tree, ours) {
+            Some(why) => Err(DumpError::WithoutWorker(why)),
+            None => Ok(()),
+        }
+    }
+
+    /// How much memory each client has on each device. The first that their workers hear of this dump: they may be
+    /// stopped, or in a long call, just as when they are to come to rest.
+    pub(super) fn memory_of(&self, clients: &[Arc<Client>]) -> Result<Vec<Vec<u64>>, SaveError> {
+        let deadline = self.daemon.config.quiesce_timeout.begins();
+        let memory = at_once(clients, |client| {
+            client.worker.device_memory(deadline).map_err(|error| SaveError::of(client, &error))
+        });
+        memory.into_iter().collect()
+    }
+
+    /// Decides how each client is dumped, which has so much memory on each device.
+    pub(super) fn plan(&self, clients: &[Arc<Client>], memory: &[Vec<u64>], first: u32) -> Vec<Planned> {
+        let planned = (first..).zip(clients.iter().zip(memory)).map(|(index, (client, memory))| {
+            let bytes = memory.iter().sum();
+            let (asked, who) = self.daemon.protocol_of(client);
+            let chosen = Chosen::new(asked, &who, bytes, self.leave_running);
+            info!(%client, "{}: {}", chosen.protocol.as_str(), chosen.reason);
+            let files = files::worth(bytes, self.daemon.config.file_bytes);
+            Planned::new(Arc::clone(client), (index, files), chosen, self.daemon.links.join(client, memory))
+        });
+        planned.collect()
+    }
+
+    /// The reply to `Frozen`: whether this process is a client or becomes one.
+    pub(super) fn frozen(&self, pid: i32) -> Reply {
+        let registry = &self.daemon.registry;
+        let ours = !registry.clients_among(&[pid]).is_empty() || !registry.pending_among(&[pid]).is_empty();
+        Reply::Frozen { ours }
+    }
+
+    /// Whose a socket is, and whether what it has not read yet may be lost, since it asks again.
+    pub(super) fn whose(&self, clients: &[Arc<Client>], cookie: u64) -> Option<(Whose, bool)> {
+        let path = &self.daemon.config.socket;
+        // A process that is gone, or of which we may see nothing, has no socket of ours.
+        let leads_here = |process: Process| socket::leads_to(process.pid, cookie, path).unwrap_or(false);
+        let of_client = |client: &&Arc<Client>| match client.attach.cookie {
+            0 => leads_here(client.process),
+            known => known == cookie,
+        };
+        if let Some(client) = clients.iter().find(of_client) {
+            return Some((Whose::Client(client.process), false));
+        }
+        let (_, pending) = self.find(process::frozen_tree).ok()?;
+        let of_pending = |pending: &&Pending| match &pending.attach {
+            None => leads_here(pending.process),
+            Some(attach) => attach.cookie == cookie,
+        };
+        if let Some(Pending { process, attach, .. }) = pending.iter().find(of_pending) {
+            return Some((Whose::Unattached(Unattached::new(*process, attach.as_ref(), path)), false));
+        }
+        // A question, which may have its answer already.
+        let tree = process::frozen_tree(self.root).ok()?;
+        let mut tree = tree.into_iter().filter_map(|pid| Process::with_pid(pid).ok());
+        let asks = tree.find(|process| leads_here(*process))?;
+        Some((Whose::Unattached(Unattached::new(asks, None, path)), true))
+    }
+
+    /// Begins an image in a directory where CRIU is replacing its own.
+    pub(super) fn begin_image(&self, dir: ImageDir) -> Result<ImageWriter, ImageError> {
+        let base = base::find(&dir)?;
+        let compression = self.daemon.config.compression;
+        let options = CreateOptions { replace: true, compression, companion: Some(INVENTORY), ..CreateOptions::new()? };
+        ImageWriter::create_on(dir, options, base)
+    }
+}
+
+/// What CRIU writes last, with a name of its own for each of its runs in it since 4.1 (`dump_criu_run_id` of
+/// `images/inventory.proto`): it tells the dumps that are made into a directory from each other.
+const INVENTORY: &str = "inventory.img";
