@@ -1,17 +1,5 @@
 //! The executor: takes commands from the ring in their order, and does what the daemon asks between them.
-//!
-//! ```text
-//!             Adopt / Load + Connect                    Quiesce
-//!   SPARE ──────────────────────────> OPEN ──────────────────────────> QUIESCED
-//!                                      ^ │ every stream idle, nothing    ^ │  Save, SaveCode
-//!                                      │ │ waits, no command taken       │ │
-//!                                      │ └─────> CLOSING ─Quiesce────────┘ │
-//!                                      │         no command taken  <───────┤
-//!                                      └──────────────Open─────────────────┘ Advance: some are
-//! ```
-//!
-//! From quiesced to open nothing is written to memory that the client shares: no reply, no chunk, not even the ring's
-//! head. So what CRIU saves of it is its state at the quiesce, plus what the client enqueues until it is frozen.
+//! `state.rs` has the states that the worker is in meanwhile.
 
 use rekindle_cuda_abi::table;
 use rekindle_cuda_abi::types::*;

@@ -10,7 +10,6 @@ pub(crate) mod executor;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub(crate) mod launch;
-pub(crate) mod life;
 pub(crate) mod load;
 pub(crate) mod poll;
 pub(crate) mod refusal;
@@ -19,3 +18,4 @@ pub(crate) mod request_loop;
 pub(crate) mod sandbox;
 pub(crate) mod silence;
 pub(crate) mod start;
+pub(crate) mod state;

@@ -4,7 +4,7 @@ use std::io;
 
 use rekindle_images::{ImageError, NoCompression};
 use rekindle_wire::NotServed;
-use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
+use rekindle_wire::control::{Failing, Failure, FailureKind, WorkerRequest};
 use thiserror::Error;
 
 use crate::checkpoint::copying::error::CopyError;
@@ -14,7 +14,6 @@ use crate::resources::ipc::ShareError;
 use crate::resources::limits::NoRow;
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::rest::Broken;
-use crate::serve::life::State;
 use crate::session::failure;
 use crate::session::outcome::Refused;
 
@@ -64,8 +63,10 @@ pub(crate) enum Refusal {
     WentOn,
     #[error("accesses are not reported: see `access.report` of the daemon")]
     Unreported,
-    #[error("a worker that is {state:?} cannot do this: {request:?}")]
-    Unfit { state: State, request: Box<WorkerRequest> },
+    #[error("a worker that is {state} cannot do this: {request:?}")]
+    Unfit { state: String, request: Box<WorkerRequest> },
+    #[error("this worker has failed already: {0}")]
+    Failed(Failure),
     #[error(transparent)]
     NotLoaded(#[from] NotLoaded),
     #[error(transparent)]
@@ -89,6 +90,7 @@ impl Failing for Refusal {
             Self::Unreported => FailureKind::Refused,
             Self::OtherRing(_) | Self::Dialect(_) => FailureKind::Version,
             Self::WentOn => FailureKind::Timeout,
+            Self::Failed(failure) => failure.kind,
             _ => FailureKind::Internal,
         }
     }

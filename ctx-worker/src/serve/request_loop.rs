@@ -1,4 +1,5 @@
-//! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn.
+//! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn. The functions here that take
+//! a state and return the next are the transitions of `state.rs`.
 
 use std::fs::File;
 use std::io;
@@ -29,12 +30,13 @@ use crate::checkpoint::engine::{StageError, small_thread};
 use crate::checkpoint::save::Wanted;
 use crate::resources::code_store::Image;
 use crate::resources::pinned::{is_sealed, map_at};
-use crate::schedule::rest::{Closing, Rest};
+use crate::schedule::rest::{self, Rest};
 use crate::serve::channel::{self, Asker, Channel, Event};
 use crate::serve::executor::Executor;
-use crate::serve::life::State;
 use crate::serve::refusal::Refusal;
 use crate::serve::silence;
+use crate::serve::state::{Closed, Loaded, Spare, State};
+use crate::transition::{Machine, step};
 
 /// Commands taken before anything else is looked at.
 const BATCH: usize = 64;
@@ -53,21 +55,27 @@ const PAUSE: Duration = Duration::from_micros(50);
 const RING_AT: u64 = 0x7000_0000_0000;
 const STAGING_AT: u64 = RING_AT + (1 << 30);
 
+/// What a request is answered with.
+type Answered = Result<(WorkerReply, Vec<u8>), Refusal>;
+
+fn done<T>(result: Result<T, Refusal>) -> Answered {
+    result.map(|_| (WorkerReply::Done, Vec::new()))
+}
+
+/// What ends a wait for something to do.
+enum News {
+    Event(Event),
+    /// The daemon of a worker whose ring is closed has been silent for too long.
+    Silence,
+    /// Nobody will ask for anything any more.
+    End,
+}
+
 struct Server {
     executor: Executor,
     channel: Arc<Channel>,
-    state: State,
-    consumer: Option<Consumer>,
-    /// What a restore knows of its client.
-    restoring: Option<Client>,
-    /// What is known of the streams in a quiesce that goes on.
-    closing: Closing,
     spin: Duration,
     caller_spin_us: u32,
-    /// What came ahead of `Load` and `Connect`.
-    data_ahead: Vec<(DataFile, File)>,
-    code_ahead: Vec<(String, OwnedFd)>,
-    pinned_ahead: Vec<(Pinned, OwnedFd)>,
 }
 
 /// Serves until the client or the daemon of a spare worker is gone.
@@ -130,51 +138,50 @@ impl Server {
         Self {
             executor,
             channel,
-            state: State::Spare,
-            consumer: None,
-            restoring: None,
-            closing: Closing::new(),
             spin: if few_cores { Duration::ZERO } else { WORKER_SPIN },
             caller_spin_us: if few_cores { 0 } else { CALLER_SPIN_US },
-            data_ahead: Vec::new(),
-            code_ahead: Vec::new(),
-            pinned_ahead: Vec::new(),
         }
     }
 
     fn run(&mut self, events: &Receiver<Event>) {
+        let mut state = State::Spare(Spare::default());
         loop {
-            if matches!(self.state, State::Closing | State::Quiesced) {
+            let news = self.wait(&mut state, events);
+            if matches!(news, News::End) {
+                return;
+            }
+            (state, ()) = step(&"worker", state, |state| (self.handle(state, news), ()));
+        }
+    }
+
+    /// Waits for news. A worker whose ring is open executes commands meanwhile.
+    fn wait(&mut self, state: &mut State, events: &Receiver<Event>) -> News {
+        match state {
+            State::Closing(_) | State::Quiesced(_) => loop {
                 match events.recv_timeout(silence::LOOK) {
-                    Ok(event) => self.handle(event),
-                    Err(RecvTimeoutError::Disconnected) => return,
-                    Err(RecvTimeoutError::Timeout) if self.channel.silence.is_too_long() => {
-                        warn!("the daemon is silent: opening the ring without it");
-                        self.open();
-                    }
+                    Ok(event) => return News::Event(event),
+                    Err(RecvTimeoutError::Disconnected) => return News::End,
+                    Err(RecvTimeoutError::Timeout) if self.channel.silence.is_too_long() => return News::Silence,
                     Err(RecvTimeoutError::Timeout) => {}
                 }
-                continue;
-            }
-            if self.state != State::Open {
-                let Ok(event) = events.recv() else { return };
-                self.handle(event);
-                continue;
-            }
-            while self.channel.news.swap(false, Ordering::AcqRel) {
-                while let Ok(event) = events.try_recv() {
-                    self.handle(event);
+            },
+            State::Open(consumer) => loop {
+                if let Ok(event) = events.try_recv() {
+                    return News::Event(event);
                 }
-            }
-            if self.state == State::Open {
-                self.work();
+                // An event that comes after the look above sets this.
+                if !self.channel.news.swap(false, Ordering::AcqRel) {
+                    self.work(consumer);
+                }
+            },
+            State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Failed(_) => {
+                events.recv().map_or(News::End, News::Event)
             }
         }
     }
 
     /// Executes commands and finishes what waits, until there is news; sleeps when there is nothing to do.
-    fn work(&mut self) {
-        let Some(mut consumer) = self.consumer.take() else { return };
+    fn work(&mut self, consumer: &mut Consumer) {
         let mut last_command = Instant::now();
         loop {
             let mut worked = false;
@@ -202,15 +209,14 @@ impl Server {
                 if last_command.elapsed() < HOT_WAIT && !self.spin.is_zero() {
                     std::hint::spin_loop();
                 } else {
-                    self.sleep(&consumer, PAUSE);
+                    self.sleep(consumer, PAUSE);
                 }
             } else if last_command.elapsed() < self.spin {
                 std::hint::spin_loop();
             } else {
-                self.sleep(&consumer, Duration::from_secs(5));
+                self.sleep(consumer, Duration::from_secs(5));
             }
         }
-        self.consumer = Some(consumer);
     }
 
     fn sleep(&self, consumer: &Consumer, timeout: Duration) {
@@ -220,43 +226,59 @@ impl Server {
         self.channel.sleeps_on(None);
     }
 
-    fn handle(&mut self, event: Event) {
-        let (message, asker) = match event {
-            Event::Request(message, asker) => (*message, asker),
-            Event::DaemonGone => {
-                // Its host memory is nobody's any more.
-                self.executor.checkpoint.stage.end();
-                match self.state {
-                    State::Closing | State::Quiesced => self.open(),
-                    // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
-                    State::Open => self.executor.checkpoint.before_opening(self.executor.gpu.driver),
-                    // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
-                    State::Spare | State::Restoring => unsafe { libc::_exit(0) },
-                }
-                return;
+    fn handle(&mut self, state: State, news: News) -> State {
+        let (state, message, asker) = match (news, state) {
+            (News::Event(Event::Request(message, asker)), state) => (state, *message, asker),
+            (News::Event(Event::DaemonGone), state) => return self.daemon_gone(state),
+            (News::Silence, State::Closing(closed) | State::Quiesced(closed)) => {
+                warn!("the daemon is silent: opening the ring without it");
+                return self.open(closed.consumer);
             }
+            (News::Silence | News::End, state) => return state,
         };
         let message = match message {
-            Message { body: WorkerRequest::Reserve { bytes }, .. } => return self.reserve(bytes, asker),
-            Message { body: WorkerRequest::SaveCode { hash }, fds, .. } if self.state == State::Quiesced => {
-                return self.save_code(&hash, fds, asker);
+            Message { body: WorkerRequest::Reserve { bytes }, .. } => {
+                self.reserve(bytes, asker);
+                return state;
+            }
+            Message { body: WorkerRequest::SaveCode { hash }, fds, .. } if matches!(state, State::Quiesced(_)) => {
+                self.save_code(&hash, fds, asker);
+                return state;
             }
             Message { body: WorkerRequest::GiveWay, .. } => {
-                return self.executor.checkpoint.give_way(self.executor.gpu.driver);
+                self.executor.checkpoint.give_way(self.executor.gpu.driver);
+                return state;
             }
             Message { body: WorkerRequest::Stage { unit, units, new }, fds, .. } => {
-                return self.stage(unit, units, new.into_iter().zip(fds).collect(), asker);
+                self.stage(unit, units, new.into_iter().zip(fds).collect(), asker);
+                return state;
             }
             message => message,
         };
-        if let Some((reply, files)) = self.sharing(&message) {
-            return self.channel.answer_with(&asker, reply, Vec::new(), files);
+        if let Some((reply, files)) = self.sharing(&state, &message) {
+            self.channel.answer_with(&asker, reply, Vec::new(), files);
+            return state;
         }
-        let (reply, blob) = match self.request(message) {
-            Ok(done) => done,
-            Err(refusal) => (WorkerReply::Failed(refusal.into()), Vec::new()),
-        };
+        let (state, answered) = self.request(state, message);
+        let (reply, blob) = answered.unwrap_or_else(|refusal| (WorkerReply::Failed(refusal.into()), Vec::new()));
         self.channel.answer(&asker, reply, blob);
+        state
+    }
+
+    /// The client goes on without a daemon. A worker without a client ends.
+    fn daemon_gone(&mut self, state: State) -> State {
+        // Its host memory is nobody's any more.
+        self.executor.checkpoint.stage.end();
+        match state {
+            State::Closing(closed) | State::Quiesced(closed) => self.open(closed.consumer),
+            State::Open(consumer) => {
+                // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
+                self.executor.checkpoint.before_opening(self.executor.gpu.driver);
+                State::Open(consumer)
+            }
+            // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
+            State::Spare(_) | State::Loaded(_) | State::Connected(_) | State::Failed(_) => unsafe { libc::_exit(0) },
+        }
     }
 
     /// Sets memory aside for clones; answers when that has been done, and the client runs on meanwhile.
@@ -311,14 +333,14 @@ impl Server {
     }
 
     /// Answers what is answered with descriptors.
-    fn sharing(&mut self, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
-        let answered = match (&message.body, self.state) {
-            (WorkerRequest::Export { token, first }, State::Open | State::Closing | State::Quiesced) => {
+    fn sharing(&mut self, state: &State, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
+        let answered = match (&message.body, state) {
+            (WorkerRequest::Export { token, first }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
                 let (call, memory, _) = self.executor.parts();
                 let exported = memory.export_named(&call, token, *first).map_err(Refusal::from);
                 exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
             }
-            (WorkerRequest::MakeShared { first }, State::Spare) => {
+            (WorkerRequest::MakeShared { first }, State::Spare(_)) => {
                 let driver = self.executor.driver();
                 let made = self.executor.memory.make_shared(driver, &message.blob, *first).map_err(Refusal::from);
                 made.map(|it| (WorkerReply::MadeShared { count: it.count, ids: it.ids, needed: it.needed }, it.files))
@@ -328,40 +350,88 @@ impl Server {
         Some(answered.unwrap_or_else(|refusal| (WorkerReply::Failed(refusal.into()), Vec::new())))
     }
 
-    fn request(&mut self, message: Message<WorkerRequest>) -> Result<(WorkerReply, Vec<u8>), Refusal> {
+    /// Does what changes the state, each request in the states that it may come in. `ask` has the other requests.
+    fn request(&mut self, state: State, message: Message<WorkerRequest>) -> (State, Answered) {
+        let Message { body, blob, fds } = message;
+        match (body, state) {
+            (WorkerRequest::Adopt { attach, limits }, State::Spare(_)) => {
+                self.executor.memory.set_limits(limits);
+                let adopted = self.adopt(attach, &mut fds.into_iter());
+                or_failed(adopted.map(State::Open))
+            }
+            (WorkerRequest::Code { code }, State::Spare(mut spare)) => {
+                spare.code.extend(code.into_iter().zip(fds));
+                (State::Spare(spare), done(Ok(())))
+            }
+            (WorkerRequest::Data { data }, State::Spare(mut spare)) => {
+                let taken = spare.take_data(data, &mut fds.into_iter());
+                (State::Spare(spare), done(taken))
+            }
+            (WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits }, State::Spare(mut spare)) => {
+                let mut fds = fds.into_iter();
+                let loaded = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from).and_then(|key| {
+                    spare.take_data(data, &mut fds)?;
+                    spare.code.extend(code.into_iter().zip(fds));
+                    let loaded = self.load(spare, key, &blob)?;
+                    self.executor.memory.set_limits(limits);
+                    Ok(loaded)
+                });
+                or_failed(loaded.map(State::Loaded))
+            }
+            (WorkerRequest::Pinned { pinned }, State::Loaded(mut loaded)) => {
+                loaded.pinned.extend(pinned.into_iter().zip(fds));
+                (State::Loaded(loaded), done(Ok(())))
+            }
+            (WorkerRequest::Connect { pinned }, State::Loaded(loaded)) => {
+                or_failed(self.connect(loaded, pinned, fds.into_iter()).map(State::Connected))
+            }
+            (WorkerRequest::Open, State::Connected(consumer)) => (self.open(consumer), done(Ok(()))),
+            (WorkerRequest::Open, State::Closing(closed) | State::Quiesced(closed)) => {
+                (self.open(closed.consumer), done(Ok(())))
+            }
+            (WorkerRequest::Quiesce { timeout_ms }, State::Open(consumer)) => {
+                let closed = self.close(consumer);
+                self.quiesce(closed, Duration::from_millis(timeout_ms))
+            }
+            (WorkerRequest::Quiesce { timeout_ms }, State::Closing(closed)) => {
+                self.quiesce(closed, Duration::from_millis(timeout_ms))
+            }
+            (WorkerRequest::Advance { timeout_ms }, State::Closing(closed) | State::Quiesced(closed)) => {
+                self.advance(closed, Duration::from_millis(timeout_ms))
+            }
+            (body, state) => {
+                let answered = self.ask(&state, Message { body, blob, fds });
+                (state, answered)
+            }
+        }
+    }
+
+    /// Does what leaves the state as it is.
+    fn ask(&mut self, state: &State, message: Message<WorkerRequest>) -> Answered {
         let Message { body, blob, fds } = message;
         let mut fds = fds.into_iter();
-        match (body, self.state) {
-            (WorkerRequest::Adopt { attach, limits }, State::Spare) => {
-                self.executor.memory.set_limits(limits);
-                self.adopt(attach, &mut fds)?;
+        let reply = match (body, state) {
+            (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
+            (WorkerRequest::Open, State::Open(_)) => {
+                self.executor.checkpoint.before_opening(self.executor.gpu.driver);
+                WorkerReply::Done
             }
-            (WorkerRequest::Quiesce { timeout_ms }, State::Open | State::Closing) => {
-                return Ok((self.quiesce(Duration::from_millis(timeout_ms))?, Vec::new()));
-            }
-            (WorkerRequest::Quiesce { .. }, State::Quiesced) => {}
-            (WorkerRequest::Advance { timeout_ms }, State::Closing | State::Quiesced) => {
-                return Ok((self.advance(Duration::from_millis(timeout_ms))?, Vec::new()));
-            }
-            (WorkerRequest::Open, State::Closing | State::Quiesced | State::Restoring) if self.consumer.is_some() => {
-                self.open();
-            }
-            (WorkerRequest::Open, State::Open) => self.executor.checkpoint.before_opening(self.executor.gpu.driver),
-            (WorkerRequest::ConfirmQuiesced, State::Quiesced) => {}
-            (WorkerRequest::ConfirmQuiesced, _) => {
-                return Err(Refusal::WentOn);
-            }
-            (WorkerRequest::Precopy { hash_key, files, compression }, State::Open) => {
+            (WorkerRequest::ConfirmQuiesced, _) => return Err(Refusal::WentOn),
+            (WorkerRequest::Precopy { hash_key, files, compression }, State::Open(_)) => {
                 let cancel = Arc::clone(&self.channel.cancel);
                 let key = ContentKey::from_bytes(hash_key);
                 let writer = writer(fds, &files, key, &compression, &blob)?;
                 let (mut layers, checkpoint) = self.executor.layers();
                 checkpoint.begin_precopy(&mut layers, writer, cancel)?;
+                WorkerReply::Done
             }
-            (WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied }, State::Quiesced) => {
+            (
+                WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied },
+                State::Quiesced(closed),
+            ) => {
                 let key = ContentKey::from_bytes(hash_key);
                 let wanted = Wanted {
-                    head: self.consumer.as_ref().map_or(0, Consumer::head),
+                    head: closed.consumer.head(),
                     writer: writer(fds, &files, key, &compression, &blob)?,
                     key,
                     precopied,
@@ -371,103 +441,96 @@ impl Server {
                 };
                 let (mut layers, checkpoint) = self.executor.layers();
                 let (code, secured) = checkpoint.begin_saving(&mut layers, wanted)?;
-                return Ok((WorkerReply::Begun { code, secured }, Vec::new()));
+                WorkerReply::Begun { code, secured }
             }
             (WorkerRequest::Pace { bandwidth, application_first }, _) => {
                 self.executor.checkpoint.pace.limit(&bandwidth);
                 self.executor.checkpoint.pace.application_first(application_first);
+                WorkerReply::Done
             }
-            (WorkerRequest::Progress, State::Open | State::Closing | State::Quiesced) => {
+            (WorkerRequest::Progress, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
                 let Executor { checkpoint, memory, .. } = &mut self.executor;
-                return Ok(match checkpoint.progress(memory)? {
-                    Progress::Saving { may_open, copied, bytes } => {
-                        (WorkerReply::Saving { may_open, copied, bytes }, Vec::new())
-                    }
+                match checkpoint.progress(memory)? {
+                    Progress::Saving { may_open, copied, bytes } => WorkerReply::Saving { may_open, copied, bytes },
                     Progress::Saved { client, bytes, waits } => {
                         let blob = client.map(|client| client.to_bytes()).transpose()?;
-                        (WorkerReply::Saved { bytes, waits }, blob.unwrap_or_default())
+                        return Ok((WorkerReply::Saved { bytes, waits }, blob.unwrap_or_default()));
                     }
-                });
+                }
             }
-            (WorkerRequest::JoinContainer { row, gpus, limits }, State::Spare | State::Restoring) => {
+            (
+                WorkerRequest::JoinContainer { row, gpus, limits },
+                State::Spare(_) | State::Loaded(_) | State::Connected(_),
+            ) => {
                 let file = fds.next().ok_or(Refusal::Lacks("no table came with the request"))?;
                 self.executor.memory.belong(&self.executor.session, file.into(), row, &gpus, limits)?;
+                WorkerReply::Done
             }
-            (WorkerRequest::Code { code }, State::Spare) => self.code_ahead.extend(code.into_iter().zip(fds)),
-            (WorkerRequest::Data { data }, State::Spare) => self.take_data(data, &mut fds)?,
-            (WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits }, State::Spare) => {
-                let key = HashKey::from_parts(hash_algorithm, hash_key)?;
-                self.take_data(data, &mut fds)?;
-                self.code_ahead.extend(code.into_iter().zip(fds));
-                let reader = DataReader::new(key, std::mem::take(&mut self.data_ahead));
-                self.load(reader, &blob)?;
-                self.executor.memory.set_limits(limits);
-            }
-            (WorkerRequest::Pinned { pinned }, State::Restoring) => {
-                self.pinned_ahead.extend(pinned.into_iter().zip(fds))
-            }
-            (WorkerRequest::Connect { pinned }, State::Restoring) => self.connect(pinned, fds)?,
-            (WorkerRequest::Import { ticket, shared }, State::Open | State::Closing | State::Quiesced) => {
+            (WorkerRequest::Import { ticket, shared }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
                 self.executor.memory.arrived.put(ticket, shared, fds.collect())?;
+                WorkerReply::Done
             }
-            (WorkerRequest::TakeShared { ids }, State::Spare) => self.executor.memory.take_shared(ids, fds.collect()),
+            (WorkerRequest::TakeShared { ids }, State::Spare(_)) => {
+                self.executor.memory.take_shared(ids, fds.collect());
+                WorkerReply::Done
+            }
             (WorkerRequest::Shares, _) => {
                 let (mut call, memory, _) = self.executor.parts();
                 let (own, others) = memory.shares(&mut call);
-                return Ok((WorkerReply::Shares { own, others }, Vec::new()));
+                WorkerReply::Shares { own, others }
             }
-            (WorkerRequest::Describe, _) => {
-                let description = WorkerReply::Description {
-                    device_memory: self.executor.memory.device_bytes(&self.executor.session),
-                    pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
-                    commands: self.executor.scheduler.times.commands,
-                };
-                return Ok((description, Vec::new()));
+            (WorkerRequest::Describe, _) => WorkerReply::Description {
+                device_memory: self.executor.memory.device_bytes(&self.executor.session),
+                pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
+                commands: self.executor.scheduler.times.commands,
+            },
+            (WorkerRequest::Remember { protocol }, _) => {
+                self.channel.remember(protocol);
+                WorkerReply::Done
             }
-            (WorkerRequest::Remember { protocol }, _) => self.channel.remember(protocol),
             (WorkerRequest::Moment { awaited }, _) => {
                 if let Some(shared) = self.executor.session.shared {
                     shared.header().moment.store(u32::from(awaited), Ordering::Release);
                 }
+                WorkerReply::Done
             }
             (WorkerRequest::Calls, _) => {
                 let counts = self.executor.session.shared.as_ref().map(calls::read).unwrap_or_default();
-                return Ok((WorkerReply::Calls { counts }, Vec::new()));
+                WorkerReply::Calls { counts }
             }
             (WorkerRequest::Access, _) => {
-                let report = observe::counted().ok_or(Refusal::Unreported)?;
-                return Ok((WorkerReply::Access { report: Box::new(report) }, Vec::new()));
+                WorkerReply::Access { report: Box::new(observe::counted().ok_or(Refusal::Unreported)?) }
             }
             (WorkerRequest::Memory, _) => {
-                let devices =
-                    self.executor.memory.memory_of_devices(&mut self.executor.gpu).map_err(Refusal::Memory)?;
-                return Ok((WorkerReply::Memory { devices }, Vec::new()));
+                let devices = self.executor.memory.memory_of_devices(&mut self.executor.gpu);
+                WorkerReply::Memory { devices: devices.map_err(Refusal::Memory)? }
             }
             (WorkerRequest::Check, _) => {
-                let reasons = obstacles(&self.executor.session, &self.executor.memory);
-                return Ok((WorkerReply::Checked { reasons }, Vec::new()));
+                WorkerReply::Checked { reasons: obstacles(&self.executor.session, &self.executor.memory) }
             }
-            (request, state) => return Err(Refusal::Unfit { state, request: Box::new(request) }),
-        }
-        Ok((WorkerReply::Done, Vec::new()))
+            (_, State::Failed(failure)) => return Err(Refusal::Failed(failure.clone())),
+            (request, state) => {
+                return Err(Refusal::Unfit { state: format!("{:?}", state.state()), request: Box::new(request) });
+            }
+        };
+        Ok((reply, Vec::new()))
     }
 
     /// Takes a client, and tells it so.
-    fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(), Refusal> {
+    fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Consumer, Refusal> {
         let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the client"))?);
         let served = attach.dialect.is_served().map_err(Refusal::from);
         let result = served.and_then(|()| self.share(fds, &attach.dialect)).and_then(|()| self.begin(0));
         let answer = match &result {
-            Ok(()) => Answer::Attached(self.executor.session.attached.clone()),
+            Ok(_) => Answer::Attached(self.executor.session.attached.clone()),
             Err(refusal) => Answer::Refused { reason: refusal.to_string() },
         };
         // The ring is open before the client hears of it; a client that is gone shows on the connection.
         let _ = frame::send(&connection, &answer, &[], &[]);
-        result?;
+        let consumer = result?;
         info!(client = attach.pid, command = attach.command, "serving");
         self.serve_client(connection, attach)?;
-        self.state = State::Open;
-        Ok(())
+        Ok(consumer)
     }
 
     fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
@@ -499,51 +562,46 @@ impl Server {
         self.executor.register_staging(0).map_err(Refusal::Staging)
     }
 
-    fn begin(&mut self, head: u64) -> Result<(), Refusal> {
+    fn begin(&mut self, head: u64) -> Result<Consumer, Refusal> {
         let shared = self.executor.session.shared.ok_or(Refusal::Lacks("there is no ring"))?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
-        // Whoever waited for a restored process waits no more.
+        // Nobody waits any more for the moment of a restored process.
         shared.header().moment.store(0, Ordering::Release);
-        self.consumer = Some(Consumer::new(shared, head));
-        Ok(())
+        Ok(Consumer::new(shared, head))
     }
 
-    /// Waits for the device. From now on no command is taken, and streams take what is held only by steps.
-    fn quiesce(&mut self, timeout: Duration) -> Result<WorkerReply, Refusal> {
-        if self.state == State::Open {
-            self.closing = Closing::new();
-            self.executor.scheduler.deferred.close(0);
-            self.state = State::Closing;
-            self.channel.silence.listen(true);
+    /// From now on no command is taken, and streams take what is deferred only by steps.
+    fn close(&mut self, consumer: Consumer) -> Closed {
+        self.executor.scheduler.deferred.close(0);
+        self.channel.silence.listen(true);
+        Closed { consumer, streams: rest::Closing::new() }
+    }
+
+    /// Waits for the device.
+    fn quiesce(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
+        let rest = match self.executor.drain(timeout) {
+            Ok(rest) => rest,
+            Err(broken) => return (self.open(closed.consumer), Err(broken.into())),
+        };
+        closed.streams.look(self.executor.session.waiting.busy(0));
+        match rest {
+            Rest::Idle => (State::Quiesced(closed), done(Ok(()))),
+            Rest::Busy(what) => (State::Closing(closed), Ok((WorkerReply::Busy { what }, Vec::new()))),
         }
-        let rest = self.executor.drain(timeout).inspect_err(|_| self.open())?;
-        self.closing.look(self.executor.session.waiting.busy(0));
-        Ok(match rest {
-            Rest::Idle => {
-                self.state = State::Quiesced;
-                WorkerReply::Done
-            }
-            Rest::Busy(what) => {
-                self.state = State::Closing;
-                WorkerReply::Busy { what }
-            }
-        })
     }
 
-    /// Executes commands up to one for an idle stream, which something may wait for, and quiesces again. What comes
-    /// for busy streams is held.
-    fn advance(&mut self, timeout: Duration) -> Result<WorkerReply, Refusal> {
-        let patience = self.closing.patience();
+    /// Executes commands up to one for an idle stream, which something may wait for, and quiesces again. Commands for busy
+    /// streams are deferred.
+    fn advance(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
+        let patience = closed.streams.patience();
         if !patience.is_zero() {
-            return self.quiesce(patience.min(timeout));
+            return self.quiesce(closed, patience.min(timeout));
         }
-        self.state = State::Closing;
         let began = Instant::now();
-        let mut consumer = self.consumer.take().ok_or(Refusal::Lacks("there is no ring"))?;
         self.executor.scheduler.deferred.close(1);
         self.executor.poll();
         while !self.executor.scheduler.deferred.has_stepped() && began.elapsed() < timeout {
-            match consumer.take() {
+            match closed.consumer.take() {
                 Ok(Some((header, parameters))) => {
                     if let Err(refused) = self.executor.execute(header, parameters) {
                         self.executor.give_up(&refused);
@@ -556,47 +614,36 @@ impl Server {
                 Err(broken) => self.executor.give_up(&broken),
             }
         }
-        self.consumer = Some(consumer);
         self.executor.scheduler.deferred.close(0);
-        self.quiesce(timeout.saturating_sub(began.elapsed()))
+        self.quiesce(closed, timeout.saturating_sub(began.elapsed()))
     }
 
-    fn open(&mut self) {
+    fn open(&mut self, consumer: Consumer) -> State {
         self.executor.checkpoint.before_opening(self.executor.gpu.driver);
         self.channel.silence.listen(false);
         self.executor.scheduler.deferred.open();
-        self.state = State::Open;
+        State::Open(consumer)
     }
 
-    /// Keeps data files until `Load`.
-    fn take_data(
-        &mut self,
-        data: Vec<control::DataFile>,
-        fds: &mut impl Iterator<Item = OwnedFd>,
-    ) -> Result<(), Refusal> {
-        for control::DataFile { depth, index } in data {
-            let file = fds.next().ok_or(Refusal::Lacks("a data file did not come with the request"))?;
-            self.data_ahead.push((DataFile { depth, index }, channel::file(file)));
-        }
-        Ok(())
-    }
-
-    fn load(&mut self, reader: DataReader, blob: &[u8]) -> Result<(), Refusal> {
+    fn load(&mut self, spare: Spare, key: HashKey, blob: &[u8]) -> Result<Loaded, Refusal> {
+        let reader = DataReader::new(key, spare.data);
         let client = Client::from_bytes(blob)?;
-        let code = std::mem::take(&mut self.code_ahead).into_iter().map(|(h, f)| (h, channel::file(f))).collect();
+        let code = spare.code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
         self.executor.load_client(&client, &reader, code)?;
-        self.restoring = Some(client);
-        self.state = State::Restoring;
-        Ok(())
+        Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
     }
 
     /// The restored process is there: its shared memory takes the place of what was saved with it.
-    fn connect(&mut self, pinned: Vec<Pinned>, mut fds: std::vec::IntoIter<OwnedFd>) -> Result<(), Refusal> {
+    fn connect(
+        &mut self,
+        loaded: Loaded,
+        pinned: Vec<Pinned>,
+        mut fds: std::vec::IntoIter<OwnedFd>,
+    ) -> Result<Consumer, Refusal> {
+        let Loaded { client, pinned: mut files } = loaded;
         let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the process"))?);
-        let client = self.restoring.take().ok_or(Refusal::Lacks("nothing was loaded"))?;
         let dialect = Dialect::from_parts(client.wire_version, &client.shared_state);
         self.share(&mut fds, &dialect)?;
-        let mut files = std::mem::take(&mut self.pinned_ahead);
         files.extend(pinned.into_iter().zip(fds));
         for (what, file) in files {
             self.executor.memory.pinned.arrived.put(what, file);
@@ -610,7 +657,7 @@ impl Server {
         }
         let (mut call, mut loading, code) = self.executor.code_parts();
         code.make_graphs(&mut call, &mut loading);
-        self.begin(client.ring.head)?;
+        let consumer = self.begin(client.ring.head)?;
         let attach = Attach {
             dialect,
             pid: client.namespace_pid as i32,
@@ -619,7 +666,34 @@ impl Server {
             cookie: 0,
             settings: client.settings.into_iter().map(|s| (s.name, s.value)).collect(),
         };
-        self.serve_client(connection, attach)
+        self.serve_client(connection, attach)?;
+        Ok(consumer)
+    }
+}
+
+/// A state that was reached, or why the worker serves nobody.
+fn or_failed(reached: Result<State, Refusal>) -> (State, Answered) {
+    match reached {
+        Ok(state) => (state, done(Ok(()))),
+        Err(refusal) => {
+            let failure = Failure::new(refusal.kind(), refusal.to_string());
+            (State::Failed(failure), Err(refusal))
+        }
+    }
+}
+
+impl Spare {
+    /// Keeps data files until `Load`.
+    fn take_data(
+        &mut self,
+        data: Vec<control::DataFile>,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), Refusal> {
+        for control::DataFile { depth, index } in data {
+            let file = fds.next().ok_or(Refusal::Lacks("a data file did not come with the request"))?;
+            self.data.push((DataFile { depth, index }, channel::file(file)));
+        }
+        Ok(())
     }
 }
 
@@ -629,19 +703,55 @@ mod tests {
     use crate::checkpoint::copying::Clones;
     use crate::serve::fixture;
 
+    /// A ring of zeros.
+    fn consumer() -> Consumer {
+        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: maps new memory, at an address of the kernel's choice.
+        let ring = unsafe { libc::mmap(std::ptr::null_mut(), layout::SHARED_SIZE, access, shared, -1, 0) };
+        assert_ne!(ring, libc::MAP_FAILED);
+        // SAFETY: a shared mapping of that size, page-aligned, without a file, that stays as long as the process.
+        Consumer::new(unsafe { Shared::new(ring.cast()) }, 0)
+    }
+
+    fn closed() -> Closed {
+        Closed { consumer: consumer(), streams: rest::Closing::new() }
+    }
+
+    /// A worker, and what must live as long: the channel's thread ends a worker without a client when this end is closed.
+    fn server() -> (Server, UnixStream) {
+        let (socket, daemon) = UnixStream::pair().unwrap();
+        let (channel, _events) = channel::start(socket).unwrap();
+        (Server::new(fixture::executor(), channel), daemon)
+    }
+
     #[test]
     fn memory_reserved_for_clones_is_given_back_when_the_daemon_is_gone_at_any_time() {
-        for state in [State::Open, State::Closing, State::Quiesced] {
-            let (socket, daemon) = UnixStream::pair().unwrap();
-            let (channel, _events) = channel::start(socket).unwrap();
-            let mut server = Server::new(fixture::executor(), channel);
-            server.state = state;
+        for state in [State::Open(consumer()), State::Closing(closed()), State::Quiesced(closed())] {
+            let (mut server, daemon) = server();
+            let before = state.state();
             *server.executor.checkpoint.copying.reserved.lock().unwrap() = Some(Clones::imagined(4096));
-            server.handle(Event::DaemonGone);
-            assert_eq!(server.state, State::Open);
-            assert!(server.executor.checkpoint.copying.reserved.lock().unwrap().is_none(), "it was {state:?}");
-            // The channel's thread ends a worker without a client when this end is closed.
+            let state = server.handle(state, News::Event(Event::DaemonGone));
+            assert!(matches!(state, State::Open(_)));
+            assert!(server.executor.checkpoint.copying.reserved.lock().unwrap().is_none(), "it was {before:?}");
             std::mem::forget(daemon);
         }
+    }
+
+    #[test]
+    fn a_request_out_of_turn_changes_nothing_and_a_failed_worker_says_why_again() {
+        let (mut server, daemon) = server();
+        let message = |body| Message { body, blob: Vec::new(), fds: Vec::new() };
+        for state in [State::Spare(Spare::default()), State::Open(consumer()), State::Closing(closed())] {
+            let before = state.state();
+            let (state, answered) = server.request(state, message(WorkerRequest::Connect { pinned: Vec::new() }));
+            assert!(matches!(answered, Err(Refusal::Unfit { state, .. }) if state == format!("{before:?}")));
+            assert_eq!(state.state(), before);
+        }
+        let load = WorkerRequest::Connect { pinned: Vec::new() };
+        let failed = or_failed(Err(Refusal::Lacks("nothing came with the request"))).0;
+        let (failed, answered) = server.request(failed, message(load));
+        let again = answered.unwrap_err().to_string();
+        assert!(matches!(failed, State::Failed(_)) && again.contains("nothing came with the request"), "{again}");
+        std::mem::forget(daemon);
     }
 }

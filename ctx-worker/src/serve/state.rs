@@ -1,0 +1,92 @@
+//! Where a worker is in its life. Each state owns what only this state needs.
+//!
+//! | from | to | a worker |
+//! |---|---|---|
+//! | `Spare` | `Open` | `Adopt`: the worker serves a client |
+//! | `Spare` | `Loaded` | `Load`: the state of a restored client is in place |
+//! | `Spare` | `Failed` | the client cannot be adopted or loaded |
+//! | `Loaded` | `Connected` | `Connect`: the restored process is there, with its ring |
+//! | `Loaded` | `Failed` | the process cannot be connected |
+//! | `Connected` | `Open` | `Open`: all processes of the restore are there |
+//! | `Open` | `Closing` | `Quiesce`: no command is taken, but a device is busy |
+//! | `Open` | `Quiesced` | `Quiesce`: every stream is idle and nothing waits for it |
+//! | `Closing` | `Quiesced` | `Quiesce`, `Advance`: the device has come to rest |
+//! | `Closing` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
+//! | `Quiesced` | `Closing` | `Advance`: some commands were executed, and a device is busy |
+//! | `Quiesced` | `Open` | `Open`, a broken context, or a daemon that is gone or silent |
+//!
+//! From `Quiesced` to `Open` the worker writes nothing to memory that the client shares: no reply, no chunk, not even the
+//! ring's head. So CRIU saves that memory as it was at the quiesce, with what the client enqueues until it is frozen.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rekindle_images::{Client, DataFile};
+use rekindle_wire::attach::Pinned;
+use rekindle_wire::control::Failure;
+use rekindle_wire::ring::Consumer;
+
+use crate::schedule::rest;
+use crate::transition::machine;
+
+/// Where a worker is in its life. See the table above.
+pub(crate) enum State {
+    Spare(Spare),
+    Loaded(Loaded),
+    /// A restored process is there, and its ring is not open.
+    Connected(Consumer),
+    Open(Consumer),
+    /// No command is taken, but the device is not at rest.
+    Closing(Closed),
+    Quiesced(Closed),
+    /// Why the worker serves nobody. It keeps what it holds until the daemon ends it.
+    Failed(Failure),
+}
+
+machine! {
+    pub(crate) enum StateName names State { Spare, Loaded, Connected, Open, Closing, Quiesced, Failed }
+    Spare -> Open,
+    Spare -> Loaded,
+    Spare -> Failed,
+    Loaded -> Connected,
+    Loaded -> Failed,
+    Connected -> Open,
+    Open -> Closing,
+    Open -> Quiesced,
+    Closing -> Quiesced,
+    Closing -> Open,
+    Quiesced -> Closing,
+    Quiesced -> Open,
+}
+
+/// A worker without a client, with the files that came ahead of `Load`.
+#[derive(Default)]
+pub(crate) struct Spare {
+    pub(crate) data: Vec<(DataFile, File)>,
+    pub(crate) code: Vec<(String, OwnedFd)>,
+}
+
+/// A worker with the state of a client whose process is not there yet.
+pub(crate) struct Loaded {
+    pub(crate) client: Box<Client>,
+    /// The pinned memory that came ahead of `Connect`.
+    pub(crate) pinned: Vec<(Pinned, OwnedFd)>,
+}
+
+/// A ring of which no command is taken.
+pub(crate) struct Closed {
+    pub(crate) consumer: Consumer,
+    /// What is known of the streams in this quiesce.
+    pub(crate) streams: rest::Closing,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StateName;
+    use crate::transition::{list, table};
+
+    #[test]
+    fn the_table_above_is_the_list_of_transitions() {
+        assert_eq!(table(include_str!("state.rs"), "a worker"), list::<StateName>());
+    }
+}
