@@ -25,8 +25,8 @@ use super::{lock, process};
 
 /// Orders of one user or container at a time.
 const MOST_ORDERS: usize = 16;
-/// How often it is looked whether the moment has come.
-pub(super) const GLANCE: Duration = Duration::from_millis(1);
+/// The pause between two looks whether the moment has come.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How long who says that it has is kept until it is at rest.
 const REST: Duration = Duration::from_secs(1);
 
@@ -58,8 +58,8 @@ struct Order {
 /// When the application says so, a dump begins.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
-    /// For how long it is waited for.
-    pub(super) patience: Duration,
+    /// How long a dump waits for the moment.
+    pub(super) timeout: Duration,
     pub(super) has_come: bool,
 }
 
@@ -116,7 +116,7 @@ impl Checkpoints {
         };
         let asked = Instant::now();
         while dumps.iter().any(|it| !it.is_at_rest()) && asked.elapsed() < REST {
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         !dumps.is_empty()
     }
@@ -141,7 +141,7 @@ impl Checkpoints {
         party: Party,
         root: i32,
         protocol: Option<Protocol>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<OrderGuard<'_>, TooManyOrders> {
         let mut inner = lock(&self.inner);
         let of_party = inner.orders.iter().filter(|it| it.party == party).count();
@@ -150,7 +150,7 @@ impl Checkpoints {
         }
         inner.next += 1;
         let number = inner.next;
-        let moment = patience.map(|patience| Moment { patience, has_come: false });
+        let moment = timeout.map(|timeout| Moment { timeout, has_come: false });
         inner.orders.push(Order { number, party, root, protocol, moment, dump: None });
         Ok(OrderGuard { checkpoints: self, number })
     }

@@ -126,7 +126,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Checkpoint { root, protocol, moment_ms } => {
             // Who asks is not about to attach.
             drop(pending);
-            let asked = orders::Asked { root, protocol, patience: moment_ms.map(Duration::from_millis) };
+            let asked = orders::Asked { root, protocol, timeout: moment_ms.map(Duration::from_millis) };
             orders::serve(daemon, &stream, (peer, party), &asked);
         }
         Request::Moment => {

@@ -25,7 +25,7 @@ use super::{Daemon, at_once, sys};
 use crate::limit::Deadline;
 
 /// How often it is looked whether a dump is over.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why memory is not shared.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ fn try_import(daemon: &Daemon, process: Process, token: &Token) -> Result<Reply,
         match once(daemon, importer, &clients, token)? {
             Some(reply) => return Ok(reply),
             None if daemon.is_stopping() => return Err(ImportError::Stopping),
-            None => daemon.registry.wait(LOOK),
+            None => daemon.registry.wait(POLL_INTERVAL),
         }
     }
 }

@@ -8,7 +8,7 @@ use rekindle_wire::control::{Failing, FailureKind, WorkerRequest};
 use thiserror::Error;
 use tracing::debug;
 
-use super::checkpoints::{DumpGuard, GLANCE, Moment};
+use super::checkpoints::{DumpGuard, Moment, POLL_INTERVAL};
 use super::clients::Client;
 use super::worker::WorkerError;
 use super::{Daemon, at_once, process, sys};
@@ -41,7 +41,7 @@ impl Failing for MomentError {
 /// beforehand waits twice: its image is of the moment after that copy. CRIU waits for the answer
 /// to its first question, and the processes run.
 pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpGuard<'_>) -> Result<(), MomentError> {
-    let Some(Moment { patience, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
+    let Some(Moment { timeout, .. }) = daemon.checkpoints.moment(dump) else { return Ok(()) };
     daemon.checkpoints.wait_again(dump);
     let mut told = Told { clients: Vec::new(), limit: daemon.config.quiesce_timeout };
     let began = Instant::now();
@@ -56,8 +56,8 @@ pub(crate) fn wait_for_moment(daemon: &Daemon, stream: &UnixStream, dump: &DumpG
             None => break Err(MomentError::Gone),
             Some(moment) if moment.has_come => break Ok(()),
             Some(_) if sys::is_hung_up(stream) => break Err(MomentError::Gone),
-            Some(_) if began.elapsed() >= patience => break Err(MomentError::Never(patience.as_secs())),
-            Some(_) => std::thread::sleep(GLANCE),
+            Some(_) if began.elapsed() >= timeout => break Err(MomentError::Never(timeout.as_secs())),
+            Some(_) => std::thread::sleep(POLL_INTERVAL),
         }
     };
     let pids: Vec<_> = told.clients.iter().map(|it| it.process.pid).collect();

@@ -18,7 +18,7 @@ use super::sys::Credentials;
 use super::{Daemon, process};
 
 /// For how long a dump may wait for its application's moment: as long as it waits, no process of its tree gets a worker.
-const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_MOMENT_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Why nobody may have a tree dumped in this way.
 #[derive(Debug, Error)]
@@ -35,8 +35,8 @@ enum OrderError {
         "only root and the user that rekindled runs as, on the host itself, may have a dump wait for the application's moment: dumps are theirs to make"
     )]
     MomentNotAllowed,
-    #[error("a dump waits for the application's moment for {} s at most", MOST_PATIENCE.as_secs())]
-    Patience,
+    #[error("a dump waits for the application's moment for {} s at most", MAX_MOMENT_TIMEOUT.as_secs())]
+    MomentTimeout,
 }
 
 impl Failing for OrderError {
@@ -52,8 +52,8 @@ impl Failing for OrderError {
 pub(crate) struct Asked {
     pub(crate) root: i32,
     pub(crate) protocol: Option<String>,
-    /// For how long the application's moment is waited for, if it is.
-    pub(crate) patience: Option<Duration>,
+    /// How long the dump waits for the application's moment, if it does.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// Serves an order until its connection closes.
@@ -90,11 +90,11 @@ fn accept<'a>(
         return Err(OrderError::NoProcess(asked.root));
     }
     let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
-    match asked.patience {
+    match asked.timeout {
         // It is somebody else's dump that would wait.
         Some(_) if !may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
-        Some(patience) if patience > MOST_PATIENCE => return Err(OrderError::Patience),
+        Some(timeout) if timeout > MAX_MOMENT_TIMEOUT => return Err(OrderError::MomentTimeout),
         _ => {}
     }
-    Ok(daemon.checkpoints.order(party, ours, protocol, asked.patience)?)
+    Ok(daemon.checkpoints.order(party, ours, protocol, asked.timeout)?)
 }

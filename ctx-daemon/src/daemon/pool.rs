@@ -1,4 +1,4 @@
-//! Workers that are ready before anybody asks: CUDA initialised, contexts made.
+//! Workers that are ready before a client needs one: CUDA is initialised, and contexts are made.
 //!
 //! ```text
 //!               want more                ready
@@ -11,7 +11,7 @@
 //! A worker whose start takes long counts no longer as starting: another is started in its place. It may become ready
 //! yet, and is killed when its time is up. Only a few may be so slow: if the driver hangs, more do not help.
 //!
-//! One thread keeps the pool filled and starts workers in threads of their own, more when someone waits.
+//! One thread keeps the pool filled and starts workers in threads of their own, more when a client waits.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -28,12 +28,12 @@ use super::spawn::{Settings, SpawnError, Spawner};
 use super::worker::Worker;
 use super::{lock, thread, wait, wait_timeout};
 
-/// Whoever needs a worker waits longer than its start may take, so as to hear what is wrong with that.
+/// A client waits for a worker longer than a start may take, so that the client hears why the start has failed.
 const TAKE_SLACK: Duration = Duration::from_secs(10);
 /// The wait after a failure, which doubles with each.
 const BACK_OFF: Duration = Duration::from_millis(500);
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
-/// The wait after a failure while someone needs a worker.
+/// The wait after a failure while a client needs a worker.
 const BACK_OFF_WANTED: Duration = Duration::from_secs(1);
 /// More at a time are not quicker: the driver does most of it under one lock.
 const STARTING_MAX: usize = 8;
@@ -43,11 +43,13 @@ const SLOW_MAX: usize = 4;
 /// The driver shows a process these GPUs only, in this order, and numbers them anew.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Why there is no worker to be had.
+/// Why the pool has no worker.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum PoolError {
     #[error("no worker: {0}")]
-    Failed(String),
+    Start(#[from] StartError),
+    #[error("no worker: a thread of the daemon has ended unexpectedly; see its log")]
+    Thread,
     #[error(
         "no worker within {} s: the GPUs are busy or the daemon is overloaded; see its log", .0.as_secs()
     )]
@@ -59,11 +61,20 @@ pub(crate) enum PoolError {
 impl Failing for PoolError {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Failed(_) => FailureKind::Internal,
+            Self::Start(_) | Self::Thread => FailureKind::Internal,
             Self::Timeout(_) => FailureKind::Timeout,
             Self::Closed => FailureKind::LostPeer,
         }
     }
+}
+
+/// Why no worker becomes ready.
+#[derive(Clone, Debug, Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Spawn(#[from] Arc<SpawnError>),
+    #[error("workers die before they are used; see the daemon's log")]
+    Died,
 }
 
 /// The spare workers.
@@ -85,7 +96,7 @@ struct State {
     wanted: usize,
     /// As many only want to know what a worker that comes up says.
     curious: usize,
-    /// Counts attempts, so that who waits can tell whether a failure is of one that began after it asked.
+    /// Counts attempts, so that a client that waits can tell whether a failed attempt began after the client asked.
     begun: u64,
     /// The latest attempt whose worker came up.
     came_up: u64,
@@ -97,7 +108,7 @@ struct State {
 struct Failure {
     attempt: u64,
     at: Instant,
-    reason: String,
+    error: StartError,
 }
 
 impl State {
@@ -137,7 +148,7 @@ impl Pool {
     pub(crate) fn health(&self) -> (Option<String>, Option<Attached>) {
         let state = lock(&self.state);
         let slow = || (state.slow > 0).then(|| format!("{} workers take long to start", state.slow));
-        (state.failure.as_ref().map(|it| it.reason.clone()).or_else(slow), state.seen.clone())
+        (state.failure.as_ref().map(|it| it.error.to_string()).or_else(slow), state.seen.clone())
     }
 
     /// The GPUs that workers see, in their order. Waits until one has come up, or says why none does.
@@ -147,8 +158,8 @@ impl Pool {
 
     /// What workers have found the driver and its devices to be. Waits as [`Pool::devices`].
     pub(crate) fn seen(&self) -> Result<Attached, PoolError> {
-        let patience = self.spawner.timeout() + TAKE_SLACK;
-        let deadline = Instant::now() + patience;
+        let timeout = self.spawner.timeout() + TAKE_SLACK;
+        let deadline = Instant::now() + timeout;
         let mut state = lock(&self.state);
         let asked = state.begun;
         state.curious += 1;
@@ -164,10 +175,10 @@ impl Pool {
                 && failure.attempt > asked
                 && state.starting == 0
             {
-                break Err(PoolError::Failed(failure.reason.clone()));
+                break Err(failure.error.clone().into());
             }
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                break Err(PoolError::Timeout(patience));
+                break Err(PoolError::Timeout(timeout));
             };
             state = wait_timeout(&self.changed, state, left);
         };
@@ -195,10 +206,10 @@ impl Pool {
             let names = gpus.map(|uuids| uuids.iter().map(gpus::name).collect::<Vec<_>>().join(","));
             settings.extend(names.map(|names| (VISIBLE_DEVICES.to_owned(), names)));
             let spawned = self.spawner.spawn(&settings, || ());
-            return spawned.map_err(|error| PoolError::Failed(error.to_string()));
+            return spawned.map_err(|error| StartError::Spawn(Arc::new(error)).into());
         }
-        let patience = self.spawner.timeout() + TAKE_SLACK;
-        let deadline = Instant::now() + patience;
+        let timeout = self.spawner.timeout() + TAKE_SLACK;
+        let deadline = Instant::now() + timeout;
         let mut state = lock(&self.state);
         let asked = state.begun;
         state.wanted += 1;
@@ -218,10 +229,10 @@ impl Pool {
                 && failure.attempt > asked
                 && state.starting == 0
             {
-                break Err(PoolError::Failed(failure.reason.clone()));
+                break Err(failure.error.clone().into());
             }
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                break Err(PoolError::Timeout(patience));
+                break Err(PoolError::Timeout(timeout));
             };
             state = wait_timeout(&self.changed, state, left);
         };
@@ -264,11 +275,11 @@ impl Pool {
             let started = thread("pool-start", move || {
                 let mut replaced = false;
                 let result = pool.spawner.spawn(&Vec::new(), || replaced = pool.replace_slow());
-                pool.started(attempt, replaced, result.map_err(Box::new));
+                pool.started(attempt, replaced, result.map_err(|error| StartError::Spawn(Arc::new(error))));
             });
             if let Err(source) = started {
                 let program = "a thread".into();
-                self.started(attempt, false, Err(Box::new(SpawnError::Start { program, source })));
+                self.started(attempt, false, Err(Arc::new(SpawnError::Start { program, source }).into()));
             }
             state = lock(&self.state);
         }
@@ -286,9 +297,9 @@ impl Pool {
         true
     }
 
-    fn started(self: &Arc<Self>, attempt: u64, replaced: bool, result: Result<Arc<Worker>, Box<SpawnError>>) {
+    fn started(self: &Arc<Self>, attempt: u64, replaced: bool, result: Result<Arc<Worker>, StartError>) {
         if let Ok(worker) = &result {
-            // Before anybody can take it: whoever does puts what is to be done at its death in this place.
+            // Set before a client can take the worker, since the client replaces it.
             let pool = Arc::downgrade(self);
             worker.on_death(move || {
                 if let Some(pool) = pool.upgrade() {
@@ -315,15 +326,14 @@ impl Pool {
                 }
             }
             Err(error) => {
-                let reason = error.to_string();
                 // Once at length; the attempts that follow fail alike.
-                if state.failure.as_ref().is_none_or(|it| it.reason != reason) {
-                    error!("{reason}");
+                if state.failure.as_ref().is_none_or(|it| it.error.to_string() != error.to_string()) {
+                    error!("{error}");
                 }
                 // One that a later one came up before says nothing about the next.
                 if attempt > state.came_up {
                     state.failures = state.failures.saturating_add(1);
-                    state.failure = Some(Failure { attempt, at: Instant::now(), reason });
+                    state.failure = Some(Failure { attempt, at: Instant::now(), error });
                 }
             }
         }
@@ -339,11 +349,7 @@ impl Pool {
             error!("a spare worker has died; see its lines in this log");
             // As after a failure: workers that die at once must not be started in a circle.
             state.failures = state.failures.saturating_add(1);
-            state.failure = Some(Failure {
-                attempt: state.begun,
-                at: Instant::now(),
-                reason: "workers die before they are used; see the daemon's log".to_owned(),
-            });
+            state.failure = Some(Failure { attempt: state.begun, at: Instant::now(), error: StartError::Died });
             self.changed.notify_all();
         }
     }
@@ -354,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_only_wants_to_know_has_no_worker_started_beside_those_that_are_kept() {
+    fn a_question_starts_a_worker_only_where_none_is_kept() {
         let starts = |starting, wanted, curious, spare| {
             State { starting, wanted, curious, ..State::default() }.next_start(spare).is_some()
         };

@@ -238,8 +238,8 @@ impl Drop for InUse {
 }
 
 fn wait_until<'a>(changed: &Condvar, inner: MutexGuard<'a, Inner>, at: Instant) -> MutexGuard<'a, Inner> {
-    let patience = at.saturating_duration_since(Instant::now());
-    changed.wait_timeout(inner, patience).unwrap_or_else(PoisonError::into_inner).0
+    let timeout = at.saturating_duration_since(Instant::now());
+    changed.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner).0
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ const WORK_LOOK: Duration = Duration::from_millis(500);
 
 /// How long an answer is waited for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum Timeout {
     /// As long as the worker lives: only where nobody waits for what comes after it.
     Endless,
     /// Until a moment.
@@ -65,19 +65,19 @@ pub(crate) enum Patience {
     WhileItWorks(Limit),
 }
 
-impl From<Limit> for Patience {
+impl From<Limit> for Timeout {
     fn from(limit: Limit) -> Self {
         Self::Until(limit.begins())
     }
 }
 
-impl From<Deadline> for Patience {
+impl From<Deadline> for Timeout {
     fn from(deadline: Deadline) -> Self {
         Self::Until(deadline)
     }
 }
 
-impl Patience {
+impl Timeout {
     /// For the turn of a request, which comes when the one before is answered.
     fn of_turn(self) -> Option<Deadline> {
         match self {
@@ -256,38 +256,38 @@ impl Worker {
         }
     }
 
-    /// Asks, and waits for the answer: until it is idle and has answered, or patience ends. `Failed` is an error.
+    /// Asks, and waits for the answer: until it is idle and has answered, or timeout ends. `Failed` is an error.
     pub(crate) fn call(
         &self,
         request: &WorkerRequest,
         blob: &[u8],
         fds: &[RawFd],
-        patience: impl Into<Patience>,
+        timeout: impl Into<Timeout>,
     ) -> Result<Answered, WorkerError> {
-        let patience = patience.into();
-        let reply = self.begin(patience.of_turn()).unwrap_or_else(|| Err(self.timed_out(request, patience)))?;
+        let timeout = timeout.into();
+        let reply = self.begin(timeout.of_turn()).unwrap_or_else(|| Err(self.timed_out(request, timeout)))?;
         if let Err(error) = self.send(request, blob, fds) {
             return Err(self.fail_channel(&error));
         }
-        self.receive(&reply, patience).unwrap_or_else(|| Err(self.timed_out(request, patience)))
+        self.receive(&reply, timeout).unwrap_or_else(|| Err(self.timed_out(request, timeout)))
     }
 
-    /// What is said where patience has ended.
-    fn timed_out(&self, request: &WorkerRequest, patience: Patience) -> WorkerError {
+    /// What is said where timeout has ended.
+    fn timed_out(&self, request: &WorkerRequest, timeout: Timeout) -> WorkerError {
         let (request, at) = (name(request), self.is_at());
-        match patience {
-            Patience::Until(Deadline { limit, .. }) => WorkerError::Timeout { request, limit, at },
-            Patience::WhileItWorks(limit) => WorkerError::Idle { request, limit, at },
-            Patience::Endless => self.death(),
+        match timeout {
+            Timeout::Until(Deadline { limit, .. }) => WorkerError::Timeout { request, limit, at },
+            Timeout::WhileItWorks(limit) => WorkerError::Idle { request, limit, at },
+            Timeout::Endless => self.death(),
         }
     }
 
-    /// Waits for the answer to what was sent. None when patience ends: an answer that comes later is dropped.
-    fn receive(&self, reply: &Receiver<Answered>, patience: Patience) -> Option<Result<Answered, WorkerError>> {
-        let answered = match patience {
-            Patience::Endless => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Patience::Until(deadline) => reply.recv_timeout(deadline.left()),
-            Patience::WhileItWorks(limit) => self.receive_while_it_works(reply, limit),
+    /// Waits for the answer to what was sent. None when timeout ends: an answer that comes later is dropped.
+    fn receive(&self, reply: &Receiver<Answered>, timeout: Timeout) -> Option<Result<Answered, WorkerError>> {
+        let answered = match timeout {
+            Timeout::Endless => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Timeout::Until(deadline) => reply.recv_timeout(deadline.left()),
+            Timeout::WhileItWorks(limit) => self.receive_while_it_works(reply, limit),
         };
         match answered {
             Ok(answered) => Some(match answered.reply {
@@ -335,9 +335,9 @@ impl Worker {
         &self,
         request: &WorkerRequest,
         fds: &[RawFd],
-        patience: impl Into<Patience>,
+        timeout: impl Into<Timeout>,
     ) -> Result<(), WorkerError> {
-        self.ask_with(request, &[], fds, patience)
+        self.ask_with(request, &[], fds, timeout)
     }
 
     /// The same with a blob.
@@ -346,9 +346,9 @@ impl Worker {
         request: &WorkerRequest,
         blob: &[u8],
         fds: &[RawFd],
-        patience: impl Into<Patience>,
+        timeout: impl Into<Timeout>,
     ) -> Result<(), WorkerError> {
-        match self.call(request, blob, fds, patience)?.reply {
+        match self.call(request, blob, fds, timeout)?.reply {
             WorkerReply::Done => Ok(()),
             _ => Err(WorkerError::Protocol(name(request))),
         }
@@ -430,11 +430,11 @@ impl Worker {
     }
 
     /// Has it make what it shares with others before it loads this client: with descriptors; and what it needs of others.
-    pub(crate) fn make_shared(&self, blob: &[u8], patience: Patience) -> Result<MadeShared, WorkerError> {
+    pub(crate) fn make_shared(&self, blob: &[u8], timeout: Timeout) -> Result<MadeShared, WorkerError> {
         let mut all = Vec::new();
         let mut said = None;
         loop {
-            let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], patience)?;
+            let answered = self.call(&WorkerRequest::MakeShared { first: all.len() }, blob, &[], timeout)?;
             let WorkerReply::MadeShared { count, ids, needed } = answered.reply else {
                 return Err(WorkerError::Protocol("MakeShared"));
             };

@@ -1,14 +1,15 @@
-//! What asks the machine's NVML: a process that loads `libnvidia-ml.so.1` and calls what the daemon says.
+//! The helper that asks the machine's NVML: a process that loads `libnvidia-ml.so.1` and calls the functions that the daemon
+//! names.
 //!
 //! ```text
 //!   library loaded ─► privileges dropped ─► nvmlInit ─► Ready ─► (HelperQuestion ─► Answer)* ─► the channel closes: end
 //! ```
 //!
-//! It holds nothing of any process's, and nothing that a process says reaches it but numbers and the versions that
-//! structures begin with: the daemon has checked what the buffers must be. It gives up its privileges all the same.
+//! The helper holds nothing of any process. An application's query reaches the helper as numbers, and as the versions that
+//! structures begin with: the daemon has checked the sizes of the buffers. The helper gives up its privileges all the same.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, NulError, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 
 use rekindle_wire::frame::{self, FrameError};
 use rekindle_wire::nvml::{Answer, Argument, HelperQuestion, HelperReady};
+use thiserror::Error;
 use tracing::{debug, warn};
 
 /// `nvmlReturn_t`.
@@ -34,6 +36,22 @@ const NOBODY: u32 = 65534;
 /// Every function of NVML's, as the x86-64 calling convention has it: parameters are words in registers.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> u32;
 
+/// Why the machine's library is of no use.
+#[derive(Debug, Error)]
+enum LibraryError {
+    #[error("its path contains a zero byte: {0}")]
+    Path(#[from] NulError),
+    #[error("the loader does not load it")]
+    NotLoaded,
+    #[error("it is Rekindle's own: the daemon must not find lib/rekindle in LD_LIBRARY_PATH")]
+    Ours,
+    #[error("it has no nvmlInit_v2")]
+    NoInit,
+    #[error("nvmlInit_v2 answers {0}")]
+    Init(u32),
+}
+
+/// The machine's NVML.
 struct Library {
     handle: *mut c_void,
     devices: HashMap<String, u64>,
@@ -43,8 +61,8 @@ struct Library {
 pub(crate) fn main(channel: UnixStream, library: &Path) -> ExitCode {
     let mut library = match Library::open(library) {
         Ok(library) => library,
-        Err(reason) => {
-            let _ = frame::send(&channel, &HelperReady::Failed { reason }, &[], &[]);
+        Err(error) => {
+            let _ = frame::send(&channel, &HelperReady::Failed { reason: error.to_string() }, &[], &[]);
             return ExitCode::from(1);
         }
     };
@@ -67,24 +85,24 @@ pub(crate) fn main(channel: UnixStream, library: &Path) -> ExitCode {
 }
 
 impl Library {
-    fn open(path: &Path) -> Result<Self, String> {
-        let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
+    fn open(path: &Path) -> Result<Self, LibraryError> {
+        let name = CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: loading a library runs its initialisers, which is what the administrator asked for.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err("it does not load".to_owned());
+            return Err(LibraryError::NotLoaded);
         }
         let library = Self { handle, devices: HashMap::new() };
         // SAFETY: looks a name up in the library just opened.
         if !unsafe { libc::dlsym(handle, OURS.as_ptr()) }.is_null() {
-            return Err("it is Rekindle's own: the daemon must not find lib/rekindle in LD_LIBRARY_PATH".to_owned());
+            return Err(LibraryError::Ours);
         }
         drop_privileges();
-        let init = library.function("nvmlInit_v2").ok_or("it has no nvmlInit_v2")?;
+        let init = library.function("nvmlInit_v2").ok_or(LibraryError::NoInit)?;
         // SAFETY: nvmlInit_v2 takes no parameters.
         match unsafe { init(0, 0, 0, 0, 0, 0) } {
             SUCCESS => Ok(library),
-            error => Err(format!("nvmlInit_v2 answers {error}")),
+            error => Err(LibraryError::Init(error)),
         }
     }
 

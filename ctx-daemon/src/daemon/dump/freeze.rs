@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::super::process::Process;
 
-/// How often it is looked, at first and after a while.
-const LOOK: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
+/// The pause between two looks at the processes, at first and after a while.
+const POLL_INTERVAL: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
 /// So often at first.
 const OFTEN: u32 = 2000;
 
@@ -56,7 +56,7 @@ fn watch(processes: &[Process], over: &AtomicBool) -> Option<Instant> {
             return Some(Instant::now());
         }
         looks += 1;
-        std::thread::sleep(LOOK[usize::from(looks > OFTEN)]);
+        std::thread::sleep(POLL_INTERVAL[usize::from(looks > OFTEN)]);
     }
     None
 }

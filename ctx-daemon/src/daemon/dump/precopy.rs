@@ -16,8 +16,8 @@ use super::files::Files;
 use super::protocol::Chosen;
 use crate::limit::Limit;
 
-/// How often it is looked how far copies are, at first and at most.
-pub(super) const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+/// The pause between two questions about how far a copy is, at first and at most.
+pub(super) const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 /// Another round is not worth it for less, nor where the last one had more than this part of the one before it.
 const LITTLE: u64 = 64 << 20;
 const SHRINKS: (u64, u64) = (7, 10);
@@ -110,7 +110,7 @@ impl Planned {
     /// Waits for a pre-copy's end, and says how much it has copied. Where the dump does not go on, cuts it short.
     fn loop_until_saved(&self, files: &Files, stall: Limit, goes_on: &impl Fn() -> bool) -> Result<u64, SaveError> {
         let client = &self.client;
-        let mut pause = LOOK[0];
+        let mut pause = POLL_INTERVAL[0];
         let (mut progress, mut stalled) = (None, stall.begins());
         loop {
             self.pace(stall)?;
@@ -133,7 +133,7 @@ impl Planned {
                 return Err(SaveError::given_up());
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(LOOK[1]);
+            pause = (pause * 2).min(POLL_INTERVAL[1]);
         }
     }
 }

@@ -10,17 +10,17 @@ use tracing::{debug, warn};
 
 use super::super::clients::{Client, ClientState};
 use super::super::thread;
-use super::super::worker::{At, Patience, WorkerError};
+use super::super::worker::{At, Timeout, WorkerError};
 use crate::limit::{Deadline, Limit};
 
 /// The last part of the limit is for workers' answers: devices have come to rest before it, or are busy.
 const FOR_ANSWERS: u32 = 10;
-/// How long devices may take before it is thought that something waits for a command that is still in a ring.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long devices may take before the daemon assumes that a kernel waits for a command that is still in a ring.
+const REST_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long the device may take for one such command before the next is tried.
 const STEP: Duration = Duration::from_millis(20);
-/// How often it is looked whether a dump that is over has let a client go.
-const LOOK: Duration = Duration::from_millis(10);
+/// The pause between two looks whether a dump that is over has let a client go.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why clients are not at rest.
 #[derive(Debug, Error)]
@@ -106,7 +106,7 @@ impl Drop for ClosedRing {
 fn open_in_background(client: &Arc<Client>) {
     let opened = Arc::clone(client);
     let open = move || {
-        match opened.worker.ask(&WorkerRequest::Open, &[], Patience::Endless) {
+        match opened.worker.ask(&WorkerRequest::Open, &[], Timeout::Endless) {
             Ok(()) => debug!("{opened} goes on"),
             // Its tasks were killed, as they should in a dump that does not leave them running.
             Err(WorkerError::Dead(_)) => {}
@@ -170,7 +170,7 @@ pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
     let for_devices = limit.time - limit.time / FOR_ANSWERS;
     let mut closing = clients.iter().map(|it| Closing::begin(it, deadline)).collect::<Result<Vec<_>, _>>()?;
     let mut step = Step::Stop;
-    let (mut patience, mut longest) = (PATIENCE, PATIENCE / 2);
+    let (mut timeout, mut longest) = (REST_TIMEOUT, REST_TIMEOUT / 2);
     loop {
         let left = for_devices.saturating_sub(began.elapsed());
         let before: Vec<bool> = closing.iter().map(|it| it.busy.is_some()).collect();
@@ -178,7 +178,7 @@ pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
         let results: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = closing
                 .iter_mut()
-                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, patience.min(left), deadline)))
+                .map(|it| scope.spawn(move || it.ask(step, none_at_rest, timeout.min(left), deadline)))
                 .collect();
             asked.into_iter().filter_map(|it| it.join().ok()).collect()
         });
@@ -195,7 +195,7 @@ pub(super) fn quiesce(clients: &[Arc<Client>], limit: Limit) -> Result<Vec<Close
         }
         let same = closing.iter().zip(before).all(|(it, before)| it.busy.is_some() == before);
         step = if same || step == Step::Stop { Step::Advance } else { Step::Wait };
-        patience = match step {
+        timeout = match step {
             Step::Advance => STEP,
             // Two with long kernels must not take turns for ever.
             _ => {
@@ -218,7 +218,7 @@ fn wait_for(client: &Client, deadline: Deadline, is_let_go: impl Fn() -> bool) -
             let (client, at) = (client.to_string(), client.worker.is_at());
             return Err(QuiesceError::Held { client, limit: deadline.limit, at });
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -248,16 +248,16 @@ impl Closing {
         Ok(Self { ring, busy: None })
     }
 
-    /// Asks for a step, for which the device may take as long as `patience`. The worker itself may be in a call of the driver,
+    /// Asks for a step, for which the device may take as long as `timeout`. The worker itself may be in a call of the driver,
     /// and has until the limit to come out of it.
     fn ask(
         &mut self,
         step: Step,
         none_at_rest: bool,
-        patience: Duration,
+        timeout: Duration,
         deadline: Deadline,
     ) -> Result<(), QuiesceError> {
-        let timeout_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         let request = match (step, &self.busy) {
             (Step::Wait, None) => return Ok(()),
             (Step::Stop, _) | (Step::Wait, Some(_)) => WorkerRequest::Quiesce { timeout_ms },

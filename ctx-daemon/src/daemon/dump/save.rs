@@ -31,7 +31,7 @@ use super::super::{lock, sys, thread, wait};
 use super::error::{DumpError, SaveError};
 use super::files::Files;
 use super::manifest::{self, Costs, Timeline, Whose};
-use super::precopy::{LOOK, Planned};
+use super::precopy::{POLL_INTERVAL, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
@@ -200,8 +200,8 @@ impl Drop for SaveJob {
             self.shared.fail(SaveError::given_up());
         }
         if let Some(thread) = self.thread.take() {
-            let patience = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall.time };
-            match sys::wait_readable([self.over.as_fd()], Some(patience)) {
+            let timeout = if lock(&self.shared.state).stalled { Duration::ZERO } else { self.stall.time };
+            match sys::wait_readable([self.over.as_fd()], Some(timeout)) {
                 // A panic in there has been reported, and its unwinding let everything go.
                 Ok([true]) => drop(thread.join()),
                 _ => warn!("what writes the image hangs; it removes what there is of it when it goes on"),
@@ -418,7 +418,7 @@ impl Shared {
     fn copy(&self, planned: &Planned, files: &Files, until: Until, all: usize) -> Result<Option<Record>, SaveError> {
         let (client, index) = (&planned.client, planned.index);
         let failed = |error: WorkerError| SaveError::of(client, &error);
-        let (mut pause, mut copied_before) = (LOOK[0], 0);
+        let (mut pause, mut copied_before) = (POLL_INTERVAL[0], 0);
         loop {
             self.check()?;
             planned.pace(self.how.stall)?;
@@ -460,7 +460,7 @@ impl Shared {
                 _ => return Err(failed(WorkerError::Protocol("Progress"))),
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(LOOK[1]);
+            pause = (pause * 2).min(POLL_INTERVAL[1]);
         }
     }
 

@@ -13,7 +13,7 @@ use rekindle_wire::frame::MAX_FDS;
 use super::super::clients::{Client, ClientState};
 use super::super::grants::Uuid;
 use super::super::process::{self, Process};
-use super::super::worker::{Patience, Worker, WorkerError};
+use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, attach, lock, sys, wait, wait_timeout};
 use super::error::RestoreError;
 use super::shared::{self, SharedMemory};
@@ -158,14 +158,14 @@ fn send_memory(worker: &Worker, connection: UnixStream, memory: SharedMemory, li
     let in_last = pinned.len().min(MAX_FDS - fixed.len());
     let (first_pinned, last_pinned) = pinned.split_at(pinned.len() - in_last);
     let (first_files, last_files) = files.split_at(files.len() - in_last);
-    let patience = Patience::WhileItWorks(limit);
+    let timeout = Timeout::WhileItWorks(limit);
     let before = first_pinned.chunks(MAX_FDS).zip(first_files.chunks(MAX_FDS));
     for (pinned, files) in before {
         let pinned = pinned.to_vec();
-        worker.ask(&WorkerRequest::Pinned { pinned }, files, patience)?;
+        worker.ask(&WorkerRequest::Pinned { pinned }, files, timeout)?;
     }
     let mut fds = sys::raw(&fixed);
     fds.extend(last_files);
     let pinned = last_pinned.to_vec();
-    worker.ask(&WorkerRequest::Connect { pinned }, &fds, patience)
+    worker.ask(&WorkerRequest::Connect { pinned }, &fds, timeout)
 }

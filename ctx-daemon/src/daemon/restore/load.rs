@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use super::super::grants::Allowed;
 use super::super::pool::PoolError;
-use super::super::worker::{Patience, Worker, WorkerError};
+use super::super::worker::{Timeout, Worker, WorkerError};
 use super::super::{Daemon, sys, thread};
 use super::error::RestoreError;
 use super::state::Restore;
@@ -37,7 +37,7 @@ pub(super) fn take_workers(
                 scope.spawn(move || daemon.pool.take(&settings, gpus.as_deref()))
             })
             .collect();
-        let gone = |_| Err(PoolError::Failed("a thread of the daemon's is gone".into()));
+        let gone = |_| Err(PoolError::Thread);
         let joined = threads.into_iter().map(|it| it.join().unwrap_or_else(gone));
         joined.collect()
     });
@@ -54,13 +54,13 @@ pub(super) fn take_workers(
 /// What clients of the image have in common is made by one of them, and given to the others. No worker may do nothing for
 /// longer than the limit.
 pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<(), RestoreError> {
-    let patience = Patience::WhileItWorks(limit);
+    let timeout = Timeout::WhileItWorks(limit);
     let mut made: HashMap<PieceId, OwnedFd> = HashMap::new();
     let mut needed = Vec::new();
     for (record, worker) in check::attached(image).zip(restore.workers()) {
         let failed = |error| RestoreError::Worker(check::name(record), error);
         let blob = record.to_bytes()?;
-        let (all, others) = worker.make_shared(&blob, patience).map_err(failed)?;
+        let (all, others) = worker.make_shared(&blob, timeout).map_err(failed)?;
         made.extend(all);
         needed.push((record, worker, others));
     }
@@ -69,7 +69,7 @@ pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<()
         for ids in ids.chunks(PIECES_AT_A_TIME) {
             let fds = ids.iter().map(|id| made.get(id)).collect::<Option<Vec<_>>>();
             let fds = fds.ok_or_else(|| RestoreError::NotShared(check::name(record)))?;
-            worker.ask(&WorkerRequest::TakeShared { ids: ids.to_vec() }, &sys::raw(fds), patience).map_err(failed)?;
+            worker.ask(&WorkerRequest::TakeShared { ids: ids.to_vec() }, &sys::raw(fds), timeout).map_err(failed)?;
         }
     }
     Ok(())
@@ -85,7 +85,7 @@ pub(super) fn start(image: &Image, restore: &Arc<Restore>, limits: Limits, limit
             data: data_files(image, record)?,
             code: code_files(image, record)?,
             limits,
-            patience: Patience::WhileItWorks(limit),
+            timeout: Timeout::WhileItWorks(limit),
         };
         let (name, worker) = (check::name(record), Arc::clone(worker));
         let restore = Arc::clone(restore);
@@ -125,7 +125,7 @@ struct Load {
     data: Vec<(DataFile, OwnedFd)>,
     code: Vec<CodeFile>,
     limits: Limits,
-    patience: Patience,
+    timeout: Timeout,
 }
 
 /// Its hash, and the file.
@@ -137,12 +137,12 @@ impl Load {
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
             let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.patience)?;
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.timeout)?;
         }
         let (code_before, code) = split(&self.code, data.len());
         for files in code_before {
             let request = WorkerRequest::Code { code: files.iter().map(|it| it.0.clone()).collect() };
-            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.patience)?;
+            worker.ask(&request, &sys::raw(files.iter().map(|it| &it.1)), self.timeout)?;
         }
         let (hash_algorithm, hash_key) = self.hash.to_parts();
         let fds = data.iter().map(|it| &it.1).chain(code.iter().map(|it| &it.1));
@@ -153,7 +153,7 @@ impl Load {
             code: code.iter().map(|it| it.0.clone()).collect(),
             limits: self.limits,
         };
-        worker.ask_with(&request, &self.blob, &sys::raw(fds), self.patience)
+        worker.ask_with(&request, &self.blob, &sys::raw(fds), self.timeout)
     }
 }
 

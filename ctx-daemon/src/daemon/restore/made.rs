@@ -24,8 +24,8 @@ use super::super::{lock, sys};
 /// How long a CRIU whose connection has closed may take to end.
 const END: Duration = Duration::from_secs(2);
 /// How long what a CRIU has begun to make may take to be there: the root makes the others by itself.
-const LOOK: Duration = Duration::from_millis(20);
-const LOOKS: u32 = 10;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const POLLS: u32 = 10;
 
 /// What is known of them.
 pub(super) struct Made {
@@ -142,15 +142,15 @@ impl Maker {
             if Instant::now() >= deadline {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS {
             let begun = criu.begun();
             begun.iter().for_each(|it| self.made.note(*it));
             if !begun.is_empty() {
                 self.made.kill();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
