@@ -37,7 +37,7 @@ pub(crate) fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
         Some(path) if path.is_file() => Ok(path.to_owned()),
         Some(path) => Err(Failure::refused(anyhow!("there is no {}", path.display()))),
         None => find().ok_or_else(|| {
-            Failure::refused(anyhow!("there is no criu in PATH: {ADVICE}, or say with --criu where it is"))
+            Failure::refused(anyhow!("there is no criu in PATH: {ADVICE}, or give its path with --criu"))
         }),
     }
 }

@@ -74,7 +74,7 @@ fn connect(socket: &Path) -> Result<UnixStream, Failure> {
     UnixStream::connect(socket).map_err(|error| {
         let hint = match error.kind() {
             ErrorKind::PermissionDenied => {
-                "its socket is not for you: be root, or of the group that its configuration names"
+                "you may not use its socket: be root, or a member of the group that its configuration names"
             }
             _ => "is rekindled running, and is --socket the same for both?",
         };
@@ -88,5 +88,5 @@ fn connect(socket: &Path) -> Result<UnixStream, Failure> {
 
 /// An answer that does not fit the question.
 pub(crate) fn nonsense() -> anyhow::Error {
-    anyhow!("the daemon gave an answer that does not fit: install one version of Rekindle")
+    anyhow!("the daemon gave an unexpected answer: install one version of Rekindle")
 }

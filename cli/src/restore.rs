@@ -78,5 +78,5 @@ pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     let errors = criu::errors(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()));
     errors.iter().skip(1).for_each(|it| eprintln!("  {}", output::plain(it)));
     let reason = errors.first().cloned().unwrap_or_else(|| format!("criu ended with {status}"));
-    Err(anyhow!("the image in {} is not restored: {reason}", dir.display()).into())
+    Err(anyhow!("cannot restore the image in {}: {reason}", dir.display()).into())
 }

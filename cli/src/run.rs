@@ -43,7 +43,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     };
     let lib = library_directory(&lib)?;
     let [program, arguments @ ..] = options.command.as_slice() else {
-        return Err(anyhow!("no program").into());
+        return Err(anyhow!("no program is given").into());
     };
     let mut command = Command::new(program);
     if let Some(protocol) = options.protocol {
@@ -74,7 +74,10 @@ pub(crate) fn beside_program() -> anyhow::Result<PathBuf> {
 fn library_directory(path: &Path) -> anyhow::Result<PathBuf> {
     let file = if path.is_dir() { path.join(LIBRARY) } else { path.to_owned() };
     if !file.is_file() {
-        bail!("there is no {}: install Rekindle whole, or say with --lib where its {LIBRARY} is", file.display());
+        bail!(
+            "there is no {}: install all of Rekindle, or give the directory of its {LIBRARY} with --lib",
+            file.display()
+        );
     }
     if file.file_name() != Some(OsStr::new(LIBRARY)) {
         bail!("{} is not named {LIBRARY}, by which programs look for it", file.display());

@@ -39,7 +39,7 @@ impl Maker {
         match (&options.container, options.pid, &options.dir) {
             (Some(name), ..) => podman(options, name, socket),
             (None, Some(pid), Some(dir)) => by_criu(options, pid, dir, socket),
-            _ => Err(anyhow!("say a process and a directory, or --container").into()),
+            _ => Err(anyhow!("give a process and a directory, or --container").into()),
         }
     }
 
@@ -136,7 +136,7 @@ fn podman(options: &Options, name: &str, socket: &Path) -> Result<Maker, Failure
     let root = match said.trim().parse() {
         Ok(pid) if output.status.success() && pid > 0 => pid,
         Ok(_) if output.status.success() => {
-            return Err(Failure::refused(anyhow!("container {name} does not run")));
+            return Err(Failure::refused(anyhow!("container {name} is not running")));
         }
         _ => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();

@@ -1,10 +1,10 @@
-//! `rekindle checkpoint`: has CRIU, or podman, make a checkpoint, and says what became of it.
+//! `rekindle checkpoint`: has CRIU or podman make a checkpoint, and reports the outcome.
 //!
 //! ```text
-//!   can it be? ──no──► 3, and why
-//!      │ yes
-//!   order ─► criu dump ──┬── done ──► what it took
-//!      ▲                 └── failed ─┬── by a mispredicted write: once more, by `stop`
+//!   check ──refused──► exit status 3 and the reasons
+//!     │ allowed
+//!   order ─► criu dump ──┬── done ──► the report
+//!      ▲                 └── failed ─┬── for a mispredicted write: again with protocol `stop`
 //!      └─────────────────────────────┘
 //! ```
 
@@ -28,17 +28,17 @@ use crate::daemon;
 use crate::daemon::Session;
 use crate::failure::Failure;
 
-/// How often it is looked how far a dump is.
-const LOOK: Duration = Duration::from_millis(50);
-/// How many looks the daemon may take to notice that CRIU has ended.
-const LOOKS: u32 = 40;
+/// The pause between two looks at the progress of a dump.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How many such pauses the daemon may take to notice that CRIU has ended.
+const POLLS: u32 = 40;
 
 /// One dump that was tried.
 struct Attempt {
     status: ExitStatus,
-    /// None where the daemon knows of no process of ours in it, or is gone.
+    /// None where the daemon knows of no GPU process in the dump, or has ended.
     info: Option<DumpInfo>,
-    /// Lines that say what went wrong.
+    /// Lines of the log that report errors.
     errors: Vec<String>,
 }
 
@@ -47,14 +47,14 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let maker = Maker::of(options, &socket)?;
     let mut report = Report::of(&maker);
-    if let Some(processes) = stands_against(&socket, maker.root())? {
+    if let Some(processes) = obstacles(&socket, maker.root())? {
         report.refused(&processes, options.json)?;
         return Err(Failure::refused(anyhow!("process {} cannot be checkpointed now", maker.root())));
     }
     let moment_ms = options.at_moment.then(|| options.timeout.saturating_mul(1000));
     let mut attempt = attempt(&socket, &maker, options.protocol, moment_ms)?;
-    if attempt.was_mispredicted() && options.protocol != Some(Protocol::Stop) {
-        eprintln!("rekindle: {}; once more, by stop", attempt.reason());
+    if attempt.has_mispredicted() && options.protocol != Some(Protocol::Stop) {
+        eprintln!("rekindle: {}; trying again with protocol stop", attempt.reason());
         report.again();
         attempt = self::attempt(&socket, &maker, Some(Protocol::Stop), moment_ms)?;
     }
@@ -63,11 +63,11 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
     }
     let reason = attempt.reason();
     report.failed(attempt.kind(), &reason, &attempt.errors, options.json)?;
-    Err(Failure::of_kind(attempt.kind(), anyhow!("process {} is not checkpointed: {reason}", maker.root())))
+    Err(Failure::of_kind(attempt.kind(), anyhow!("cannot checkpoint process {}: {reason}", maker.root())))
 }
 
-/// What stands against a checkpoint, if something does.
-fn stands_against(socket: &Path, pid: i32) -> Result<Option<Vec<CheckInfo>>, Failure> {
+/// Why the processes of a tree cannot be checkpointed, if they cannot.
+fn obstacles(socket: &Path, pid: i32) -> Result<Option<Vec<CheckInfo>>, Failure> {
     let Reply::Checked(processes) = daemon::ask(socket, &Request::Check { pid })? else {
         return Err(daemon::nonsense().into());
     };
@@ -93,18 +93,18 @@ fn attempt(
             break status;
         }
         if bar.is_shown() {
-            // A daemon that is gone is CRIU's affair, which says so.
+            // Where the daemon has ended, CRIU reports that.
             bar.show(progress(&order).as_ref());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     bar.clear();
     let mut info = progress(&order);
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         if status.success() || info.as_ref().is_none_or(|it| it.outcome.is_some()) {
             break;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         info = progress(&order);
     }
     let errors = if status.success() { Vec::new() } else { maker.errors(&mut running) };
@@ -119,19 +119,19 @@ fn progress(order: &Session) -> Option<DumpInfo> {
 }
 
 impl Attempt {
-    /// The daemon's word, or CRIU's.
+    /// The reason of a failure, from the daemon or from CRIU.
     fn reason(&self) -> String {
         let said = self.info.as_ref().and_then(|it| it.outcome.as_ref());
         match (said, self.errors.first()) {
-            // It has noticed the end of CRIU, which knows why.
+            // The daemon has only noticed that CRIU ended; CRIU knows why.
             (Some(DumpOutcome::Failed(failure)), Some(error)) if failure.kind == FailureKind::GivenUp => error.clone(),
             (Some(DumpOutcome::Failed(failure)), _) => failure.reason.clone(),
             (_, Some(error)) => error.clone(),
-            _ => format!("it ended with {}", self.status),
+            _ => format!("the command ended with {}", self.status),
         }
     }
 
-    /// What kind of failure the daemon says it was. `Other` where CRIU alone knows.
+    /// The kind of a failure, from the daemon. `Other` where only CRIU knows.
     fn kind(&self) -> FailureKind {
         match self.info.as_ref().and_then(|it| it.outcome.as_ref()) {
             Some(DumpOutcome::Failed(failure)) => failure.kind,
@@ -139,7 +139,7 @@ impl Attempt {
         }
     }
 
-    fn was_mispredicted(&self) -> bool {
+    fn has_mispredicted(&self) -> bool {
         !self.status.success() && self.kind() == FailureKind::Mispredicted
     }
 }

@@ -1,4 +1,4 @@
-//! What is shown of a checkpoint: a bar meanwhile, where somebody looks, and in the end what it took.
+//! What the command shows of a checkpoint: a progress bar on a terminal, and at the end a line or a report.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use super::maker::Maker;
 use crate::failure::Failure;
 use crate::{check, output};
 
-/// Of the bar, in characters.
+/// The width of the bar, in characters.
 const WIDTH: usize = 30;
 
-/// One line on a terminal, which tells how far it is.
+/// A progress bar: one line on a terminal.
 pub(super) struct Bar {
     shown: bool,
     /// When the first bytes came, and how many.
@@ -22,7 +22,7 @@ pub(super) struct Bar {
 }
 
 impl Bar {
-    /// Nothing where standard error is no terminal.
+    /// A bar that shows nothing where standard error is not a terminal.
     pub(super) fn new() -> Self {
         Self { shown: std::io::stderr().is_terminal(), first: None }
     }
@@ -37,7 +37,7 @@ impl Bar {
             self.first.get_or_insert((Instant::now(), info.done));
         }
         let since = self.first.map(|(at, done)| (at.elapsed(), info.done.saturating_sub(done)));
-        // Behind what was written before, and in its place.
+        // Replaces the line that was written before.
         let _ = write!(std::io::stderr(), "\r\x1b[K{}", line(info, since));
     }
 
@@ -61,14 +61,14 @@ fn line(info: &DumpInfo, since: Option<(Duration, u64)>) -> String {
     format!("{:<8} [{bar}] {done} of {bytes}{rate}", output::plain(&info.phase))
 }
 
-/// For programs, and in short for people.
+/// The outcome: as JSON for programs, as one line for people.
 #[derive(Serialize)]
 pub(super) struct Report {
     outcome: &'static str,
     pid: i32,
     /// The directory or file; none where podman keeps it.
     image: Option<PathBuf>,
-    /// How many dumps it took.
+    /// How many dumps were tried.
     attempts: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     dump: Option<Dump>,
@@ -82,7 +82,7 @@ pub(super) struct Report {
     errors: Vec<String>,
 }
 
-/// What a dump took.
+/// A successful dump.
 #[derive(Serialize)]
 struct Dump {
     id: String,
@@ -110,12 +110,12 @@ impl Report {
         }
     }
 
-    /// Another dump is tried.
+    /// Counts another dump.
     pub(super) fn again(&mut self) {
         self.attempts += 1;
     }
 
-    /// It cannot be made now.
+    /// Shows why no dump was tried.
     pub(super) fn refused(mut self, processes: &[CheckInfo], json: bool) -> Result<(), Failure> {
         if !json {
             let text = check::describe(self.pid, processes).map_err(anyhow::Error::from)?;
@@ -127,7 +127,7 @@ impl Report {
         Ok(output::print_json(&self)?)
     }
 
-    /// It was tried, and is not there.
+    /// Shows why the checkpoint has failed.
     pub(super) fn failed(
         mut self,
         kind: FailureKind,
@@ -146,7 +146,7 @@ impl Report {
         Ok(output::print_json(&self)?)
     }
 
-    /// It is there.
+    /// Shows the checkpoint that was made.
     pub(super) fn done(mut self, info: Option<&DumpInfo>, json: bool) -> Result<(), Failure> {
         let durable = info.and_then(|it| Some((it, it.outcome.clone()?)));
         if let Some((info, DumpOutcome::Durable { id, protocol, protocol_reason, bytes, phases })) = durable {
@@ -166,15 +166,15 @@ impl Report {
     }
 
     fn line(&self) -> String {
-        let place = self.image.as_ref().map(|it| format!(" in {}", it.display())).unwrap_or_default();
+        let place = self.image.as_ref().map(|it| format!(" to {}", it.display())).unwrap_or_default();
         let Some(dump) = &self.dump else {
-            return format!("process {}{place}: checkpointed; none of its tree uses a GPU\n", self.pid);
+            return format!("checkpointed process {}{place}: no process of its tree uses a GPU\n", self.pid);
         };
-        let stall = dump.stall_ns.map(|it| format!(", which the GPU stalled for {}", time(it))).unwrap_or_default();
+        let stall = dump.stall_ns.map(|it| format!(", stall {}", time(it))).unwrap_or_default();
         let phases = dump.phases.iter().filter(|it| it.name != "stall");
         let phases: Vec<_> = phases.map(|it| format!("{} {}", it.name, time(it.duration_ns))).collect();
         format!(
-            "process {}{stall}: {} of GPU memory{place} in {:.2} s, by {} ({})\n",
+            "checkpointed process {}{place}: {}{stall}, total {:.2} s, protocol {} ({})\n",
             self.pid,
             output::size(dump.gpu_bytes),
             dump.seconds,
@@ -230,7 +230,7 @@ mod tests {
             reason: None,
             errors: Vec::new(),
         };
-        let expected = "process 7, which the GPU stalled for 12.3 ms: 1.0 GiB of GPU memory in /i in 1.50 s, by stop \
+        let expected = "checkpointed process 7 to /i: 1.0 GiB, stall 12.3 ms, total 1.50 s, protocol stop \
                         (quiesce 1.0 ms, copy 1.20 s)\n";
         assert_eq!(report.line(), expected);
     }

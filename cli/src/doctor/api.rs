@@ -74,7 +74,7 @@ fn locate(library: &Path) -> Option<PathBuf> {
 
 fn exported(library: &Path) -> anyhow::Result<BTreeSet<String>> {
     let content = std::fs::read(library).with_context(|| format!("cannot read {}", library.display()))?;
-    let names = elf::exports(&content).with_context(|| format!("{} is no library for x86_64", library.display()))?;
+    let names = elf::exports(&content).with_context(|| format!("{} is not a library for x86_64", library.display()))?;
     let is_call =
         |name: &String| name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
     Ok(names.into_iter().filter(is_call).collect())

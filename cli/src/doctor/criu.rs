@@ -81,7 +81,7 @@ fn in_folder(folder: &Path, own: &Path) -> Finding {
         return Finding::bad("plugin", format!("there is no {found}, where CRIU looks"), advice);
     };
     if !content.windows(14).any(|it| it == b"CR_PLUGIN_DESC") {
-        return Finding::bad("plugin", format!("{found} is no plugin of CRIU's"), advice);
+        return Finding::bad("plugin", format!("{found} is not a CRIU plugin"), advice);
     }
     let installed = crate::run::beside_program().map(|it| it.join("criu").join(PLUGIN));
     if installed.is_ok_and(|it| fs::read(it).is_ok_and(|beside| beside != content)) {

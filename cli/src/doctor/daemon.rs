@@ -13,7 +13,7 @@ use super::Finding;
 use crate::process::Process;
 
 /// One that is well answers in no time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What it says of itself, if it does.
 pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
@@ -24,12 +24,12 @@ pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
         Err(error) => {
             let advice = match error.kind() {
                 ErrorKind::PermissionDenied => {
-                    "be root, or of the group that `socket_group` names in its configuration"
+                    "be root, or a member of the group that `socket_group` names in its configuration"
                 }
                 ErrorKind::ConnectionRefused => "it has died: start `rekindled` again",
                 _ => "start `rekindled`, or say with --socket or REKINDLE_SOCKET where it listens",
             };
-            return bad(format!("nobody answers at {shown}: {error}"), advice);
+            return bad(format!("no daemon answers at {shown}: {error}"), advice);
         }
     };
     match ask(&stream) {
@@ -38,7 +38,7 @@ pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
             bad(format!("the daemon at {shown} refuses: {failure}"), "install one version of Rekindle")
         }
         Ok(_) | Err(FrameError::Json(_) | FrameError::TooLarge(_)) => {
-            bad(format!("what listens at {shown} answers in another way"), "install one version of Rekindle")
+            bad(format!("the daemon at {shown} gives an unexpected answer"), "install one version of Rekindle")
         }
         Err(error) => {
             let pid = peer(&stream);
@@ -47,11 +47,11 @@ pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
             match stopped {
                 Some(pid) => bad(
                     format!("{who} at {shown} is stopped by a signal"),
-                    &format!("let it go on: kill -CONT {pid}; programs run without it meanwhile"),
+                    &format!("let the daemon go on: kill -CONT {pid}; programs run without it meanwhile"),
                 ),
                 None => bad(
                     format!("{who} at {shown} does not answer: {error}"),
-                    "look into its log; it can be restarted: programs run on without it",
+                    "see the daemon's log; restart the daemon: programs run on without it",
                 ),
             }
         }
@@ -59,7 +59,7 @@ pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
 }
 
 fn ask(stream: &UnixStream) -> Result<Reply, FrameError> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     frame::send(stream, &Opening::new(&Request::Status)?, &[], &[])?;
     Ok(frame::receive(stream)?.body)
 }
@@ -77,7 +77,7 @@ fn judge(socket: &Path, status: &StatusInfo) -> Finding {
         Some(problem) => Finding::bad(
             "daemon",
             format!("{found}; {problem}"),
-            "look into its log; its workers load the driver's library",
+            "see the daemon's log; workers load the driver's library",
         ),
         None if status.spare == 0 && status.used == 0 => {
             Finding::note("daemon", found, "the first worker is still starting: look again in a moment")

@@ -38,7 +38,7 @@ fn kernel(release: &str, checkpoints: bool) -> Finding {
     }
     if !checkpoints {
         let advice = "use a kernel with CONFIG_CHECKPOINT_RESTORE: those of distributions have it";
-        return Finding::bad("kernel", format!("{found}, which knows no checkpoints"), advice);
+        return Finding::bad("kernel", format!("{found}, which has no checkpoint support"), advice);
     }
     match version(release) {
         Some(it) if it < OLDEST => Finding::bad("kernel", found, "use Linux 5.11 or later"),

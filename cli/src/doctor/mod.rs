@@ -59,8 +59,8 @@ pub(crate) fn doctor(options: &Options) -> Result<(), Failure> {
     }
     match findings.iter().filter(|it| it.verdict == Verdict::Bad).count() {
         0 => Ok(()),
-        1 => Err(Failure::refused(anyhow!("one thing is in the way of checkpoints"))),
-        count => Err(Failure::refused(anyhow!("{count} things are in the way of checkpoints"))),
+        1 => Err(Failure::refused(anyhow!("one problem prevents checkpoints"))),
+        count => Err(Failure::refused(anyhow!("{count} problems prevent checkpoints"))),
     }
 }
 

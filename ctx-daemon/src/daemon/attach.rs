@@ -43,7 +43,7 @@ pub(crate) enum AttachError {
     NotServed(#[from] NotServed),
     #[error(transparent)]
     Memory(#[from] MemfdError),
-    #[error("{0:?} is no setting that a process may make")]
+    #[error("a process may not set {0:?}")]
     Setting(String),
     #[error("{0} processes use the GPUs already, and the daemon's configuration allows no more (pool.max)")]
     Full(usize),
@@ -53,14 +53,14 @@ pub(crate) enum AttachError {
     ContainerFull { used: usize, max: u32 },
     #[error(transparent)]
     Pool(#[from] PoolError),
-    #[error("its worker could not serve it: {0}")]
+    #[error("the worker could not serve the process: {0}")]
     Adopt(WorkerError),
     /// It knows: the worker has told it.
-    #[error("its worker refused it: {0}")]
+    #[error("the worker refused the process: {0}")]
     Refused(String),
     #[error(transparent)]
     Share(#[from] ShareError),
-    #[error("it closed the connection")]
+    #[error("the process closed the connection")]
     Gone,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn serve(
         Ok(client) => {
             info!(pid, command, worker = client.worker.pid(), "attached");
             if let Some(Err(error)) = protocol::of_environment(&client) {
-                warn!(pid, command, "{PROTOCOL}: {error}; what its container or the configuration says counts");
+                warn!(pid, command, "{PROTOCOL}: {error}; using the container's protocol or the configuration's");
             }
         }
         Err(AttachError::Gone) => debug!(pid, command, "gone before it was attached"),

@@ -52,7 +52,7 @@ pub(crate) fn serve(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint
     let party = match sys::peer_credentials(stream.as_fd()) {
         Ok(peer) if endpoint == Endpoint::Workers => Party::of_worker(peer),
         Ok(peer) => Party::of_client(peer),
-        Err(error) => return warn!(%error, "cannot tell who has connected"),
+        Err(error) => return warn!(%error, "cannot identify a peer"),
     };
     let place = match daemon.connections.open(party, copy) {
         Ok(place) => place,
@@ -78,7 +78,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
     let message = match receive_opening(&stream) {
         Ok(message) => message,
         Err(FrameError::Closed) => return,
-        Err(error) => return warn!(pid = peer.pid, "closing its connection: {error}"),
+        Err(error) => return warn!(pid = peer.pid, "closing a connection: {error}"),
     };
     place.speaks();
     let Message { body, fds, .. } = message;
@@ -96,11 +96,11 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
     };
     match request {
         request if !endpoint.serves(&request) => {
-            warn!(pid = peer.pid, uid = peer.uid, "refused: asked for at the wrong socket");
+            warn!(pid = peer.pid, uid = peer.uid, "refused a request at the wrong socket");
             message::fail(&stream, Failure::refused("this is not what this socket is for"));
         }
         Request::Attach(_) if peer.pid == 0 => {
-            warn!("refused: a process in a pid namespace that is not seen from here");
+            warn!("refused a process in a pid namespace that the daemon cannot see");
             attach::refuse(&stream, PidError::Foreign.to_string());
         }
         Request::Attach(request) => {
@@ -158,7 +158,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
         Request::Pause { .. } | Request::Restore | Request::RestoreAllowing(_) if !may_checkpoint(peer) => {
             warn!(pid = peer.pid, uid = peer.uid, "not allowed to dump or restore");
             let reason =
-                "only root, and the user that rekindled runs as, may dump and restore, and not from within a container";
+                "only root and the user that rekindled runs as may dump and restore, and not from inside a container";
             message::fail(&stream, Failure::refused(reason));
         }
         // CRIU of a restore may be in the container's cgroup already, where runc puts it; that of a dump is not.
@@ -226,7 +226,7 @@ fn read(opening: &Opening) -> Result<Request, Failure> {
     let of_other_version = |reason| Failure::new(FailureKind::Version, reason);
     if !is_spoken(opening.oldest, opening.wire) {
         return Err(of_other_version(format!(
-            "control version {} was spoken, and this rekindled {} speaks {OLDEST_CONTROL} to {}: install one version of Rekindle for all parts",
+            "the peer speaks control version {}, and this rekindled {} speaks {OLDEST_CONTROL} to {}: install one version of Rekindle for all parts",
             opening.wire,
             env!("CARGO_PKG_VERSION"),
             control_version(),

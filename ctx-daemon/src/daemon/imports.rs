@@ -10,7 +10,7 @@ use crate::limit::{Deadline, Limit};
 /// A process takes memory of another, and does not come to an end.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "process {pid} takes memory from another process, and has not done so after {limit}, so that it is not known what the tree shares: dump again when it has"
+    "process {pid} is importing memory from another process, and has not finished after {limit}: dump again when it has"
 )]
 pub(super) struct Unfinished {
     pid: i32,

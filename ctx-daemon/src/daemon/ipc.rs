@@ -32,11 +32,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 enum ImportError {
     #[error("this process has no worker")]
     NoClient,
-    #[error("the daemon stops")]
+    #[error("the daemon is stopping")]
     Stopping,
-    #[error("its worker: {0}")]
+    #[error("the worker: {0}")]
     Worker(#[from] WorkerError),
-    #[error("no number for it: {0}")]
+    #[error("cannot make a ticket for the memory: {0}")]
     Ticket(std::io::Error),
 }
 
@@ -150,7 +150,7 @@ pub(crate) struct SharedOutside {
 pub(crate) enum SharingError {
     #[error(transparent)]
     Outside(#[from] SharedOutside),
-    #[error("{0} does not say what it shares: {1}")]
+    #[error("cannot find out what {0} shares: {1}")]
     Unknown(String, WorkerError),
     #[error(transparent)]
     Unfinished(#[from] Unfinished),

@@ -73,10 +73,7 @@ impl Listener {
         if sandbox.group().is_some()
             && let Some(folder) = sandbox::closed_folder(&workers_path)
         {
-            warn!(
-                "{} is closed to workers' users: they will not find a daemon that takes this one's place",
-                folder.display()
-            );
+            warn!("the workers' users cannot enter {}: workers will not find the next daemon", folder.display());
         }
         Ok(Self { socket, path: path.clone(), workers, workers_path, _lock: lock })
     }
@@ -143,7 +140,7 @@ fn lock_file(socket: &Path) -> Result<File, ListenError> {
                 return Err(ListenError::Taken { path: socket.to_owned() });
             }
             Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
-                warn!("{} is locked, but nobody serves: starting all the same", path.display());
+                warn!("{} is locked, but no daemon serves: starting anyway", path.display());
                 return Ok(file);
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(50)),

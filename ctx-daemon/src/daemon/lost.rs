@@ -67,11 +67,11 @@ impl LostWorkers {
         let name = process::command(pid);
         match self.all().into_iter().find(|it| it.process.pid == pid) {
             Some(lost) => format!(
-                "process {pid} ({name}) has lost its worker ({}), and its GPU state with it: start it anew",
+                "process {pid} ({name}) has lost its worker ({}), and its GPU state with it: restart it",
                 lost.reason
             ),
             None => format!(
-                "process {pid} ({name}) has a worker that this daemon does not know: it has died, or joins in a moment; if it does not, start the process anew"
+                "process {pid} ({name}) has a worker that this daemon does not know: the worker has died, or joins in a moment; if it does not join, restart the process"
             ),
         }
     }

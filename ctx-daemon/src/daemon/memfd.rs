@@ -15,7 +15,7 @@ use super::sys;
 /// What is wrong with a file that is to be shared.
 #[derive(Debug, Error)]
 pub(crate) enum MemfdError {
-    #[error("{0} is no sealed memfd")]
+    #[error("{0} is not a sealed memfd")]
     NotSealed(&'static str),
     #[error("{what} has {found} bytes instead of {expected}")]
     Size { what: &'static str, found: u64, expected: u64 },
@@ -23,7 +23,7 @@ pub(crate) enum MemfdError {
     Access(&'static str),
     #[error("cannot examine {what}: {source}")]
     Examine { what: &'static str, source: std::io::Error },
-    #[error("{0} descriptors came instead of the ring's and the staging's")]
+    #[error("{0} descriptors came instead of the ring's and the bounce buffer's")]
     Count(usize),
 }
 

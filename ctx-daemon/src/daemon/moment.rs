@@ -17,13 +17,11 @@ use crate::limit::Limit;
 /// Why a dump does not begin at a moment of the application's.
 #[derive(Debug, Error)]
 pub(crate) enum MomentError {
-    #[error(
-        "none of its processes has said within {0} s that it is where it wants to be checkpointed (rekindle_checkpoint)"
-    )]
+    #[error("no process of the tree has called rekindle_checkpoint within {0} s")]
     Never(u64),
-    #[error("whoever waited for the application's moment is gone")]
+    #[error("the command that waited for the application's moment has ended")]
     Gone,
-    #[error("{client} cannot be told that its moment is waited for: {source}")]
+    #[error("cannot tell {client} that a dump waits for its moment: {source}")]
     Untold { client: String, source: WorkerError },
 }
 

@@ -57,9 +57,9 @@ struct Helper {
 /// Why there is no helper.
 #[derive(Debug, Error)]
 enum HelperError {
-    #[error("its helper cannot be started: {0}")]
+    #[error("the helper cannot be started: {0}")]
     Start(#[from] io::Error),
-    #[error("its helper does not answer: {0}")]
+    #[error("the helper does not answer: {0}")]
     Channel(#[from] FrameError),
     /// As the helper says it.
     #[error("{0}")]
@@ -86,7 +86,7 @@ impl Nvml {
             None => match self.start(library) {
                 Ok(helper) => helper,
                 Err(error) => {
-                    warn!("{} is not to be had: {error}; NVML says less", library.display());
+                    warn!("cannot use {}: {error}; NVML answers fewer queries", library.display());
                     self.give(None, Some(BACK_OFF));
                     return None;
                 }
@@ -143,7 +143,7 @@ impl Nvml {
         let helper = Helper { child, channel };
         match helper.ready() {
             Ok(()) => {
-                info!(helper = helper.child.id(), "NVML is asked through {}", library.display());
+                info!(helper = helper.child.id(), "NVML queries go through {}", library.display());
                 Ok(helper)
             }
             Err(error) => {

@@ -23,7 +23,7 @@ const MAX_MOMENT_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Why nobody may have a tree dumped in this way.
 #[derive(Debug, Error)]
 enum OrderError {
-    #[error("there is no process {0} of yours")]
+    #[error("process {0} does not exist, or is not yours")]
     NoProcess(i32),
     #[error(transparent)]
     Pid(#[from] PidError),
@@ -32,7 +32,7 @@ enum OrderError {
     #[error(transparent)]
     TooMany(#[from] TooManyOrders),
     #[error(
-        "only root and the user that rekindled runs as, on the host itself, may have a dump wait for the application's moment: dumps are theirs to make"
+        "only root and the user that rekindled runs as, on the host itself, may have a dump wait for the application's moment, since only they may dump"
     )]
     MomentNotAllowed,
     #[error("a dump waits for the application's moment for {} s at most", MAX_MOMENT_TIMEOUT.as_secs())]

@@ -16,7 +16,7 @@ use super::{process, sys};
 /// Why a peer's pids mean nothing here.
 #[derive(Debug, Error)]
 pub(crate) enum PidError {
-    #[error("this process is in no pid namespace that the daemon can see: run rekindled in the host's pid namespace")]
+    #[error("the daemon cannot see the pid namespace of this process: run rekindled in the host's pid namespace")]
     Foreign,
     #[error("cannot tell the pid namespace of process {pid}: {source}")]
     Examine { pid: i32, source: io::Error },

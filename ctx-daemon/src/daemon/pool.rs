@@ -313,7 +313,7 @@ impl Pool {
             Ok(worker) if state.closed => worker.kill(),
             Ok(worker) => {
                 if state.failure.take().is_some() {
-                    info!("workers come up again");
+                    info!("workers start again");
                 }
                 state.failures = 0;
                 state.came_up = state.came_up.max(attempt);

@@ -76,7 +76,7 @@ impl Sandbox {
             return Ok(sandbox);
         }
         for part in &sandbox.missing {
-            warn!("the sandbox is not whole: {part}");
+            warn!("the sandbox is incomplete: {part}");
         }
         if config.required && !sandbox.missing.is_empty() {
             return Err(SandboxError(sandbox.missing));

@@ -40,7 +40,7 @@ pub(crate) enum SpawnError {
     Start { program: PathBuf, source: io::Error },
     #[error(transparent)]
     NoUser(#[from] NoUser),
-    #[error("a worker cannot come up: {0}")]
+    #[error("a worker cannot start: {0}")]
     Failed(String),
     #[error(
         "a worker ended before it was ready ({status}): see its lines in the daemon's log; is there a GPU, and is {} the driver's library?",
@@ -52,7 +52,7 @@ pub(crate) enum SpawnError {
         .driver.display()
     )]
     Hangs { after: Duration, driver: PathBuf },
-    #[error("a worker spoke in a way that this version does not understand: {0}")]
+    #[error("a worker sent a malformed message: {0}")]
     Protocol(FrameError),
 }
 
@@ -145,7 +145,7 @@ impl Spawner {
         match message.body {
             WorkerReply::Ready { attached, wire, oldest } if is_spoken(oldest, wire) => Ok(attached),
             WorkerReply::Ready { wire, .. } => Err(NotReady::Says(format!(
-                "it speaks control version {wire}, which this rekindled {} does not: restart the daemon, whose program has been replaced",
+                "the worker speaks control version {wire}, and this rekindled {} does not: restart the daemon, since its program has been replaced",
                 env!("CARGO_PKG_VERSION")
             ))),
             WorkerReply::Failed(failure) => Err(NotReady::Says(failure.reason)),

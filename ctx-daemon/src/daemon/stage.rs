@@ -103,7 +103,7 @@ impl Stage {
     pub(crate) fn start(bytes: u64) -> io::Result<Arc<Self>> {
         let most = sys::available_memory()? / 2;
         if bytes > most {
-            warn!(bytes, most, "checkpoint.staging is more than half of the memory that is free: taking that");
+            warn!(bytes, most, "checkpoint.staging is more than half of the free memory: using half of it");
         }
         let stage = Arc::new(Self::of(bytes.min(most)));
         let maker = Arc::clone(&stage);
@@ -132,7 +132,7 @@ impl Stage {
                 drop(inner);
                 // A worker may have kept it mapped, and done nothing with it.
                 if let Err(error) = sys::free_pages(unit.file.as_fd(), self.unit) {
-                    debug!(%error, "pages of the stage stay until nobody maps them");
+                    debug!(%error, "pages of the staging memory stay until no worker maps them");
                 }
                 drop(unit);
                 inner = lock(&self.inner);
@@ -149,7 +149,7 @@ impl Stage {
                     Err(error) => {
                         inner.exhausted = true;
                         warn!(
-                            "there is host memory for {} of {} units of the stage: {error}",
+                            "host memory suffices for {} of {} units of staging memory: {error}",
                             inner.existing(),
                             self.units
                         );

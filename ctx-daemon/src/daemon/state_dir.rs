@@ -22,7 +22,7 @@ pub(crate) fn is_ours(dir: &Path) -> bool {
     match fs::metadata(dir) {
         Ok(about) if about.uid() == sys::own_uid() && about.mode() & 0o022 == 0 => true,
         Ok(_) => {
-            warn!("{} is another's, or others may write to it: nothing in it counts", dir.display());
+            warn!("{} belongs to another user, or others may write to it: ignoring its contents", dir.display());
             false
         }
         Err(_) => false,

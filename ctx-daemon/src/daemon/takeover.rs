@@ -32,17 +32,17 @@ const OPEN_TIMEOUT: Limit = Limit::fixed(Duration::from_secs(30));
 
 #[derive(Debug, Error)]
 enum TakeoverError {
-    #[error("process {0} is no worker: it has not a worker's user, or is in another pid namespace")]
+    #[error("process {0} is not a worker: its user is not a worker's, or it is in another pid namespace")]
     Stranger(i32),
-    #[error("the client's connection must come with the offer")]
+    #[error("the offer lacks the client's connection")]
     Connection,
-    #[error("its client is gone")]
+    #[error("the client is gone")]
     ClientGone,
     #[error(transparent)]
     Record(#[from] RecordError),
-    #[error("its client has another worker")]
+    #[error("the client has another worker")]
     HasAnother,
-    #[error("what its client may use: {0}")]
+    #[error("cannot tell what the client may use: {0}")]
     Grant(#[from] GrantError),
     #[error("{0}")]
     Io(#[from] io::Error),

@@ -98,14 +98,14 @@ pub(crate) enum WorkerError {
     #[error("its worker did not answer {request} within {limit}: {at}")]
     Timeout { request: &'static str, limit: Limit, at: At },
     /// It may still do it.
-    #[error("its worker has not gone on with {request} for {limit}: {at}")]
+    #[error("its worker has made no progress with {request} for {limit}: {at}")]
     Idle { request: &'static str, limit: Limit, at: At },
     #[error("its worker has died ({0})")]
     Dead(String),
     /// The process that it served has, and so it has too.
     #[error("it has ended")]
     Ended,
-    #[error("its worker gave an answer that does not fit {0}; use one version of Rekindle")]
+    #[error("its worker gave an unexpected answer to {0}; install one version of Rekindle")]
     Protocol(&'static str),
 }
 
@@ -548,7 +548,7 @@ impl Worker {
                     let _ = sender.try_send(Answered { reply: message.body, blob: message.blob, fds: message.fds });
                 }
                 State::Abandoned => {
-                    info!(worker = self.pid(), "a worker answered after its time was up");
+                    info!(worker = self.pid(), "a worker answered after its timeout");
                 }
                 State::Idle | State::Dead(_) => {
                     break "it spoke without being asked; use one version of Rekindle".to_owned();

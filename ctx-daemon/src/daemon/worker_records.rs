@@ -46,15 +46,13 @@ struct Record {
 /// Why a worker is not believed.
 #[derive(Debug, Error)]
 pub(crate) enum RecordError {
-    #[error(
-        "the daemon before this one has kept no record of process {0} as a worker of its own: start its program anew"
-    )]
+    #[error("the previous daemon has left no record of worker {0}: restart its program")]
     None(i32),
-    #[error("it is the worker of process {}, and says that it is that of process {}", .recorded.pid, .said.pid)]
+    #[error("the worker belongs to process {}, and claims to belong to process {}", .recorded.pid, .said.pid)]
     OtherClient { recorded: Process, said: Process },
-    #[error("what it brings is not the connection that its client has with it")]
+    #[error("the descriptor that the worker sent is not its connection with the client")]
     OtherConnection,
-    #[error("cannot examine what it brings: {0}")]
+    #[error("cannot examine the connection that the worker sent: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -84,7 +82,7 @@ impl WorkerRecords {
         };
         if let Err(error) = record() {
             let (pid, dir) = (client.pid, self.dir.display());
-            warn!(pid, "no daemon after this one will take over its worker: cannot record that in {dir}: {error}");
+            warn!(pid, "the next daemon will not take over this worker: cannot record the worker in {dir}: {error}");
         }
     }
 

@@ -83,7 +83,7 @@ fn a_client_whose_worker_died_is_named_as_long_as_it_has_a_ring() {
     let pause = Request::Pause { root: client.pid, leave_running: true };
     let (_session, reply) = crate::support::Session::open(&daemon, &pause, dir.path());
     let why = reason(reply);
-    assert!(why.contains(&format!("process {}", client.pid)) && why.contains("start it anew"), "{why}");
+    assert!(why.contains(&format!("process {}", client.pid)) && why.contains("restart it"), "{why}");
     client.kill();
     daemon.wait_for_state(&client, None);
 }

@@ -113,7 +113,7 @@ fn other_versions_are_refused_and_both_are_named() {
     let only = |version: u32| move |it: &mut Opening| (it.wire, it.oldest) = (version, version);
     for version in [77, OLDEST_CONTROL - 1] {
         let reason = refusal(attach_with(&daemon, only(version), &[]));
-        assert!(reason.contains(&format!("control version {version} was spoken")), "{reason}");
+        assert!(reason.contains(&format!("speaks control version {version}")), "{reason}");
         assert!(reason.contains(&format!("speaks {OLDEST_CONTROL} to {CONTROL_VERSION}")), "{reason}");
     }
     // Even if nothing else can be understood.
@@ -163,7 +163,7 @@ fn memory_that_could_change_its_size_is_refused() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(SHARED_SIZE as u64).unwrap();
     let refused = |fds: &[i32]| refusal(attach_with(&daemon, |_| (), fds));
-    assert!(refused(&[file.as_raw_fd(), staging.as_raw_fd()]).contains("no sealed memfd"));
+    assert!(refused(&[file.as_raw_fd(), staging.as_raw_fd()]).contains("not a sealed memfd"));
     assert!(refused(&[staging.as_raw_fd(), ring.as_raw_fd()]).contains("bytes instead of"));
     assert!(refused(&[ring.as_raw_fd()]).contains("1 descriptors came"));
 }

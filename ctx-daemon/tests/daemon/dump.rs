@@ -93,7 +93,7 @@ fn a_worker_whose_client_would_have_what_is_in_others_files_makes_no_image() {
     let cookie = client.cookie();
     session.ask(&Request::Socket { id: 5, cookie });
     let text = reason(session.ask(&Request::Finish));
-    assert!(text.contains("its worker says that its memory is in files that are not its own"), "{text}");
+    assert!(text.contains("its worker names files of other clients"), "{text}");
     daemon.wait_for_state(&client, Some("running"));
     eventually("what was written is gone", || is_empty(dir.path()).then_some(()));
 }
@@ -667,6 +667,6 @@ fn a_dump_waits_for_the_moment_that_its_application_says() {
     let dump = std::thread::spawn(move || Session::open_at(&daemon_socket, &pause(pid, true), &folder));
     eventually("it waits", || progress(&order).filter(|it| it.phase == "moment"));
     drop(order);
-    assert!(reason(dump.join().unwrap().1).contains("is gone"));
+    assert!(reason(dump.join().unwrap().1).contains("has ended"));
     assert_eq!(daemon.state_of(client.pid).unwrap(), "running");
 }

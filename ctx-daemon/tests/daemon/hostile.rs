@@ -75,7 +75,7 @@ fn a_strangers_worker_is_not_taken_over() {
         };
         reason(ask(&daemon.workers_endpoint(), &request, fds))
     };
-    assert!(rejoin(&[]).contains("must come with the offer"));
+    assert!(rejoin(&[]).contains("lacks the client's connection"));
     let null = std::fs::File::open("/dev/null").unwrap();
     rejoin(&[null.as_raw_fd()]);
     assert_eq!(daemon.clients(), attached);
@@ -101,7 +101,7 @@ fn a_worker_that_brings_a_connection_to_another_process_is_not_taken_for_that_on
     assert_eq!(victim.ask(&format!("listen {}", daemon.dir.path().join("victim").display())), "listening");
     let _enemy = Client::attached(&daemon, "impostor");
     let text = impostor_is_refused(&mut daemon);
-    assert!(text.contains(&format!("says that it is that of process {}", victim.pid)), "{text}");
+    assert!(text.contains(&format!("claims to belong to process {}", victim.pid)), "{text}");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_worker_that_brings_a_connection_of_its_own_making_is_not_taken_over() {
     let mut enemy = Client::attached(&daemon, "impostor");
     assert_eq!(enemy.ask(&format!("listen {}", daemon.dir.path().join("victim").display())), "listening");
     let text = impostor_is_refused(&mut daemon);
-    assert!(text.contains("not the connection that its client has with it"), "{text}");
+    assert!(text.contains("not its connection with the client"), "{text}");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_worker_without_a_record_is_not_taken_over() {
     daemon.start_again();
     eventually("it is refused", || {
         let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
-        log.contains("has kept no record of").then_some(())
+        log.contains("has left no record of").then_some(())
     });
     assert_eq!(daemon.clients(), []);
 }

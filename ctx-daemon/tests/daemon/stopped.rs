@@ -147,7 +147,7 @@ fn try_restore(daemon: &Daemon, restored: &mut Restored) -> Option<String> {
 #[test]
 fn a_worker_that_is_stopped_at_any_request_of_a_restore_fails_it_by_the_configured_limit() {
     std::thread::scope(|scope| {
-        let works = |request| format!("has not gone on with {request} for {STALL}");
+        let works = |request| format!("has made no progress with {request} for {STALL}");
         let answers = |request| format!("did not answer {request} within {QUIESCE}");
         for (request, expected) in [
             ("MakeShared", works("MakeShared")),

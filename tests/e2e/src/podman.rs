@@ -130,7 +130,7 @@ impl Podman {
     /// The process that a container began with, as this host numbers it.
     pub fn pid(&self, name: &str) -> Result<i32> {
         let pid = self.call(&["inspect", "--format", "{{.State.Pid}}", name])?.trim().parse()?;
-        ensure!(pid != 0, "container {name} does not run");
+        ensure!(pid != 0, "container {name} is not running");
         Ok(pid)
     }
 

@@ -53,7 +53,7 @@ fn a_process_is_checkpointed_killed_and_restored_by_two_commands() -> Result {
     let dir = node.path("a/b/image");
     let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--kill"])?);
     ensure!(code == Some(0), "{out} {err}");
-    assert!(out.contains("by stop") && out.contains("quiesce") && out.lines().count() == 1, "{out}");
+    assert!(out.contains("protocol stop") && out.contains("quiesce") && out.lines().count() == 1, "{out}");
     assert_eq!(err, "", "on a pipe nothing is drawn");
     let identity = app.was_killed(&tree)?;
     let (code, out, err) = ended(&restore(&node, &dir)?);
@@ -233,7 +233,7 @@ fn a_mispredicted_write_is_found_and_the_dump_made_again_by_stop() -> Result {
     };
     let found = (code, &said["attempts"], &said["dump"]["protocol"]);
     assert_eq!(found, (Some(0), &2.into(), &"stop".into()), "{said} {err}");
-    assert!(err.contains("mispredicted write") && err.contains("once more, by stop"), "{err}");
+    assert!(err.contains("mispredicted write") && err.contains("trying again with protocol stop"), "{err}");
     assert!(node.rekindle(&["verify".as_ref(), dir.as_os_str()])?.status.success());
     fs::write(&end, "")?;
     assert_eq!(app.finish()?, "hidden ok\n");
@@ -360,7 +360,7 @@ fn a_container_is_checkpointed_by_its_name() -> Result {
         wrapper.as_os_str(),
     ];
     let (code, _, err) = ended(&node.rekindle(&gone)?);
-    assert_eq!((code, err.contains("does not run")), (Some(3), true), "{err}");
+    assert_eq!((code, err.contains("is not running")), (Some(3), true), "{err}");
     let odd = ["--annotation", "dev.rekindle/enable=true", "--annotation", "dev.rekindle/protocol=cov"];
     let refused = podman.refuses_to_run_in("rekindle-e2e", "odd", &odd, &program)?;
     assert!(refused.contains("\"cov\" is no protocol"), "{refused}");

@@ -92,8 +92,9 @@ fn what_cannot_be_given_fails_the_run_with_the_reason_in_podmans_output() -> Res
     node.stop_daemon()?;
     refused("away", &device, &["no daemon at", "start rekindled"])?;
     // What a daemon of another version says to whatever it does not understand.
-    let reason =
-        format!("control version {CONTROL_VERSION} was spoken, and this rekindled 9.9 speaks 99: install one version");
+    let reason = format!(
+        "the peer speaks control version {CONTROL_VERSION}, and this rekindled 9.9 speaks 99: install one version"
+    );
     let fake = FakeDaemon::start(node.socket(), json!({ "Failed": { "reason": reason } }))?;
     refused("other-version", &device, &["this rekindled 9.9 speaks 99"])?;
     refused("other-version-annotated", &ALL, &["this rekindled 9.9 speaks 99"])?;

@@ -114,7 +114,7 @@ fn a_users_containers_have_gpus_and_others_get_none_from_the_user() -> Result {
     child.stdin.take().context("no stdin")?.write_all(state.to_string().as_bytes())?;
     let output = child.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("the user whose container it is may give"), "{said}");
+    assert!(!output.status.success() && said.contains("the container's own user may give"), "{said}");
 
     let output = user.runs(&["--detach", "--name", "mine"], &["/bin/sleep", "1000"])?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -48,7 +48,7 @@ fn a_client_of_another_version_is_refused_by_both_versions() -> Result {
     let attach = Opening::new(&Request::Attach(attach))?;
     let names_both = |reason: &str| {
         let speaks = format!("speaks {OLDEST_CONTROL} to {CONTROL_VERSION}");
-        for version in [format!("version {} was spoken", CONTROL_VERSION + 1), speaks] {
+        for version in [format!("speaks control version {}", CONTROL_VERSION + 1), speaks] {
             assert!(reason.contains(&version), "{reason}");
         }
     };

@@ -152,13 +152,13 @@ fn elsewhere(gpu: &[(&str, &str)], reason: &str) -> Result {
 
 #[test]
 fn another_compute_capability_fails_the_restore() -> Result {
-    elsewhere(&[("SIMGPU_CC", "8.0")], "compute capability 9.0, and here it is")
+    elsewhere(&[("SIMGPU_CC", "8.0")], "compute capability 9.0 and is")
 }
 
 #[test]
 fn another_model_or_size_of_gpu_fails_the_restore() -> Result {
-    elsewhere(&[("SIMGPU_NAME", "Other GPU")], "and here it is a Other GPU with 16 multiprocessors and 4096 MiB")?;
-    elsewhere(&[("SIMGPU_MULTIPROCESSORS", "14")], "and here it is a Rekindle software GPU with 14 multiprocessors")?;
+    elsewhere(&[("SIMGPU_NAME", "Other GPU")], "and is a Other GPU with 16 multiprocessors and 4096 MiB here")?;
+    elsewhere(&[("SIMGPU_MULTIPROCESSORS", "14")], "and is a Rekindle software GPU with 14 multiprocessors")?;
     elsewhere(&[("SIMGPU_MEMORY", "5G")], "with 16 multiprocessors and 5120 MiB")
 }
 
@@ -189,7 +189,7 @@ fn another_driver_or_gpu_is_refused_until_the_restore_or_the_configuration_allow
     node.stop_daemon()?;
     node.use_driver("580.159.05")?;
     node.start_daemon(&[])?;
-    let reason = "the GPU's driver was 580.159.04 (CUDA 13.0), and here it is 580.159.05 (CUDA 13.0)";
+    let reason = "the GPU's driver was 580.159.04 (CUDA 13.0) and is 580.159.05 (CUDA 13.0) here";
     is_refused(&node, &image, reason)?;
     // To one restore. Another GPU is another matter.
     let restore = |node: &Node| {
@@ -208,7 +208,7 @@ fn another_driver_or_gpu_is_refused_until_the_restore_or_the_configuration_allow
     // To all.
     node.configure("[restore]\nallow_other_driver = true\n");
     node.start_daemon(&[("SIMGPU_NAME", "Other GPU")])?;
-    is_refused(&node, &image, "and here it is a Other GPU")?;
+    is_refused(&node, &image, "and is a Other GPU")?;
     App::forget_output(&image.app, image.written)?;
     let output = restore(&node)?;
     assert!(output.status.success(), "{output:?}");

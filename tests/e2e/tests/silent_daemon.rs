@@ -127,7 +127,7 @@ fn a_copy_before_the_quiesce_that_hangs_is_given_up_and_the_program_goes_on() ->
     let app = node.run("hidden", &["--ballast-kib", "4096", "--until", &until.display().to_string()])?;
     app.reaches(3)?;
     let (criu, image) = node.start_dump(&app, Fate::Killed)?;
-    criu.wait()?.fails_with("has not come further")?;
+    criu.wait()?.fails_with("has made no progress")?;
     app.advances()?;
     assert!(image.files()?.is_empty(), "something is left of the image: {:?}", image.files()?);
     fs::write(&until, "")?;

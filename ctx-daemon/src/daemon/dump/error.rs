@@ -22,20 +22,18 @@ pub(in crate::daemon) enum DumpError {
     Pid(#[from] PidError),
     #[error("cannot list the processes of the tree: {0}")]
     Tree(std::io::Error),
-    #[error(
-        "process {root} is being dumped already, with the tree of process {other}: wait until that is over; that one goes on"
-    )]
+    #[error("process {root} is being dumped already, with the tree of process {other}: wait until that dump is over")]
     Overlaps { root: i32, other: i32 },
     #[error(
         "{needed} bytes of GPU memory do not fit into {directory}, which has {free} bytes free{}: free some or dump elsewhere",
-        if *.replaces { " beside the image that is there, which stays until the new one is whole" } else { "" }
+        if *.replaces { " beside the old image, which stays until the new one is complete" } else { "" }
     )]
     Space { needed: u64, free: u64, directory: String, replaces: bool },
     #[error(transparent)]
     Quiesce(#[from] QuiesceError),
     #[error(transparent)]
     Image(#[from] ImageError),
-    #[error("{0} has lost its worker, and its GPU state with it: start it anew")]
+    #[error("{0} has lost its worker, and its GPU state with it: restart it")]
     LostWorker(String),
     /// In whole words.
     #[error("{0}")]
@@ -44,9 +42,9 @@ pub(in crate::daemon) enum DumpError {
     Sharing(#[from] SharingError),
     #[error(transparent)]
     Save(#[from] SaveError),
-    #[error("CRIU has not dumped the connection of {0} to its worker: is the plugin of this version?")]
+    #[error("CRIU has not dumped the connection of {0} to its worker: is the CRIU plugin of this version?")]
     NoSocket(String),
-    #[error("{0} cannot be asked at this point of a dump")]
+    #[error("the request {0} is out of turn in this dump")]
     Order(&'static str),
     #[error("{0} has ended while its memory was copied: dump again")]
     EndedMeanwhile(String),
@@ -93,7 +91,7 @@ impl SaveError {
 
     /// What was waited for has not come.
     pub(super) fn stalled(limit: Limit, awaited: &str) -> Self {
-        let reason = format!("the image has not come further for {limit}: it waits for {awaited}; the processes go on");
+        let reason = format!("the image has made no progress for {limit}: it waits for {awaited}; the processes go on");
         Self(Failure::new(FailureKind::Timeout, reason))
     }
 
@@ -104,7 +102,7 @@ impl SaveError {
 
     /// It is over, and something is missing.
     pub(super) fn not_whole() -> Self {
-        Self(Failure::new(FailureKind::GivenUp, "the dump ended before it was whole"))
+        Self(Failure::new(FailureKind::GivenUp, "the dump ended before it was complete"))
     }
 
     /// Whoever wanted it does not wait for it any more.

@@ -27,13 +27,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub(in crate::daemon) enum QuiesceError {
     #[error("{client} is being dumped or restored already, and still was after {limit}: {}", held(*.at))]
     Held { client: String, limit: Limit, at: At },
-    #[error("{client} does not come to rest: {what} after {limit}, and may never end; it goes on")]
+    #[error("cannot quiesce {client}: {what} after {limit}, and may never end; the process goes on")]
     Busy { client: String, what: String, limit: Limit },
     #[error("{0} has ended")]
     Ended(String),
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
-    #[error("{client} does not come to rest: {source}; it goes on")]
+    #[error("cannot quiesce {client}: {source}; the process goes on")]
     Client { client: String, source: WorkerError },
 }
 

@@ -204,7 +204,7 @@ impl Drop for SaveJob {
             match sys::wait_readable([self.over.as_fd()], Some(timeout)) {
                 // A panic in there has been reported, and its unwinding let everything go.
                 Ok([true]) => drop(thread.join()),
-                _ => warn!("what writes the image hangs; it removes what there is of it when it goes on"),
+                _ => warn!("the thread that writes the image hangs; when it goes on, it removes the incomplete image"),
             }
         }
         let rings = std::mem::take(&mut lock(&self.shared.state).rings);
@@ -234,7 +234,7 @@ impl Shared {
             }
             Err(error) => {
                 if let Err(error) = writer.abort() {
-                    warn!("cannot remove what there is of the image: {error}");
+                    warn!("cannot remove the incomplete image: {error}");
                 }
                 Err(error)
             }
@@ -429,7 +429,7 @@ impl Shared {
                     let mut record = Record::from_bytes(&answered.blob)?;
                     if !files.have_all_of(&record) {
                         return Err(SaveError::internal(format!(
-                            "{client} cannot be saved: its worker says that its memory is in files that are not its own"
+                            "{client} cannot be saved: its worker names files of other clients"
                         )));
                     }
                     record.index = index;

@@ -46,7 +46,7 @@ pub(crate) enum GrantError {
     )]
     None,
     #[error(
-        "only root, the user that rekindled runs as, and the user whose container it is may give GPUs to one, on the host itself"
+        "only root, the user that rekindled runs as and the container's own user may give GPUs to a container, and only on the host itself"
     )]
     NotAllowed,
     #[error("a container's name has no more than {0} bytes")]
@@ -60,10 +60,10 @@ pub(crate) enum GrantError {
     #[error(transparent)]
     Select(#[from] SelectError),
     #[error(
-        "it asks for {asked} {what}, and rekindled's configuration gives a container no more than {most} (containers.{setting})"
+        "the container asks for {asked} {what}, and rekindled's configuration allows a container {most} (containers.{setting})"
     )]
     Quota { what: &'static str, asked: u64, most: u64, setting: &'static str },
-    #[error("cannot keep what container {id} was given in {}: {source}", .path.display())]
+    #[error("cannot write to {} what container {id} was given: {source}", .path.display())]
     Keep { id: String, path: PathBuf, source: io::Error },
 }
 
@@ -85,9 +85,9 @@ impl Failing for GrantError {
 pub(crate) enum ShareError {
     #[error("no more than {} processes of a container with limits can use GPUs", share::ROWS)]
     Full,
-    #[error("cannot keep account of what its container uses: {0}")]
+    #[error("cannot account for what the container uses: {0}")]
     Io(#[from] io::Error),
-    #[error("cannot keep account of what its container uses: {0}")]
+    #[error("cannot account for what the container uses: {0}")]
     Pool(#[from] PoolError),
     #[error(transparent)]
     Worker(#[from] WorkerError),
@@ -152,7 +152,7 @@ impl Grants {
     pub(crate) fn load(dir: &Path, required: bool) -> Self {
         let containers = files::load(dir);
         if !containers.is_empty() {
-            info!(containers = containers.len(), "containers that were given GPUs before are still there");
+            info!(containers = containers.len(), "containers keep the GPUs that they were given before");
         }
         Self {
             dir: dir.to_owned(),
@@ -313,7 +313,7 @@ impl Grants {
 
 fn examined(process: Process, source: io::Error) -> GrantError {
     if process.is_alive() {
-        warn!(pid = process.pid, "cannot examine it: {source}");
+        warn!(pid = process.pid, "cannot examine a process: {source}");
         GrantError::Examine { pid: process.pid, source }
     } else {
         GrantError::Gone(process.pid)

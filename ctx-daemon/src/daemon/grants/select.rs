@@ -15,7 +15,7 @@ const ALL: &str = "all";
 pub(crate) enum SelectError {
     #[error("there is no GPU {name:?} here, only {}: `rekindle doctor` and `nvidia-smi -L` list them", numbers(*.count))]
     Unknown { name: String, count: usize },
-    #[error("it names no GPU: say all, or numbers or UUIDs of GPUs with commas between them")]
+    #[error("no GPU is named: use all, or a comma-separated list of numbers or UUIDs")]
     Nothing,
 }
 

@@ -33,16 +33,16 @@ fn check_name(container: &str) -> Result<(), GrantError> {
 pub(crate) fn grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked) -> Reply {
     let pid = asked.pid;
     if let Err(error) = check_name(container) {
-        warn!(pid, "a container is given nothing: {error}");
+        warn!(pid, "refused GPUs to a container: {error}");
         return Reply::Failed(error.into());
     }
     match try_grant(daemon, peer, container, asked) {
         Ok(reply) => {
-            info!(container, pid, gpus = asked.gpus.join(","), "a container is given GPUs");
+            info!(container, pid, gpus = asked.gpus.join(","), "gave GPUs to a container");
             reply
         }
         Err(failure) => {
-            warn!(container, pid, "a container is given nothing: {failure}");
+            warn!(container, pid, "refused GPUs to a container: {failure}");
             Reply::Failed(failure)
         }
     }
@@ -69,11 +69,11 @@ fn try_grant(daemon: &Daemon, peer: Credentials, container: &str, asked: &Asked)
 /// Forgets a container that is gone. Whoever says so: it is looked at, and one that is there keeps what it has.
 pub(crate) fn revoke(daemon: &Daemon, container: &str) -> Reply {
     if let Err(error) = check_name(container) {
-        warn!("no container is gone: {error}");
+        warn!("refused to forget a container: {error}");
         return Reply::Failed(error.into());
     }
     // One of that name that is there may have been restored meanwhile.
-    info!(container, "a container is said to be gone");
+    info!(container, "a container has ended");
     daemon.grants.collect();
     Reply::Revoked
 }

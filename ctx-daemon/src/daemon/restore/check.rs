@@ -27,31 +27,31 @@ pub(in crate::daemon) enum CheckError {
     NotRead(String, StateError),
     #[error("bad image: {0}")]
     Image(#[from] ImageError),
-    #[error("bad image: {0}: its memory is in a data file of another process's")]
+    #[error("bad image: the memory of {0} is in a data file of another process")]
     Files(String),
-    #[error("bad image: {client}: its memory is in {found} data files, and {MAX_DATA_FILES} are the most")]
+    #[error("bad image: the memory of {client} is in {found} data files, and at most {MAX_DATA_FILES} are allowed")]
     TooManyFiles { client: String, found: usize },
     #[error("bad image: socket {0} is listed twice")]
     Socket(u32),
-    #[error("bad image: {0}: a GPU that the image does not describe")]
+    #[error("bad image: {0} uses a GPU that the image does not describe")]
     UnknownGpu(String),
-    #[error("{client} needs {needed} GPUs, and there are {found} here: restore it on a machine that has them")]
+    #[error("{client} needs {needed} GPUs, and there are {found} here: restore on a machine with enough GPUs")]
     Count { client: String, needed: usize, found: usize },
     #[error(
-        "GPU {ordinal} was a {} of compute capability {}.{}, and here it is a {} of {}.{}: restore on a GPU of the same kind",
+        "GPU {ordinal} was a {} of compute capability {}.{} and is a {} of {}.{} here: restore on a GPU of the same kind",
         .was.name, .was.compute_major, .was.compute_minor, .is.name, .is.compute_major, .is.compute_minor
     )]
     Architecture { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
     #[error(
-        "the GPU's driver was {was}, and here it is {is}, which may place code elsewhere, where functions' addresses that are stored in GPU memory do not lead: restore with that driver, or allow another (rekindle restore --allow-other-driver, or restore.allow_other_driver in the daemon's configuration)"
+        "the GPU's driver was {was} and is {is} here, which may place code at other addresses than the function pointers in GPU memory: restore with the former driver, or allow another (rekindle restore --allow-other-driver, or restore.allow_other_driver in the daemon's configuration)"
     )]
     Driver { was: String, is: String },
     #[error(
-        "GPU {ordinal} was a {}, and here it is a {}, and the program may go on with what it knows of the other: restore on the same model, or allow another (rekindle restore --allow-other-gpu, or restore.allow_other_gpu in the daemon's configuration)",
+        "GPU {ordinal} was a {} and is a {} here, and the program may rely on properties of the former: restore on the same model, or allow another (rekindle restore --allow-other-gpu, or restore.allow_other_gpu in the daemon's configuration)",
         describe(.was), describe(.is)
     )]
     Model { ordinal: u32, was: Box<Gpu>, is: Box<Gpu> },
-    #[error("{needed} bytes are needed on GPU {ordinal}, which has {found}: restore on a GPU with more memory")]
+    #[error("the image needs {needed} bytes on GPU {ordinal}, which has {found}: restore on a GPU with more memory")]
     Memory { ordinal: u32, needed: u64, found: u64 },
 }
 

@@ -29,11 +29,11 @@ pub(in crate::daemon) enum RestoreError {
     Worker(String, WorkerError),
     #[error("process {pid}: {source}")]
     Shared { pid: i32, source: SharedError },
-    #[error("{0} has come back without its connection: is CRIU's plugin of this version?")]
+    #[error("{0} was restored without its connection: is the CRIU plugin of this version?")]
     NoConnection(String),
-    #[error("{0} has come back without the memory that it shares with its worker")]
+    #[error("{0} was restored without the memory that it shares with its worker")]
     NoMemory(String),
-    #[error("{0} shares GPU memory that is nowhere in the image")]
+    #[error("{0} shares GPU memory that the image does not contain")]
     NotShared(String),
     #[error("{0} and another process of the image cannot be told apart")]
     Ambiguous(String),
@@ -42,20 +42,20 @@ pub(in crate::daemon) enum RestoreError {
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(
-        "{0}: its container was given other GPUs than the image's are here: give it those, or have the image's where the container's are"
+        "{0}: its container was given other GPUs than the image needs here: give the container those, or restore where the image's GPUs are the container's"
     )]
     OtherGpus(String),
     #[error("CRIU has died")]
     Orphaned,
     #[error(
-        "{0} was killed before it was complete, and with it the restore; if criu does not end by itself, end it (docs/operating.md says why)"
+        "{0} was killed before it was restored, so the restore has failed; if criu does not end by itself, kill it (docs/operating.md says why)"
     )]
     Died(String),
     #[error(
-        "{needed} processes use the GPUs in this image, {taken} do so already, and the daemon's configuration allows {max} (pool.max)"
+        "this image has {needed} GPU processes, {taken} are running already, and the daemon's configuration allows {max} (pool.max)"
     )]
     Full { needed: usize, taken: usize, max: usize },
-    #[error("{0} cannot be asked at this point of a restore")]
+    #[error("the request {0} is out of turn in this restore")]
     Order(&'static str),
     #[error("this restore has failed already: {0}")]
     Failed(Failure),

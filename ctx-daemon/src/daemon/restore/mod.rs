@@ -252,7 +252,7 @@ impl Restoring {
             }
             in_vain = if restore.is_nobody_there() && restore.maker().is_awaited_in_vain() { in_vain + 1 } else { 0 };
             if in_vain == POLLS {
-                return Err(RestoreError::Died("its process".into()));
+                return Err(RestoreError::Died("a process".into()));
             }
         }
         Ok(())

@@ -76,7 +76,7 @@ impl Restores {
         if let Some(restore) = going_on {
             return restore.reattach(socket, cookie, process, stream);
         }
-        warn!(pid = process.pid, "its restore is over: closing its connection");
+        warn!(pid = process.pid, "a restored process has connected after its restore was over: closing the connection");
         if let Some(made) = given_up {
             made.note(process);
             made.kill();
@@ -258,7 +258,10 @@ impl Restore {
         }
         let mut clients = self.clients.iter();
         let Some(place) = clients.position(|it| it.record.socket_ids.contains(&socket)) else {
-            return warn!(pid = process.pid, socket, "no such socket in its restore");
+            return warn!(
+                pid = process.pid,
+                socket, "a restored process has named a socket that its restore does not know"
+            );
         };
         self.maker.made().note(process);
         let mut state = lock(&self.state);

@@ -265,7 +265,7 @@ fn asks(victim: i32) -> Result<()> {
     if let Ok(stream) = UnixStream::connect(endpoint) {
         frame::send(&stream, &Opening::new(&rejoin)?, &[], &[stream.as_raw_fd()])?;
         let answer = frame::receive::<Value>(&stream)?.body.to_string();
-        ensure!(answer.contains("is no worker"), "{answer}");
+        ensure!(answer.contains("is not a worker"), "{answer}");
     }
     Ok(())
 }
