@@ -246,7 +246,7 @@ mod tests {
     use crate::serve::fixture;
 
     fn prepare(worker: &mut Executor) -> Result<(), CopyError> {
-        worker.checkpoint.prepare_engine(&mut worker.gpu, &worker.memory.devices)
+        worker.checkpoint.prepare_engine(&mut worker.call.gpu, &worker.memory.devices)
     }
 
     /// A worker whose copy is about to write what a lane has read.

@@ -13,25 +13,19 @@ use crate::session::call::Call;
 
 impl Checkpoint {
     /// A command is about to go to the driver, while memory is not copied yet that it may write.
-    pub(crate) fn look_out(&mut self, call: &mut Call<'_>, memory: &Memory, code: &Code, parameters: &[u8]) {
+    pub(crate) fn look_out(&mut self, call: &mut Call, memory: &Memory, code: &Code, parameters: &[u8]) {
         if let Some(guard) = &mut self.copying.guard {
             guard.look_out(&mut self.tracker, &self.hasher, call, memory, code, parameters);
         }
     }
 
     /// A command is about to be executed, whose writes are looked at. `None` where none are, or it concerns no memory.
-    pub(crate) fn watch(
-        &mut self,
-        call: &mut Call<'_>,
-        memory: &Memory,
-        code: &Code,
-        parameters: &[u8],
-    ) -> Option<Watch> {
+    pub(crate) fn watch(&mut self, call: &mut Call, memory: &Memory, code: &Code, parameters: &[u8]) -> Option<Watch> {
         self.observed.as_mut()?.watch(&mut self.tracker, call, memory, code, parameters)
     }
 
     /// It has been handed to the driver.
-    pub(crate) fn watched(&mut self, call: &mut Call<'_>, memory: &Memory, code: &Code, watch: Watch) {
+    pub(crate) fn watched(&mut self, call: &mut Call, memory: &Memory, code: &Code, watch: Watch) {
         if let Some(observation) = &mut self.observed {
             observation.watched(&mut self.tracker, call, memory, code, watch);
         }

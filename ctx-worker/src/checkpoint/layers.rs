@@ -8,7 +8,7 @@ use crate::session::call::Call;
 /// The client's state in the layers below.
 pub(crate) struct Layers<'a> {
     /// The last command, with the driver and the session.
-    pub(crate) call: Call<'a>,
+    pub(crate) call: &'a mut Call,
     pub(crate) memory: &'a mut Memory,
     pub(crate) code: &'a mut Code,
     pub(crate) scheduler: &'a mut Scheduler,

@@ -52,7 +52,7 @@ pub(crate) fn check_pieces(client: &Client, aliases: &[Alias]) -> Result<(), Not
 /// Addresses of variables and functions may be stored anywhere in the client's memory: each must be what it was, as
 /// far as that can be told.
 pub(crate) fn compare_globals(layers: &Layers<'_>, client: &Client) -> Result<(), NotLoaded> {
-    let (session, memory, code) = (&*layers.call.session, &*layers.memory, &*layers.code);
+    let (session, memory, code) = (&layers.call.session, &*layers.memory, &*layers.code);
     for global in &client.globals {
         let (key, placed) = code
             .globals
@@ -94,7 +94,7 @@ pub(crate) fn restore_content(
         add(g.address, g.device as usize, context, &g.pieces);
     }
     for blob in client.blobs.iter().filter(|blob| blob.is(BlobKind::ArrayContent)) {
-        list.extend(layers.memory.arrays.saved_jobs(layers.call.session, blob)?);
+        list.extend(layers.memory.arrays.saved_jobs(&layers.call.session, blob)?);
     }
     let primaries: Vec<_> = layers.memory.devices.iter().map(|d| d.primary).collect();
     let driver = layers.call.driver();
@@ -122,7 +122,7 @@ fn restore_blobs(layers: &mut Layers<'_>, client: &Client, reader: &DataReader) 
             BlobKind::Printed => layers.code.prints.resume(blob.handle, bytes()?)?,
             BlobKind::CodeLog => layers.code.logs.resume(blob.handle, bytes()?),
             BlobKind::DeferredCommands => {
-                let restored = layers.scheduler.restore_held(layers.call.session, layers.memory, &bytes()?);
+                let restored = layers.scheduler.restore_held(&layers.call.session, layers.memory, &bytes()?);
                 restored.map_err(|why| NotLoaded::Part { part: "deferred commands", why })?;
             }
             BlobKind::Graphs => graphs::restore(&mut layers.code.graphs, &bytes()?)

@@ -26,7 +26,7 @@ impl Checkpoint {
         }
         // Before anything is copied that no image could be made of; the ages of events are not known yet.
         state_bytes(layers.memory, layers.scheduler, &Ages::new())?;
-        self.prepare_engine(layers.call.gpu, &layers.memory.devices)?;
+        self.prepare_engine(&mut layers.call.gpu, &layers.memory.devices)?;
         // Another image's is of no use.
         let precopied = self.copying.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));

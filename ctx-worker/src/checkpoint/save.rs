@@ -50,7 +50,7 @@ impl Checkpoint {
         layers: &mut Layers<'_>,
         wanted: Wanted,
     ) -> Result<(Vec<SavedCode>, Secured), SaveError> {
-        layers.memory.leave_out(&mut layers.call, &wanted.elsewhere);
+        layers.memory.leave_out(layers.call, &wanted.elsewhere);
         if let Some(why) = &layers.call.session.unsavable {
             return Err(SaveError::Unsavable(why.clone()));
         }
@@ -80,7 +80,7 @@ impl Checkpoint {
         wanted: Wanted,
     ) -> Result<(Vec<SavedCode>, Secured), SaveError> {
         let driver = layers.call.driver();
-        self.prepare_engine(layers.call.gpu, &layers.memory.devices)?;
+        self.prepare_engine(&mut layers.call.gpu, &layers.memory.devices)?;
         // Every stream is idle: what was freed in its order is free.
         layers.memory.pools.settle(driver);
         self.join_reserving();
@@ -92,9 +92,9 @@ impl Checkpoint {
 
         let mut all = Vec::new();
         let allocations = describe_allocations(layers.memory, aliases, &mut all);
-        let globals = describe_globals(layers.call.session, layers.code, &mut all)?;
+        let globals = describe_globals(&layers.call.session, layers.code, &mut all)?;
         let mut arrays = Vec::new();
-        for (blob, jobs) in layers.memory.arrays.describe(layers.call.session)? {
+        for (blob, jobs) in layers.memory.arrays.describe(&layers.call.session)? {
             all.extend(jobs.into_iter().map(|job| (Region::Array(arrays.len()), Place::Other, job)));
             arrays.push(blob);
         }
@@ -162,8 +162,8 @@ fn describe(
     allocations: Vec<Allocation>,
     globals: Vec<Global>,
 ) -> Result<(Client, Vec<SavedCode>), SaveError> {
-    let ages = layers.scheduler.times.event_ages(&mut layers.call);
-    let session = &*layers.call.session;
+    let ages = layers.scheduler.times.event_ages(layers.call);
+    let session = &layers.call.session;
 
     let hashes: BTreeSet<_> = session.objects.log().iter().filter_map(|r| r.code).collect();
     let code = hashes

@@ -20,7 +20,7 @@ impl Memory {
     /// Executes a command of arrays, textures and surfaces.
     pub(crate) fn array_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         globals: &Globals,
         number: u16,
         args: &mut Reader<'_>,
@@ -34,7 +34,7 @@ impl Memory {
             command::TEXTURE_CREATE | command::SURFACE_CREATE => {
                 let kind = if number == command::TEXTURE_CREATE { Kind::TexObject } else { Kind::SurfObject };
                 let wanted = TextureCreate::read(args)?;
-                let descriptors = descriptors(call.session, &wanted)?;
+                let descriptors = descriptors(&call.session, &wanted)?;
                 if let Some((address, bytes)) = descriptors.memory {
                     self.reachable(globals, address, bytes)?;
                 }
@@ -45,7 +45,7 @@ impl Memory {
         }
     }
 
-    fn array_create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    fn array_create(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let ArrayCreate { array: handle, size, format, channels, flags } = ArrayCreate::read(args)?;
         let desc = descriptor(size, format, channels, flags);
         ensure_savable(&desc)?;
@@ -59,7 +59,7 @@ impl Memory {
             }
         })?;
         self.keep_array(call, handle, real, 0, desc)?;
-        self.count_arrays(call.session);
+        self.count_arrays(&call.session);
         call.session.objects.record(command::ARRAY_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -67,7 +67,7 @@ impl Memory {
     /// Adds an array's object and shape. [`Memory::count_arrays`] is the caller's.
     pub(crate) fn keep_array(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         handle: u64,
         real: CUarray,
         parent: u64,
@@ -81,7 +81,7 @@ impl Memory {
         Ok(())
     }
 
-    fn mipmap_create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    fn mipmap_create(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let MipmapCreate { mipmapped: handle, size, format, channels, flags, levels } = MipmapCreate::read(args)?;
         let (desc, count) = (descriptor(size, format, channels, flags), levels.len() as u32);
         if count > desc.most_levels() {
@@ -109,12 +109,12 @@ impl Memory {
             self.keep_array(call, array, real, handle, desc.level(level))?;
         }
         // All levels at once: they are counted already.
-        self.count_arrays(call.session);
+        self.count_arrays(&call.session);
         call.session.objects.record(command::MIPMAP_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    fn array_destroy(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    fn array_destroy(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let ArrayDestroy { array: handle } = ArrayDestroy::read(args)?;
         match call.session.objects.get(handle) {
             Some(o) if is_array(o) && o.parent == 0 => {}
@@ -127,7 +127,7 @@ impl Memory {
     }
 
     /// Destroys an array that the device no longer uses.
-    pub(crate) fn destroy_array(&mut self, call: &mut Call<'_>, handle: u64) -> CUresult {
+    pub(crate) fn destroy_array(&mut self, call: &mut Call, handle: u64) -> CUresult {
         let Some(object) = call.session.objects.get(handle).copied().filter(is_array) else {
             return CUDA_ERROR_INVALID_HANDLE;
         };
@@ -135,7 +135,7 @@ impl Memory {
         for (handle, _) in &gone {
             self.arrays.shapes.remove(handle);
         }
-        self.count_arrays(call.session);
+        self.count_arrays(&call.session);
         if call.enter(object.context).is_err() {
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         }
@@ -150,7 +150,7 @@ impl Memory {
     }
 
     /// Destroys what a context holds that takes memory. Nothing runs in it.
-    pub(crate) fn clear_arrays(&mut self, call: &mut Call<'_>, context: u64) {
+    pub(crate) fn clear_arrays(&mut self, call: &mut Call, context: u64) {
         // A level goes with the whole.
         let whole = |handle: &u64| {
             let object = call.session.objects.get(*handle).filter(|o| o.context == context)?;

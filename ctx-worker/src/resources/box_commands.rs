@@ -25,7 +25,7 @@ impl Memory {
     /// Executes a command around boxes, arrays, textures and surfaces.
     pub(crate) fn shape_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         globals: &Globals,
         number: u16,
         args: &mut Reader<'_>,
@@ -41,7 +41,7 @@ impl Memory {
     /// Checks an end of a copy: the worker's own memory must not be read or written for a client.
     pub(crate) fn check_end(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         globals: &Globals,
         end: End,
         size: [u64; 3],
@@ -71,7 +71,7 @@ impl Memory {
                 Ok(Checked { side, array_context: None })
             }
             End::Array { array, at } => {
-                let (real, context) = array_of(call.session, array)?;
+                let (real, context) = array_of(&call.session, array)?;
                 let extent = self.arrays.extent(array).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
                 let inside = |axis: usize| at[axis].checked_add(size[axis]).is_some_and(|end| end <= extent[axis]);
                 if !(0..3).all(inside) {
@@ -82,7 +82,7 @@ impl Memory {
         }
     }
 
-    fn copy_box(&mut self, call: &mut Call<'_>, globals: &Globals, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    fn copy_box(&mut self, call: &mut Call, globals: &Globals, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let CopyBox { end, source, size, stream, .. } = CopyBox::read(args)?;
         let (target, source) =
             (self.check_end(call, globals, end, size)?, self.check_end(call, globals, source, size)?);
@@ -95,7 +95,7 @@ impl Memory {
     /// A copy that was held. The driver takes the bytes at once: they are few, and this process's ordinary memory.
     fn copy_box_bytes(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         globals: &Globals,
         args: &mut Reader<'_>,
     ) -> Result<Outcome, Refused> {
@@ -113,7 +113,7 @@ impl Memory {
     /// Enqueues a copy of a box between a staging chunk and memory or an array. Returns the chunk, and the stream.
     pub(crate) fn copy_box_chunk(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         globals: &Globals,
         args: &mut Reader<'_>,
         to_device: bool,
@@ -140,7 +140,7 @@ impl Memory {
 
 /// Enqueues a copy in the current context. Arrays of other contexts are reached by a copy between peers.
 fn enqueue_box(
-    call: &Call<'_>,
+    call: &Call,
     copy: &mut CudaMemcpy3d,
     arrays: [Option<u64>; 2],
     stream: CUstream,

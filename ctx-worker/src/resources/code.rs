@@ -28,7 +28,7 @@ impl Code {
     /// Executes a command about code, but for those that unload some.
     pub(crate) fn code_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         number: u16,
         args: &mut Reader<'_>,
@@ -53,7 +53,7 @@ impl Code {
 
     fn link_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         memory: &Memory,
         number: u16,
         args: &mut Reader<'_>,
@@ -83,7 +83,7 @@ impl Code {
 
     fn load(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         kind: Kind,
         args: &mut Reader<'_>,
@@ -108,7 +108,7 @@ impl Code {
     /// Loads an image as a module or library again, for a restore.
     pub(crate) fn load_again(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         (kind, handle): (Kind, u64),
         image: &Arc<Image>,
@@ -120,7 +120,7 @@ impl Code {
 
     fn load_image(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         (kind, handle): (Kind, u64),
         image: &Arc<Image>,
@@ -162,7 +162,7 @@ impl Code {
     /// Unloads a module or library, of which nothing runs any more.
     pub(crate) fn unload(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         kind: Kind,
         handle: u64,
         args: &Reader<'_>,
@@ -177,7 +177,7 @@ impl Code {
         let context = call.session.objects.get(handle).map_or(0, |o| o.context);
         call.session.objects.unload(handle, number, context, args.all());
         self.loaded.remove(&handle);
-        self.forget_code(call.session);
+        self.forget_code(&mut call.session);
         self.globals.retain(|(parent, _), _| *parent != handle);
         Ok(())
     }
@@ -203,7 +203,7 @@ impl Code {
     /// place them alike.
     pub(crate) fn instantiate(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         parent: u64,
     ) -> Result<(), Refused> {
@@ -222,7 +222,7 @@ impl Code {
                         Err(Refused::Code(CUDA_ERROR_NOT_FOUND)) => {
                             let name = global.name.to_string_lossy();
                             cannot_save(
-                                call.session,
+                                &mut call.session,
                                 format!("the driver does not say where the variable `{name}` lies"),
                             );
                         }
@@ -235,7 +235,7 @@ impl Code {
             // Code for other devices: the driver has loaded nothing.
             Err(_) if has_no_binary(call, parent) => Vec::new(),
             Err(why) => {
-                cannot_save(call.session, format!("it has loaded code whose variables cannot be saved: {why}"));
+                cannot_save(&mut call.session, format!("it has loaded code whose variables cannot be saved: {why}"));
                 Vec::new()
             }
         };
@@ -252,7 +252,7 @@ impl Code {
     /// it. Under lazy loading this is when the driver chooses the code's addresses, by what is loaded already. So the
     /// first use has its place in the log, and a restore loads the function there. Where the driver refuses, the call
     /// that uses the function gets the driver's answer.
-    pub(crate) fn use_function(&mut self, call: &mut Call<'_>, loading: &mut Loading<'_>, handle: u64) {
+    pub(crate) fn use_function(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) {
         if !call.session.objects.is_used(handle, call.header.context) {
             let _ = self.load_function(call, loading, handle);
         }
@@ -260,12 +260,7 @@ impl Code {
 
     /// The driver's handle of a function that is about to be used, so that its code is loaded; a kernel is as good, as in
     /// the driver.
-    pub(crate) fn function(
-        &mut self,
-        call: &mut Call<'_>,
-        loading: &mut Loading<'_>,
-        handle: u64,
-    ) -> Result<u64, Refused> {
+    pub(crate) fn function(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) -> Result<u64, Refused> {
         let real = call.session.object(handle, &[Kind::Function, Kind::Kernel])?;
         self.use_function(call, loading, handle);
         Ok(real)
@@ -274,7 +269,7 @@ impl Code {
     /// Loads a function's code, with the driver's answer.
     pub(crate) fn load_function(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         handle: u64,
     ) -> Result<(), Refused> {
@@ -305,7 +300,7 @@ impl Code {
 
     fn global(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         kind: Kind,
         args: &mut Reader<'_>,
@@ -329,7 +324,7 @@ impl Code {
 
     fn add_function(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         (number, kind): (u16, Kind),
         (handle, real): (u64, u64),
         parent: u64,
@@ -350,12 +345,7 @@ impl Code {
         Ok(())
     }
 
-    fn module_function(
-        &mut self,
-        call: &mut Call<'_>,
-        args: &mut Reader<'_>,
-        reply: &mut Writer,
-    ) -> Result<(), Refused> {
+    fn module_function(&mut self, call: &mut Call, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
         let FindFunction { function: handle, parent: module, name } = FindFunction::read(args)?;
         let parent = of_kind(call, module, Kind::Module)?;
         let driver = call.driver();
@@ -370,12 +360,7 @@ impl Code {
         self.add_function(call, kind, (handle, real), module, name, args)
     }
 
-    fn library_kernel(
-        &mut self,
-        call: &mut Call<'_>,
-        args: &mut Reader<'_>,
-        reply: &mut Writer,
-    ) -> Result<(), Refused> {
+    fn library_kernel(&mut self, call: &mut Call, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
         let FindFunction { function: handle, parent: library, name } = FindFunction::read(args)?;
         let parent = of_kind(call, library, Kind::Library)?;
         let driver = call.driver();
@@ -401,7 +386,7 @@ impl Code {
 
     fn kernel_function(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
     ) -> Result<(), Refused> {
@@ -428,7 +413,7 @@ impl Code {
 
     fn library_module(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
     ) -> Result<(), Refused> {
@@ -447,7 +432,7 @@ impl Code {
         Ok(())
     }
 
-    fn kernel_names(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
+    fn kernel_names(&mut self, call: &mut Call, args: &mut Reader<'_>, reply: &mut Writer) -> Result<(), Refused> {
         let KernelNames { parent, start } = KernelNames::read(args)?;
         let object = *call.session.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let driver = call.driver();
@@ -496,7 +481,7 @@ impl Code {
 }
 
 /// Reads a command that unloads a module or library: its handle, of that kind.
-pub(crate) fn to_unload(call: &Call<'_>, kind: Kind, args: &mut Reader<'_>) -> Result<u64, Refused> {
+pub(crate) fn to_unload(call: &Call, kind: Kind, args: &mut Reader<'_>) -> Result<u64, Refused> {
     let UnloadCode { handle } = UnloadCode::read(args)?;
     of_kind(call, handle, kind)?;
     Ok(handle)
@@ -522,12 +507,12 @@ fn parameter_layout(
 }
 
 /// The driver's handle of an object of this kind.
-fn of_kind(call: &Call<'_>, handle: u64, kind: Kind) -> Result<u64, Refused> {
+fn of_kind(call: &Call, handle: u64, kind: Kind) -> Result<u64, Refused> {
     call.session.object(handle, &[kind])
 }
 
 /// Whether a library has nothing for the current context's device.
-fn has_no_binary(call: &Call<'_>, parent: u64) -> bool {
+fn has_no_binary(call: &Call, parent: u64) -> bool {
     let Some(library) = call.session.objects.get(parent).filter(|o| o.kind == Kind::Library) else { return false };
     let mut module = 0;
     // SAFETY: the handle is the driver's own, the out parameter a local.
@@ -540,7 +525,7 @@ fn cannot_save(session: &mut Session, why: String) {
 }
 
 /// Where the driver has placed a variable, and its size.
-fn place(call: &Call<'_>, parent: u64, name: &CStr) -> Result<(u64, u64), Refused> {
+fn place(call: &Call, parent: u64, name: &CStr) -> Result<(u64, u64), Refused> {
     let object = call.session.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
     let (mut address, mut size) = (0, 0);
     // SAFETY: the handle is the driver's own; the others are locals and a C string.

@@ -54,13 +54,13 @@ pub(crate) struct Loading<'a> {
 
 impl Loading<'_> {
     /// Reads what variables hold that have just been placed in the command's context, which is the current one.
-    pub(super) fn read_initial(&mut self, call: &Call<'_>, globals: &[Global], placed: &mut [Placed]) {
+    pub(super) fn read_initial(&mut self, call: &Call, globals: &[Global], placed: &mut [Placed]) {
         let with_addresses = globals.iter().filter(|global| !global.points_to.is_empty());
         let names: HashSet<&CStr> = with_addresses.map(|global| global.name.as_c_str()).collect();
         if names.is_empty() {
             return;
         }
-        let Some(device) = self.memory.readable(call.session, call.header.context) else { return };
+        let Some(device) = self.memory.readable(&call.session, call.header.context) else { return };
         let mut room = MOST;
         let mut wanted: Vec<&mut Placed> = placed.iter_mut().filter(|p| names.contains(p.name.as_c_str())).collect();
         wanted.retain(|p| match room.checked_sub(p.size) {

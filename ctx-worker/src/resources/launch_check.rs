@@ -14,7 +14,7 @@ impl Code {
     /// What the driver would say at once of a launch.
     pub(crate) fn check_launch(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         parameters: &[u8],
     ) -> Result<(), Refused> {
@@ -63,7 +63,7 @@ impl Code {
 
 /// That the blocks that must be on the device together have room there: all of a cooperative launch, those of a cluster.
 fn check_together(
-    call: &Call<'_>,
+    call: &Call,
     loading: &Loading<'_>,
     launch: &Launch<'_>,
     function: u64,
@@ -73,7 +73,7 @@ fn check_together(
     const CLUSTER: u32 = 4;
     /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
     const MULTIPROCESSORS: u32 = 16;
-    let attributes = attributes(call.session, launch)?;
+    let attributes = attributes(&call.session, launch)?;
     let driver = call.driver();
     if attributes.iter().any(|it| it.id == COOPERATIVE && it.value[0] as u32 != 0) {
         let (mut fitting, mut processors) = (0, 0);

@@ -99,7 +99,7 @@ impl Memory {
     /// What is free and what there is: of the device, or of what the client may have.
     pub(crate) fn mem_info(
         &self,
-        call: &Call<'_>,
+        call: &Call,
         taken_by_clones: u64,
         args: &mut Reader<'_>,
         reply: &mut Writer,

@@ -33,7 +33,7 @@ pub(crate) struct Links {
 
 impl Links {
     /// Destroys a linker, and its object.
-    pub(crate) fn destroy(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
+    pub(crate) fn destroy(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
         let OfLinker { linker } = OfLinker::read(args)?;
         self.link(linker)?;
         self.forget(call.driver(), linker);
@@ -46,7 +46,7 @@ impl Links {
     }
 
     /// Makes a linker.
-    pub(crate) fn create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
+    pub(crate) fn create(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<CUresult, Refused> {
         let LinkCreate { linker: handle, options } = LinkCreate::read(args)?;
         let mut options = JitOptions::read(options)?;
         let (count, numbers, values) = options.arrays();
@@ -69,7 +69,7 @@ impl Links {
     /// Adds an input; also for a restore, whose record has the same parameters.
     pub(crate) fn add(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         logs: &mut CodeLogs,
         add: &LinkAdd<'_>,
         parameters: &[u8],
@@ -89,7 +89,7 @@ impl Links {
         Ok(result)
     }
 
-    fn answer(&mut self, call: &Call<'_>, logs: &mut CodeLogs, handle: u64, reply: &mut Writer) -> Result<(), Refused> {
+    fn answer(&mut self, call: &Call, logs: &mut CodeLogs, handle: u64, reply: &mut Writer) -> Result<(), Refused> {
         let options = std::mem::take(&mut self.link(handle)?.options);
         logs.answer(call.header.thread, &options, reply);
         self.link(handle)?.options = options;
@@ -99,7 +99,7 @@ impl Links {
     /// Links what was added.
     pub(crate) fn complete(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         logs: &mut CodeLogs,
         args: &mut Reader<'_>,
         reply: &mut Writer,

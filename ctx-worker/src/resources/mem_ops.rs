@@ -15,7 +15,7 @@ impl Memory {
     /// Executes `MEM_OPS`.
     pub(crate) fn mem_ops(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         globals: &Globals,
         args: &mut Reader<'_>,
     ) -> Result<Outcome, Refused> {

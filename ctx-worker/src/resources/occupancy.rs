@@ -13,7 +13,7 @@ use crate::session::outcome::{Outcome, Refused};
 impl Code {
     pub(crate) fn occupancy_block_size(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
         reply: &mut Writer,
@@ -40,14 +40,14 @@ impl Code {
 
     pub(crate) fn occupancy_clusters(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
         reply: &mut Writer,
     ) -> Result<Outcome, Refused> {
         let OccupancyClusters { sizes, launch } = OccupancyClusters::read(args)?;
         let function = self.function(call, loading, launch.function)?;
-        let attributes = attributes(call.session, &launch)?;
+        let attributes = attributes(&call.session, &launch)?;
         let config = CUlaunchConfig {
             grid: launch.grid,
             block: launch.block,

@@ -13,7 +13,7 @@ use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 
 impl Memory {
-    pub(crate) fn peer_enable(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    pub(crate) fn peer_enable(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let PeerEnable { peer, flags } = PeerEnable::read(args)?;
         let (here, owner) = (call.device()?, call.session.device_of_context(peer)?);
         let real = call.session.objects.get(peer).map_or(0, |o| o.real);
@@ -29,7 +29,7 @@ impl Memory {
         Ok(Outcome::Done(result))
     }
 
-    pub(crate) fn peer_disable(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    pub(crate) fn peer_disable(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let PeerDisable { peer } = PeerDisable::read(args)?;
         let (here, owner) = (call.device()?, call.session.device_of_context(peer)?);
         let real = call.session.objects.get(peer).map_or(0, |o| o.real);
@@ -50,7 +50,7 @@ impl Memory {
     /// it through the host if it is told whose memory each end is. `None` where nothing of the kind is needed.
     pub(crate) fn copy_staged(
         &self,
-        call: &Call<'_>,
+        call: &Call,
         target: u64,
         source: u64,
         bytes: u64,

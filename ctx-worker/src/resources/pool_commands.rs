@@ -39,7 +39,7 @@ impl Memory {
     /// Executes a command of pools.
     pub(crate) fn pool_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         frees: &mut impl DeferredFrees,
         number: u16,
         args: &mut Reader<'_>,
@@ -156,7 +156,7 @@ impl Memory {
 
     fn pool_alloc(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         frees: &mut impl DeferredFrees,
         args: &mut Reader<'_>,
         reply: &mut Writer,
@@ -196,7 +196,7 @@ impl Memory {
     /// to wait.
     pub(crate) fn allocate_from_pool(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         frees: &mut impl DeferredFrees,
         wanted: &PoolAllocation,
         stream: Option<CUstream>,
@@ -276,7 +276,7 @@ impl Memory {
     /// Memory that another stream has freed and not come to, behind whose free the stream then waits.
     fn take_behind_fence(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         wanted: &PoolAllocation,
         stream: Option<CUstream>,
         length: u64,
@@ -295,7 +295,7 @@ impl Memory {
         }
     }
 
-    fn pool_free(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    fn pool_free(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let PoolFree { address, stream } = PoolFree::read(args)?;
         let (ordinal, allocation) = self.find_allocation(address).ok_or(Refused::Code(CUDA_ERROR_INVALID_VALUE))?;
         let key = call.stream_key(stream)?;

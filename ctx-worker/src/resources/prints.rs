@@ -147,7 +147,7 @@ fn capture() -> io::Result<[File; OUTPUTS]> {
 impl Prints {
     /// Something has synchronised: the driver writes what kernels have printed so far, and the client learns that
     /// there is text.
-    pub(crate) fn collect(&mut self, call: &mut Call<'_>) {
+    pub(crate) fn collect(&mut self, call: &mut Call) {
         if self.files.is_none() {
             return;
         }
@@ -158,7 +158,7 @@ impl Prints {
         }
         let _ = call.enter_own();
         self.read();
-        self.announce(call.session);
+        self.announce(&call.session);
     }
 
     /// A kernel is launched, at which the driver may have written what others have printed.
@@ -203,7 +203,7 @@ impl Prints {
 
 /// Has the driver write what a context's kernels have printed: it does so whenever a stream is waited for, and this
 /// one never has anything to wait for.
-fn flush_driver(call: &mut Call<'_>, context: u64) {
+fn flush_driver(call: &mut Call, context: u64) {
     let driver = call.driver();
     let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
     const NON_BLOCKING: u32 = 1;

@@ -31,7 +31,7 @@ impl Memory {
 
     /// Lets the current context's device use memory of another device that a copy names. Memory of the driver's own
     /// making needs nothing of the kind; mapped pieces do.
-    pub(crate) fn allow_peer(&mut self, call: &Call<'_>, address: u64) -> Result<(), Refused> {
+    pub(crate) fn allow_peer(&mut self, call: &Call, address: u64) -> Result<(), Refused> {
         let Some(owner) = window::device_of(address) else { return Ok(()) };
         let here = call.device()?;
         // Where it cannot be let in, the driver takes copies through the host, or says that it does not.

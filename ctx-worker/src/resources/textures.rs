@@ -58,7 +58,7 @@ impl Textures {
     /// Makes a texture or a surface, whose memory was checked.
     pub(crate) fn create(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         wanted: &TextureCreate<'_>,
         descriptors: &Descriptors,
         reply: &mut Writer,
@@ -80,7 +80,7 @@ impl Textures {
     }
 
     /// Makes an object, of this value if it is not 0.
-    fn make_with_value(&mut self, call: &Call<'_>, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
+    fn make_with_value(&mut self, call: &Call, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
         let (context, texture) = (call.header.context, d.texture.is_some());
         let is_it = |f: &Filler| f.value == wanted && f.context == context && f.texture == texture;
         if let Some(at) = self.fillers.iter().position(is_it) {
@@ -98,7 +98,7 @@ impl Textures {
     }
 
     /// Destroys what filled gaps: all that a restore makes is made.
-    pub(crate) fn destroy_fillers(&mut self, call: &mut Call<'_>) {
+    pub(crate) fn destroy_fillers(&mut self, call: &mut Call) {
         for filler in std::mem::take(&mut self.fillers) {
             if call.enter(filler.context).is_ok() {
                 unmake(call.driver(), filler.value, filler.texture);
@@ -155,7 +155,7 @@ fn unmake(driver: &Driver, value: u64, texture: bool) -> CUresult {
 }
 
 /// Destroys a texture or surface of the client's.
-pub(crate) fn texture_destroy(call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+pub(crate) fn texture_destroy(call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
     let TextureDestroy { handle } = TextureDestroy::read(args)?;
     let Some(object) = call.session.objects.get(handle).copied() else {
         // It went with its array, or its memory was gone at the restore.

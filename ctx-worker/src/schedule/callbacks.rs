@@ -29,7 +29,7 @@ impl Held {
 }
 
 /// A thread of the application's has ended: its default streams are destroyed once they are idle.
-pub(crate) fn thread_end(call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+pub(crate) fn thread_end(call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
     ThreadEnd::read(args)?;
     for key in call.session.waiting.streams_of_thread(call.header.thread) {
         call.enter(key.context)?;

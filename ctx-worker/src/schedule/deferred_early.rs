@@ -23,7 +23,7 @@ const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 impl Scheduler {
     /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
     /// recorded anew.
-    pub(crate) fn set_event_aside(&mut self, call: &mut Call<'_>, memory: &Memory, event: u64) -> Result<(), Refused> {
+    pub(crate) fn set_event_aside(&mut self, call: &mut Call, memory: &Memory, event: u64) -> Result<(), Refused> {
         let object = *call.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let created = call.session.objects.log().iter().find(|r| r.owner == event).cloned();
         let created = created.ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
@@ -62,7 +62,7 @@ impl Scheduler {
             command::number(&call.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
         let parameters = aside.to_le_bytes().to_vec();
-        let uses = self.uses(call.session, memory, &header, &parameters);
+        let uses = self.uses(&call.session, memory, &header, &parameters);
         self.deferred.add(header, parameters, uses, Progress::Queued);
         self.deferred.changed = true;
         Ok(())

@@ -36,7 +36,7 @@ impl Scheduler {
     /// Takes note of what held launches have of an attribute that this call is about to set.
     pub(crate) fn about_to_set(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         code: &mut Code,
         header: &CommandHeader,
@@ -53,13 +53,13 @@ impl Scheduler {
         let kept = |entry: &Entry| entry.settings.iter().any(|s| s.of_kernel == of_kernel && s.attribute == attribute);
         let launches = self.deferred.list.iter().filter(|entry| !kept(entry));
         let launches = launches.filter_map(|entry| Some((entry.id, entry.header.context, launched(entry)?)));
-        let of_it: Vec<_> = launches.filter(|(_, _, other)| is_same_code(call.session, function, *other)).collect();
+        let of_it: Vec<_> = launches.filter(|(_, _, other)| is_same_code(&call.session, function, *other)).collect();
         let launches = with_values(call, loading, code, of_it, attribute);
         Some(Change { of_kernel, attribute, launches })
     }
 
     /// The call has set the attribute: held launches that it has changed it for keep what they had.
-    pub(crate) fn has_set(&mut self, call: &mut Call<'_>, loading: &mut Loading<'_>, code: &mut Code, change: Change) {
+    pub(crate) fn has_set(&mut self, call: &mut Call, loading: &mut Loading<'_>, code: &mut Code, change: Change) {
         let Change { of_kernel, attribute, launches } = change;
         let now = launches.iter().map(|(id, context, function, _)| (*id, *context, *function)).collect();
         let now = with_values(call, loading, code, now, attribute);
@@ -77,7 +77,7 @@ impl Scheduler {
 /// Gives a held launch's function the attributes that the launch was made with. What they were is added to `changed`, for
 /// [`set_back`], also where that fails on the way.
 pub(crate) fn set_as_made(
-    call: &mut Call<'_>,
+    call: &mut Call,
     loading: &mut Loading<'_>,
     code: &mut Code,
     entry: &Entry,
@@ -94,7 +94,7 @@ pub(crate) fn set_as_made(
 
 /// Ends what [`set_as_made`] began.
 pub(crate) fn set_back(
-    call: &mut Call<'_>,
+    call: &mut Call,
     loading: &mut Loading<'_>,
     code: &mut Code,
     entry: &Entry,
@@ -110,7 +110,7 @@ pub(crate) fn set_back(
 
 /// Adds the value that an attribute has in the context of each launch. Where it has none, there is nothing to keep.
 fn with_values(
-    call: &mut Call<'_>,
+    call: &mut Call,
     loading: &mut Loading<'_>,
     code: &mut Code,
     launches: Vec<(u64, u64, u64)>,
@@ -145,7 +145,7 @@ fn is_same_code(session: &Session, one: u64, other: u64) -> bool {
 
 /// The driver's function that a function or kernel is in a context, which is current then.
 fn function_in(
-    call: &mut Call<'_>,
+    call: &mut Call,
     loading: &mut Loading<'_>,
     code: &mut Code,
     context: u64,
@@ -163,7 +163,7 @@ fn function_in(
 }
 
 fn function_attribute(
-    call: &mut Call<'_>,
+    call: &mut Call,
     loading: &mut Loading<'_>,
     code: &mut Code,
     context: u64,
@@ -178,7 +178,7 @@ fn function_attribute(
 }
 
 fn set_attribute(
-    call: &mut Call<'_>,
+    call: &mut Call,
     loading: &mut Loading<'_>,
     code: &mut Code,
     context: u64,

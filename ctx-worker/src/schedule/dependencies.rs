@@ -331,9 +331,13 @@ mod tests {
                 (0..20).map(word).flat_map(u64::to_le_bytes).collect()
             };
             let header = CommandHeader { call, context: 7, ..Default::default() };
-            let uses = worker.scheduler.uses(&worker.session, &worker.memory, &header, &parameters(None));
+            let uses = worker.scheduler.uses(&worker.call.session, &worker.memory, &header, &parameters(None));
             let in_stream = |at: &usize| {
-                worker.scheduler.uses(&worker.session, &worker.memory, &header, &parameters(Some(*at))).lane.is_some()
+                worker
+                    .scheduler
+                    .uses(&worker.call.session, &worker.memory, &header, &parameters(Some(*at)))
+                    .lane
+                    .is_some()
             };
             let stream: Vec<usize> = (0..20).filter(in_stream).collect();
             if uses == (Uses { context: 7, ..Default::default() }) && stream.is_empty() {

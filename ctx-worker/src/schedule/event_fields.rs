@@ -37,7 +37,6 @@ mod tests {
     use super::*;
     use crate::schedule::dependencies::EventUse;
     use crate::serve::fixture;
-    use crate::session::call::Call;
     use rekindle_cuda_abi::table;
     use rekindle_wire::command::{self, Kind};
     use rekindle_wire::ring::CommandHeader;
@@ -135,11 +134,11 @@ mod tests {
         };
         launch.write(&mut bytes);
         let header = CommandHeader { call: command::LAUNCH, context, ..Default::default() };
-        let uses = worker.scheduler.uses(&worker.session, &worker.memory, &header, bytes.bytes());
+        let uses = worker.scheduler.uses(&worker.call.session, &worker.memory, &header, bytes.bytes());
         assert_eq!(uses.events, [(event, EventUse::Record)]);
         worker.scheduler.deferred.restore(fixture::entry(1, header, bytes.into_bytes(), uses));
-        let mut call = Call { gpu: &mut worker.gpu, session: &mut worker.session, header };
-        worker.scheduler.set_event_aside(&mut call, &worker.memory, event).unwrap();
+        let call = &mut worker.call;
+        worker.scheduler.set_event_aside(call, &worker.memory, event).unwrap();
 
         // The command that destroys it is held behind, and has the next number.
         let aside = Kind::Event.handle(1 << 47 | (worker.scheduler.deferred.next - 1));

@@ -70,7 +70,7 @@ impl Failing for Broken {
 }
 
 /// Asks the driver which streams are idle, and returns one that is not. An error of a stream's has broken its context.
-pub(crate) fn busy_stream(call: &mut Call<'_>) -> Result<Option<StreamKey>, Broken> {
+pub(crate) fn busy_stream(call: &mut Call) -> Result<Option<StreamKey>, Broken> {
     let mut busy = None;
     for key in call.session.waiting.busy(0) {
         if call.enter(key.context).is_err() {

@@ -84,7 +84,7 @@ impl Times {
     }
 
     /// How many milliseconds ago each recorded event came, of those whose times are kept. The device is at rest.
-    pub(crate) fn event_ages(&self, call: &mut Call<'_>) -> Ages {
+    pub(crate) fn event_ages(&self, call: &mut Call) -> Ages {
         let mut by_context: HashMap<u64, Vec<(u64, CUevent)>> = HashMap::new();
         for event in self.recorded.keys() {
             if let Some(object) = call.session.objects.get(*event) {
@@ -117,7 +117,7 @@ impl Times {
     }
 
     /// From now on the moment of the restore stands for the events of before it.
-    fn mark_restore(&mut self, call: &mut Call<'_>) {
+    fn mark_restore(&mut self, call: &mut Call) {
         let mut contexts: Vec<u64> =
             self.ages.keys().filter_map(|event| call.session.objects.get(*event)).map(|event| event.context).collect();
         contexts.sort_unstable();
@@ -133,7 +133,7 @@ impl Times {
 
     /// Corrects the answer of `cuEventElapsedTime`, which has succeeded, where one of the events comes from before a
     /// restore.
-    pub(crate) fn correct_elapsed(&self, call: &Call<'_>, parameters: &[u8], payload: &mut Writer) {
+    pub(crate) fn correct_elapsed(&self, call: &Call, parameters: &[u8], payload: &mut Writer) {
         let event = |at| word(parameters, at).and_then(|event| Some((event, call.session.objects.get(event)?)));
         let Some(((start, of_start), (end, of_end))) = event(0).zip(event(1)) else { return };
         let Ok(measured) = Reader::new(payload.bytes()).word() else { return };
@@ -154,7 +154,7 @@ impl Times {
 
     /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
     /// which they were recorded, so that no time between two comes out negative.
-    pub(crate) fn record_events(&mut self, call: &mut Call<'_>) -> Result<(), NotLoaded> {
+    pub(crate) fn record_events(&mut self, call: &mut Call) -> Result<(), NotLoaded> {
         let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         events.sort_unstable();
         // Later records come after these.
@@ -210,20 +210,20 @@ mod tests {
 
     /// What the client is answered.
     fn answered(worker: &mut Executor, start: u64, end: u64) -> f32 {
-        let real = |event: u64| worker.session.objects.get(event).unwrap().real;
+        let real = |event: u64| worker.call.session.objects.get(event).unwrap().real;
         let (mut parameters, mut payload) = (Writer::new(), Writer::new());
         parameters.word(start);
         parameters.word(end);
         payload.word(u64::from(elapsed(worker.driver(), real(start), real(end)).unwrap().to_bits()));
-        let Executor { gpu, session, header, scheduler, .. } = worker;
-        scheduler.times.correct_elapsed(&Call { gpu, session, header: *header }, parameters.bytes(), &mut payload);
+        let Executor { call, scheduler, .. } = worker;
+        scheduler.times.correct_elapsed(call, parameters.bytes(), &mut payload);
         f32::from_bits(Reader::new(payload.bytes()).word().unwrap() as u32)
     }
 
     /// How long ago each event came.
     fn ages(worker: &mut Executor) -> Ages {
-        let Executor { gpu, session, header, scheduler, .. } = worker;
-        scheduler.times.event_ages(&mut Call { gpu, session, header: *header })
+        let Executor { call, scheduler, .. } = worker;
+        scheduler.times.event_ages(call)
     }
 
     /// A worker that has these events, recorded in that order: by their numbers, and when.
@@ -234,7 +234,7 @@ mod tests {
             let event = Kind::Event.handle(*number);
             clock::set(*when);
             fixture::event(&mut worker, context, event);
-            clock::record(worker.session.objects.get(event).unwrap().real);
+            clock::record(worker.call.session.objects.get(event).unwrap().real);
             worker.scheduler.times.commands += 1;
             worker.scheduler.times.event_recorded(event);
         }
@@ -248,8 +248,8 @@ mod tests {
         worker.scheduler.times.ages = ages;
         clock::set(now + HOUR);
         clock::advance_at_each_record(5_000);
-        let Executor { gpu, session, header, scheduler, .. } = &mut worker;
-        scheduler.times.record_events(&mut Call { gpu, session, header: *header }).unwrap();
+        let Executor { call, scheduler, .. } = &mut worker;
+        scheduler.times.record_events(call).unwrap();
         clock::advance_at_each_record(0);
         worker
     }
@@ -280,7 +280,7 @@ mod tests {
         clock::advance(1_000_000_000);
         let new = Kind::Event.handle(1000);
         fixture::event(&mut worker, context, new);
-        clock::record(worker.session.objects.get(new).unwrap().real);
+        clock::record(worker.call.session.objects.get(new).unwrap().real);
         worker.scheduler.times.event_recorded(new);
         for (number, _) in &events {
             let old = Kind::Event.handle(*number);
@@ -302,7 +302,7 @@ mod tests {
         let mut worker = restored(&mut saved, &events);
         let [a, b] = [1, 2].map(|number| Kind::Event.handle(number));
         clock::advance(2_000_000);
-        clock::record(worker.session.objects.get(b).unwrap().real);
+        clock::record(worker.call.session.objects.get(b).unwrap().real);
         worker.scheduler.times.event_recorded(b);
         assert!(worker.scheduler.times.ages.contains_key(&a) && !worker.scheduler.times.ages.contains_key(&b));
         worker.scheduler.times.forget(a);

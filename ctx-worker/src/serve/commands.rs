@@ -15,15 +15,19 @@ use crate::resources::memory::MemoryError;
 use crate::resources::{pinned, tensor_maps};
 use crate::schedule::callbacks::thread_end;
 use crate::serve::executor::Executor;
-use crate::session::call::Call;
 use crate::session::objects::{Object, Objects};
 use crate::session::outcome::{Outcome, Refused, check};
 use crate::session::waiting::{PoolAllocation, StreamKey, Then};
 
 impl Executor {
     /// Executes a command of `wire::command`.
-    pub(crate) fn command(&mut self, call: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        match call {
+    pub(crate) fn command(
+        &mut self,
+        number: u16,
+        args: &mut Reader<'_>,
+        reply: &mut Writer,
+    ) -> Result<Outcome, Refused> {
+        match number {
             command::LAUNCH => self.launch(args),
             command::COPY => self.copy(args),
             command::COPY_BYTES => self.copy_bytes(args),
@@ -44,73 +48,60 @@ impl Executor {
             command::CONTEXT_RELEASE => self.context_release(args),
             command::CONTEXT_CREATE => self.context_create(args, reply),
             command::CONTEXT_DESTROY => self.context_destroy(args),
-            call if command::SHAPES.contains(&call) => self.shape_command(call, args, reply),
+            number if command::SHAPES.contains(&number) => self.shape_command(number, args, reply),
             command::CALLBACK_NEXT => self.callback_next(args, reply),
             command::HELD_ROOM => self.held_room(args),
-            command::THREAD_END => thread_end(&mut self.call(), args),
+            command::THREAD_END => thread_end(&mut self.call, args),
             command::GRAPH_CREATE..=command::GRAPH_DESTROY => {
-                let (mut under_way, mut loading, code) = self.code_parts();
-                code.graph_command(&mut under_way, &mut loading, call, args)
+                let (call, mut loading, code) = self.code_parts();
+                code.graph_command(call, &mut loading, number, args)
             }
-            command::MEM_OPS => {
-                let (mut call, memory, code) = self.parts();
-                memory.mem_ops(&mut call, &code.globals, args)
-            }
+            command::MEM_OPS => self.memory.mem_ops(&mut self.call, &self.code.globals, args),
             command::LAUNCH_ON_DEVICES => self.launch_on_devices(args),
-            command::PRINTS => self.code.prints.fetch(&self.session, args, reply),
+            command::PRINTS => self.code.prints.fetch(&self.call.session, args, reply),
             command::OCCUPANCY_BLOCK_SIZE => {
-                let (mut call, mut loading, code) = self.code_parts();
-                code.occupancy_block_size(&mut call, &mut loading, args, reply)
+                let (call, mut loading, code) = self.code_parts();
+                code.occupancy_block_size(call, &mut loading, args, reply)
             }
             command::OCCUPANCY_CLUSTERS => {
-                let (mut call, mut loading, code) = self.code_parts();
-                code.occupancy_clusters(&mut call, &mut loading, args, reply)
+                let (call, mut loading, code) = self.code_parts();
+                code.occupancy_clusters(call, &mut loading, args, reply)
             }
-            command::PEER_ENABLE => {
-                let (mut call, memory, _) = self.parts();
-                memory.peer_enable(&mut call, args)
-            }
-            command::PEER_DISABLE => {
-                let (mut call, memory, _) = self.parts();
-                memory.peer_disable(&mut call, args)
-            }
-            command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(call, args, reply),
+            command::PEER_ENABLE => self.memory.peer_enable(&mut self.call, args),
+            command::PEER_DISABLE => self.memory.peer_disable(&mut self.call, args),
+            command::POOL_CREATE..=command::POOL_SET_CURRENT => self.pool_command(number, args, reply),
             command::ADDRESS_RESERVE..=command::PIECE_GRANULARITY => {
-                let (mut under_way, memory, _) = self.parts();
-                memory.vmm_command(&mut under_way, call, args, reply)
+                self.memory.vmm_command(&mut self.call, number, args, reply)
             }
             command::MEMORY_EXPORT..=command::PIECE_IMPORT => {
-                let (mut under_way, memory, _) = self.parts();
-                memory.ipc_command(&mut under_way, call, args, reply)
+                self.memory.ipc_command(&mut self.call, number, args, reply)
             }
             command::EVENT_SHARE..=command::EVENT_FENCE => {
-                let (mut under_way, memory, _) = self.parts();
-                memory.ipc_event_command(&mut under_way, call, args, reply)
+                self.memory.ipc_event_command(&mut self.call, number, args, reply)
             }
             command::TENSOR_MAP => self.tensor_map(args, reply),
             command::MODULE_UNLOAD => self.unload(Kind::Module, args),
             command::LIBRARY_UNLOAD => self.unload(Kind::Library, args),
             _ => {
-                let (mut under_way, mut loading, code) = self.code_parts();
-                code.code_command(&mut under_way, &mut loading, call, args, reply)
+                let (call, mut loading, code) = self.code_parts();
+                code.code_command(call, &mut loading, number, args, reply)
             }
         }
     }
 
     fn unload(&mut self, kind: Kind, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
-        let handle = to_unload(&self.call(), kind, args)?;
+        let handle = to_unload(&self.call, kind, args)?;
         // What runs from it must be done: the driver waits here too.
         self.finish_streams(0)?;
-        let (mut call, _, code) = self.parts();
-        code.unload(&mut call, kind, handle, args)?;
+        self.code.unload(&mut self.call, kind, handle, args)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
     fn mem_info(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let taken =
-            self.device_of_context(self.header.context).map_or(0, |device| self.checkpoint.taken_by_clones(device));
-        let (call, memory, _) = self.parts();
-        memory.mem_info(&call, taken, args, reply)
+        let taken = self
+            .device_of_context(self.call.header.context)
+            .map_or(0, |device| self.checkpoint.taken_by_clones(device));
+        self.memory.mem_info(&self.call, taken, args, reply)
     }
 
     /// Executes a command around boxes, arrays, textures and surfaces.
@@ -118,13 +109,11 @@ impl Executor {
         if number == command::COPY_BOX_FROM_CHUNK || number == command::COPY_BOX_TO_CHUNK {
             return self.copy_box_chunk(args, number == command::COPY_BOX_FROM_CHUNK);
         }
-        let (mut call, memory, code) = self.parts();
-        memory.shape_command(&mut call, &code.globals, number, args, reply)
+        self.memory.shape_command(&mut self.call, &self.code.globals, number, args, reply)
     }
 
     fn copy_box_chunk(&mut self, args: &mut Reader<'_>, to_device: bool) -> Result<Outcome, Refused> {
-        let (mut call, memory, code) = self.parts();
-        let (chunk, key) = memory.copy_box_chunk(&mut call, &code.globals, args, to_device)?;
+        let (chunk, key) = self.memory.copy_box_chunk(&mut self.call, &self.code.globals, args, to_device)?;
         if !to_device {
             self.note_transfer(self.device_of_context(key.context).ok(), key);
         }
@@ -133,8 +122,7 @@ impl Executor {
     }
 
     fn pool_command(&mut self, number: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
-        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
-        self.memory.pool_command(&mut call, &mut self.scheduler.deferred, number, args, reply)
+        self.memory.pool_command(&mut self.call, &mut self.scheduler.deferred, number, args, reply)
     }
 
     /// The frees that an allocation from a pool has waited for have happened.
@@ -142,9 +130,8 @@ impl Executor {
         self.memory.pools.settle(self.driver());
         let mut payload = Writer::new();
         let mut allocate = |executor: &mut Self| {
-            let Self { gpu, session, memory, scheduler, header, .. } = executor;
-            let mut call = Call { gpu, session, header: *header };
-            match memory.allocate_from_pool(&mut call, &mut scheduler.deferred, wanted, None, &mut payload) {
+            let Self { call, memory, scheduler, .. } = executor;
+            match memory.allocate_from_pool(call, &mut scheduler.deferred, wanted, None, &mut payload) {
                 Ok(result) => result,
                 Err(Refused::Code(code)) => code,
                 Err(_) => CUDA_ERROR_UNKNOWN,
@@ -172,8 +159,7 @@ impl Executor {
         let stream = self.handle_stream(stream)?;
         self.reachable(target, bytes)?;
         self.reachable(source, bytes)?;
-        let (call, memory, _) = self.parts();
-        if let Some(result) = memory.copy_staged(&call, target, source, bytes, stream)? {
+        if let Some(result) = self.memory.copy_staged(&self.call, target, source, bytes, stream)? {
             return Ok(Outcome::Done(result));
         }
         self.allow_peer(target)?;
@@ -208,7 +194,7 @@ impl Executor {
         let key = self.stream_key(stream)?;
         let real = self.handle_stream(stream)?;
         // SAFETY: inside the staging, which is mapped and registered as long as there is a client.
-        let host = unsafe { self.session.staging.add(chunk * CHUNK_SIZE) };
+        let host = unsafe { self.call.session.staging.add(chunk * CHUNK_SIZE) };
         // SAFETY: `bytes` at most a chunk; the device range was checked.
         check(unsafe {
             if to_device {
@@ -226,13 +212,13 @@ impl Executor {
 
     fn stream_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let OfStream { stream: handle } = OfStream::read(args)?;
-        let object = *self.session.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.call.session.objects.get(handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         if object.kind != Kind::Stream {
             return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
         }
-        self.session.objects.remove(handle);
+        self.call.session.objects.remove(handle);
         self.scheduler.free_streams.destroyed(handle);
-        match self.session.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
+        match self.call.session.waiting.retire(StreamKey { context: object.context, handle, thread: 0 }) {
             Some(dying) => self.when_done(vec![dying], Then::Destroy(dying))?,
             // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it any more.
             None => check(unsafe { (self.driver().cuStreamDestroy_v2)(object.real) })?,
@@ -243,9 +229,9 @@ impl Executor {
     fn stream_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let OfStream { stream } = OfStream::read(args)?;
         let key = self.stream_key(stream)?;
-        if self.session.waiting.is_at_rest(key) {
+        if self.call.session.waiting.is_at_rest(key) {
             // What ended in an error counts as done, too: the driver says which it was.
-            let answer = match self.session.waiting.real(key) {
+            let answer = match self.call.session.waiting.real(key) {
                 Some(real) => {
                     self.enter_context(key.context)?;
                     // SAFETY: the stream is the driver's own; a query has no other effect.
@@ -255,12 +241,12 @@ impl Executor {
             };
             if answer != CUDA_ERROR_NOT_READY {
                 self.note_sticky(answer);
-                self.memory.release_pools(self.gpu.driver);
+                self.memory.release_pools(self.call.gpu.driver);
                 return Ok(Outcome::Done(answer));
             }
         }
         self.handle_stream(stream)?;
-        self.when_done(vec![key], Then::Reply(self.header.reply))?;
+        self.when_done(vec![key], Then::Reply(self.call.header.reply))?;
         Ok(Outcome::Later)
     }
 
@@ -269,13 +255,13 @@ impl Executor {
         let real = self.handle_event(event)?;
         // The event's record as it is now, whatever is recorded later: a stream of our own waits for it, one in which
         // nothing else waits.
-        let context = self.session.objects.get(event).map_or(0, |o| o.context);
+        let context = self.call.session.objects.get(event).map_or(0, |o| o.context);
         self.enter_context(context)?;
         let driver = self.driver();
-        let key = self.session.waiting.event_stream(context);
+        let key = self.call.session.waiting.event_stream(context);
         const NON_BLOCKING: u32 = 1;
         let is_busy = |stream| stream_is_busy(driver, stream);
-        let own = self.session.waiting.enqueue(key, is_busy, || {
+        let own = self.call.session.waiting.enqueue(key, is_busy, || {
             let mut stream = 0;
             // SAFETY: the out parameter is a local; the context is current.
             match unsafe { (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) } {
@@ -287,20 +273,20 @@ impl Executor {
         // SAFETY: both handles are the driver's own.
         check(unsafe { (driver.cuStreamWaitEvent)(own, real, 0) })?;
         check(self.memory.ipc_events.wait_for(driver, event, own))?;
-        self.when_done(vec![key], Then::Reply(self.header.reply))?;
+        self.when_done(vec![key], Then::Reply(self.call.header.reply))?;
         Ok(Outcome::Later)
     }
 
     fn context_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let SyncContext { context } = SyncContext::read(args)?;
-        let busy = self.session.waiting.busy(context);
-        self.when_done(busy, Then::Reply(self.header.reply))?;
+        let busy = self.call.session.waiting.busy(context);
+        self.when_done(busy, Then::Reply(self.call.header.reply))?;
         Ok(Outcome::Later)
     }
 
     fn mem_alloc(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let MemAlloc { bytes: size } = MemAlloc::read(args)?;
-        let (driver, context) = (self.driver(), self.header.context);
+        let (driver, context) = (self.driver(), self.call.header.context);
         let ordinal = self.device_of_context(context)?;
         if size == 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
@@ -325,7 +311,7 @@ impl Executor {
 
     /// The worker's number of the device that a context is on.
     pub(crate) fn device_of_context(&self, context: u64) -> Result<usize, Refused> {
-        self.session.device_of_context(context)
+        self.call.session.device_of_context(context)
     }
 
     fn mem_free(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
@@ -336,8 +322,8 @@ impl Executor {
             return Ok(Outcome::Done(CUDA_SUCCESS));
         }
         // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
-        let busy = self.session.waiting.busy(0);
-        self.when_done(busy, Then::Free { address, reply: self.header.reply })?;
+        let busy = self.call.session.waiting.busy(0);
+        self.when_done(busy, Then::Free { address, reply: self.call.header.reply })?;
         Ok(Outcome::Later)
     }
 
@@ -350,7 +336,7 @@ impl Executor {
 
     fn pinned_map(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let PinnedMap { address, size, flags, serial } = PinnedMap::read(args)?;
-        let allocation = pinned::Allocation { size, flags, context: self.header.context };
+        let allocation = pinned::Allocation { size, flags, context: self.call.header.context };
         if let Err(refused) = self.memory.pinned_fits(size) {
             // It is not waited for any longer.
             self.memory.pinned.arrived.take(address, Some(serial));
@@ -364,8 +350,8 @@ impl Executor {
         if !self.memory.pinned.allocations().contains_key(&address) {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        let busy = self.session.waiting.busy(0);
-        self.when_done(busy, Then::Unpin { address, reply: self.header.reply })?;
+        let busy = self.call.session.waiting.busy(0);
+        self.when_done(busy, Then::Unpin { address, reply: self.call.header.reply })?;
         Ok(Outcome::Later)
     }
 
@@ -382,7 +368,7 @@ impl Executor {
             // which concern a waiting thread, and no thread waits in the driver here.
             unsafe { (self.driver().cuDevicePrimaryCtxSetFlags_v2)(device, flags) };
         }
-        if self.session.objects.get(handle).is_none() {
+        if self.call.session.objects.get(handle).is_none() {
             self.new_context(handle, real, ordinal, command::CONTEXT_RETAIN, args)?;
         }
         self.api_version(real, reply)
@@ -397,10 +383,10 @@ impl Executor {
         args: &Reader<'_>,
     ) -> Result<(), Refused> {
         let object = Object { kind: Kind::Context, real, context: handle, parent: ordinal as u64, allocates: false };
-        if !self.session.objects.insert(handle, object) {
+        if !self.call.session.objects.insert(handle, object) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.session.objects.record(call, handle, 0, args.all(), None);
+        self.call.session.objects.record(call, handle, 0, args.all(), None);
         Ok(())
     }
 
@@ -448,19 +434,18 @@ impl Executor {
         for address in pins {
             self.memory.pinned.unmap(driver, address);
         }
-        let (mut call, memory, _) = self.parts();
-        memory.clear_arrays(&mut call, handle);
+        self.memory.clear_arrays(&mut self.call, handle);
         self.code.clear_graphs(driver, handle);
-        for (gone, _) in take(&mut self.session.objects) {
+        for (gone, _) in take(&mut self.call.session.objects) {
             self.scheduler.times.forget(gone);
             self.scheduler.free_streams.destroyed(gone);
             self.code.links.forget(driver, gone);
             self.code.loaded.remove(&gone);
         }
         self.scheduler.times.forget_context(driver, handle);
-        self.code.forget_code(&mut self.session);
-        self.session.waiting.forget_context(handle);
-        self.session.objects.unrecord_naming(command::PEER_ENABLE, handle);
+        self.code.forget_code(&mut self.call.session);
+        self.call.session.waiting.forget_context(handle);
+        self.call.session.objects.unrecord_naming(command::PEER_ENABLE, handle);
         self.memory.pools.forget_context(handle);
         self.code.forget_globals(handle);
         Ok(())
@@ -469,7 +454,7 @@ impl Executor {
     fn context_destroy(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let EndContext { context: handle } = EndContext::read(args)?;
         let ordinal = self.device_of_context(handle)?;
-        let real = self.session.objects.get(handle).map_or(0, |o| o.real);
+        let real = self.call.session.objects.get(handle).map_or(0, |o| o.real);
         if real == self.memory.devices[ordinal].primary {
             return Err(Refused::Code(CUDA_ERROR_INVALID_CONTEXT));
         }
@@ -489,7 +474,7 @@ impl Executor {
         let ordinal = self.release_primary(args)?;
         // Other contexts may be using what was allocated from them.
         self.finish_streams(0)?;
-        self.memory.reset_pools(self.gpu.driver, ordinal);
+        self.memory.reset_pools(self.call.gpu.driver, ordinal);
         self.reset_primary(ordinal)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -499,9 +484,9 @@ impl Executor {
         let EndContext { context: handle } = EndContext::read(args)?;
         let ordinal = self.device_of_context(handle)?;
         self.clear_context(handle, |objects| objects.remove_context(handle))?;
-        self.session.objects.remove(handle);
+        self.call.session.objects.remove(handle);
         // The command came in a context that is no more.
-        self.header.context = 0;
+        self.call.header.context = 0;
         self.memory.devices[ordinal].used = true;
         Ok(ordinal)
     }
@@ -524,8 +509,7 @@ impl Executor {
         }
         self.checkpoint.release_hashers(driver, ordinal);
         self.unregister_staging(ordinal);
-        let (mut call, memory, _) = self.parts();
-        memory.ipc_events.unregister(&mut call, memory.first_primary(), ordinal);
+        self.memory.ipc_events.unregister(&mut self.call, self.memory.first_primary(), ordinal);
         let device = self.memory.devices[ordinal].device;
         let mut real = 0;
         // SAFETY: the reset destroys what is left in the context; it is retained anew at once.
@@ -543,14 +527,13 @@ impl Executor {
         self.context_changed();
         hasher.map_err(|failed| Refused::Code(failed.code))?;
         self.register_staging(ordinal)?;
-        let (mut call, memory, _) = self.parts();
-        memory.ipc_events.register(&mut call, memory.first_primary(), ordinal)
+        self.memory.ipc_events.register(&mut self.call, self.memory.first_primary(), ordinal)
     }
 
     /// Registers the client's staging with the driver, in a device's primary context (once, on device 0: registered
     /// memory is portable).
     pub(crate) fn register_staging(&mut self, ordinal: usize) -> Result<(), Refused> {
-        if ordinal != 0 || self.session.staging.is_null() {
+        if ordinal != 0 || self.call.session.staging.is_null() {
             return Ok(());
         }
         self.enter_real(self.memory.devices[0].primary)?;
@@ -558,7 +541,7 @@ impl Executor {
         // SAFETY: the staging is mapped as long as there is a client.
         check(unsafe {
             (self.driver().cuMemHostRegister_v2)(
-                self.session.staging.cast(),
+                self.call.session.staging.cast(),
                 rekindle_wire::layout::STAGING_SIZE,
                 PORTABLE_AND_MAPPED,
             )
@@ -566,9 +549,9 @@ impl Executor {
     }
 
     fn unregister_staging(&mut self, ordinal: usize) {
-        if ordinal == 0 && !self.session.staging.is_null() {
+        if ordinal == 0 && !self.call.session.staging.is_null() {
             // SAFETY: registered by `register_staging`; nothing copies through it now.
-            unsafe { (self.driver().cuMemHostUnregister)(self.session.staging.cast()) };
+            unsafe { (self.driver().cuMemHostUnregister)(self.call.session.staging.cast()) };
         }
     }
 }

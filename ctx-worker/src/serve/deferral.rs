@@ -17,7 +17,6 @@ use crate::schedule::deferred::{Entry, Next, Progress};
 use crate::schedule::deferred_settings::{set_as_made, set_back};
 use crate::schedule::dependencies::{Turn, Uses};
 use crate::serve::executor::Executor;
-use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
 
@@ -25,7 +24,7 @@ impl Executor {
     /// Executes a command, or holds it. An error means that the client does not speak our language, and is given up.
     pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.scheduler.times.commands += 1;
-        let uses = self.scheduler.uses(&self.session, &self.memory, &header, parameters);
+        let uses = self.scheduler.uses(&self.call.session, &self.memory, &header, parameters);
         let waits = matches!(uses.turn, Turn::Callback | Turn::AtRest(_));
         if waits || self.scheduler.deferred.holds(&uses) || !self.has_room(&uses) {
             return self.hold(header, parameters, uses);
@@ -38,36 +37,35 @@ impl Executor {
 
     /// Whether something waits that the executor must look at again and again.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
+        !self.call.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
     }
 
     /// Whether the command's stream takes it now.
     fn has_room(&mut self, uses: &Uses) -> bool {
-        self.scheduler.deferred.has_room(self.gpu.driver, &mut self.session.waiting, uses)
+        self.scheduler.deferred.has_room(self.call.gpu.driver, &mut self.call.session.waiting, uses)
     }
 
     /// Records a private event where much has been enqueued, to learn later how much of it is done.
     fn tick(&mut self, uses: &Uses) {
-        let Some(lane) = uses.lane.filter(|lane| self.session.waiting.wants_tick(lane.key)) else { return };
+        let Some(lane) = uses.lane.filter(|lane| self.call.session.waiting.wants_tick(lane.key)) else { return };
         if self.enter_context(lane.key.context).is_ok() {
-            self.session.waiting.tick(self.gpu.driver, lane.key);
+            self.call.session.waiting.tick(self.call.gpu.driver, lane.key);
         }
     }
 
     fn hold(&mut self, header: CommandHeader, parameters: &[u8], uses: Uses) -> Result<(), Refused> {
-        self.header = header;
+        self.call.header = header;
         if uses.turn == Turn::Ask {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
         self.memory.ipc_events.hold(header.call, parameters);
-        let (driver, waiting) = (self.gpu.driver, &mut self.session.waiting);
+        let (driver, waiting) = (self.call.gpu.driver, &mut self.call.session.waiting);
         self.scheduler.deferred.note_lack(driver, waiting, &uses);
         // Its stream goes on: what is held means the event as it was before.
         if self.scheduler.deferred.only_an_event_holds(driver, waiting, &uses) {
             for (event, _) in &uses.events {
-                let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header };
-                self.scheduler.set_event_aside(&mut call, &self.memory, *event)?;
+                self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
             }
             self.scheduler.deferred.count_step(&uses);
             self.perform(header, parameters)?;
@@ -78,8 +76,8 @@ impl Executor {
             command::LAUNCH if header.reply != 0 => {
                 // The driver would say now whether it may be, and its caller may have to go on for it ever to be.
                 let allowed = self.enter_context(header.context).and_then(|()| {
-                    let (mut call, mut loading, code) = self.code_parts();
-                    code.check_launch(&mut call, &mut loading, parameters)
+                    let (call, mut loading, code) = self.code_parts();
+                    code.check_launch(call, &mut loading, parameters)
                 });
                 match allowed {
                     Ok(()) => self.answer(header.reply, CUDA_SUCCESS, &[]),
@@ -93,12 +91,12 @@ impl Executor {
                 self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued);
             }
             command::COPY_FROM_CHUNK => {
-                if !self.scheduler.deferred.hold_chunk(&self.session, header, parameters, &uses)? {
+                if !self.scheduler.deferred.hold_chunk(&self.call.session, header, parameters, &uses)? {
                     self.perform(header, parameters)?;
                 }
             }
             command::COPY_BOX_FROM_CHUNK => {
-                if !self.scheduler.deferred.hold_box_chunk(&self.session, header, parameters, &uses)? {
+                if !self.scheduler.deferred.hold_box_chunk(&self.call.session, header, parameters, &uses)? {
                     self.perform(header, parameters)?;
                 }
             }
@@ -117,7 +115,7 @@ impl Executor {
         if self.scheduler.deferred.looking {
             return;
         }
-        self.scheduler.deferred.find_room(self.gpu.driver, &mut self.session.waiting);
+        self.scheduler.deferred.find_room(self.call.gpu.driver, &mut self.call.session.waiting);
         while std::mem::take(&mut self.scheduler.deferred.changed) {
             self.scheduler.deferred.looking = true;
             if let Err(refused) = self.look_once() {
@@ -140,7 +138,7 @@ impl Executor {
 
     /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
     fn goes(&mut self, entry: &mut Entry) -> Result<bool, Refused> {
-        match self.scheduler.deferred.next(self.gpu.driver, &mut self.session.waiting, entry)? {
+        match self.scheduler.deferred.next(self.call.gpu.driver, &mut self.call.session.waiting, entry)? {
             Next::Stays => Ok(false),
             Next::WaitsOnDevice => {
                 if let Err(code) = self.wait_on_device(entry) {
@@ -162,7 +160,7 @@ impl Executor {
     }
 
     fn wait_on_device(&mut self, entry: &Entry) -> Result<(), CUresult> {
-        self.header = entry.header;
+        self.call.header = entry.header;
         let code = |refused| match refused {
             Refused::Code(code) => code,
             _ => CUDA_ERROR_INVALID_VALUE,
@@ -175,7 +173,7 @@ impl Executor {
                 self.handle_stream(stream).map_err(code)?;
                 vec![self.stream_key(stream).map_err(code)?]
             }
-            _ => self.session.waiting.busy(0),
+            _ => self.call.session.waiting.busy(0),
         };
         self.when_done(streams, Then::Held(entry.id)).map_err(code)
     }
@@ -183,24 +181,24 @@ impl Executor {
     /// Executes a held launch with the attributes that it was made with.
     fn perform_as_set(&mut self, entry: &Entry) -> Result<(), Refused> {
         let mut changed = Vec::new();
-        let (mut call, mut loading, code) = self.code_parts();
-        let performed = match set_as_made(&mut call, &mut loading, code, entry, &mut changed) {
+        let (call, mut loading, code) = self.code_parts();
+        let performed = match set_as_made(call, &mut loading, code, entry, &mut changed) {
             Ok(()) => self.perform(entry.header, &entry.parameters),
             Err(Refused::Code(code)) => {
-                self.header = entry.header;
+                self.call.header = entry.header;
                 self.answer(entry.header.reply, code, &[]);
                 Ok(())
             }
             Err(refused) => Err(refused),
         };
-        let (mut call, mut loading, code) = self.code_parts();
-        set_back(&mut call, &mut loading, code, entry, changed);
+        let (call, mut loading, code) = self.code_parts();
+        set_back(call, &mut loading, code, entry, changed);
         performed
     }
 
     /// Says whether some thread is far ahead, and lets those go on that no longer are.
     fn show_pressure(&mut self) {
-        let Some(shared) = self.session.shared else { return };
+        let Some(shared) = self.call.session.shared else { return };
         shared.header().pressure.store(u32::from(self.scheduler.deferred.has_many()), Release);
         for slot in self.scheduler.deferred.relieved() {
             self.answer(slot, CUDA_SUCCESS, &[]);
@@ -210,7 +208,7 @@ impl Executor {
     /// A thread of the application's asks to go on when little of what it sent is held.
     pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         HeldRoom::read(args)?;
-        self.scheduler.deferred.waiting_for_room.push((self.header.thread, self.header.reply));
+        self.scheduler.deferred.waiting_for_room.push((self.call.header.thread, self.call.header.reply));
         self.show_pressure();
         Ok(Outcome::Later)
     }
@@ -223,7 +221,7 @@ impl Executor {
         {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
-        let slot = self.header.reply;
+        let slot = self.call.header.reply;
         self.look_at_held();
         match self.scheduler.deferred.next_callback() {
             Some(callback) => {

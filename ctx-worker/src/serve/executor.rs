@@ -29,14 +29,12 @@ use crate::session::waiting::{StreamKey, Then};
 
 /// The worker's state around the driver: an owner for each layer.
 pub(crate) struct Executor {
-    pub(crate) gpu: Gpu,
-    pub(crate) session: Session,
+    /// The driver, the session, and the command under way.
+    pub(crate) call: Call,
     pub(crate) memory: Memory,
     pub(crate) code: Code,
     pub(crate) scheduler: Scheduler,
     pub(crate) checkpoint: Checkpoint,
-    /// The command under way.
-    pub(crate) header: CommandHeader,
 }
 
 impl Executor {
@@ -49,43 +47,33 @@ impl Executor {
     ) -> Self {
         let table = table::parse(table::TEXT).unwrap_or_default();
         Self {
-            gpu: Gpu::new(driver),
             memory: Memory::new(devices, &table),
             code: Code::new(&table),
             scheduler: Scheduler::new(&table),
             checkpoint: Checkpoint::new(engine, hasher, &table),
-            session: Session::new(table, attached),
-            header: CommandHeader::default(),
+            call: Call {
+                gpu: Gpu::new(driver),
+                session: Session::new(table, attached),
+                header: CommandHeader::default(),
+            },
         }
     }
 
-    /// The command under way, of which resources and the scheduler take what they need.
-    pub(crate) fn call(&mut self) -> Call<'_> {
-        Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header }
-    }
-
-    /// The same, with the resources that its command uses.
-    pub(crate) fn parts(&mut self) -> (Call<'_>, &mut Memory, &mut Code) {
-        let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
-        (call, &mut self.memory, &mut self.code)
-    }
-
-    /// The same for commands that may have the driver load code.
-    pub(crate) fn code_parts(&mut self) -> (Call<'_>, Loading<'_>, &mut Code) {
-        let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
-        (call, Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine }, &mut self.code)
+    /// The command under way, with what it needs that may have the driver load code.
+    pub(crate) fn code_parts(&mut self) -> (&mut Call, Loading<'_>, &mut Code) {
+        let loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
+        (&mut self.call, loading, &mut self.code)
     }
 
     /// The layers below a checkpoint, and the checkpoint.
     pub(crate) fn layers(&mut self) -> (Layers<'_>, &mut Checkpoint) {
-        let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
-        let (memory, code, scheduler) = (&mut self.memory, &mut self.code, &mut self.scheduler);
+        let (call, memory, code, scheduler) = (&mut self.call, &mut self.memory, &mut self.code, &mut self.scheduler);
         (Layers { call, memory, code, scheduler }, &mut self.checkpoint)
     }
 
     /// Whether there may be memory now for what the client asks for, of which there was none.
     pub(crate) fn make_room(&mut self, first: bool) -> bool {
-        self.checkpoint.make_room(self.gpu.driver, self.memory.devices.len(), first)
+        self.checkpoint.make_room(self.call.gpu.driver, self.memory.devices.len(), first)
     }
 
     /// Refuses memory that is not the client's.
@@ -95,31 +83,29 @@ impl Executor {
 
     /// Lets the current context's device use memory of another device that a command names.
     pub(crate) fn allow_peer(&mut self, address: u64) -> Result<(), Refused> {
-        let (call, memory, _) = self.parts();
-        memory.allow_peer(&call, address)
+        self.memory.allow_peer(&self.call, address)
     }
 
     /// Something has synchronised: takes what kernels have printed.
     pub(crate) fn collect_prints(&mut self) {
-        let (mut call, _, code) = self.parts();
-        code.prints.collect(&mut call);
+        self.code.prints.collect(&mut self.call);
     }
 
     pub(crate) fn driver(&self) -> &'static Driver {
-        self.gpu.driver
+        self.call.gpu.driver
     }
 
     /// Hands one command to the driver. An error means that the client does not speak our language, and is given up.
     pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
-        self.header = header;
+        self.call.header = header;
         self.checkpoint.graph_may_change(&header, parameters);
         if self.checkpoint.copying.guard.is_some() {
-            let (mut layers, checkpoint) = self.layers();
-            checkpoint.look_out(&mut layers.call, layers.memory, layers.code, parameters);
+            let (layers, checkpoint) = self.layers();
+            checkpoint.look_out(layers.call, layers.memory, layers.code, parameters);
         }
         let watch = if self.checkpoint.observed.is_some() {
-            let (mut layers, checkpoint) = self.layers();
-            checkpoint.watch(&mut layers.call, layers.memory, layers.code, parameters)
+            let (layers, checkpoint) = self.layers();
+            checkpoint.watch(layers.call, layers.memory, layers.code, parameters)
         } else {
             None
         };
@@ -146,8 +132,8 @@ impl Executor {
             Err(refused) => return Err(refused),
         }
         if let Some(watch) = watch {
-            let (mut layers, checkpoint) = self.layers();
-            checkpoint.watched(&mut layers.call, layers.memory, layers.code, watch);
+            let (layers, checkpoint) = self.layers();
+            checkpoint.watched(layers.call, layers.memory, layers.code, watch);
         }
         Ok(())
     }
@@ -171,8 +157,7 @@ impl Executor {
                     self.enter_context(header.context)?;
                 }
                 if result == CUDA_SUCCESS {
-                    let (mut call, memory, _) = self.parts();
-                    result = memory.ipc_events.after_call(&mut call, header.call, parameters)?;
+                    result = self.memory.ipc_events.after_call(&mut self.call, header.call, parameters)?;
                 }
                 if header.call == self.scheduler.event_record && result == CUDA_SUCCESS {
                     let event = Reader::new(parameters).word()?;
@@ -181,8 +166,7 @@ impl Executor {
                     && result == CUDA_SUCCESS
                     && !self.scheduler.times.ages.is_empty()
                 {
-                    let call = Call { gpu: &mut self.gpu, session: &mut self.session, header: *header };
-                    self.scheduler.times.correct_elapsed(&call, parameters, payload);
+                    self.scheduler.times.correct_elapsed(&self.call, parameters, payload);
                 }
                 Ok(Outcome::Done(result))
             } else {
@@ -193,21 +177,19 @@ impl Executor {
 
     /// Takes note of what held launches have of an attribute that this call is about to set.
     fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
-        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
         let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
-        self.scheduler.about_to_set(&mut call, &mut loading, &mut self.code, header, parameters)
+        self.scheduler.about_to_set(&mut self.call, &mut loading, &mut self.code, header, parameters)
     }
 
     /// The call has set the attribute.
     fn has_set(&mut self, change: Change) {
-        let mut call = Call { gpu: &mut self.gpu, session: &mut self.session, header: self.header };
         let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
-        self.scheduler.has_set(&mut call, &mut loading, &mut self.code, change);
+        self.scheduler.has_set(&mut self.call, &mut loading, &mut self.code, change);
     }
 
     /// A copy through a staging chunk does not happen: nobody must wait for it.
     fn fail_chunk(&mut self, chunk: u64, code: CUresult) {
-        if let Some(shared) = self.session.shared
+        if let Some(shared) = self.call.session.shared
             && chunk < rekindle_wire::layout::CHUNKS as u64
         {
             self.note_sticky(code);
@@ -218,7 +200,7 @@ impl Executor {
     /// Keeps an error after which the context is lost, so that every later call returns it. Whoever sees it finds what
     /// kernels have printed before it.
     pub(crate) fn note_sticky(&mut self, code: CUresult) {
-        let Some(shared) = self.session.shared else { return };
+        let Some(shared) = self.call.session.shared else { return };
         let sticky = &shared.header().sticky;
         if is_sticky(code) && sticky.load(std::sync::atomic::Ordering::Acquire) == 0 {
             self.collect_prints();
@@ -238,7 +220,7 @@ impl Executor {
 
     /// Answers a call; the error of one that nobody waits for is kept for a later call.
     pub(crate) fn answer(&mut self, reply_slot: u16, result: CUresult, payload: &[u8]) {
-        let Some(shared) = self.session.shared else { return };
+        let Some(shared) = self.call.session.shared else { return };
         self.note_sticky(result);
         match reply_slot.checked_sub(1) {
             Some(slot) if !reply::answer(&shared, slot as usize, result, payload) => {
@@ -249,7 +231,7 @@ impl Executor {
             }
             Some(_) => {}
             None if result != CUDA_SUCCESS && !is_sticky(result) => {
-                let call = command::name(&self.session.table, self.header.call).unwrap_or("?").to_string();
+                let call = command::name(&self.call.session.table, self.call.header.call).unwrap_or("?").to_string();
                 warn!(call, error = result_name(result), "a call that did not wait failed");
                 shared.header().deferred.store(result, std::sync::atomic::Ordering::Release);
             }
@@ -259,17 +241,17 @@ impl Executor {
 
     /// Makes the client's context the driver's current one; 0 leaves none.
     pub(crate) fn enter_context(&mut self, context: u64) -> Result<(), Refused> {
-        self.session.enter(&mut self.gpu, context)
+        self.call.session.enter(&mut self.call.gpu, context)
     }
 
     /// Makes one of the driver's contexts current.
     pub(crate) fn enter_real(&mut self, real: CUcontext) -> Result<(), Refused> {
-        self.gpu.enter(real).map_err(Refused::Code)
+        self.call.gpu.enter(real).map_err(Refused::Code)
     }
 
     /// The driver's current context was changed, or destroyed, by something else.
     pub(crate) fn context_changed(&mut self) {
-        self.gpu.leave();
+        self.call.gpu.leave();
     }
 
     // What the generated dispatch asks for.
@@ -279,24 +261,24 @@ impl Executor {
     }
 
     pub(crate) fn handle_event(&self, handle: u64) -> Result<u64, Refused> {
-        self.session.object(handle, &[Kind::Event])
+        self.call.session.object(handle, &[Kind::Event])
     }
 
     /// A function that is about to be used, so that its code is loaded; a kernel is as good, as in the driver.
     pub(crate) fn handle_function(&mut self, handle: u64) -> Result<u64, Refused> {
-        let (mut call, mut loading, code) = self.code_parts();
-        code.function(&mut call, &mut loading, handle)
+        let (call, mut loading, code) = self.code_parts();
+        code.function(call, &mut loading, handle)
     }
 
     /// A function that is asked about and not used.
     pub(crate) fn handle_unused_function(&self, handle: u64) -> Result<u64, Refused> {
-        self.session.object(handle, &[Kind::Function, Kind::Kernel])
+        self.call.session.object(handle, &[Kind::Function, Kind::Kernel])
     }
 
     /// Places the variables of a module or library in the current context, where that has not been done yet.
     pub(crate) fn instantiate(&mut self, parent: u64) -> Result<(), Refused> {
-        let (mut call, mut loading, code) = self.code_parts();
-        code.instantiate(&mut call, &mut loading, parent)
+        let (call, mut loading, code) = self.code_parts();
+        code.instantiate(call, &mut loading, parent)
     }
 
     pub(crate) fn handle_kernel(&mut self, handle: u64) -> Result<u64, Refused> {
@@ -305,12 +287,12 @@ impl Executor {
 
     /// A stream in which something is about to be enqueued.
     pub(crate) fn handle_stream(&mut self, handle: u64) -> Result<u64, Refused> {
-        self.call().stream(handle)
+        self.call.stream(handle)
     }
 
     /// The stream that a parameter of the command under way names.
     pub(crate) fn stream_key(&self, handle: u64) -> Result<StreamKey, Refused> {
-        self.session.stream_key(&self.header, handle)
+        self.call.session.stream_key(&self.call.header, handle)
     }
 
     /// A generated call has created an object.
@@ -330,17 +312,17 @@ impl Executor {
         if kind == Kind::Stream {
             self.scheduler.free_streams.created(handle, args);
         }
-        let context = self.header.context;
-        if !self.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
+        let context = self.call.header.context;
+        if !self.call.session.objects.insert(handle, Object { kind, real, context, parent: 0, allocates: false }) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
-        self.session.objects.record(call, handle, context, args.all(), None);
+        self.call.session.objects.record(call, handle, context, args.all(), None);
         Ok(())
     }
 
     /// A generated call has destroyed an object.
     pub(crate) fn destroyed(&mut self, handle: u64) {
-        self.session.objects.remove(handle);
+        self.call.session.objects.remove(handle);
         self.scheduler.times.forget(handle);
         self.scheduler.free_streams.destroyed(handle);
     }
@@ -351,8 +333,8 @@ impl Executor {
         if call == self.code.function_load {
             return;
         }
-        let context = self.header.context;
-        self.session.objects.record_change(
+        let context = self.call.header.context;
+        self.call.session.objects.record_change(
             call,
             if handle == 0 { context } else { handle },
             context,
@@ -363,7 +345,7 @@ impl Executor {
 
     /// Waits for everything in these streams, then does something. Streams of other contexts are marked in theirs.
     pub(crate) fn when_done(&mut self, streams: Vec<StreamKey>, then: Then) -> Result<(), Refused> {
-        self.call().when_done(streams, then)
+        self.call.when_done(streams, then)
     }
 
     /// The command under way has enqueued a transfer from a device to the host in a stream, which copies look out for. Where

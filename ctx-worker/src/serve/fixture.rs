@@ -120,25 +120,25 @@ pub(crate) fn executor() -> Executor {
 pub(crate) fn context(worker: &mut Executor) -> u64 {
     let handle = Kind::Context.handle(1);
     let object = Object { kind: Kind::Context, real: 0x1000, context: handle, parent: 0, allocates: false };
-    assert!(worker.session.objects.insert(handle, object));
+    assert!(worker.call.session.objects.insert(handle, object));
     handle
 }
 
 /// Gives the client an event.
 pub(crate) fn event(worker: &mut Executor, context: u64, handle: u64) {
     let object = Object { kind: Kind::Event, real: clock::new(), context, parent: 0, allocates: false };
-    assert!(worker.session.objects.insert(handle, object));
-    let create = command::number(&worker.session.table, "cuEventCreate").unwrap();
+    assert!(worker.call.session.objects.insert(handle, object));
+    let create = command::number(&worker.call.session.table, "cuEventCreate").unwrap();
     let mut args = Writer::new();
     args.word(handle);
     args.word(0);
-    worker.session.objects.record(create, handle, context, args.bytes(), None);
+    worker.call.session.objects.record(create, handle, context, args.bytes(), None);
 }
 
 /// What a command may do.
 pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters: &[u8]) -> Access {
-    let Executor { gpu, session, memory, code, checkpoint, .. } = worker;
-    let client = ClientView { driver: gpu.driver, session, memory, code };
+    let Executor { call, memory, code, checkpoint, .. } = worker;
+    let client = ClientView { driver: call.driver(), session: &call.session, memory, code };
     checkpoint.tracker.access(&client, &header, parameters)
 }
 

@@ -14,7 +14,7 @@ use crate::session::outcome::{Outcome, Refused};
 impl Executor {
     pub(crate) fn launch(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let launch = Launch::read(args)?;
-        let object = *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+        let object = *self.call.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let function = self.handle_function(launch.function)?;
         if object.kind == Kind::Kernel {
             self.instantiate(object.parent)?;
@@ -50,7 +50,7 @@ impl Executor {
                 )
             }
         } else {
-            let attributes = attributes(&self.session, &launch)?;
+            let attributes = attributes(&self.call.session, &launch)?;
             let config = CUlaunchConfig {
                 grid: launch.grid,
                 block: launch.block,
@@ -62,13 +62,13 @@ impl Executor {
             // SAFETY: as above, and the configuration lives through the call.
             unsafe { (driver.cuLaunchKernelEx)(&raw const config, function, std::ptr::null_mut(), extra.as_mut_ptr()) }
         };
-        self.code.prints.notice(&self.session);
+        self.code.prints.notice(&self.call.session);
         if result == CUDA_SUCCESS {
-            self.session.waiting.launched(self.stream_key(launch.stream)?, launch.function);
-            self.session.kernel_launched(object.allocates);
+            self.call.session.waiting.launched(self.stream_key(launch.stream)?, launch.function);
+            self.call.session.kernel_launched(object.allocates);
             // The launch was one of the events' records too.
             for event in launch.events() {
-                if self.session.objects.get(event).is_some() {
+                if self.call.session.objects.get(event).is_some() {
                     self.scheduler.times.event_recorded(event);
                 }
             }
@@ -88,13 +88,14 @@ impl Executor {
         let mut allocates = false;
         for launch in launches {
             let launch = Launch::read(&mut Reader::new(launch))?;
-            let object = *self.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
+            let object =
+                *self.call.session.objects.get(launch.function).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let context = self.stream_key(launch.stream)?.context;
             self.enter_context(context)?;
-            let before = std::mem::replace(&mut self.header.context, context);
+            let before = std::mem::replace(&mut self.call.header.context, context);
             let function = self.handle_function(launch.function);
             let instantiated = if object.kind == Kind::Kernel { self.instantiate(object.parent) } else { Ok(()) };
-            self.header.context = before;
+            self.call.header.context = before;
             let function = instantiated.and(function)?;
             allocates |= object.allocates;
             let mut bytes = vec![0_u64; launch.parameters.len().div_ceil(8)];
@@ -116,7 +117,7 @@ impl Executor {
             parameters.push((bytes, places));
             keys.push((key, launch.function));
         }
-        self.enter_context(self.header.context)?;
+        self.enter_context(self.call.header.context)?;
         for (launch, (_, places)) in list.iter_mut().zip(&mut parameters) {
             launch.params = places.as_mut_ptr();
         }
@@ -125,8 +126,8 @@ impl Executor {
             (self.driver().cuLaunchCooperativeKernelMultiDevice)(list.as_mut_ptr().cast(), list.len() as u32, flags)
         };
         if result == CUDA_SUCCESS {
-            self.session.kernel_launched(allocates);
-            keys.into_iter().for_each(|(key, function)| self.session.waiting.launched(key, function));
+            self.call.session.kernel_launched(allocates);
+            keys.into_iter().for_each(|(key, function)| self.call.session.waiting.launched(key, function));
         }
         Ok(Outcome::Done(result))
     }

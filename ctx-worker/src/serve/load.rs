@@ -38,7 +38,7 @@ impl Executor {
             .object_kinds
             .iter()
             .map(|k| {
-                let number = command::number(&self.session.table, &k.name);
+                let number = command::number(&self.call.session.table, &k.name);
                 number.map(|n| (k.kind, n)).ok_or_else(|| NotLoaded::UnknownCall(k.name.clone()))
             })
             .collect::<Result<_, _>>()?;
@@ -51,8 +51,8 @@ impl Executor {
         for object in first {
             self.replay(object, &kinds)?;
         }
-        restore_allocations(&mut self.memory, self.gpu.driver, client)?;
-        self.memory.restore_vmm(self.gpu.driver)?;
+        restore_allocations(&mut self.memory, self.call.gpu.driver, client)?;
+        self.memory.restore_vmm(self.call.gpu.driver)?;
         later.sort_by_key(|object| recorded_value(&object.args));
         for object in later {
             let memory = recorded_memory(call(object), &object.args);
@@ -60,16 +60,15 @@ impl Executor {
                 self.replay(object, &kinds)?;
             }
         }
-        let (mut under_way, memory, _) = self.parts();
-        memory.textures.destroy_fillers(&mut under_way);
+        self.memory.textures.destroy_fillers(&mut self.call);
         compare_globals(&self.layers().0, client)?;
         let (mut layers, checkpoint) = self.layers();
         let aliases = layers.map_aliases()?;
         check_pieces(client, &aliases)?;
         restore_content(checkpoint.engine.as_mut(), &mut layers, client, reader)?;
         unmap_aliases(layers.call.driver(), &aliases);
-        layers.memory.all_shared_is_mapped(&mut layers.call, &state)?;
-        layers.scheduler.times.record_events(&mut layers.call)
+        layers.memory.all_shared_is_mapped(layers.call, &state)?;
+        layers.scheduler.times.record_events(layers.call)
     }
 
     fn load_code(&mut self, hash: &str, mut file: File) -> Result<(), NotLoaded> {
@@ -86,9 +85,9 @@ impl Executor {
     /// Executes a record of the object log.
     fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), NotLoaded> {
         let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
-        let name = command::name(&self.session.table, call).unwrap_or("?").to_owned();
+        let name = command::name(&self.call.session.table, call).unwrap_or("?").to_owned();
         let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
-        self.header = CommandHeader { call, context: object.context, ..Default::default() };
+        self.call.header = CommandHeader { call, context: object.context, ..Default::default() };
         self.enter_context(object.context).map_err(|e| failed(e.into()))?;
         let mut args = Reader::new(&object.args);
         let mut reply = Writer::new();
@@ -97,24 +96,24 @@ impl Executor {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
                 let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
                 let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
-                let (mut call, mut loading, code) = self.code_parts();
-                let loaded = code.load_again(&mut call, &mut loading, (kind, object.handle), &image, &mut args);
+                let (call, mut loading, code) = self.code_parts();
+                let loaded = code.load_again(call, &mut loading, (kind, object.handle), &image, &mut args);
                 loaded.map(|()| Outcome::Done(0))
             }
             command::LINK_ADD => {
                 let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
                 let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
-                let (mut call, _, code) = self.parts();
+                let Self { call, code, .. } = self;
                 let add = LinkAdd::read(&mut args).map_err(Refused::from);
-                let added = add
-                    .and_then(|add| code.links.add(&mut call, &mut code.logs, &add, &object.args, &image, &mut reply));
+                let added =
+                    add.and_then(|add| code.links.add(call, &mut code.logs, &add, &object.args, &image, &mut reply));
                 added.map(Outcome::Done)
             }
             // Done by the loading itself or asked for here, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
             call if call == self.code.function_load => {
-                let (mut call, mut loading, code) = self.code_parts();
-                code.load_function(&mut call, &mut loading, object.handle).map(|()| Outcome::Done(0))
+                let (call, mut loading, code) = self.code_parts();
+                code.load_function(call, &mut loading, object.handle).map(|()| Outcome::Done(0))
             }
             call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
             call => self.command(call, &mut args, &mut reply),

@@ -15,7 +15,7 @@ impl Executor {
     /// Looks at what waits, and finishes what is done.
     pub(crate) fn poll(&mut self) {
         let mut finished = std::mem::take(&mut self.scheduler.finished);
-        self.session.waiting.finished(self.gpu.driver, &mut finished);
+        self.call.session.waiting.finished(self.call.gpu.driver, &mut finished);
         finished.iter().for_each(|(_, result)| self.note_sticky(*result));
         if !finished.is_empty() {
             self.collect_prints();
@@ -23,13 +23,13 @@ impl Executor {
         for (then, result) in finished.drain(..) {
             match then {
                 Then::Reply(slot) => {
-                    self.memory.release_pools(self.gpu.driver);
+                    self.memory.release_pools(self.call.gpu.driver);
                     self.answer(slot, result, &[]);
                 }
                 Then::PoolAlloc { wanted, reply } => self.retry_pool_alloc(&wanted, reply),
                 Then::Chunk(chunk) => {
                     self.note_sticky(result);
-                    match self.session.shared {
+                    match self.call.session.shared {
                         Some(shared) if result == CUDA_SUCCESS => reply::finish(shared.chunk(chunk)),
                         Some(shared) => reply::fail(shared.chunk(chunk), result),
                         None => {}
@@ -37,33 +37,32 @@ impl Executor {
                 }
                 Then::Transferred(transfer) => self.checkpoint.pace.transferred(transfer),
                 Then::Free { address, reply } => {
-                    let freed = self.memory.free_memory(self.gpu.driver, address);
+                    let freed = self.memory.free_memory(self.call.gpu.driver, address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
                 }
                 Then::Unmap { address, size, reply } => {
-                    let unmapped = self.memory.unmap_pieces(self.gpu.driver, address, size);
+                    let unmapped = self.memory.unmap_pieces(self.call.gpu.driver, address, size);
                     self.answer(reply, if result == CUDA_SUCCESS { unmapped } else { result }, &[]);
                 }
                 Then::DestroyArray { array, reply } => {
-                    let (mut call, memory, _) = self.parts();
-                    let destroyed = memory.destroy_array(&mut call, array);
+                    let destroyed = self.memory.destroy_array(&mut self.call, array);
                     self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
-                Then::DestroyGraph { exec, graph } => destroy_graph(self.gpu.driver, exec, graph),
+                Then::DestroyGraph { exec, graph } => destroy_graph(self.call.gpu.driver, exec, graph),
                 Then::Held(id) => {
                     self.note_sticky(result);
                     self.scheduler.deferred.arrived(id, result);
                 }
                 Then::Destroy(key) => {
-                    if let Some(real) = self.session.waiting.remove(key) {
+                    if let Some(real) = self.call.session.waiting.remove(key) {
                         // SAFETY: the stream is the driver's own, idle, and nobody has a handle of it.
-                        unsafe { (self.gpu.driver.cuStreamDestroy_v2)(real) };
+                        unsafe { (self.call.gpu.driver.cuStreamDestroy_v2)(real) };
                     }
                 }
                 Then::Unpin { address, reply } => {
                     let context = self.memory.pinned.allocations().get(&address).map_or(0, |a| a.context);
                     let _ = self.enter_context(context);
-                    let freed = self.memory.pinned.unmap(self.gpu.driver, address);
+                    let freed = self.memory.pinned.unmap(self.call.gpu.driver, address);
                     self.answer(reply, if result == CUDA_SUCCESS { freed } else { result }, &[]);
                 }
             }
@@ -74,17 +73,17 @@ impl Executor {
 
     /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
     pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
-        for key in self.session.waiting.busy(context) {
-            if let Some(real) = self.session.waiting.real(key) {
+        for key in self.call.session.waiting.busy(context) {
+            if let Some(real) = self.call.session.waiting.real(key) {
                 self.enter_context(key.context)?;
                 // SAFETY: the handle is the driver's own.
                 unsafe { (self.driver().cuStreamSynchronize)(real) };
             }
-            self.session.waiting.all_done(key);
+            self.call.session.waiting.all_done(key);
         }
         self.poll();
         self.collect_prints();
-        self.enter_context(self.header.context)
+        self.enter_context(self.call.header.context)
     }
 
     /// Waits until every stream is idle and nothing waits for the device. The ring is not looked at meanwhile.
@@ -92,14 +91,14 @@ impl Executor {
         let deadline = Instant::now() + timeout;
         loop {
             self.poll();
-            let busy = busy_stream(&mut self.call()).inspect_err(|broken| self.note_sticky(broken.0))?;
+            let busy = busy_stream(&mut self.call).inspect_err(|broken| self.note_sticky(broken.0))?;
             match busy {
-                None if self.session.waiting.is_empty() && self.scheduler.deferred.is_at_rest() => {
+                None if self.call.session.waiting.is_empty() && self.scheduler.deferred.is_at_rest() => {
                     self.collect_prints();
                     return Ok(Rest::Idle);
                 }
                 _ if Instant::now() < deadline => std::thread::sleep(Duration::from_micros(50)),
-                Some(key) => return Ok(Rest::Busy(what_runs(&self.session, key))),
+                Some(key) => return Ok(Rest::Busy(what_runs(&self.call.session, key))),
                 None => return Ok(Rest::Busy("an event is pending".into())),
             }
         }

@@ -89,7 +89,7 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
     };
     // Whoever started it; not kept, so that its connection ends with it.
     let ready = WorkerReply::Ready {
-        attached: executor.session.attached.clone(),
+        attached: executor.call.session.attached.clone(),
         wire: control_version(),
         oldest: OLDEST_CONTROL,
     };
@@ -220,7 +220,7 @@ impl Server {
     }
 
     fn sleep(&self, consumer: &Consumer, timeout: Duration) {
-        self.channel.sleeps_on(self.executor.session.shared);
+        self.channel.sleeps_on(self.executor.call.session.shared);
         // News that came before the line above rang no bell, and those that come from here on ring it.
         consumer.sleep(timeout, || self.channel.news.load(Ordering::Acquire));
         self.channel.sleeps_on(None);
@@ -246,7 +246,7 @@ impl Server {
                 return state;
             }
             Message { body: WorkerRequest::GiveWay, .. } => {
-                self.executor.checkpoint.give_way(self.executor.gpu.driver);
+                self.executor.checkpoint.give_way(self.executor.call.gpu.driver);
                 return state;
             }
             Message { body: WorkerRequest::Stage { unit, units, new }, fds, .. } => {
@@ -273,7 +273,7 @@ impl Server {
             State::Closing(closed) | State::Quiesced(closed) => self.open(closed.consumer),
             State::Open(consumer) => {
                 // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
-                self.executor.checkpoint.before_opening(self.executor.gpu.driver);
+                self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
                 State::Open(consumer)
             }
             // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
@@ -285,8 +285,8 @@ impl Server {
     fn reserve(&mut self, bytes: Option<u64>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let done = move || channel.answer(&of_thread, WorkerReply::Done, Vec::new());
-        let Executor { checkpoint, memory, gpu, .. } = &mut self.executor;
-        let begun = checkpoint.reserve_clones(gpu.driver, memory, bytes, done);
+        let Executor { call, checkpoint, memory, .. } = &mut self.executor;
+        let begun = checkpoint.reserve_clones(call.driver(), memory, bytes, done);
         if let Err(error) = begun {
             let failure = Failure::internal(format!("cannot start a thread: {error}"));
             self.channel.answer(&asker, WorkerReply::Failed(failure), Vec::new());
@@ -336,8 +336,8 @@ impl Server {
     fn sharing(&mut self, state: &State, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
         let answered = match (&message.body, state) {
             (WorkerRequest::Export { token, first }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
-                let (call, memory, _) = self.executor.parts();
-                let exported = memory.export_named(&call, token, *first).map_err(Refusal::from);
+                let Executor { call, memory, .. } = &mut self.executor;
+                let exported = memory.export_named(call, token, *first).map_err(Refusal::from);
                 exported.map(|(shared, files)| (WorkerReply::Exported { shared }, files))
             }
             (WorkerRequest::MakeShared { first }, State::Spare(_)) => {
@@ -413,7 +413,7 @@ impl Server {
         let reply = match (body, state) {
             (WorkerRequest::Quiesce { .. } | WorkerRequest::ConfirmQuiesced, State::Quiesced(_)) => WorkerReply::Done,
             (WorkerRequest::Open, State::Open(_)) => {
-                self.executor.checkpoint.before_opening(self.executor.gpu.driver);
+                self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
                 WorkerReply::Done
             }
             (WorkerRequest::ConfirmQuiesced, _) => return Err(Refusal::WentOn),
@@ -463,7 +463,7 @@ impl Server {
                 State::Spare(_) | State::Loaded(_) | State::Connected(_),
             ) => {
                 let file = fds.next().ok_or(Refusal::Lacks("no table came with the request"))?;
-                self.executor.memory.belong(&self.executor.session, file.into(), row, &gpus, limits)?;
+                self.executor.memory.belong(&self.executor.call.session, file.into(), row, &gpus, limits)?;
                 WorkerReply::Done
             }
             (WorkerRequest::Import { ticket, shared }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
@@ -475,12 +475,12 @@ impl Server {
                 WorkerReply::Done
             }
             (WorkerRequest::Shares, _) => {
-                let (mut call, memory, _) = self.executor.parts();
-                let (own, others) = memory.shares(&mut call);
+                let Executor { call, memory, .. } = &mut self.executor;
+                let (own, others) = memory.shares(call);
                 WorkerReply::Shares { own, others }
             }
             (WorkerRequest::Describe, _) => WorkerReply::Description {
-                device_memory: self.executor.memory.device_bytes(&self.executor.session),
+                device_memory: self.executor.memory.device_bytes(&self.executor.call.session),
                 pinned_memory: self.executor.memory.pinned.allocations().values().map(|p| p.size).sum(),
                 commands: self.executor.scheduler.times.commands,
             },
@@ -489,24 +489,24 @@ impl Server {
                 WorkerReply::Done
             }
             (WorkerRequest::Moment { awaited }, _) => {
-                if let Some(shared) = self.executor.session.shared {
+                if let Some(shared) = self.executor.call.session.shared {
                     shared.header().moment.store(u32::from(awaited), Ordering::Release);
                 }
                 WorkerReply::Done
             }
             (WorkerRequest::Calls, _) => {
-                let counts = self.executor.session.shared.as_ref().map(calls::read).unwrap_or_default();
+                let counts = self.executor.call.session.shared.as_ref().map(calls::read).unwrap_or_default();
                 WorkerReply::Calls { counts }
             }
             (WorkerRequest::Access, _) => {
                 WorkerReply::Access { report: Box::new(observe::counted().ok_or(Refusal::Unreported)?) }
             }
             (WorkerRequest::Memory, _) => {
-                let devices = self.executor.memory.memory_of_devices(&mut self.executor.gpu);
+                let devices = self.executor.memory.memory_of_devices(&mut self.executor.call.gpu);
                 WorkerReply::Memory { devices: devices.map_err(Refusal::Memory)? }
             }
             (WorkerRequest::Check, _) => {
-                WorkerReply::Checked { reasons: obstacles(&self.executor.session, &self.executor.memory) }
+                WorkerReply::Checked { reasons: obstacles(&self.executor.call.session, &self.executor.memory) }
             }
             (_, State::Failed(failure)) => return Err(Refusal::Failed(failure.clone())),
             (request, state) => {
@@ -522,7 +522,7 @@ impl Server {
         let served = attach.dialect.is_served().map_err(Refusal::from);
         let result = served.and_then(|()| self.share(fds, &attach.dialect)).and_then(|()| self.begin(0));
         let answer = match &result {
-            Ok(_) => Answer::Attached(self.executor.session.attached.clone()),
+            Ok(_) => Answer::Attached(self.executor.call.session.attached.clone()),
             Err(refusal) => Answer::Refused { reason: refusal.to_string() },
         };
         // The ring is open before the client hears of it; a client that is gone shows on the connection.
@@ -536,7 +536,7 @@ impl Server {
     fn serve_client(&mut self, connection: UnixStream, attach: Attach) -> Result<(), Refusal> {
         let arrived = self.executor.memory.pinned.arrived.clone();
         self.channel
-            .serve_client(connection, attach, self.executor.session.attached.clone(), arrived)
+            .serve_client(connection, attach, self.executor.call.session.attached.clone(), arrived)
             .map_err(Refusal::NoThread)
     }
 
@@ -557,13 +557,13 @@ impl Server {
         if shared.version() != Some(dialect.version) {
             return Err(Refusal::OtherRing(dialect.version));
         }
-        self.executor.session.shared = Some(shared);
-        self.executor.session.staging = staging;
+        self.executor.call.session.shared = Some(shared);
+        self.executor.call.session.staging = staging;
         self.executor.register_staging(0).map_err(Refusal::Staging)
     }
 
     fn begin(&mut self, head: u64) -> Result<Consumer, Refusal> {
-        let shared = self.executor.session.shared.ok_or(Refusal::Lacks("there is no ring"))?;
+        let shared = self.executor.call.session.shared.ok_or(Refusal::Lacks("there is no ring"))?;
         shared.header().caller_spin_us.store(self.caller_spin_us, Ordering::Release);
         // Nobody waits any more for the moment of a restored process.
         shared.header().moment.store(0, Ordering::Release);
@@ -583,7 +583,7 @@ impl Server {
             Ok(rest) => rest,
             Err(broken) => return (self.open(closed.consumer), Err(broken.into())),
         };
-        closed.streams.look(self.executor.session.waiting.busy(0));
+        closed.streams.look(self.executor.call.session.waiting.busy(0));
         match rest {
             Rest::Idle => (State::Quiesced(closed), done(Ok(()))),
             Rest::Busy(what) => (State::Closing(closed), Ok((WorkerReply::Busy { what }, Vec::new()))),
@@ -619,7 +619,7 @@ impl Server {
     }
 
     fn open(&mut self, consumer: Consumer) -> State {
-        self.executor.checkpoint.before_opening(self.executor.gpu.driver);
+        self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
         self.channel.silence.listen(false);
         self.executor.scheduler.deferred.open();
         State::Open(consumer)
@@ -655,8 +655,8 @@ impl Server {
             crate::gpu::driver::expect("mapping pinned memory", result)
                 .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
-        let (mut call, mut loading, code) = self.executor.code_parts();
-        code.make_graphs(&mut call, &mut loading);
+        let (call, mut loading, code) = self.executor.code_parts();
+        code.make_graphs(call, &mut loading);
         let consumer = self.begin(client.ring.head)?;
         let attach = Attach {
             dialect,

@@ -72,7 +72,7 @@ pub(crate) fn start(
     }
     let mut executor = try_start(driver, build)?;
     if let Some(limit) = report_access {
-        let observed = Observation::start(&mut executor.gpu, &executor.memory, limit)?;
+        let observed = Observation::start(&mut executor.call.gpu, &executor.memory, limit)?;
         executor.checkpoint.observed = Some(Box::new(observed));
     }
     // Now that all libraries are loaded, and before there is a client.

@@ -10,14 +10,14 @@ use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Then};
 
 /// The command under way, with the driver and the session that it is executed in.
-pub(crate) struct Call<'a> {
-    pub(crate) gpu: &'a mut Gpu,
-    pub(crate) session: &'a mut Session,
+pub(crate) struct Call {
+    pub(crate) gpu: Gpu,
+    pub(crate) session: Session,
     /// The command's header. Its context and its thread say what the command's parameters mean.
     pub(crate) header: CommandHeader,
 }
 
-impl Call<'_> {
+impl Call {
     /// The driver.
     pub(crate) fn driver(&self) -> &'static Driver {
         self.gpu.driver
@@ -25,7 +25,7 @@ impl Call<'_> {
 
     /// Makes the client's context the driver's current one; 0 leaves none.
     pub(crate) fn enter(&mut self, context: u64) -> Result<(), Refused> {
-        self.session.enter(self.gpu, context)
+        self.session.enter(&mut self.gpu, context)
     }
 
     /// Makes the command's own context current again.

@@ -122,14 +122,14 @@ impl Observation {
     pub(crate) fn watch(
         &mut self,
         tracker: &mut Tracker,
-        call: &mut Call<'_>,
+        call: &mut Call,
         memory: &Memory,
         code: &Code,
         parameters: &[u8],
     ) -> Option<Watch> {
         call.enter_own().ok()?;
         let header = call.header;
-        let client = ClientView { driver: call.driver(), session: call.session, memory, code };
+        let client = ClientView { driver: call.driver(), session: &call.session, memory, code };
         let access = tracker.access(&client, &header, parameters);
         if access.is_nothing() {
             let asks = [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT];
@@ -149,7 +149,7 @@ impl Observation {
     pub(crate) fn watched(
         &mut self,
         tracker: &mut Tracker,
-        call: &mut Call<'_>,
+        call: &mut Call,
         memory: &Memory,
         code: &Code,
         watch: Watch,
@@ -163,7 +163,7 @@ impl Observation {
         let outside: Vec<Unit> =
             changed.map(|(unit, _)| *unit).filter(|unit| !watch.access.writes.contains(unit)).collect();
         if !outside.is_empty() {
-            let by = blame(tracker, call.session, &watch);
+            let by = blame(tracker, &call.session, &watch);
             for unit in outside {
                 warn!("{by} has written {} bytes at {:#x}, which it had not named", unit.size(), unit.start);
                 count(|report| report.count_outside(&by, unit.start, unit.size()));
@@ -176,7 +176,7 @@ impl Observation {
     fn content(
         &mut self,
         tracker: &mut Tracker,
-        call: &mut Call<'_>,
+        call: &mut Call,
         memory: &Memory,
         code: &Code,
         patience: Duration,
@@ -188,7 +188,7 @@ impl Observation {
         let content = match comes_to_rest(call, patience) {
             Ok(true) => {
                 self.restless = false;
-                let client = ClientView { driver: call.driver(), session: call.session, memory, code };
+                let client = ClientView { driver: call.driver(), session: &call.session, memory, code };
                 self.hash(tracker, &client, before)
             }
             Ok(false) => {
@@ -237,7 +237,7 @@ impl Observation {
 }
 
 /// Waits until every stream is idle, for so long. An error breaks the context, and ends it.
-fn comes_to_rest(call: &mut Call<'_>, patience: Duration) -> Result<bool, Broken> {
+fn comes_to_rest(call: &mut Call, patience: Duration) -> Result<bool, Broken> {
     let deadline = Instant::now() + patience;
     let rest = loop {
         let busy = busy_stream(call)?.is_some();

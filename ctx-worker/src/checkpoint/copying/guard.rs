@@ -43,7 +43,7 @@ impl Guard {
         &mut self,
         tracker: &mut Tracker,
         hasher: &Hasher,
-        call: &mut Call<'_>,
+        call: &mut Call,
         memory: &Memory,
         code: &Code,
         parameters: &[u8],
@@ -51,7 +51,7 @@ impl Guard {
         if !self.copying.protects() || call.enter_own().is_err() {
             return;
         }
-        let client = ClientView { driver: call.driver(), session: call.session, memory, code };
+        let client = ClientView { driver: call.driver(), session: &call.session, memory, code };
         let access = tracker.access(&client, &call.header, parameters);
         self.ran.extend(&access.functions);
         let places = match &access.writes {
@@ -68,7 +68,7 @@ impl Guard {
         }
     }
 
-    fn hold_back(&mut self, hasher: &Hasher, call: &mut Call<'_>, memory: &Memory, places: &[Place]) {
+    fn hold_back(&mut self, hasher: &Hasher, call: &mut Call, memory: &Memory, places: &[Place]) {
         let (began, left) = (Instant::now(), self.copying.unsafe_left.load(Ordering::Acquire));
         let copying = Arc::clone(&self.copying);
         let cloned = copying.secure(call.driver(), places, |device| {

@@ -48,7 +48,7 @@ impl Code {
     /// Executes a command of executable graphs.
     pub(crate) fn graph_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         number: u16,
         args: &mut Reader<'_>,
@@ -70,7 +70,7 @@ impl Code {
 
     fn graph_create(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
     ) -> Result<(), Refused> {
@@ -88,7 +88,7 @@ impl Code {
     /// Has the driver make a graph of a program.
     fn make_graph(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         program: &Program,
         flags: u64,
@@ -123,7 +123,7 @@ impl Code {
 
     fn fill_graph(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         graph: CUgraph,
         program: &Program,
@@ -152,7 +152,7 @@ impl Code {
     }
 
     /// A step's parameters, checked: the worker's own memory must not be read or written for a client.
-    fn step_params(&mut self, call: &mut Call<'_>, loading: &mut Loading<'_>, step: &Step) -> Result<Params, Refused> {
+    fn step_params(&mut self, call: &mut Call, loading: &mut Loading<'_>, step: &Step) -> Result<Params, Refused> {
         if step.task == Task::Nothing {
             // It runs in no context in particular.
             return Ok(Params::Nothing);
@@ -165,7 +165,7 @@ impl Code {
 
     fn params_in_context(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         task: &Task,
     ) -> Result<Params, Refused> {
@@ -190,7 +190,7 @@ impl Code {
                     extra: std::ptr::null_mut(),
                 };
                 let kern = if is_kernel { real } else { 0 };
-                let attributes = attributes(call.session, &launch)?;
+                let attributes = attributes(&call.session, &launch)?;
                 let params = CudaKernelNodeParams { v1, kern, context };
                 Params::Kernel { params, bytes: launch.parameters.to_vec(), attributes }
             }
@@ -222,7 +222,7 @@ impl Code {
 
     fn add_step(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         graph: CUgraph,
         step: &Step,
@@ -260,12 +260,7 @@ impl Code {
         check(result).map(|()| node)
     }
 
-    fn graph_set(
-        &mut self,
-        call: &mut Call<'_>,
-        loading: &mut Loading<'_>,
-        args: &mut Reader<'_>,
-    ) -> Result<(), Refused> {
+    fn graph_set(&mut self, call: &mut Call, loading: &mut Loading<'_>, args: &mut Reader<'_>) -> Result<(), Refused> {
         let GraphSet { exec: handle, place, step } = GraphSet::read(args)?;
         let (place, mut words) = (place as usize, Reader::new(step));
         let step = Step::read(&mut words, place)?;
@@ -300,7 +295,7 @@ impl Code {
 
     fn set_step(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         exec: CUgraphExec,
         node: CUgraphNode,
@@ -341,7 +336,7 @@ impl Code {
     }
 
     /// The driver's executable graph, made now if a restore has not.
-    fn exec_of(&mut self, call: &mut Call<'_>, loading: &mut Loading<'_>, handle: u64) -> Result<CUgraphExec, Refused> {
+    fn exec_of(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) -> Result<CUgraphExec, Refused> {
         let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         if let Some(made) = &graph.made {
             return Ok(made.exec);
@@ -357,7 +352,7 @@ impl Code {
 
     fn graph_launch(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
     ) -> Result<Outcome, Refused> {
@@ -366,7 +361,7 @@ impl Code {
         let real = call.stream(stream)?;
         // SAFETY: both handles are the driver's own.
         let result = unsafe { (call.driver().cuGraphLaunch)(exec, real) };
-        self.prints.notice(call.session);
+        self.prints.notice(&call.session);
         if result == CUDA_SUCCESS {
             let key = call.stream_key(stream)?;
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
@@ -382,7 +377,7 @@ impl Code {
 
     fn graph_upload(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         loading: &mut Loading<'_>,
         args: &mut Reader<'_>,
     ) -> Result<Outcome, Refused> {
@@ -405,7 +400,7 @@ impl Code {
     }
 
     /// The client's memory is all there after a restore: graphs are made, so that no launch waits for that.
-    pub(crate) fn make_graphs(&mut self, call: &mut Call<'_>, loading: &mut Loading<'_>) {
+    pub(crate) fn make_graphs(&mut self, call: &mut Call, loading: &mut Loading<'_>) {
         let handles: Vec<u64> = self.graphs.keys().copied().collect();
         for handle in handles {
             let context = self.graphs.get(&handle).map_or(0, |g| g.context);
@@ -420,7 +415,7 @@ impl Code {
 }
 
 /// Has the driver end a graph when everything that runs now has ended: a launch of it may be under way.
-fn end_made(call: &mut Call<'_>, made: Option<Made>) -> Result<(), Refused> {
+fn end_made(call: &mut Call, made: Option<Made>) -> Result<(), Refused> {
     let Some(Made { exec, graph, .. }) = made else { return Ok(()) };
     let busy = call.session.waiting.busy(0);
     call.when_done(busy, Then::DestroyGraph { exec, graph })

@@ -41,7 +41,7 @@ impl Memory {
     /// Executes a command about memory that is shared.
     pub(crate) fn ipc_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         number: u16,
         args: &mut Reader<'_>,
         reply: &mut Writer,
@@ -66,7 +66,7 @@ impl Memory {
     /// Executes a command about events that are shared.
     pub(crate) fn ipc_event_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         number: u16,
         args: &mut Reader<'_>,
         reply: &mut Writer,
@@ -88,12 +88,7 @@ impl Memory {
         Ok(token)
     }
 
-    fn piece_import(
-        &mut self,
-        call: &mut Call<'_>,
-        args: &mut Reader<'_>,
-        reply: &mut Writer,
-    ) -> Result<Outcome, Refused> {
+    fn piece_import(&mut self, call: &mut Call, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let PieceImport { ticket, pieces: handles } = PieceImport::read(args)?;
         if handles.len() > MAX_PIECES {
             return Err(Malformed("more pieces than may be shared under one name").into());
@@ -140,7 +135,7 @@ impl Memory {
     /// What a name stands for, for another worker: descriptors of the pieces from `first` on.
     pub(crate) fn export_named(
         &mut self,
-        call: &Call<'_>,
+        call: &Call,
         token: &Token,
         first: usize,
     ) -> Result<(Shared, Vec<OwnedFd>), ShareError> {
@@ -191,7 +186,7 @@ impl Memory {
     }
 
     /// The ids of pieces that it has given away or may have, and of those that came from others.
-    pub(crate) fn shares(&mut self, call: &mut Call<'_>) -> (Vec<PieceId>, Vec<PieceId>) {
+    pub(crate) fn shares(&mut self, call: &mut Call) -> (Vec<PieceId>, Vec<PieceId>) {
         let primary = self.first_primary();
         self.ipc_events.forget(call, primary);
         let of_devices = self.devices.iter().flat_map(|d| d.memory.ids().map(|(id, ..)| id));
@@ -205,7 +200,7 @@ impl Memory {
     }
 
     /// Who saves what: nothing twice, and not what others save.
-    pub(crate) fn leave_out(&mut self, call: &mut Call<'_>, elsewhere: &BTreeSet<PieceId>) {
+    pub(crate) fn leave_out(&mut self, call: &mut Call, elsewhere: &BTreeSet<PieceId>) {
         let primary = self.first_primary();
         self.ipc_events.forget(call, primary);
         self.ipc_events.leave_out(elsewhere);

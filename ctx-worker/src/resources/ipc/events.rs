@@ -157,7 +157,7 @@ impl IpcEvents {
     /// Executes a command about events that are shared.
     pub(crate) fn command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         primary: CUcontext,
         arrived: &mut Arrived,
         number: u16,
@@ -207,7 +207,7 @@ impl IpcEvents {
     }
 
     /// An event that nobody has had.
-    fn free_event(&mut self, call: &mut Call<'_>, primary: CUcontext) -> Result<(PieceId, u64), CUresult> {
+    fn free_event(&mut self, call: &mut Call, primary: CUcontext) -> Result<(PieceId, u64), CUresult> {
         self.forget(call, primary);
         let free = self.pages.iter_mut().find(|(_, page)| !page.came && page.used < PER_PAGE);
         if let Some((id, page)) = free {
@@ -223,7 +223,7 @@ impl IpcEvents {
     }
 
     /// Drops events that are destroyed, and pages of which none is left once nothing uses them any more.
-    pub(crate) fn forget(&mut self, call: &mut Call<'_>, primary: CUcontext) {
+    pub(crate) fn forget(&mut self, call: &mut Call, primary: CUcontext) {
         let objects = &call.session.objects;
         self.by_handle.retain(|handle, _| objects.get(*handle).is_some());
         self.exported.retain(|_, handle| objects.get(*handle).is_some());
@@ -244,7 +244,7 @@ impl IpcEvents {
     /// Maps a page, and lets devices use it.
     pub(super) fn open_page(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         primary: CUcontext,
         id: PieceId,
         file: OwnedFd,
@@ -269,13 +269,13 @@ impl IpcEvents {
     }
 
     /// A device's context, which is reset, no longer knows what it has registered.
-    pub(crate) fn unregister(&self, call: &mut Call<'_>, primary: CUcontext, ordinal: usize) {
+    pub(crate) fn unregister(&self, call: &mut Call, primary: CUcontext, ordinal: usize) {
         let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
         pages.into_iter().filter(|_| ordinal == 0).for_each(|at| unregister_page(call, primary, at));
     }
 
     /// And again, afterwards.
-    pub(crate) fn register(&self, call: &mut Call<'_>, primary: CUcontext, ordinal: usize) -> Result<(), Refused> {
+    pub(crate) fn register(&self, call: &mut Call, primary: CUcontext, ordinal: usize) -> Result<(), Refused> {
         let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
         pages
             .into_iter()
@@ -285,12 +285,7 @@ impl IpcEvents {
     }
 
     /// What a call about an event that is shared does beside what the driver has done.
-    pub(crate) fn after_call(
-        &mut self,
-        call: &mut Call<'_>,
-        number: u16,
-        parameters: &[u8],
-    ) -> Result<CUresult, Refused> {
+    pub(crate) fn after_call(&mut self, call: &mut Call, number: u16, parameters: &[u8]) -> Result<CUresult, Refused> {
         if self.by_handle.is_empty() {
             return Ok(CUDA_SUCCESS);
         }
@@ -311,7 +306,7 @@ impl IpcEvents {
         Ok(CUDA_SUCCESS)
     }
 
-    fn write_record(&mut self, call: &mut Call<'_>, event: u64, stream: u64) -> Result<(), Refused> {
+    fn write_record(&mut self, call: &mut Call, event: u64, stream: u64) -> Result<(), Refused> {
         let Some(place) = self.by_handle.get_mut(&event) else { return Ok(()) };
         let Some(page) = self.pages.get(&place.page) else { return Ok(()) };
         let count = match place.held.pop_front() {
@@ -365,7 +360,7 @@ impl IpcEvents {
     }
 }
 
-fn register_page(call: &mut Call<'_>, primary: CUcontext, at: u64) -> Result<(), CUresult> {
+fn register_page(call: &mut Call, primary: CUcontext, at: u64) -> Result<(), CUresult> {
     const PORTABLE_AND_MAPPED: u32 = 3;
     call.gpu.enter(primary).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
     // SAFETY: the page is mapped as long as it is registered.
@@ -374,7 +369,7 @@ fn register_page(call: &mut Call<'_>, primary: CUcontext, at: u64) -> Result<(),
     if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
 }
 
-fn unregister_page(call: &mut Call<'_>, primary: CUcontext, at: u64) {
+fn unregister_page(call: &mut Call, primary: CUcontext, at: u64) {
     if call.gpu.enter(primary).is_ok() {
         // SAFETY: registered by `register_page`; no stream is busy with it.
         unsafe { (call.driver().cuMemHostUnregister)(at as *mut _) };

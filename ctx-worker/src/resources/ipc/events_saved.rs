@@ -51,7 +51,7 @@ impl IpcEvents {
     /// Events of an image's client, whose pages were made, or came, before.
     pub(super) fn restore(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         primary: CUcontext,
         arrived: &Arrived,
         saved: SavedEvents,

@@ -117,7 +117,7 @@ impl Memory {
     }
 
     /// Maps what else is shared. From now on pieces are new ones.
-    pub(crate) fn all_shared_is_mapped(&mut self, call: &mut Call<'_>, state: &State) -> Result<(), NotLoaded> {
+    pub(crate) fn all_shared_is_mapped(&mut self, call: &mut Call, state: &State) -> Result<(), NotLoaded> {
         let (_, events) = read_shared(state).map_err(NotLoaded::worker_state)?;
         let primary = self.first_primary();
         self.ipc_events.restore(call, primary, &self.arrived, events)?;

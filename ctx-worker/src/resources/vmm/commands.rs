@@ -20,7 +20,7 @@ impl Memory {
     /// Executes a command of virtual memory management.
     pub(crate) fn vmm_command(
         &mut self,
-        call: &mut Call<'_>,
+        call: &mut Call,
         number: u16,
         args: &mut Reader<'_>,
         reply: &mut Writer,
@@ -76,7 +76,7 @@ impl Memory {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    fn piece_create(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<(), Refused> {
+    fn piece_create(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<(), Refused> {
         let PieceCreate { piece: handle, size, device: ordinal, handle_types, flags } = PieceCreate::read(args)?;
         if !Kind::Piece.owns(handle) || self.vmm.pieces.contains_key(&handle) {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
@@ -98,7 +98,7 @@ impl Memory {
         }
     }
 
-    fn piece_map(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<(), Refused> {
+    fn piece_map(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<(), Refused> {
         let PieceMap { address, size, offset, piece: handle, flags } = PieceMap::read(args)?;
         let piece = self.vmm.pieces.get(&handle).filter(|p| p.held).ok_or(INVALID_VALUE)?;
         if !self.vmm.is_reserved(address, size) {
@@ -110,7 +110,7 @@ impl Memory {
         Ok(())
     }
 
-    fn piece_unmap(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
+    fn piece_unmap(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let AddressRange { address, size } = AddressRange::read(args)?;
         if !self.vmm.is_reserved(address, size) {
             return Err(INVALID_VALUE);
@@ -139,7 +139,7 @@ impl Memory {
         result
     }
 
-    fn piece_access(&mut self, call: &mut Call<'_>, args: &mut Reader<'_>) -> Result<(), Refused> {
+    fn piece_access(&mut self, call: &mut Call, args: &mut Reader<'_>) -> Result<(), Refused> {
         let PieceAccess { address, size, access } = PieceAccess::read(args)?;
         let mut wanted = Vec::new();
         for (ordinal, flags) in access {
