@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rekindle_wire::command::{self, Kind};
 
-use crate::session::objects::Record;
+use crate::session::record::Record;
 
 /// How many lives that are over the log keeps.
 const MOST: usize = 16_384;

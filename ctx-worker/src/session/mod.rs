@@ -6,6 +6,7 @@ pub(crate) mod lives;
 pub(crate) mod memory_pressure;
 pub(crate) mod objects;
 pub(crate) mod outcome;
+pub(crate) mod record;
 pub mod share;
 pub(crate) mod state;
 pub(crate) mod waiting;

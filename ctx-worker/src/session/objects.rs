@@ -10,6 +10,7 @@ use rekindle_images::CodeHash;
 use rekindle_wire::command::Kind;
 
 use crate::session::lives::{Lives, places_code};
+use crate::session::record::Record;
 
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug)]
@@ -23,19 +24,6 @@ pub(crate) struct Object {
     pub(crate) parent: u64,
     /// Of a function or kernel: whether its code reaches the device's `malloc`.
     pub(crate) allocates: bool,
-}
-
-/// One record of the log.
-#[derive(Clone, Debug)]
-pub(crate) struct Record {
-    pub(crate) sequence: u64,
-    pub(crate) call: u16,
-    /// The object that it created or changed.
-    pub(crate) owner: u64,
-    /// The context that was current.
-    pub(crate) context: u64,
-    pub(crate) args: Vec<u8>,
-    pub(crate) code: Option<CodeHash>,
 }
 
 /// All objects of a client.
