@@ -150,6 +150,39 @@ fn variables_with_addresses_name_what_they_point_to() {
     assert_eq!(points_to(fixture!("heap.cubin")), BTreeMap::new());
 }
 
+#[test]
+fn code_that_takes_addresses_of_functions_is_told_from_code_that_calls_them() {
+    let takes =
+        |image: &[u8], place: usize| parse(image).unwrap().entries[place].unpack().unwrap().takes_function_addresses();
+    for (name, image, expected) in [
+        ("linked", fixture!("heap.linked.cubin"), true),
+        ("object", fixture!("heap.object.cubin"), true),
+        ("ptx", fixture!("heap.ptx"), true),
+        // What it has of functions are places in tables of each kernel's, which do not move.
+        ("alone", fixture!("heap.cubin"), false),
+    ] {
+        assert_eq!(takes(image, 0), Ok(expected), "{name}");
+    }
+    for image in FORMS {
+        for place in 0..parse(image).unwrap().entries.len() {
+            assert_eq!(takes(image, place), Ok(false), "entry {place}");
+        }
+    }
+    let text = |body: &str| {
+        format!(".version 7.0\n.target sm_75\n.address_size 64\n.func f() {{ ret; }}\n.func g() {{ ret; }}\n{body}")
+    };
+    let calls = ".entry k() { .reg .b64 %r<2>; call f, (); call.uni (%r1), g, (); mov.u64 %r0, %r1; ret; }";
+    for (body, expected) in [
+        (calls.to_owned(), false),
+        (format!("{calls}\n.global .u64 a = b; .alias h, f;"), false),
+        (".entry k() { .reg .b64 %r<2>; mov.u64 %r1, g; ret; }".to_owned(), true),
+        (".global .u64 table[2] = {0, generic(f)};".to_owned(), true),
+        (".alias h, f; .entry k() { .reg .b64 %r<2>; mov.u64 %r1, h; ret; }".to_owned(), true),
+    ] {
+        assert_eq!(takes(text(&body).as_bytes(), 0), Ok(expected), "{body}");
+    }
+}
+
 fn entries(image: &CodeImage<'_>) -> Vec<(String, EntryKind, Option<Compression>)> {
     let entries = image.entries.iter();
     entries.map(|e| (e.arch.to_string(), e.kind, e.compression)).collect()

@@ -37,6 +37,7 @@ mod program;
 mod ptx;
 mod reach;
 mod select;
+mod taken;
 mod unpack;
 
 pub use arch::{Arch, Sm, Variant};

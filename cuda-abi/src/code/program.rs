@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::elf::Elf;
 use super::items::{Global, Kernel};
 use super::ptx::Ptx;
-use super::{CodeError, cubin, reach};
+use super::{CodeError, cubin, reach, taken};
 
 /// An unpacked entry: a cubin or PTX.
 #[derive(Debug, Clone)]
@@ -70,6 +70,19 @@ impl<'a> Program<'a> {
         match self.form {
             Form::Elf => cubin::kernels(&Elf::parse(&self.bytes)?),
             Form::Ptx => Ptx::new(&self.bytes).kernels(),
+        }
+    }
+
+    /// Whether its code, or the initial value of a variable, may have the address of a function, which it may keep in memory.
+    /// Where the image leaves this open, it may.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Program::globals`].
+    pub fn takes_function_addresses(&self) -> Result<bool, CodeError> {
+        match self.form {
+            Form::Elf => taken::takes_addresses(&Elf::parse(&self.bytes)?),
+            Form::Ptx => Ptx::new(&self.bytes).takes_function_addresses(),
         }
     }
 

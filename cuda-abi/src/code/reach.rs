@@ -24,7 +24,7 @@ pub(super) const ALLOCATORS: [&[u8]; 4] =
     [b"malloc", b"__cuda_syscall_aligned_malloc", b"__cudaCDP2Malloc", b"cudaMalloc"];
 
 /// `SHT_CUDA_CALLGRAPH`.
-const CALLGRAPH: u32 = 0x7000_0001;
+pub(super) const CALLGRAPH: u32 = 0x7000_0001;
 
 /// The numbers of the symbols that are allocators.
 fn allocators(elf: &Elf<'_>, symbols: &Symbols) -> Result<Vec<u32>, CodeError> {

@@ -51,6 +51,26 @@ impl Ptx<'_> {
             .collect())
     }
 
+    /// Whether a function is named where it is not called.
+    pub(in crate::code) fn takes_function_addresses(self) -> Result<bool, CodeError> {
+        let mut calls = Calls::default();
+        let (mut bodies, mut initials) = (Vec::new(), Vec::new());
+        self.scan(|item| match item {
+            Item::Function(function) => {
+                let node = calls.declare(function.name, false);
+                bodies.extend(function.body.map(|body| (node, body)));
+            }
+            Item::Alias { name, of } => {
+                calls.declare(name, false);
+                calls.declare(of, false);
+            }
+            Item::Variable { initial, .. } => initials.push(initial),
+        })?;
+        bodies.into_iter().for_each(|(node, body)| calls.add_body(node, body));
+        initials.into_iter().for_each(|initial| calls.add_initial(initial));
+        Ok(calls.takes)
+    }
+
     /// Whether an allocator is declared. The compiler declares only what is called.
     pub(in crate::code) fn refers_to_allocator(self) -> bool {
         let mut found = false;
@@ -71,6 +91,8 @@ struct Calls<'a> {
     functions: HashMap<&'a [u8], u32>,
     allocators: Vec<u32>,
     graph: Graph,
+    /// Whether any function's address is taken.
+    takes: bool,
 }
 
 /// The node of "any function whose address is taken".
@@ -101,6 +123,7 @@ impl<'a> Calls<'a> {
                     if let Some(&taken) = self.functions.get(word) {
                         self.graph.add(from, taken);
                         self.graph.add(ANY_TAKEN, taken);
+                        self.takes = true;
                     }
                 }
                 _ => {}
@@ -114,6 +137,7 @@ impl<'a> Calls<'a> {
                 && let Some(&taken) = self.functions.get(word)
             {
                 self.graph.add(ANY_TAKEN, taken);
+                self.takes = true;
             }
         }
     }
