@@ -44,7 +44,7 @@ pub use session::share;
 
 /// What an image keeps of a worker, as far as a daemon looks at it.
 pub mod state {
-    pub use crate::session::state::{StateError, check};
+    pub use crate::session::state::{StateError, check, is_cut};
 }
 
 use std::os::unix::net::UnixStream;

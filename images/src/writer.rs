@@ -334,6 +334,19 @@ impl ImageWriter {
         self.new_code(hash, length, true)
     }
 
+    /// A code image that the image has by now, in its own files or in an image that it builds on, to be read.
+    ///
+    /// # Errors
+    /// [`ImageError::Missing`] if it has none with that hash; [`ImageError::Io`].
+    pub fn open_code(&self, hash: CodeHash) -> Result<File, ImageError> {
+        let name = code_name(hash);
+        match (self.dir.open_file(&name)?, &self.base) {
+            (Some((file, _)), _) => Ok(file),
+            (None, Some(base)) => base.image().code_file(hash),
+            (None, None) => Ok(self.dir.require_file(&name)?.0),
+        }
+    }
+
     /// Makes data and code durable, so that a commit that follows has little left to do. Needed
     /// only where the two are to be timed apart.
     ///

@@ -89,6 +89,7 @@ fn messages() -> Vec<Vec<u8>> {
         hash_key: [1; 16],
         code: vec!["00".into()],
         limits,
+        rehearsal: true,
     };
     all.push(serde_json::to_vec(&load).unwrap());
     let save = WorkerRequest::Save {
@@ -98,6 +99,7 @@ fn messages() -> Vec<Vec<u8>> {
         compression: "zstd".into(),
         copying: Copying::Cow,
         precopied: true,
+        rehearses: true,
     };
     all.push(serde_json::to_vec(&save).unwrap());
     all.push(serde_json::to_vec(&WorkerReply::Begun { code: vec![], secured: Secured::default() }).unwrap());

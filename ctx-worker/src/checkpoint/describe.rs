@@ -6,7 +6,9 @@ use rekindle_images::{Allocation, BlobKind, ClientGpu, Global, Object, ObjectKin
 use rekindle_wire::{command, window};
 
 use crate::checkpoint::copying::Place;
+use crate::checkpoint::cut::write_cut;
 use crate::checkpoint::draft::{Region, Text};
+use crate::checkpoint::layers::Layers;
 use crate::checkpoint::save_error::SaveError;
 use crate::resources::graphs;
 use crate::resources::job::{Job, jobs};
@@ -159,7 +161,8 @@ pub(crate) fn describe_pinned(memory: &Memory) -> Vec<Pinned> {
 }
 
 /// What has no place of its own in the manifest.
-pub(crate) fn state_bytes(memory: &Memory, scheduler: &Scheduler, ages: &Ages) -> Result<Vec<u8>, StateError> {
+pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, StateError> {
+    let (memory, scheduler) = (&*layers.memory, &*layers.scheduler);
     let mut state = State::default();
     memory.write_shared(&mut state);
     let mut recorded: Vec<(u64, u64)> = scheduler.times.recorded.iter().map(|(event, when)| (*when, *event)).collect();
@@ -181,5 +184,6 @@ pub(crate) fn state_bytes(memory: &Memory, scheduler: &Scheduler, ages: &Ages) -
         state.devices.push(saved);
     }
     memory.pools.write(&mut state);
+    write_cut(&layers.call.session, layers.code, &mut state);
     state::opaque(&state)
 }

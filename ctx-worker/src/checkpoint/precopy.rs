@@ -25,7 +25,7 @@ impl Checkpoint {
             return Err(CopyError::Already);
         }
         // Before anything is copied that no image could be made of; the ages of events are not known yet.
-        state_bytes(layers.memory, layers.scheduler, &Ages::new())?;
+        state_bytes(layers, &Ages::new())?;
         self.prepare_engine(&mut layers.call.gpu, &layers.memory.devices)?;
         // Another image's is of no use.
         let precopied = self.copying.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));

@@ -11,10 +11,11 @@ use rekindle_wire::layout;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::background::Begin;
-use crate::checkpoint::check::{TOO_MUCH_UNLOADED, held_for_others};
+use crate::checkpoint::check::held_for_others;
 use crate::checkpoint::copying::error::CopyError;
 use crate::checkpoint::copying::guard::Guard;
 use crate::checkpoint::copying::{Cancel, Copying, Place, Preservation, Task};
+use crate::checkpoint::cut::cannot_be_placed_again;
 use crate::checkpoint::describe::{
     describe_allocations, describe_globals, describe_gpus, describe_kinds, describe_objects, describe_pinned,
     describe_texts, describe_windows, state_bytes,
@@ -38,6 +39,8 @@ pub(crate) struct Wanted {
     pub(crate) precopied: bool,
     pub(crate) elsewhere: BTreeSet<PieceId>,
     pub(crate) how: How,
+    /// Whether the daemon has another worker prove that a log which was cut can be replayed.
+    pub(crate) rehearses: bool,
     pub(crate) cancel: Arc<Cancel>,
 }
 
@@ -55,8 +58,8 @@ impl Checkpoint {
             return Err(SaveError::Unsavable(why.clone()));
         }
         layers.call.session.objects.settle();
-        if layers.call.session.objects.is_cut() {
-            return Err(SaveError::Unsavable(TOO_MUCH_UNLOADED.into()));
+        if let Some(why) = cannot_be_placed_again(&layers.call.session, layers.code, wanted.rehearses) {
+            return Err(SaveError::Unsavable(why));
         }
         if let Some(why) = held_for_others(layers.memory) {
             return Err(SaveError::NotNow(why));
@@ -177,7 +180,7 @@ fn describe(
         gpus: describe_gpus(session),
         ring: Ring { size: layout::SHARED_SIZE as u64, head },
         worker_version: state::version(),
-        worker_state: state_bytes(layers.memory, layers.scheduler, &ages)?,
+        worker_state: state_bytes(layers, &ages)?,
         windows: describe_windows(layers.memory),
         object_kinds: describe_kinds(session),
         objects: describe_objects(session),
@@ -239,7 +242,8 @@ mod tests {
         let error = checkpoint.begin_precopy(&mut layers, writer(), Arc::default()).unwrap_err();
         assert!(matches!(error, CopyError::State(StateError::TooLong(_))), "{error}");
         let (writer, elsewhere, cancel) = (writer(), BTreeSet::new(), Arc::default());
-        let wanted = Wanted { head: 0, key, writer, precopied: false, elsewhere, how: How::Stop, cancel };
+        let wanted =
+            Wanted { head: 0, key, writer, precopied: false, elsewhere, how: How::Stop, rehearses: true, cancel };
         let (mut layers, checkpoint) = worker.layers();
         let error = checkpoint.begin_saving(&mut layers, wanted).unwrap_err();
         assert!(matches!(error, SaveError::State(StateError::TooLong(_))), "{error}");
@@ -256,7 +260,7 @@ mod tests {
         let key = ContentKey::from_bytes([3; 16]);
         let file = tempfile::tempfile().unwrap();
         let writer = DataWriter::new(file.try_clone().unwrap(), 0, key).unwrap();
-        let worker_state = state_bytes(&worker.memory, &worker.scheduler, &Ages::new()).unwrap();
+        let worker_state = state_bytes(&worker.layers().0, &Ages::new()).unwrap();
         let texts = describe_texts(&worker.memory, &worker.code, &worker.scheduler).unwrap();
         let blobs = texts.iter().map(|text| text.write(&writer).unwrap()).collect();
         writer.finish().unwrap();

@@ -191,10 +191,9 @@ impl Code {
         loop {
             let (loaded, needed) = session.objects.code();
             self.store.keep_only(&needed);
-            if self.store.bytes_besides(&loaded) <= MOST_UNLOADED_BYTES {
+            if self.store.bytes_besides(&loaded) <= MOST_UNLOADED_BYTES || !session.objects.cut() {
                 return;
             }
-            session.objects.cut();
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Image {
     pub(crate) params: HashMap<String, Vec<(u64, u64)>>,
     /// Whether its code may print, or fail an assertion.
     pub(crate) prints: bool,
+    /// Whether its code may keep addresses of functions in memory.
+    pub(crate) takes_function_addresses: bool,
     /// Its variables, or why they cannot be known.
     pub(crate) globals: Result<Vec<Global>, UnknownGlobals>,
 }
@@ -51,8 +53,10 @@ impl Image {
     pub(crate) fn new(bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
         let slices = split(&bytes)?;
         let parts = slices.iter().map(|s| aligned(s)).collect();
-        let Description { allocating, params, prints, globals } = describe(&slices, capability);
-        Ok(Self { hash: CodeHash::of(&bytes), parts, allocating, params, prints, globals, bytes })
+        let Description { allocating, params, prints, takes_function_addresses, globals } =
+            describe(&slices, capability);
+        let hash = CodeHash::of(&bytes);
+        Ok(Self { hash, parts, allocating, params, prints, takes_function_addresses, globals, bytes })
     }
 
     /// The bytes of an image of one part.
@@ -137,6 +141,7 @@ struct Description {
     allocating: HashSet<String>,
     params: HashMap<String, Vec<(u64, u64)>>,
     prints: bool,
+    takes_function_addresses: bool,
     globals: Result<Vec<Global>, UnknownGlobals>,
 }
 
@@ -145,7 +150,8 @@ const PRINTING: [&[u8]; 2] = [b"vprintf", b"__assertfail"];
 
 fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
     let (allocating, params) = (HashSet::new(), HashMap::new());
-    let mut found = Description { allocating, params, prints: false, globals: Ok(Vec::new()) };
+    let mut found =
+        Description { allocating, params, prints: false, takes_function_addresses: false, globals: Ok(Vec::new()) };
     let mut globals = Vec::new();
     let mut fits = false;
     for part in parts {
@@ -155,11 +161,13 @@ fn describe(parts: &[&[u8]], capability: (u32, u32)) -> Description {
         if let Err(why) = describe_entry(entry, &mut found, &mut globals) {
             found.globals = Err(why);
             found.prints = true;
+            found.takes_function_addresses = true;
             return found;
         }
     }
-    // Code that cannot be read may print.
+    // Code that cannot be read may do anything.
     found.prints |= !fits;
+    found.takes_function_addresses |= !fits;
     found.globals = if fits { Ok(globals) } else { Err(UnknownGlobals::NoEntry) };
     found
 }
@@ -172,6 +180,7 @@ fn describe_entry(
     let program = entry.unpack()?;
     let bytes = program.bytes();
     found.prints |= PRINTING.iter().any(|name| bytes.windows(name.len()).any(|w| w == *name));
+    found.takes_function_addresses |= program.takes_function_addresses()?;
     for kernel in program.kernels()? {
         if kernel.allocates {
             found.allocating.insert(kernel.name.clone());

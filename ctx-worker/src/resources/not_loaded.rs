@@ -88,6 +88,14 @@ pub(crate) enum NotLoaded {
     NoDescriptor(io::Error),
     #[error("a copy is under way")]
     Busy,
+    #[error(
+        "code that lay at {address:#x} cannot be placed there again: the driver places code otherwise than from the lowest free room on, or what lay there was something else"
+    )]
+    NotHeld { address: u64 },
+    #[error(
+        "code cannot be placed where it lay: {holders} place holders of {bytes} bytes do not suffice to take the free room below it"
+    )]
+    TooManyHolders { holders: usize, bytes: u64 },
 }
 
 /// Why a record of the object log cannot be executed again.
@@ -123,7 +131,11 @@ impl Failing for NotLoaded {
             | Self::CodeContent(_)
             | Self::OutsidePool(_)
             | Self::Array(_) => FailureKind::BadImage,
-            Self::NoDevice | Self::Moved { .. } | Self::CodeMoved { .. } => FailureKind::Refused,
+            Self::NoDevice
+            | Self::Moved { .. }
+            | Self::CodeMoved { .. }
+            | Self::NotHeld { .. }
+            | Self::TooManyHolders { .. } => FailureKind::Refused,
             Self::ReadCode { source, .. } | Self::NoDescriptor(source) => Failing::kind(source),
             Self::Alias(_)
             | Self::Driver(_)

@@ -367,7 +367,19 @@ impl Server {
                 let taken = spare.take_data(data, &mut fds.into_iter());
                 (State::Spare(spare), done(taken))
             }
-            (WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits }, State::Spare(mut spare)) => {
+            (WorkerRequest::Load { code, rehearsal: true, .. }, State::Spare(mut spare)) => {
+                spare.code.extend(code.into_iter().zip(fds));
+                let rehearsed = Client::from_bytes(&blob).map_err(Refusal::from).and_then(|client| {
+                    let code = std::mem::take(&mut spare.code);
+                    let code = code.into_iter().map(|(hash, file)| (hash, channel::file(file))).collect();
+                    Ok(self.executor.rehearse(&client, code)?)
+                });
+                (State::Spare(spare), done(rehearsed))
+            }
+            (
+                WorkerRequest::Load { data, hash_algorithm, hash_key, code, limits, rehearsal: false },
+                State::Spare(mut spare),
+            ) => {
                 let mut fds = fds.into_iter();
                 let loaded = HashKey::from_parts(hash_algorithm, hash_key).map_err(Refusal::from).and_then(|key| {
                     spare.take_data(data, &mut fds)?;
@@ -426,7 +438,7 @@ impl Server {
                 WorkerReply::Done
             }
             (
-                WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied },
+                WorkerRequest::Save { hash_key, files, elsewhere, compression, copying, precopied, rehearses },
                 State::Quiesced(closed),
             ) => {
                 let key = ContentKey::from_bytes(hash_key);
@@ -437,6 +449,7 @@ impl Server {
                     precopied,
                     elsewhere: elsewhere.into_iter().collect(),
                     how: copying,
+                    rehearses,
                     cancel: Arc::clone(&self.channel.cancel),
                 };
                 let (mut layers, checkpoint) = self.executor.layers();
@@ -505,9 +518,9 @@ impl Server {
                 let devices = self.executor.memory.memory_of_devices(&mut self.executor.call.gpu);
                 WorkerReply::Memory { devices: devices.map_err(Refusal::Memory)? }
             }
-            (WorkerRequest::Check, _) => {
-                WorkerReply::Checked { reasons: obstacles(&self.executor.call.session, &self.executor.memory) }
-            }
+            (WorkerRequest::Check, _) => WorkerReply::Checked {
+                reasons: obstacles(&self.executor.call.session, &self.executor.memory, &self.executor.code),
+            },
             (_, State::Failed(failure)) => return Err(Refusal::Failed(failure.clone())),
             (request, state) => {
                 return Err(Refusal::Unfit { state: format!("{:?}", state.state()), request: Box::new(request) });

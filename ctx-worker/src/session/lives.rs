@@ -15,8 +15,9 @@
 //! the log, all that was there then is left too; so what is dropped was never in the way of anything that is kept.
 //!
 //! A program that always loads the next code before it unloads the last keeps all of it in the log, until code that was
-//! placed meanwhile is gone too. There is a limit. Past it the log is cut, and the client cannot be checkpointed as long as
-//! it has code of before the cut: where that would be placed cannot be told.
+//! placed meanwhile is gone too. There is a limit. Past it the log is cut: of the lives that are over, the half is dropped that
+//! began last. Up to the first of them the log stays as it was. Behind it a restore places code where the image says that its
+//! variables were (`checkpoint/cut.rs`), and there it needs no life that is over.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -26,6 +27,19 @@ use crate::session::record::Record;
 
 /// How many lives that are over the log keeps.
 const MOST: usize = 16_384;
+
+/// With this variable a worker with debug assertions keeps another number of them, so that tests need not make so many.
+#[cfg(debug_assertions)]
+const MOST_LIVES: &str = "REKINDLE_MOST_LIVES";
+
+/// [`MOST`], or what a test has asked for.
+fn most() -> usize {
+    #[cfg(debug_assertions)]
+    if let Some(most) = std::env::var(MOST_LIVES).ok().and_then(|text| text.parse().ok()) {
+        return most;
+    }
+    MOST
+}
 
 /// Whether records of an object place code, or end what did.
 pub(crate) fn places_code(handle: u64) -> bool {
@@ -101,7 +115,7 @@ impl Lives {
     pub(crate) fn forget_now(&mut self, log: &mut Vec<Record>) {
         let gone = self.uncounted(log);
         self.drop_lives(log, &gone);
-        if self.ended.len() > MOST {
+        if self.ended.len() > most() {
             self.cut(log);
         }
         self.look_at = self.ended.len() + self.ended.len() / 8 + 1;
@@ -168,23 +182,64 @@ impl Lives {
         log.iter_mut().filter(|r| r.context == context).for_each(|r| r.context = 0);
     }
 
-    /// Drops the older half of the lives that are over, since they take too much memory.
-    pub(crate) fn cut(&mut self, log: &mut Vec<Record>) {
-        let mut ends: Vec<u64> = self.ended.values().copied().collect();
-        ends.sort_unstable();
-        let Some(&last) = ends.get(ends.len().saturating_sub(1) / 2) else { return };
-        let gone: HashSet<u64> = self.ended.iter().filter(|(_, end)| **end <= last).map(|(life, _)| *life).collect();
-        let of_gone = |r: &&Record| self.life(r).is_some_and(|life| gone.contains(&life));
-        let first = log.iter().find(of_gone).map_or(last, |r| r.sequence);
-        // An earlier cut that nothing is left of does not count.
-        let before = if self.is_cut(log) { self.cut } else { None };
-        self.drop_lives(log, &gone);
-        self.cut = Some(before.map_or((first, last), |(from, to)| (from.min(first), to.max(last))));
+    /// Drops the half of the lives that are over which began last, since they take too much memory; `false` where none is
+    /// over.
+    pub(crate) fn cut(&mut self, log: &mut Vec<Record>) -> bool {
+        let begins = self.begins(log);
+        let mut sorted: Vec<u64> = begins.values().copied().collect();
+        sorted.sort_unstable();
+        let Some(&middle) = sorted.get(sorted.len() / 2) else { return false };
+        self.drop_from(log, &begins, middle);
+        true
     }
 
-    /// Whether code is there that was placed while something lived that was cut out of the log.
-    pub(crate) fn is_cut(&self, log: &[Record]) -> bool {
-        let within = |r: &Record| self.cut.is_some_and(|(from, to)| from < r.sequence && r.sequence < to);
-        log.iter().any(|r| within(r) && self.places(r))
+    /// Drops all lives that are over and began behind a cut: no replay needs them.
+    pub(crate) fn forget_behind_cut(&mut self, log: &mut Vec<Record>) {
+        if let Some(from) = self.cut_from(log) {
+            let begins = self.begins(log);
+            self.drop_from(log, &begins, from + 1);
+        }
+    }
+
+    /// With which record each life began that is over.
+    fn begins(&self, log: &[Record]) -> HashMap<u64, u64> {
+        let mut begins = HashMap::new();
+        for record in log {
+            if let Some(life) = self.life(record) {
+                begins.entry(life).or_insert(record.sequence);
+            }
+        }
+        begins
+    }
+
+    /// Drops the lives that began with this record or later.
+    fn drop_from(&mut self, log: &mut Vec<Record>, begins: &HashMap<u64, u64>, begin: u64) {
+        let gone: HashSet<u64> = begins.iter().filter(|(_, first)| **first >= begin).map(|(life, _)| *life).collect();
+        let Some(first) = gone.iter().filter_map(|life| begins.get(life)).min() else { return };
+        let last = gone.iter().filter_map(|life| self.ended.get(life)).max().unwrap_or(first);
+        // The record before the first of them is the last of the whole log. An earlier cut that nothing is left of does not
+        // count.
+        let (from, to) = (first - 1, *last);
+        let before = if self.cut_from(log).is_some() { self.cut } else { None };
+        self.cut = Some(before.map_or((from, to), |it| (it.0.min(from), it.1.max(to))));
+        self.drop_lives(log, &gone);
+    }
+
+    /// A log was replayed that was whole up to the record `from`: behind it, up to `last`, the driver may have placed code
+    /// elsewhere than the log alone would have it.
+    pub(crate) fn was_cut(&mut self, from: u64, last: u64) {
+        self.cut = Some((from, last + 1));
+    }
+
+    /// Up to which record the log is whole, if code is there that was placed while something lived that was cut out of it.
+    pub(crate) fn cut_from(&self, log: &[Record]) -> Option<u64> {
+        let (from, to) = self.cut?;
+        log.iter().any(|r| from < r.sequence && r.sequence < to && self.places(r)).then_some(from)
+    }
+
+    /// What is there and had code placed behind a record.
+    pub(crate) fn placed_behind(&self, log: &[Record], from: u64) -> HashSet<u64> {
+        let behind = log.iter().filter(|r| r.sequence > from && self.places(r) && self.life(r).is_none());
+        behind.map(|r| r.owner).collect()
     }
 }

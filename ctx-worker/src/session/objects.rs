@@ -119,19 +119,36 @@ impl Objects {
         self.lives.forget(&mut self.log);
     }
 
-    /// Takes all records out that do not count any more; that is not done each time.
+    /// Takes all records out that do not count any more, or are of no use behind a cut; that is not done each time.
     pub(crate) fn settle(&mut self) {
         self.lives.forget_now(&mut self.log);
+        self.lives.forget_behind_cut(&mut self.log);
     }
 
-    /// Whether the log lacks unloaded code that decided where code is that is loaded now: there was too much of it.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.lives.is_cut(&self.log)
+    /// From which record on the log lacks unloaded code that decided where code is that is loaded now, if so: there was too
+    /// much of it.
+    pub(crate) fn cut_from(&self) -> Option<u64> {
+        self.lives.cut_from(&self.log)
     }
 
-    /// Drops half of the unloaded code, since it takes too much memory. See [`Self::is_cut`].
-    pub(crate) fn cut(&mut self) {
-        self.lives.cut(&mut self.log);
+    /// Drops half of the unloaded code, since it takes too much memory; `false` where there is none. See [`Self::cut_from`].
+    pub(crate) fn cut(&mut self) -> bool {
+        self.lives.cut(&mut self.log)
+    }
+
+    /// A log was replayed that lacks such code from this record on.
+    pub(crate) fn was_cut(&mut self, from: u64) {
+        self.lives.was_cut(from, self.next_sequence);
+    }
+
+    /// How many records there have been.
+    pub(crate) fn recorded(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// What is there and had code placed behind a record.
+    pub(crate) fn placed_behind(&self, from: u64) -> HashSet<u64> {
+        self.lives.placed_behind(&self.log, from)
     }
 
     /// The code images of code that is loaded, and of all code in the log.
@@ -277,7 +294,7 @@ mod tests {
         // The last of the chain goes: nothing of it counts for what comes later.
         objects.unload(Kind::Module.handle(300), 9, 0, &[]);
         objects.settle();
-        assert!(objects.log().is_empty() && !objects.is_cut());
+        assert!(objects.log().is_empty() && objects.cut_from().is_none());
     }
 
     #[test]
@@ -355,12 +372,50 @@ mod tests {
             load(&mut objects, number + 1);
             objects.unload(Kind::Module.handle(number), 9, 0, &[]);
         }
-        objects.cut();
-        assert!(objects.is_cut() && objects.log().len() < 25);
+        assert!(objects.cut());
+        assert!(objects.cut_from().is_some() && objects.log().len() < 25);
         objects.unload(Kind::Module.handle(20), 9, 0, &[]);
         objects.settle();
         load(&mut objects, 21);
-        assert!(!objects.is_cut());
+        assert!(objects.cut_from().is_none());
+    }
+
+    #[test]
+    fn a_cut_leaves_the_log_of_before_whole_and_nothing_that_is_gone_behind_it() {
+        let mut objects = Objects::default();
+        let load = |objects: &mut Objects, number: u64| {
+            assert!(objects.insert(Kind::Module.handle(number), object(Kind::Module, 0)));
+            objects.record(1, Kind::Module.handle(number), 0, &[], Some(CodeHash::of(b"code")));
+        };
+        let chain = |objects: &mut Objects, numbers: std::ops::Range<u64>| {
+            for number in numbers {
+                load(objects, number + 1);
+                objects.unload(Kind::Module.handle(number), 9, 0, &[]);
+            }
+        };
+        load(&mut objects, 1);
+        chain(&mut objects, 1..20);
+        let before: Vec<u64> = objects.log().iter().map(|r| r.sequence).collect();
+        assert!(objects.cut());
+        let from = objects.cut_from().unwrap();
+        let left: Vec<u64> = objects.log().iter().map(|r| r.sequence).collect();
+        let exact = |log: &[u64]| log.iter().copied().filter(|sequence| *sequence <= from).collect::<Vec<_>>();
+        assert!(exact(&left).len() > 10 && exact(&left) == exact(&before));
+        // Later cuts do not reach farther back, as long as there is something of the first.
+        chain(&mut objects, 20..40);
+        objects.settle();
+        assert_eq!(objects.cut_from(), Some(from));
+        let behind =
+            |objects: &Objects| objects.log().iter().filter(|r| r.sequence > from).map(|r| r.owner).collect::<Vec<_>>();
+        assert!(behind(&objects).contains(&Kind::Module.handle(40)));
+        assert_eq!(objects.placed_behind(from), [Kind::Module.handle(40)].into());
+        // What ended behind the cut and began before is there with its end.
+        assert!(behind(&objects).len() <= 3, "{:?}", behind(&objects));
+        objects.was_cut(from);
+        assert_eq!(objects.cut_from(), Some(from));
+        objects.unload(Kind::Module.handle(40), 9, 0, &[]);
+        objects.settle();
+        assert_eq!((objects.cut_from(), objects.log().len()), (None, 0));
     }
 
     #[test]

@@ -21,14 +21,14 @@ mod proto {
 }
 
 pub(crate) use proto::state::{
-    Access, Device, EventCount, EventPage, FormerAttribute, Graph, Graphs, Held, HeldCommand, HeldProgress, Mapped,
-    Mapping, Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents,
+    Access, Cut, Device, EventCount, EventPage, FormerAttribute, Graph, Graphs, Held, HeldCommand, HeldProgress,
+    Mapped, Mapping, Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents,
     SharedPiece, Sharing, State, WaitingForRoom,
 };
 
 /// The version of [`rekindle_images::Client::worker_state`], of what lies in blobs of the worker's, and of the object log that
 /// this worker writes.
-pub(crate) const STATE_VERSION: u32 = 9;
+pub(crate) const STATE_VERSION: u32 = 10;
 
 /// The oldest that this worker reads. Images stay readable, so this number never rises.
 pub(crate) const OLDEST_STATE: u32 = 9;
@@ -83,6 +83,12 @@ pub fn check(found: u32) -> Result<(), StateError> {
     }
     let with = if found > newest { "a newer one" } else { "the one that made it" };
     Err(StateError::Version { found, newest, with })
+}
+
+/// Whether a client's log was cut, by its [`rekindle_images::Client::worker_state`]: then a rehearsal must prove that the log
+/// can be replayed.
+pub fn is_cut(worker_state: &[u8]) -> bool {
+    parse::<State>(worker_state).is_ok_and(|state| state.cut.is_some())
 }
 
 /// A message as bytes.

@@ -36,6 +36,7 @@ mod protocols;
 mod questions;
 mod releases;
 mod replaced;
+mod replay;
 mod rest;
 mod sandbox;
 mod silent_daemon;

@@ -121,6 +121,10 @@ pub enum WorkerRequest {
         copying: Copying,
         /// Whether `Precopy` was asked for this image.
         precopied: bool,
+        /// Whether the daemon proves by a `Load` for a rehearsal that a log which was cut can be replayed. Daemons of before
+        /// this field do not.
+        #[serde(default)]
+        rehearses: bool,
     },
     /// How far is it?
     Progress,
@@ -157,6 +161,10 @@ pub enum WorkerRequest {
         code: Vec<String>,
         /// What the client may have beyond what it has in the image.
         limits: Limits,
+        /// For a rehearsal: only load the code, replay, and compare where it lies. No data files come with this, and the
+        /// worker is of no use afterwards.
+        #[serde(default)]
+        rehearsal: bool,
     },
     /// Memfds of pinned memory for the `Connect` that follows, where it has more than one message can carry. They come
     /// with this, in order. Any number of times.

@@ -39,6 +39,7 @@ impl Tree<'_> {
             quiesce: self.daemon.config.quiesce_timeout,
             stall: self.daemon.config.stall_timeout,
             sharing: ipc::within(self.daemon, &clients)?,
+            pool: Arc::clone(&self.daemon.pool),
             progress: Arc::default(),
         };
         let writer = self.begin_image(dir)?;

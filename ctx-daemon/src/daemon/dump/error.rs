@@ -9,6 +9,7 @@ use super::super::clients::Client;
 use super::super::ipc::SharingError;
 use super::super::moment::MomentError;
 use super::super::pidns::PidError;
+use super::super::pool::PoolError;
 use super::super::worker::WorkerError;
 use super::quiesce::QuiesceError;
 use crate::limit::Limit;
@@ -87,6 +88,25 @@ impl SaveError {
     pub(super) fn of(client: &Client, error: &WorkerError) -> Self {
         let error = client.explain(error.clone());
         Self(Failure::new(error.kind(), format!("{client} cannot be saved: {error}")))
+    }
+
+    /// A spare worker has not placed the client's code where it is.
+    pub(super) fn not_rehearsed(client: &Client, error: &WorkerError) -> Self {
+        Self(Failure::new(
+            error.kind(),
+            format!(
+                "{client} cannot be saved: it has unloaded more code than is kept, and a rehearsal has not placed the code that \
+                it has now where it is ({error}); the processes go on; it can be checkpointed when it has unloaded that code, or has \
+                been started anew"
+            ),
+        ))
+    }
+
+    /// There is no worker for a rehearsal.
+    pub(super) fn no_rehearsal(client: &Client, error: &PoolError) -> Self {
+        let reason =
+            format!("{client} cannot be saved: its restore must be rehearsed, and there is no spare worker: {error}");
+        Self(Failure::new(error.kind(), reason))
     }
 
     /// What was waited for has not come.

@@ -43,6 +43,7 @@ mod progress;
 mod protocol;
 mod quiesce;
 mod quiesced;
+mod rehearsal;
 mod save;
 mod saving;
 mod socket;

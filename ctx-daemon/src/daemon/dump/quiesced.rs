@@ -84,6 +84,7 @@ impl Begun {
             quiesce: config.quiesce_timeout,
             stall: config.stall_timeout,
             sharing: ipc::within(tree.daemon, &clients)?,
+            pool: Arc::clone(&tree.daemon.pool),
             progress: Arc::clone(&tree.progress),
         };
         let job = SaveJob::start(writer, rings, planned, how).map_err(DumpError::Thread)?;

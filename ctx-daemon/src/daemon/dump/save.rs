@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 
 use super::super::clients::{Client, ClientState};
 use super::super::ipc::Sharing;
+use super::super::pool::Pool;
 use super::super::worker::WorkerError;
 use super::super::{lock, sys, thread, wait};
 use super::error::{DumpError, SaveError};
@@ -35,6 +36,7 @@ use super::precopy::{POLL_INTERVAL, Planned};
 use super::progress::Progress;
 use super::protocol::Chosen;
 use super::quiesce::ClosedRing;
+use super::rehearsal;
 use crate::limit::Limit;
 
 /// When it began, and how it is done.
@@ -55,6 +57,8 @@ pub(super) struct How {
     pub(super) stall: Limit,
     /// What the clients share.
     pub(super) sharing: Sharing,
+    /// Has spare workers for rehearsals.
+    pub(super) pool: Arc<Pool>,
     /// Told how far it is.
     pub(super) progress: Arc<Progress>,
 }
@@ -354,13 +358,18 @@ impl Shared {
                 open = Some(ring.open(self.how.quiesce).map_err(|error| SaveError::of(client, &error))?);
                 lock(&self.state).opened_at = Some(Instant::now());
             }
-            match early {
-                Some(record) => Ok(Some(record)),
+            let record = match early {
+                Some(record) => Some(record),
                 None => {
                     copied();
-                    self.copy(planned, &files, Until::Saved, all)
+                    self.copy(planned, &files, Until::Saved, all)?
                 }
+            };
+            if let Some(record) = record.as_ref().filter(|record| rehearsal::is_needed(record)) {
+                self.awaits(Some(place), &format!("a spare worker to rehearse the restore of {client}"));
+                self.rehearse(writer, client, record)?;
             }
+            Ok(record)
         });
         lock(&self.state).awaited.remove(&Some(place));
         match saved {
@@ -371,6 +380,18 @@ impl Shared {
                 None
             }
         }
+    }
+
+    /// Proves that the client can be restored. As long as the spare worker works, the image comes further.
+    fn rehearse(&self, writer: &ImageWriter, client: &Client, record: &Record) -> Result<(), SaveError> {
+        std::thread::scope(|scope| {
+            let rehearsal = scope.spawn(|| rehearsal::rehearse(&self.how.pool, writer, client, record, self.how.stall));
+            while !rehearsal.is_finished() {
+                self.step();
+                std::thread::sleep(POLL_INTERVAL[1]);
+            }
+            rehearsal.join().unwrap_or_else(|_| Err(SaveError::internal("the daemon's rehearsing thread is gone")))
+        })
     }
 
     fn hold(&self, client: &Client) -> Result<(), SaveError> {
@@ -395,6 +416,7 @@ impl Shared {
             compression: writer.compression().to_string(),
             copying: planned.chosen.copying(),
             precopied: planned.files.is_some(),
+            rehearses: true,
         };
         let known = writer.base().map(|base| base.known(client.namespace_pid())).unwrap_or_default();
         let blob = known.to_bytes();

@@ -152,6 +152,7 @@ impl Load {
             hash_key,
             code: code.iter().map(|it| it.0.clone()).collect(),
             limits: self.limits,
+            rehearsal: false,
         };
         worker.ask_with(&request, &self.blob, &sys::raw(fds), self.timeout)
     }

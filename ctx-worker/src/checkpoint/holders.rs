@@ -1,0 +1,310 @@
+//! Place holders: they keep room for code that a restore has yet to load.
+//!
+//! The driver places code in the first free room that fits, in blocks that it makes for each context. If the log lacks unloaded code (`session/lives.rs`), a replay
+//! finds room free that was taken then, and would place code there. So variables of no use, the place holders, take all
+//! room below the highest address that is wanted. Where code is about to be loaded, they give way to that code only:
+//!
+//! ```text
+//!   at first     ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒        ▒ holders, placed by the driver from the lowest free room on
+//!   make_room    ▒▒▒▒▒▒▒▒▒░░░░░░▒▒▒▒▒▒▒▒▒▒░░▒▒▒▒▒▒▒▒        ░ free: the places of this code's variables
+//!   loaded       ▒▒▒▒▒▒▒▒▒AAAAAA▒▒▒▒▒▒▒▒▒▒BB▒▒▒▒▒▒▒▒
+//!   end                   AAAAAA          BB
+//! ```
+//!
+//! In the log's own order this leads to the same addresses. Of all places that were free and large enough the driver chose one:
+//! the lowest, or the smallest. Now it chooses by the same rule among fewer, of which that place is one. What nobody wants
+//! to be at an address (code of functions, and code that is unloaded later) finds room in new blocks.
+//!
+//! Contexts take room from each other in larger blocks. So the room below the lowest wanted address is taken first, in the
+//! context that wants that address, then the room up to the next one, and so on. What is left below the highest of all lies in
+//! blocks of other contexts. It is taken there too, so that code that may lie anywhere does not keep a block from becoming
+//! free; and when something is unloaded, holders leave the blocks in which another context wants room.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use crate::resources::not_loaded::NotLoaded;
+
+/// The smallest holder: places of code are multiples of this, or of more (see [`measure`]).
+const LEAST: u64 = 256;
+/// So many holders show how far apart places are.
+const MEASURED: usize = 64;
+/// The largest holder.
+const LARGEST: u64 = 512 << 10;
+/// What the driver takes at a time for code. A variable of half of that and more has blocks of its own.
+const BLOCK: u64 = 2 << 20;
+/// The most holders.
+const MOST: usize = 65_536;
+/// So many blocks are held in which nothing is wanted: they lie below those in which something is.
+const MOST_USELESS: usize = 128;
+/// The most bytes of holders: device memory that the client does not have.
+const MOST_BYTES: u64 = 512 << 20;
+
+/// Who places holders.
+pub(crate) trait Placer {
+    /// Places a variable of so many bytes in a context.
+    fn place(&mut self, context: u64, size: u64) -> Result<Taken, NotLoaded>;
+
+    /// The contexts that there are, each with its device.
+    fn contexts(&self) -> Vec<(u64, u64)>;
+
+    /// Removes what was placed in a context.
+    fn remove(&mut self, context: u64, code: u64) -> Result<(), NotLoaded>;
+}
+
+/// A variable of no use, where it was placed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// The module that has it.
+    pub(crate) code: u64,
+    pub(crate) address: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    context: u64,
+    size: u64,
+    code: u64,
+}
+
+/// Code that has its variables in a context: (module or library, context).
+type Code = (u64, u64);
+
+/// What the driver's places of code are multiples of.
+pub(crate) fn measure(placer: &mut impl Placer, context: u64) -> Result<u64, NotLoaded> {
+    let taken = (0..MEASURED).map(|_| placer.place(context, LEAST)).collect::<Result<Vec<_>, _>>()?;
+    let mut places: Vec<u64> = taken.iter().map(|it| it.address).collect();
+    taken.into_iter().try_for_each(|it| placer.remove(context, it.code))?;
+    places.sort_unstable();
+    let least = places.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(LEAST);
+    // Anything else is a driver that places code in another way, which shows when room is made.
+    Ok(least.clamp(LEAST, LARGEST).next_power_of_two())
+}
+
+/// The holders of a restore, and for what they keep room.
+#[derive(Default)]
+pub(crate) struct Holders {
+    unit: u64,
+    /// Where code that is not loaded yet had its variables.
+    wanted: BTreeMap<Code, Vec<Range<u64>>>,
+    /// By address.
+    held: BTreeMap<u64, Held>,
+    bytes: u64,
+    useless: usize,
+}
+
+impl Holders {
+    /// For code with variables at these addresses and of these sizes, where places are multiples of `unit`.
+    pub(crate) fn new(unit: u64, variables: impl IntoIterator<Item = (Code, (u64, u64))>) -> Result<Self, NotLoaded> {
+        let mut wanted: BTreeMap<Code, Vec<Range<u64>>> = BTreeMap::new();
+        for (code, (address, size)) in variables {
+            let place =
+                place_of(unit, address, size).ok_or(NotLoaded::Image("a variable lies outside of all memory"))?;
+            wanted.entry(code).or_default().push(place);
+        }
+        wanted.values_mut().for_each(merge);
+        Ok(Self { unit, wanted, ..Self::default() })
+    }
+
+    /// Takes all room that is wanted, and all that might be taken instead. Whenever room may have become free this is done
+    /// again.
+    pub(crate) fn fill(&mut self, placer: &mut impl Placer) -> Result<(), NotLoaded> {
+        let wanting = self.wanting();
+        let in_the_way = |at: u64, held: &Held| {
+            wanting.get(&(at / BLOCK)).is_some_and(|contexts| contexts.iter().any(|context| *context != held.context))
+        };
+        self.let_go(placer, in_the_way)?;
+        let of_code = |(&(_, context), places): (&Code, &Vec<Range<u64>>)| {
+            places.iter().map(|place| (place.end, context)).collect::<Vec<_>>()
+        };
+        let mut ends: Vec<(u64, u64)> = self.wanted.iter().flat_map(of_code).collect();
+        ends.sort_unstable();
+        for (at, &(end, context)) in ends.iter().enumerate() {
+            // The room below the next end of the same context includes this one.
+            if ends.get(at + 1).is_none_or(|next| next.1 != context) {
+                self.fill_up_to(placer, context, end)?;
+            }
+        }
+        let devices: HashMap<u64, u64> = placer.contexts().into_iter().collect();
+        for (context, device) in &devices {
+            let on_device = ends.iter().filter(|(_, wanting)| devices.get(wanting) == Some(device));
+            if let Some((end, _)) = on_device.max() {
+                self.fill_up_to(placer, *context, *end)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The contexts that want room in each block.
+    fn wanting(&self) -> HashMap<u64, Vec<u64>> {
+        let mut blocks: HashMap<u64, Vec<u64>> = HashMap::new();
+        for ((_, context), places) in &self.wanted {
+            for place in places {
+                for block in place.start / BLOCK..place.end.div_ceil(BLOCK) {
+                    blocks.entry(block).or_default().push(*context);
+                }
+            }
+        }
+        blocks
+    }
+
+    /// Takes the room in a context's own blocks, and new blocks below `end`. The driver makes a new block only where nothing
+    /// fits into a context's own.
+    fn fill_up_to(&mut self, placer: &mut impl Placer, context: u64, end: u64) -> Result<(), NotLoaded> {
+        let mut size = LARGEST;
+        while size >= self.unit {
+            let taken = placer.place(context, size)?;
+            if !is_in_new_block(placer, context, taken)? || (taken.address < end && self.is_useful(taken.address)) {
+                self.keep(taken, Held { context, size, code: taken.code })?;
+            } else {
+                placer.remove(context, taken.code)?;
+                size /= 2;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a new block is to be kept: one in which something is wanted is, and so many others.
+    fn is_useful(&mut self, address: u64) -> bool {
+        let block = address..address.saturating_add(BLOCK);
+        let mut places = self.wanted.values().flatten();
+        if !places.any(|place| place.start < block.end && block.start < place.end) {
+            self.useless += 1;
+        }
+        self.useless <= MOST_USELESS
+    }
+
+    /// The holders that have all of a place.
+    fn holders_of(&self, context: u64, place: &Range<u64>) -> Option<Vec<(u64, Held)>> {
+        let mut holders = Vec::new();
+        let mut covered = place.start;
+        while covered < place.end {
+            let (at, held) = self.held.range(..=covered).next_back()?;
+            if held.context != context || at + held.size <= covered {
+                return None;
+            }
+            holders.push((*at, *held));
+            covered = at + held.size;
+        }
+        Some(holders)
+    }
+
+    fn keep(&mut self, taken: Taken, held: Held) -> Result<(), NotLoaded> {
+        self.held.insert(taken.address, held);
+        self.bytes += held.size;
+        if self.held.len() > MOST || self.bytes > MOST_BYTES {
+            return Err(NotLoaded::TooManyHolders { holders: self.held.len(), bytes: self.bytes });
+        }
+        Ok(())
+    }
+
+    fn let_go(&mut self, placer: &mut impl Placer, which: impl Fn(u64, &Held) -> bool) -> Result<(), NotLoaded> {
+        let (gone, left) = std::mem::take(&mut self.held).into_iter().partition(|(at, held)| which(*at, held));
+        self.held = left;
+        self.bytes = self.held.values().map(|held| held.size).sum();
+        let gone: BTreeMap<u64, Held> = gone;
+        gone.values().try_for_each(|held| placer.remove(held.context, held.code))
+    }
+
+    /// This code is about to be loaded in this context: holders leave the places of its variables, and nothing else.
+    pub(crate) fn make_room(&mut self, placer: &mut impl Placer, code: u64, context: u64) -> Result<(), NotLoaded> {
+        let Some(end) = self.wanted.get(&(code, context)).and_then(|places| places.last()).map(|place| place.end)
+        else {
+            return Ok(());
+        };
+        // What was placed since may lie in a new block, with room.
+        self.fill_up_to(placer, context, end)?;
+        let places = self.wanted.remove(&(code, context)).unwrap_or_default();
+        let mut giving = BTreeMap::new();
+        for place in &places {
+            giving.extend(self.holders_of(context, place).ok_or(NotLoaded::NotHeld { address: place.start })?);
+        }
+        // What takes the places until all around them is taken again.
+        let mut keepers = Vec::new();
+        for (at, held) in giving {
+            self.held.remove(&at);
+            self.bytes -= held.size;
+            placer.remove(context, held.code)?;
+            let end = at + held.size;
+            let mut from = at;
+            for place in places.iter().filter(|place| place.start < end && at < place.end) {
+                let hole = place.start.max(at)..place.end.min(end);
+                self.place_between(placer, context, from..hole.start, None)?;
+                from = hole.end;
+                self.place_between(placer, context, hole, Some(&mut keepers))?;
+            }
+            self.place_between(placer, context, from..end, None)?;
+        }
+        keepers.into_iter().try_for_each(|keeper| placer.remove(context, keeper.code))
+    }
+
+    /// Fills a range, which is the only free room, with holders, or with what is returned in `keepers`.
+    fn place_between(
+        &mut self,
+        placer: &mut impl Placer,
+        context: u64,
+        range: Range<u64>,
+        mut keepers: Option<&mut Vec<Taken>>,
+    ) -> Result<(), NotLoaded> {
+        let mut at = range.start;
+        while at < range.end {
+            let left = (range.end - at) / self.unit;
+            let size = (self.unit << left.ilog2()).min(LARGEST);
+            let taken = placer.place(context, size)?;
+            if taken.address != at {
+                placer.remove(context, taken.code)?;
+                return Err(NotLoaded::NotHeld { address: at });
+            }
+            match &mut keepers {
+                Some(keepers) => keepers.push(taken),
+                None => self.keep(taken, Held { context, size, code: taken.code })?,
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// A context is about to end, and its holders with it.
+    pub(crate) fn leave(&mut self, placer: &mut impl Placer, context: u64) -> Result<(), NotLoaded> {
+        self.let_go(placer, |_, held| held.context == context)
+    }
+
+    /// Removes all holders.
+    pub(crate) fn end(&mut self, placer: &mut impl Placer) -> Result<(), NotLoaded> {
+        self.let_go(placer, |_, _| true)
+    }
+}
+
+/// Whether a block was made for what was just placed: then nothing else is in it. Where less than [`LARGEST`] was placed, there
+/// is no room for that in any older block.
+fn is_in_new_block(placer: &mut impl Placer, context: u64, placed: Taken) -> Result<bool, NotLoaded> {
+    if !placed.address.is_multiple_of(BLOCK) {
+        return Ok(false);
+    }
+    let probes = (1..BLOCK / LARGEST).map(|_| placer.place(context, LARGEST)).collect::<Result<Vec<_>, _>>()?;
+    probes.iter().try_for_each(|probe| placer.remove(context, probe.code))?;
+    Ok(probes.iter().all(|probe| probe.address / BLOCK == placed.address / BLOCK))
+}
+
+/// The room that the driver takes for a variable. A large one has whole blocks.
+fn place_of(unit: u64, address: u64, size: u64) -> Option<Range<u64>> {
+    let start = address / unit * unit;
+    let end = address.checked_add(size)?.checked_next_multiple_of(unit)?;
+    let has_blocks = start.is_multiple_of(BLOCK) && end - start >= BLOCK / 2;
+    Some(start..if has_blocks { end.checked_next_multiple_of(BLOCK)? } else { end })
+}
+
+/// Joins places that touch.
+fn merge(places: &mut Vec<Range<u64>>) {
+    places.sort_unstable_by_key(|place| (place.start, place.end));
+    places.dedup_by(|next, before| {
+        let touches = next.start <= before.end;
+        if touches {
+            before.end = before.end.max(next.end);
+        }
+        touches
+    });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! The object log executed again: exactly as it was, or, behind a cut, with place holders (`checkpoint/cut.rs`).
+
+use std::collections::HashMap;
+use std::ffi::CString;
+
+use rekindle_images::{Client, Object};
+use rekindle_wire::codec::{Reader, Writer};
+use rekindle_wire::command::{self, KernelFunction, Kind, LibraryModule, LinkAdd};
+use rekindle_wire::ring::CommandHeader;
+
+use crate::checkpoint::holders::{self, Holders, Placer, Taken};
+use crate::gpu::driver::expect;
+use crate::resources::not_loaded::{NotLoaded, Why};
+use crate::serve::executor::Executor;
+use crate::session::outcome::{Outcome, Refused};
+use crate::session::state::State;
+
+impl Executor {
+    /// Executes records of the log in their order. What is returned holds places until the whole log has been replayed.
+    pub(crate) fn replay_log(
+        &mut self,
+        client: &Client,
+        state: &State,
+        objects: Vec<&Object>,
+        kinds: &HashMap<u32, u16>,
+    ) -> Result<Holders, NotLoaded> {
+        let Some(cut) = state.cut.as_ref() else {
+            objects.into_iter().try_for_each(|object| self.replay(object, kinds))?;
+            return Ok(Holders::default());
+        };
+        let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
+        let (exact, behind): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| object.sequence <= cut.from);
+        exact.into_iter().try_for_each(|object| self.replay(object, kinds))?;
+        let from = self.call.session.objects.recorded();
+        // Contexts take room from each other, so all must be there before any place is held.
+        let makes_context =
+            |object: &&Object| matches!(call(object), command::CONTEXT_CREATE | command::CONTEXT_RETAIN);
+        let (contexts, behind): (Vec<_>, Vec<_>) = behind.into_iter().partition(makes_context);
+        contexts.into_iter().try_for_each(|object| self.replay(object, kinds))?;
+        if cut.contexts.len() != client.globals.len() {
+            return Err(NotLoaded::Image("the image does not say in which contexts its variables lie"));
+        }
+        let variables = client.globals.iter().zip(&cut.contexts);
+        let variables = variables.map(|(global, context)| ((global.module, *context), (global.address, global.size)));
+        let variables: Vec<_> = variables.filter(|(code, _)| !self.code.globals.contains_key(code)).collect();
+        let unit = match variables.first() {
+            Some(((_, context), _)) => holders::measure(self, *context)?,
+            None => 1,
+        };
+        let mut holders = Holders::new(unit, variables)?;
+        holders.fill(self)?;
+        for object in behind {
+            if let Some(code) = self.brings(call(object), object) {
+                holders.make_room(self, code, object.context)?;
+            }
+            if call(object) == command::CONTEXT_DESTROY {
+                holders.leave(self, object.handle)?;
+            }
+            self.replay(object, kinds)?;
+            if matches!(call(object), command::MODULE_UNLOAD | command::LIBRARY_UNLOAD | command::CONTEXT_DESTROY) {
+                holders.fill(self)?;
+            }
+        }
+        self.call.session.objects.was_cut(from);
+        Ok(holders)
+    }
+
+    /// The module or library whose variables a record may be the first to have placed in its context.
+    fn brings(&self, call: u16, object: &Object) -> Option<u64> {
+        let handle = object.handle;
+        let library_of = |kernel: u64| self.call.session.objects.get(kernel).map(|kernel| kernel.parent);
+        let mut args = Reader::new(&object.args);
+        match call {
+            _ if object.context == 0 => None,
+            command::KERNEL_FUNCTION => library_of(KernelFunction::read(&mut args).ok()?.kernel),
+            command::LIBRARY_MODULE => Some(LibraryModule::read(&mut args).ok()?.library),
+            _ if Kind::Kernel.owns(handle) => library_of(handle),
+            _ if Kind::Module.owns(handle) || Kind::Library.owns(handle) => Some(handle),
+            _ => None,
+        }
+    }
+
+    /// Executes a record of the object log.
+    pub(crate) fn replay(&mut self, object: &Object, kinds: &HashMap<u32, u16>) -> Result<(), NotLoaded> {
+        let call = *kinds.get(&object.kind).ok_or(NotLoaded::Image("the image's log has a record of no kind"))?;
+        let name = command::name(&self.call.session.table, call).unwrap_or("?").to_owned();
+        let failed = |why| NotLoaded::Replay { call: name.clone(), handle: object.handle, why };
+        self.call.header = CommandHeader { call, context: object.context, ..Default::default() };
+        self.enter_context(object.context).map_err(|e| failed(e.into()))?;
+        let mut args = Reader::new(&object.args);
+        let mut reply = Writer::new();
+        let outcome = match call {
+            command::MODULE_LOAD | command::LIBRARY_LOAD => {
+                let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
+                let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
+                let kind = if call == command::MODULE_LOAD { Kind::Module } else { Kind::Library };
+                let (call, mut loading, code) = self.code_parts();
+                let loaded = code.load_again(call, &mut loading, (kind, object.handle), &image, &mut args);
+                loaded.map(|()| Outcome::Done(0))
+            }
+            command::LINK_ADD => {
+                let hash = object.code.first().ok_or_else(|| failed(Why::NoCode))?;
+                let image = self.code.store.get(hash).ok_or_else(|| failed(Why::CodeMissing))?;
+                let Self { call, code, .. } = self;
+                let add = LinkAdd::read(&mut args).map_err(Refused::from);
+                let added =
+                    add.and_then(|add| code.links.add(call, &mut code.logs, &add, &object.args, &image, &mut reply));
+                added.map(Outcome::Done)
+            }
+            // Done by the loading itself or asked for here, in the recorded order either way.
+            command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
+            call if call == self.code.function_load => {
+                let (call, mut loading, code) = self.code_parts();
+                code.load_function(call, &mut loading, object.handle).map(|()| Outcome::Done(0))
+            }
+            call if call < command::FIRST => self.dispatch(call, &mut args, &mut reply).map(Outcome::Done),
+            call => self.command(call, &mut args, &mut reply),
+        };
+        match outcome {
+            Ok(Outcome::Done(0)) => Ok(()),
+            Ok(Outcome::Done(code)) => Err(failed(Refused::Code(code).into())),
+            Ok(Outcome::Later) => Err(failed(Why::NoRecord)),
+            Err(refused) => Err(failed(refused.into())),
+        }
+    }
+}
+
+impl Placer for Executor {
+    fn place(&mut self, context: u64, size: u64) -> Result<Taken, NotLoaded> {
+        self.enter_context(context)?;
+        let text =
+            format!(".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .align 16 .b8 hold[{size}];\n");
+        let text = CString::new(text).unwrap_or_default();
+        let driver = self.driver();
+        let (mut code, mut address, mut bytes) = (0, 0, 0);
+        // SAFETY: the image is text that ends with a NUL, which the driver copies; out parameters are locals.
+        unsafe {
+            expect("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut code, text.as_ptr().cast()))?;
+            let found = (driver.cuModuleGetGlobal_v2)(&raw mut address, &raw mut bytes, code, c"hold".as_ptr());
+            expect("cuModuleGetGlobal", found)?;
+        }
+        Ok(Taken { code, address })
+    }
+
+    fn contexts(&self) -> Vec<(u64, u64)> {
+        let objects = &self.call.session.objects;
+        let contexts = objects.of_kind(Kind::Context).into_iter();
+        contexts.filter_map(|handle| Some((handle, objects.get(handle)?.parent))).collect()
+    }
+
+    fn remove(&mut self, context: u64, code: u64) -> Result<(), NotLoaded> {
+        self.enter_context(context)?;
+        // SAFETY: the module is one that `place` has loaded, and nothing uses it.
+        Ok(expect("cuModuleUnload", unsafe { (self.driver().cuModuleUnload)(code) })?)
+    }
+}

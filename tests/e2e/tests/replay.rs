@@ -1,0 +1,83 @@
+//! Programs that have unloaded more code than the object log keeps: the rehearsal before the commit, and restores with place
+//! holders.
+
+use std::fs;
+
+use rekindle_e2e::app::undisturbed;
+use rekindle_e2e::{App, Fate, Image, Node, Result};
+
+/// As few lives as that of the code that is gone.
+const FEW: (&str, &str) = ("REKINDLE_MOST_LIVES", "24");
+
+/// How many rehearsals have shown that a restore is possible.
+fn rehearsals(node: &Node) -> Result<usize> {
+    Ok(fs::read_to_string(node.path("daemon.log"))?.matches("a rehearsal has shown").count())
+}
+
+fn dumped(node: &Node, app: App, expected: &str) -> Result<Image> {
+    let before = rehearsals(node)?;
+    let image = node.dump_and_kill(app)?;
+    image.must_be_of_the_middle(expected)?;
+    assert_eq!(rehearsals(node)?, before + usize::from(cfg!(debug_assertions)), "one for each dump");
+    Ok(image)
+}
+
+/// Dumped, killed and restored twice, and both times behind the cut.
+fn restored_behind_a_cut(name: &str, arguments: &[&str], at: [u64; 2]) -> Result {
+    let expected = undisturbed(name, arguments)?;
+    let node = Node::with_gpu(&[FEW])?;
+    let app = node.run(name, arguments)?;
+    app.reaches(at[0])?;
+    let image = dumped(&node, app, &expected)?;
+    let app = node.restore(&image)?;
+    app.reaches(at[1])?;
+    let again = dumped(&node, app, &expected)?;
+    assert_eq!(node.restore(&again)?.finish()?, expected);
+    assert_eq!(node.restore(&image)?.finish()?, expected);
+    node.finish()
+}
+
+#[test]
+fn a_program_that_unloads_code_without_end_is_restored_from_a_log_that_was_cut() -> Result {
+    restored_behind_a_cut("unloads", &["--iterations", "160", "--sleep-us", "2000"], [70, 110])
+}
+
+#[test]
+fn a_program_that_compiles_code_without_end_is_restored_from_a_log_that_was_cut() -> Result {
+    restored_behind_a_cut("jit", &["--iterations", "160", "--sleep-us", "2000"], [70, 110])
+}
+
+#[test]
+fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
+    let arguments = ["--iterations", "400", "--sleep-us", "5000"];
+    let expected = undisturbed("unloads", &arguments)?;
+    let mut node = Node::with_gpu(&[FEW])?;
+    let app = node.run("unloads", &arguments)?;
+    app.reaches(60)?;
+    let older = node.dump(&app)?;
+    // A worker of the next daemon can load as much code as it needs for itself.
+    assert!(node.stop_daemon()?.success());
+    node.start_daemon(&[FEW, ("SIMGPU_FAULT", "cuModuleLoadData:12+:2")])?;
+    // Its worker has joined that daemon.
+    node.client(app.pid())?;
+    app.advances()?;
+    let (dump, _) = node.start_dump(&app, Fate::Running)?;
+    if !cfg!(debug_assertions) {
+        eprintln!(
+            "SKIPPED: this build keeps more of what is unloaded; `checked` and `debug` keep as little as they are told"
+        );
+        dump.wait()?.succeeds()?;
+        drop(app);
+        return node.finish();
+    }
+    dump.wait()?.fails_with("a rehearsal has not placed the code that it has now where it is")?;
+    app.advances()?;
+    assert!(node.stop_daemon()?.success());
+    node.start_daemon(&[FEW])?;
+    node.client(app.pid())?;
+    let later = node.dump_and_kill(app)?;
+    later.must_be_of_the_middle(&expected)?;
+    assert_eq!(node.restore(&later)?.finish()?, expected);
+    assert_eq!(node.restore(&older)?.finish()?, expected);
+    node.finish()
+}
