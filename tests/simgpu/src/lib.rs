@@ -61,7 +61,7 @@ pub(crate) use process::{entry, refuse};
 
 /// The symbols of `libcuda.so.1`, generated from the table of driver functions.
 #[allow(missing_docs, non_snake_case, unreachable_pub, reason = "generated; the names are cuda.h's")]
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks, reason = "generated")]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, unused_unsafe, reason = "generated")]
 mod exports {
     use std::ffi::{c_char, c_void};
 

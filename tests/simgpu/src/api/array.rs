@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice, CUdeviceptr, CUresult, CUstream, CudaArray3dDescriptor,
     CudaArrayDescriptor, CudaArrayMemoryRequirements, CudaMemcpy3d, CudaMemcpy3dSide as Side,
@@ -12,33 +13,33 @@ use super::boxes;
 use crate::array::{Array, give_back};
 use crate::current;
 use crate::handles;
-use crate::status::{Result, ensure, put, status};
+use crate::status::{Result, ensure, status};
 
-fn create(out: *mut CUarray, desc: CudaArray3dDescriptor) -> Result<()> {
+fn create(out: Out<CUarray>, desc: CudaArray3dDescriptor) -> Result<()> {
     let context = current::healthy()?;
     ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
     let array = Arc::new(Array::create(context.device, context.handle, handles::next(), desc)?);
     let handle = array.handle;
     handles::insert(handle, array);
-    unsafe { put(out, handle) }
+    out.put(handle)
 }
 
-pub unsafe fn cuArray3DCreate_v2(out: *mut CUarray, desc: *const CudaArray3dDescriptor) -> CUresult {
+pub fn cuArray3DCreate_v2(out: Out<CUarray>, desc: In<CudaArray3dDescriptor>) -> CUresult {
     status(|| {
-        ensure(!desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        create(out, unsafe { *desc })
+        let desc = desc.read()?;
+        create(out, *desc)
     })
 }
 
-pub unsafe fn cuArrayCreate_v2(out: *mut CUarray, desc: *const CudaArrayDescriptor) -> CUresult {
+pub fn cuArrayCreate_v2(out: Out<CUarray>, desc: In<CudaArrayDescriptor>) -> CUresult {
     status(|| {
-        ensure(!desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        create(out, unsafe { *desc }.into())
+        let desc = desc.read()?;
+        create(out, (*desc).into())
     })
 }
 
 /// A level of a mipmapped array goes with it, not by itself.
-pub unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
+pub fn cuArrayDestroy(array: CUarray) -> CUresult {
     status(|| {
         let array = handles::get::<Array>(array)?;
         ensure(!array.level, CUDA_ERROR_INVALID_VALUE)?;
@@ -51,14 +52,14 @@ pub unsafe fn cuArrayDestroy(array: CUarray) -> CUresult {
     })
 }
 
-pub unsafe fn cuArray3DGetDescriptor_v2(out: *mut CudaArray3dDescriptor, array: CUarray) -> CUresult {
-    status(|| unsafe { put(out, handles::get::<Array>(array)?.desc) })
+pub fn cuArray3DGetDescriptor_v2(out: Out<CudaArray3dDescriptor>, array: CUarray) -> CUresult {
+    status(|| out.put(handles::get::<Array>(array)?.desc))
 }
 
-pub unsafe fn cuArrayGetDescriptor_v2(out: *mut CudaArrayDescriptor, array: CUarray) -> CUresult {
+pub fn cuArrayGetDescriptor_v2(out: Out<CudaArrayDescriptor>, array: CUarray) -> CUresult {
     status(|| {
         let CudaArray3dDescriptor { width, height, format, channels, .. } = handles::get::<Array>(array)?.desc;
-        unsafe { put(out, CudaArrayDescriptor { width, height, format, channels }) }
+        out.put(CudaArrayDescriptor { width, height, format, channels })
     })
 }
 
@@ -67,15 +68,15 @@ fn of_another_kind(array: CUarray) -> CUresult {
     status(|| handles::get::<Array>(array).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }
 
-pub unsafe fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32) -> CUresult {
+pub fn cuArrayGetPlane(_plane: *mut CUarray, array: CUarray, _index: u32) -> CUresult {
     of_another_kind(array)
 }
 
-pub unsafe fn cuArrayGetSparseProperties(_properties: *mut c_void, array: CUarray) -> CUresult {
+pub fn cuArrayGetSparseProperties(_properties: *mut c_void, array: CUarray) -> CUresult {
     if array == 0 { CUDA_ERROR_INVALID_VALUE } else { of_another_kind(array) }
 }
 
-pub unsafe fn cuArrayGetMemoryRequirements(
+pub fn cuArrayGetMemoryRequirements(
     _requirements: *mut CudaArrayMemoryRequirements,
     array: CUarray,
     _device: CUdevice,
@@ -87,30 +88,30 @@ fn row(dst: Side, src: Side, bytes: usize, stream: CUstream, wait: bool) -> CUre
     boxes::copy_box(&CudaMemcpy3d::of_bytes(dst, src, bytes), stream, wait)
 }
 
-pub unsafe fn cuMemcpyAtoA_v2(dst: CUarray, dst_at: usize, src: CUarray, src_at: usize, n: usize) -> CUresult {
+pub fn cuMemcpyAtoA_v2(dst: CUarray, dst_at: usize, src: CUarray, src_at: usize, n: usize) -> CUresult {
     row(Side::in_array(dst, dst_at), Side::in_array(src, src_at), n, 0, true)
 }
 
-pub unsafe fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, at: usize, n: usize) -> CUresult {
+pub fn cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, at: usize, n: usize) -> CUresult {
     row(Side::on_device(dst), Side::in_array(src, at), n, 0, true)
 }
 
-pub unsafe fn cuMemcpyDtoA_v2(dst: CUarray, at: usize, src: CUdeviceptr, n: usize) -> CUresult {
+pub fn cuMemcpyDtoA_v2(dst: CUarray, at: usize, src: CUdeviceptr, n: usize) -> CUresult {
     row(Side::in_array(dst, at), Side::on_device(src), n, 0, true)
 }
 
-pub unsafe fn cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize) -> CUresult {
+pub fn cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize) -> CUresult {
     row(Side::on_host(dst), Side::in_array(src, at), n, 0, true)
 }
 
-pub unsafe fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize, on: CUstream) -> CUresult {
+pub fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, at: usize, n: usize, on: CUstream) -> CUresult {
     row(Side::on_host(dst), Side::in_array(src, at), n, on, false)
 }
 
-pub unsafe fn cuMemcpyHtoA_v2(dst: CUarray, at: usize, src: *const c_void, n: usize) -> CUresult {
+pub fn cuMemcpyHtoA_v2(dst: CUarray, at: usize, src: *const c_void, n: usize) -> CUresult {
     row(Side::in_array(dst, at), Side::on_host(src), n, 0, true)
 }
 
-pub unsafe fn cuMemcpyHtoAAsync_v2(dst: CUarray, at: usize, src: *const c_void, n: usize, on: CUstream) -> CUresult {
+pub fn cuMemcpyHtoAAsync_v2(dst: CUarray, at: usize, src: *const c_void, n: usize, on: CUstream) -> CUresult {
     row(Side::in_array(dst, at), Side::on_host(src), n, on, false)
 }

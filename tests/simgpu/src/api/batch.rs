@@ -1,5 +1,6 @@
 //! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};
 use rekindle_cuda_abi::types::{
     CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUdeviceptr, CUmemcpyAttributes,
@@ -8,23 +9,18 @@ use rekindle_cuda_abi::types::{
 
 use super::{boxes, cuMemcpyAsync};
 use crate::array::Array;
-use crate::status::{Result, check, ensure, put_if, status};
+use crate::status::{Result, check, ensure, status};
 use crate::{current, handles};
 
 /// Runs the copies of a batch. Where one fails, `fail_index` gets its place.
-unsafe fn each(
-    count: usize,
-    on: CUstream,
-    fail_index: *mut usize,
-    one: impl FnMut(usize) -> Result<bool>,
-) -> Result<()> {
+fn each(count: usize, on: CUstream, fail_index: Out<usize>, one: impl FnMut(usize) -> Result<bool>) -> Result<()> {
     if rekindle_graphs::hook::captures(on) {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     let stream = current::stream(on)?;
-    unsafe { put_if(fail_index, usize::MAX) };
+    fail_index.put_if(usize::MAX);
     ensure(count > 0 && stream.handle != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE)?;
-    let wait = batch::each(count, one, |place| unsafe { put_if(fail_index, place) })?;
+    let wait = batch::each(count, one, |place| fail_index.put_if(place))?;
     if wait { stream.synchronize() } else { Ok(()) }
 }
 
@@ -36,9 +32,10 @@ pub unsafe fn cuMemcpyBatchAsync(
     attributes: *mut CUmemcpyAttributes,
     indices: *mut usize,
     attribute_count: usize,
-    fail_index: *mut usize,
+    fail_index: Out<usize>,
     on: CUstream,
 ) -> CUresult {
+    // SAFETY: the caller passes arrays of so many elements, which stay until the call returns.
     let arguments = unsafe {
         array(targets, count).and_then(|targets| {
             let (sources, sizes) = (array(sources, count)?, array(sizes, count)?);
@@ -47,7 +44,7 @@ pub unsafe fn cuMemcpyBatchAsync(
         })
     };
     status(|| {
-        arguments.and_then(|(targets, sources, sizes, of)| unsafe {
+        arguments.and_then(|(targets, sources, sizes, of)| {
             each(count, on, fail_index, |i| {
                 check(cuMemcpyAsync(targets[i], sources[i], sizes[i], on))?;
                 Ok(of(i).order == SOURCE_DURING_CALL)
@@ -66,17 +63,19 @@ pub unsafe fn cuMemcpyBatchAsync_v2(
     attribute_count: usize,
     on: CUstream,
 ) -> CUresult {
-    let nowhere = std::ptr::null_mut();
+    let nowhere = Out::null();
+    // SAFETY: the arguments of this call.
     unsafe { cuMemcpyBatchAsync(targets, sources, sizes, count, attributes, indices, attribute_count, nowhere, on) }
 }
 
 pub unsafe fn cuMemcpy3DBatchAsync(
     count: usize,
     operations: *mut CudaMemcpy3dBatchOp,
-    fail_index: *mut usize,
+    fail_index: Out<usize>,
     flags: u64,
     on: CUstream,
 ) -> CUresult {
+    // SAFETY: as for `cuMemcpyBatchAsync`.
     let operations = unsafe { array(operations, count) };
     status(|| {
         operations.and_then(|operations| {
@@ -84,12 +83,10 @@ pub unsafe fn cuMemcpy3DBatchAsync(
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             let element = |it| handles::get::<Array>(it)?.desc.element().ok_or(CUDA_ERROR_INVALID_VALUE);
-            unsafe {
-                each(count, on, fail_index, |i| {
-                    check(boxes::copy_box(&operations[i].copy(element)?, on, false))?;
-                    Ok(operations[i].order == SOURCE_DURING_CALL)
-                })
-            }
+            each(count, on, fail_index, |i| {
+                check(boxes::copy_box(&operations[i].copy(element)?, on, false))?;
+                Ok(operations[i].order == SOURCE_DURING_CALL)
+            })
         })
     })
 }
@@ -100,5 +97,6 @@ pub unsafe fn cuMemcpy3DBatchAsync_v2(
     flags: u64,
     on: CUstream,
 ) -> CUresult {
-    unsafe { cuMemcpy3DBatchAsync(count, operations, std::ptr::null_mut(), flags, on) }
+    // SAFETY: the arguments of this call.
+    unsafe { cuMemcpy3DBatchAsync(count, operations, Out::null(), flags, on) }
 }

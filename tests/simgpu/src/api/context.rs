@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
@@ -16,7 +17,7 @@ use crate::current;
 use crate::device::{device, devices};
 use crate::handles;
 use crate::memory::space::{self, Kind};
-use crate::status::{Result, ensure, put, put_if, status};
+use crate::status::{Result, ensure, read, status};
 
 /// Of the ways in which the CPU may wait a context has one; what lies beyond them are single bits.
 pub(super) fn check_flags(flags: u32) -> Result<()> {
@@ -24,42 +25,36 @@ pub(super) fn check_flags(flags: u32) -> Result<()> {
     ensure(flags & !0xff == 0 && matches!(flags & SCHEDULING, 0 | 1 | 2 | 4), CUDA_ERROR_INVALID_VALUE)
 }
 
-pub unsafe fn cuCtxCreate_v2(out: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
+pub fn cuCtxCreate_v2(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> CUresult {
     status(|| {
         check_flags(flags)?;
         let device = device(dev)?;
         crate::context::process_is_well()?;
         let handle = handles::next();
-        unsafe { put(out, handle) }?;
+        out.put(handle)?;
         handles::insert(handle, contexts::create(handle, device, flags));
         current::push(handle);
         Ok(())
     })
 }
 
-pub unsafe fn cuCtxCreate_v3(
-    out: *mut CUcontext,
-    affinities: *mut c_void,
-    count: i32,
-    flags: u32,
-    dev: CUdevice,
-) -> CUresult {
+pub fn cuCtxCreate_v3(out: Out<CUcontext>, affinities: *mut c_void, count: i32, flags: u32, dev: CUdevice) -> CUresult {
     if !affinities.is_null() && count != 0 {
         return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
     }
-    unsafe { cuCtxCreate_v2(out, flags, dev) }
+    cuCtxCreate_v2(out, flags, dev)
 }
 
-pub unsafe fn cuCtxCreate(out: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
-    unsafe { cuCtxCreate_v2(out, flags, dev) }
+pub fn cuCtxCreate(out: Out<CUcontext>, flags: u32, dev: CUdevice) -> CUresult {
+    cuCtxCreate_v2(out, flags, dev)
 }
 
 /// Execution affinities are a matter of MPS; without it there are none, of whatever kind.
-pub unsafe fn cuDeviceGetExecAffinitySupport(supported: *mut i32, kind: u32, dev: CUdevice) -> CUresult {
+pub fn cuDeviceGetExecAffinitySupport(supported: Out<i32>, kind: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
         let _ = kind;
-        unsafe { put(supported, 0) }
+        supported.put(0)
     })
 }
 
@@ -69,22 +64,23 @@ pub unsafe fn cuCtxGetExecAffinity(affinity: *mut c_void, kind: u32) -> CUresult
         ensure(!affinity.is_null() && kind == 0, CUDA_ERROR_INVALID_VALUE)?;
         // All of the device's multiprocessors.
         let all = crate::attributes::value(16, context.device.ordinal as CUdevice).unwrap_or(0) as u32;
+        // SAFETY: not null, so room for a kind and a number by the caller's promise.
         unsafe { affinity.cast::<[u32; 2]>().write_unaligned([kind, all]) };
         Ok(())
     })
 }
 
 /// Counts another user of the current context.
-pub unsafe fn cuCtxAttach(out: *mut CUcontext, flags: u32) -> CUresult {
+pub fn cuCtxAttach(out: Out<CUcontext>, flags: u32) -> CUresult {
     status(|| {
         ensure(!out.is_null() && flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         current::current()?.attached.fetch_add(1, Ordering::Relaxed);
-        unsafe { put(out, current::handle()) }
+        out.put(current::handle())
     })
 }
 
 /// Takes a user from the current context; without any left it is destroyed.
-pub unsafe fn cuCtxDetach(context: CUcontext) -> CUresult {
+pub fn cuCtxDetach(context: CUcontext) -> CUresult {
     let mut last = false;
     let result = status(|| {
         let current = current::current()?;
@@ -93,18 +89,19 @@ pub unsafe fn cuCtxDetach(context: CUcontext) -> CUresult {
         last = current.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_err();
         Ok(())
     });
-    if last { unsafe { cuCtxDestroy_v2(context) } } else { result }
+    if last { cuCtxDestroy_v2(context) } else { result }
 }
 
-pub unsafe fn cuCtxCreate_v4(out: *mut CUcontext, parameters: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {
+pub unsafe fn cuCtxCreate_v4(out: Out<CUcontext>, parameters: *mut c_void, flags: u32, dev: CUdevice) -> CUresult {
     // Execution affinities, their number, and an interop context: nothing of that is supported.
-    if !parameters.is_null() && unsafe { parameters.cast::<[u64; 3]>().read_unaligned() } != [0; 3] {
+    // SAFETY: null, or three words by the caller's promise.
+    if unsafe { read(parameters.cast::<[u64; 3]>()) }.is_ok_and(|it| it != [0; 3]) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    unsafe { cuCtxCreate_v2(out, flags, dev) }
+    cuCtxCreate_v2(out, flags, dev)
 }
 
-pub unsafe fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
+pub fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     status(|| {
         ensure(context != 0, CUDA_ERROR_INVALID_VALUE)?;
         let Ok(object) = handles::get::<Context>(context) else {
@@ -117,11 +114,11 @@ pub unsafe fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     })
 }
 
-pub unsafe fn cuCtxDestroy(context: CUcontext) -> CUresult {
-    unsafe { cuCtxDestroy_v2(context) }
+pub fn cuCtxDestroy(context: CUcontext) -> CUresult {
+    cuCtxDestroy_v2(context)
 }
 
-pub unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
+pub fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     status(|| {
         ensure(context != 0, CUDA_ERROR_INVALID_VALUE)?;
         current::ensure_known(context)?;
@@ -130,23 +127,23 @@ pub unsafe fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     })
 }
 
-pub unsafe fn cuCtxPushCurrent(context: CUcontext) -> CUresult {
-    unsafe { cuCtxPushCurrent_v2(context) }
+pub fn cuCtxPushCurrent(context: CUcontext) -> CUresult {
+    cuCtxPushCurrent_v2(context)
 }
 
-pub unsafe fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult {
+pub fn cuCtxPopCurrent_v2(context: Out<CUcontext>) -> CUresult {
     status(|| {
         let popped = current::pop()?;
-        unsafe { put_if(context, popped) };
+        context.put_if(popped);
         Ok(())
     })
 }
 
-pub unsafe fn cuCtxPopCurrent(context: *mut CUcontext) -> CUresult {
-    unsafe { cuCtxPopCurrent_v2(context) }
+pub fn cuCtxPopCurrent(context: Out<CUcontext>) -> CUresult {
+    cuCtxPopCurrent_v2(context)
 }
 
-pub unsafe fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
+pub fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     status(|| {
         if context != 0 {
             current::ensure_known(context)?;
@@ -156,15 +153,15 @@ pub unsafe fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     })
 }
 
-pub unsafe fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
-    status(|| unsafe { put(context, current::handle()) })
+pub fn cuCtxGetCurrent(context: Out<CUcontext>) -> CUresult {
+    status(|| context.put(current::handle()))
 }
 
-pub unsafe fn cuCtxGetDevice(out: *mut CUdevice) -> CUresult {
-    unsafe { cuCtxGetDevice_v2(out, 0) }
+pub fn cuCtxGetDevice(out: Out<CUdevice>) -> CUresult {
+    cuCtxGetDevice_v2(out, 0)
 }
 
-pub unsafe fn cuCtxGetDevice_v2(out: *mut CUdevice, context: CUcontext) -> CUresult {
+pub fn cuCtxGetDevice_v2(out: Out<CUdevice>, context: CUcontext) -> CUresult {
     status(|| {
         let handle = if context == 0 { current::handle() } else { context };
         // A primary context has a device even while it is not active.
@@ -173,19 +170,19 @@ pub unsafe fn cuCtxGetDevice_v2(out: *mut CUdevice, context: CUcontext) -> CUres
             Some(device) => device.ordinal,
             None => current::or_named(context)?.device.ordinal,
         };
-        unsafe { put(out, ordinal as CUdevice) }
+        out.put(ordinal as CUdevice)
     })
 }
 
-pub unsafe fn cuCtxGetId(context: CUcontext, id: *mut u64) -> CUresult {
-    status(|| unsafe { put(id, current::or_named(context)?.id) })
+pub fn cuCtxGetId(context: CUcontext, id: Out<u64>) -> CUresult {
+    status(|| id.put(current::or_named(context)?.id))
 }
 
-pub unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
-    status(|| unsafe { put(flags, current::current()?.flags.load(Ordering::Relaxed)) })
+pub fn cuCtxGetFlags(flags: Out<u32>) -> CUresult {
+    status(|| flags.put(current::current()?.flags.load(Ordering::Relaxed)))
 }
 
-pub unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
+pub fn cuCtxSetFlags(flags: u32) -> CUresult {
     status(|| {
         check_flags(flags)?;
         current::current()?.flags.store(flags, Ordering::Relaxed);
@@ -194,14 +191,14 @@ pub unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
 }
 
 /// What `cuda.h` has said since 3.2.
-pub unsafe fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) -> CUresult {
+pub fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) -> CUresult {
     status(|| {
         current::or_named(context)?;
-        unsafe { put(version, 3020) }
+        version.put(3020)
     })
 }
 
-pub unsafe fn cuCtxSynchronize() -> CUresult {
+pub fn cuCtxSynchronize() -> CUresult {
     status(|| {
         let context = current::current()?;
         rekindle_graphs::hook::context_asked(context.handle)?;
@@ -209,7 +206,7 @@ pub unsafe fn cuCtxSynchronize() -> CUresult {
     })
 }
 
-pub unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> CUresult {
+pub fn cuCtxSynchronize_v2(context: CUcontext) -> CUresult {
     status(|| {
         let context = current::or_named(context)?;
         rekindle_graphs::hook::context_asked(context.handle)?;
@@ -217,19 +214,19 @@ pub unsafe fn cuCtxSynchronize_v2(context: CUcontext) -> CUresult {
     })
 }
 
-pub unsafe fn cuCtxGetLimit(value: *mut usize, limit: u32) -> CUresult {
-    status(|| unsafe { put(value, current::healthy()?.limit(limit)?) })
+pub fn cuCtxGetLimit(value: Out<usize>, limit: u32) -> CUresult {
+    status(|| value.put(current::healthy()?.limit(limit)?))
 }
 
-pub unsafe fn cuCtxSetLimit(limit: u32, value: usize) -> CUresult {
+pub fn cuCtxSetLimit(limit: u32, value: usize) -> CUresult {
     status(|| current::healthy()?.set_limit(limit, value))
 }
 
-pub unsafe fn cuCtxGetCacheConfig(config: *mut u32) -> CUresult {
-    status(|| unsafe { put(config, current::healthy()?.cache_config.load(Ordering::Relaxed)) })
+pub fn cuCtxGetCacheConfig(config: Out<u32>) -> CUresult {
+    status(|| config.put(current::healthy()?.cache_config.load(Ordering::Relaxed)))
 }
 
-pub unsafe fn cuCtxSetCacheConfig(config: u32) -> CUresult {
+pub fn cuCtxSetCacheConfig(config: u32) -> CUresult {
     status(|| {
         ensure(config <= 3, CUDA_ERROR_INVALID_VALUE)?;
         current::healthy()?.cache_config.store(config, Ordering::Relaxed);
@@ -238,14 +235,14 @@ pub unsafe fn cuCtxSetCacheConfig(config: u32) -> CUresult {
 }
 
 /// Banks are four bytes wide on every current GPU.
-pub unsafe fn cuCtxGetSharedMemConfig(config: *mut u32) -> CUresult {
+pub fn cuCtxGetSharedMemConfig(config: Out<u32>) -> CUresult {
     status(|| {
         current::healthy()?;
-        unsafe { put(config, 1) }
+        config.put(1)
     })
 }
 
-pub unsafe fn cuCtxSetSharedMemConfig(config: u32) -> CUresult {
+pub fn cuCtxSetSharedMemConfig(config: u32) -> CUresult {
     status(|| {
         current::healthy()?;
         ensure(config <= 2, CUDA_ERROR_INVALID_VALUE)
@@ -255,22 +252,20 @@ pub unsafe fn cuCtxSetSharedMemConfig(config: u32) -> CUresult {
 /// The least and the greatest priority of streams.
 pub(super) const PRIORITIES: [i32; 2] = [0, -5];
 
-pub unsafe fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) -> CUresult {
+pub fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) -> CUresult {
     status(|| {
         current::current()?;
-        unsafe {
-            put_if(least, PRIORITIES[0]);
-            put_if(greatest, PRIORITIES[1]);
-        }
+        least.put_if(PRIORITIES[0]);
+        greatest.put_if(PRIORITIES[1]);
         Ok(())
     })
 }
 
-pub unsafe fn cuCtxResetPersistingL2Cache() -> CUresult {
+pub fn cuCtxResetPersistingL2Cache() -> CUresult {
     status(|| current::healthy().map(drop))
 }
 
-pub unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {
+pub fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {
     status(|| {
         ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         let context = current::healthy()?;
@@ -284,7 +279,7 @@ pub unsafe fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {
     })
 }
 
-pub unsafe fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult {
+pub fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult {
     status(|| {
         let context = current::healthy()?;
         let owner = current::named(peer)?.device;

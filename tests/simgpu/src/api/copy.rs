@@ -27,39 +27,39 @@ fn linear(dst: End, src: End, bytes: usize, stream: u64, wait: bool) -> CUresult
     status(|| copy(&current::stream(stream)?, dst, src, [bytes, 1, 1], wait))
 }
 
-pub unsafe fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CUresult {
+pub fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CUresult {
     linear((CU_MEMORYTYPE_UNIFIED, dst), (CU_MEMORYTYPE_UNIFIED, src), bytes, 0, true)
 }
 
-pub unsafe fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+pub fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
     linear((CU_MEMORYTYPE_UNIFIED, dst), (CU_MEMORYTYPE_UNIFIED, src), bytes, stream, false)
 }
 
-pub unsafe fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> CUresult {
+pub fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) -> CUresult {
     linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_HOST, src as u64), bytes, 0, true)
 }
 
-pub unsafe fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) -> CUresult {
+pub fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) -> CUresult {
     linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_HOST, src as u64), bytes, stream, false)
 }
 
-pub unsafe fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> CUresult {
+pub fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) -> CUresult {
     linear((CU_MEMORYTYPE_HOST, dst as u64), (CU_MEMORYTYPE_DEVICE, src), bytes, 0, true)
 }
 
-pub unsafe fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+pub fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
     linear((CU_MEMORYTYPE_HOST, dst as u64), (CU_MEMORYTYPE_DEVICE, src), bytes, stream, false)
 }
 
-pub unsafe fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CUresult {
+pub fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CUresult {
     linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_DEVICE, src), bytes, 0, true)
 }
 
-pub unsafe fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+pub fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
     linear((CU_MEMORYTYPE_DEVICE, dst), (CU_MEMORYTYPE_DEVICE, src), bytes, stream, false)
 }
 
-pub unsafe fn cuMemcpyPeer(
+pub fn cuMemcpyPeer(
     dst: CUdeviceptr,
     dst_context: CUcontext,
     src: CUdeviceptr,
@@ -76,7 +76,7 @@ pub unsafe fn cuMemcpyPeer(
     })
 }
 
-pub unsafe fn cuMemcpyPeerAsync(
+pub fn cuMemcpyPeerAsync(
     dst: CUdeviceptr,
     dst_context: CUcontext,
     src: CUdeviceptr,

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
+use rekindle_cuda_abi::arguments::{Out, Text};
 use rekindle_cuda_abi::shapes::CudaArray3dDescriptor;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, CUcontext, CUdevice,
@@ -12,68 +13,62 @@ use crate::attributes;
 use crate::config::config;
 use crate::contexts::{self, end_primary, primary};
 use crate::device::{Device, device, devices};
-use crate::status::{ensure, put, put_if, put_text, status, text};
+use crate::status::{ensure, put, put_text, status, utf8};
 
-pub unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> CUresult {
+pub fn cuDeviceGet(out: Out<CUdevice>, ordinal: i32) -> CUresult {
     status(|| {
         device(ordinal)?;
-        unsafe { put(out, ordinal) }
+        out.put(ordinal)
     })
 }
 
-pub unsafe fn cuDeviceGetCount(count: *mut i32) -> CUresult {
-    status(|| unsafe { put(count, devices().len() as i32) })
+pub fn cuDeviceGetCount(count: Out<i32>) -> CUresult {
+    status(|| count.put(devices().len() as i32))
 }
 
 pub unsafe fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
+        // SAFETY: null, or as much room as the caller says.
         unsafe { put_text(name, len, &crate::config::config().name) }
     })
 }
 
-pub unsafe fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
-    status(|| unsafe { put(uuid, device(dev)?.uuid()) })
+pub fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, dev: CUdevice) -> CUresult {
+    status(|| uuid.put(device(dev)?.uuid()))
 }
 
-pub unsafe fn cuDeviceGetUuid(uuid: *mut [u8; 16], dev: CUdevice) -> CUresult {
-    unsafe { cuDeviceGetUuid_v2(uuid, dev) }
+pub fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, dev: CUdevice) -> CUresult {
+    cuDeviceGetUuid_v2(uuid, dev)
 }
 
-pub unsafe fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, dev: CUdevice) -> CUresult {
+pub fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
-        unsafe { put(value, attributes::value(attribute, dev).ok_or(CUDA_ERROR_INVALID_VALUE)?) }
+        value.put(attributes::value(attribute, dev).ok_or(CUDA_ERROR_INVALID_VALUE)?)
     })
 }
 
-pub unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> CUresult {
-    status(|| unsafe { put(bytes, device(dev)?.memory.total as usize) })
+pub fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: CUdevice) -> CUresult {
+    status(|| bytes.put(device(dev)?.memory.total as usize))
 }
 
 /// The answers are those of an H200: at most 2^30 elements, which take at most 4 GiB.
-pub unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
-    elements: *mut usize,
-    format: u32,
-    channels: u32,
-    dev: CUdevice,
-) -> CUresult {
+pub fn cuDeviceGetTexture1DLinearMaxWidth(elements: Out<usize>, format: u32, channels: u32, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
         let descriptor = CudaArray3dDescriptor { format, channels, ..CudaArray3dDescriptor::default() };
         let element = descriptor.element().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(elements, (1 << 30).min((1 << 32) / element)) }
+        elements.put((1 << 30).min((1 << 32) / element))
     })
 }
 
-pub unsafe fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) -> CUresult {
+pub fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, dev: CUdevice) -> CUresult {
     status(|| {
         device(dev)?;
         let part = |attribute| attributes::value(attribute, dev).ok_or(CUDA_ERROR_INVALID_VALUE);
-        unsafe {
-            put(major, part(75)?)?;
-            put(minor, part(76)?)
-        }
+        major.put(part(75)?)?;
+        minor.put(part(76)?)
     })
 }
 
@@ -82,6 +77,7 @@ pub unsafe fn cuDeviceGetProperties(properties: *mut c_void, dev: CUdevice) -> C
         device(dev)?;
         let of = |number| Ok::<_, CUresult>(attributes::value(number, dev).unwrap_or(0));
         let answer = CUdevprop::new(of)?;
+        // SAFETY: null, or room for properties by the caller's promise.
         unsafe { put(properties.cast(), answer) }
     })
 }
@@ -92,12 +88,14 @@ fn bus_id(device: &Device) -> String {
 }
 
 pub unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
-    status(|| unsafe { put_text(out, len, &bus_id(device(dev)?)) })
+    let id = device(dev).map(bus_id);
+    // SAFETY: null, or as much room as the caller says.
+    status(|| unsafe { put_text(out, len, &id?) })
 }
 
-pub unsafe fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) -> CUresult {
+pub fn cuDeviceGetByPCIBusId(out: Out<CUdevice>, id: Text) -> CUresult {
     status(|| {
-        let id = unsafe { text(id) }?.to_ascii_lowercase();
+        let id = utf8(id)?.to_ascii_lowercase();
         let formed = !id.is_empty() && id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c));
         ensure(formed, CUDA_ERROR_INVALID_VALUE)?;
         // Domain and function may be left out.
@@ -106,18 +104,18 @@ pub unsafe fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) -> CU
             let short = full.trim_end_matches(".0");
             full == id || short == id || full[5..] == id || short[5..] == id
         });
-        unsafe { put(out, found.ok_or(CUDA_ERROR_INVALID_DEVICE)?.ordinal as CUdevice) }
+        out.put(found.ok_or(CUDA_ERROR_INVALID_DEVICE)?.ordinal as CUdevice)
     })
 }
 
-pub unsafe fn cuDeviceCanAccessPeer(can: *mut i32, dev: CUdevice, peer: CUdevice) -> CUresult {
+pub fn cuDeviceCanAccessPeer(can: Out<i32>, dev: CUdevice, peer: CUdevice) -> CUresult {
     status(|| {
         let other = device(dev)?.ordinal != device(peer)?.ordinal;
-        unsafe { put(can, i32::from(other && config().peers)) }
+        can.put(i32::from(other && config().peers))
     })
 }
 
-pub unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, src: CUdevice, dst: CUdevice) -> CUresult {
+pub fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: u32, src: CUdevice, dst: CUdevice) -> CUresult {
     status(|| {
         ensure(device(src)?.ordinal != device(dst)?.ordinal, CUDA_ERROR_INVALID_DEVICE)?;
         let answer = match attribute {
@@ -127,11 +125,11 @@ pub unsafe fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, src: CUde
             4 | 5 => 0,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
-        unsafe { put(value, answer) }
+        value.put(answer)
     })
 }
 
-pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CUresult {
+pub fn cuDevicePrimaryCtxRetain(out: Out<CUcontext>, dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
         let mut primary = primary(device);
@@ -139,13 +137,13 @@ pub unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) -> CU
             crate::context::process_is_well()?;
             primary.active = Some(contexts::create(device.primary, device, primary.flags));
         }
-        unsafe { put(out, device.primary) }?;
+        out.put(device.primary)?;
         primary.retained += 1;
         Ok(())
     })
 }
 
-pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
+pub fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
         let mut primary = primary(device);
@@ -159,15 +157,15 @@ pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
 }
 
 /// The first version takes one release too many for nothing.
-pub unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
-    match unsafe { cuDevicePrimaryCtxRelease_v2(dev) } {
+pub fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> CUresult {
+    match cuDevicePrimaryCtxRelease_v2(dev) {
         CUDA_ERROR_INVALID_CONTEXT => CUDA_SUCCESS,
         result => result,
     }
 }
 
 /// Whoever has retained the context keeps it, to be active again when it is next retained.
-pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
+pub fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     status(|| {
         let device = device(dev)?;
         primary(device).retained = 0;
@@ -177,11 +175,11 @@ pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     })
 }
 
-pub unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
-    unsafe { cuDevicePrimaryCtxReset_v2(dev) }
+pub fn cuDevicePrimaryCtxReset(dev: CUdevice) -> CUresult {
+    cuDevicePrimaryCtxReset_v2(dev)
 }
 
-pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
+pub fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
     status(|| {
         super::context::check_flags(flags)?;
         let mut primary = primary(device(dev)?);
@@ -193,17 +191,15 @@ pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresu
     })
 }
 
-pub unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> CUresult {
-    unsafe { cuDevicePrimaryCtxSetFlags_v2(dev, flags) }
+pub fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> CUresult {
+    cuDevicePrimaryCtxSetFlags_v2(dev, flags)
 }
 
-pub unsafe fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) -> CUresult {
+pub fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: Out<u32>, active: Out<i32>) -> CUresult {
     status(|| {
         let primary = primary(device(dev)?);
-        unsafe {
-            put_if(flags, primary.flags);
-            put_if(active, i32::from(primary.active.is_some()));
-        }
+        flags.put_if(primary.flags);
+        active.put_if(i32::from(primary.active.is_some()));
         Ok(())
     })
 }

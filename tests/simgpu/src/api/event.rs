@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult,
     CUstream,
@@ -11,21 +12,21 @@ use rekindle_graphs::hook;
 use crate::current;
 use crate::event::Event;
 use crate::handles;
-use crate::status::{ensure, put, status};
+use crate::status::{ensure, status};
 
-pub unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> CUresult {
+pub fn cuEventCreate(out: Out<CUevent>, flags: u32) -> CUresult {
     status(|| {
         // Blocking waits, no timing, for other processes: the last needs the second.
         ensure(flags & !7 == 0 && flags & 6 != 4, CUDA_ERROR_INVALID_VALUE)?;
         let context = current::healthy()?;
         let handle = handles::next();
-        unsafe { put(out, handle) }?;
+        out.put(handle)?;
         handles::insert(handle, Arc::new(Event::new(Arc::downgrade(&context), flags)?));
         Ok(())
     })
 }
 
-pub unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
+pub fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     status(|| {
         handles::get::<Event>(event)?;
         hook::event_destroyed(event);
@@ -34,15 +35,15 @@ pub unsafe fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     })
 }
 
-pub unsafe fn cuEventDestroy(event: CUevent) -> CUresult {
-    unsafe { cuEventDestroy_v2(event) }
+pub fn cuEventDestroy(event: CUevent) -> CUresult {
+    cuEventDestroy_v2(event)
 }
 
-pub unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
-    unsafe { cuEventRecordWithFlags(event, stream, 0) }
+pub fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
+    cuEventRecordWithFlags(event, stream, 0)
 }
 
-pub unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
+pub fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
     status(|| {
         let known = handles::get::<Event>(event)?;
         let on = current::stream(stream)?;
@@ -55,7 +56,7 @@ pub unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u3
     })
 }
 
-pub unsafe fn cuEventQuery(event: CUevent) -> CUresult {
+pub fn cuEventQuery(event: CUevent) -> CUresult {
     status(|| {
         let named = event;
         let event = handles::get::<Event>(event)?;
@@ -65,7 +66,7 @@ pub unsafe fn cuEventQuery(event: CUevent) -> CUresult {
     })
 }
 
-pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
+pub fn cuEventSynchronize(event: CUevent) -> CUresult {
     status(|| {
         let named = event;
         let event = handles::get::<Event>(event)?;
@@ -82,17 +83,17 @@ pub unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
     })
 }
 
-pub unsafe fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
+pub fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) -> CUresult {
     status(|| {
         hook::events_compared(start, end)?;
         let (start, end) = (handles::get::<Event>(start)?, handles::get::<Event>(end)?);
         let elapsed = Event::elapsed(&start, &end)?;
         // What the driver says of a null place.
         ensure(!milliseconds.is_null(), CUDA_ERROR_INVALID_HANDLE)?;
-        unsafe { put(milliseconds, elapsed) }
+        milliseconds.put(elapsed)
     })
 }
 
-pub unsafe fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CUresult {
-    unsafe { cuEventElapsedTime(milliseconds, start, end) }
+pub fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: CUevent, end: CUevent) -> CUresult {
+    cuEventElapsedTime(milliseconds, start, end)
 }

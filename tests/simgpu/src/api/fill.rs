@@ -29,43 +29,43 @@ fn rows(dst: u64, pitch: usize, value: u32, bytes: usize, size: [usize; 2], stre
     status(|| fill(&current::stream(stream)?, side, value, bytes, size, wait))
 }
 
-pub unsafe fn cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) -> CUresult {
+pub fn cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) -> CUresult {
     row(dst, value.into(), 1, count, 0, true)
 }
 
-pub unsafe fn cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) -> CUresult {
+pub fn cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) -> CUresult {
     row(dst, value.into(), 2, count, 0, true)
 }
 
-pub unsafe fn cuMemsetD32_v2(dst: CUdeviceptr, value: u32, count: usize) -> CUresult {
+pub fn cuMemsetD32_v2(dst: CUdeviceptr, value: u32, count: usize) -> CUresult {
     row(dst, value, 4, count, 0, true)
 }
 
-pub unsafe fn cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CUresult {
+pub fn cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CUresult {
     row(dst, value.into(), 1, count, stream, false)
 }
 
-pub unsafe fn cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) -> CUresult {
+pub fn cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) -> CUresult {
     row(dst, value.into(), 2, count, stream, false)
 }
 
-pub unsafe fn cuMemsetD32Async(dst: CUdeviceptr, value: u32, count: usize, stream: CUstream) -> CUresult {
+pub fn cuMemsetD32Async(dst: CUdeviceptr, value: u32, count: usize, stream: CUstream) -> CUresult {
     row(dst, value, 4, count, stream, false)
 }
 
-pub unsafe fn cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) -> CUresult {
+pub fn cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) -> CUresult {
     rows(dst, pitch, value.into(), 1, [width, height], 0, true)
 }
 
-pub unsafe fn cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) -> CUresult {
+pub fn cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) -> CUresult {
     rows(dst, pitch, value.into(), 2, [width, height], 0, true)
 }
 
-pub unsafe fn cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize) -> CUresult {
+pub fn cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize) -> CUresult {
     rows(dst, pitch, value, 4, [width, height], 0, true)
 }
 
-pub unsafe fn cuMemsetD2D8Async(
+pub fn cuMemsetD2D8Async(
     dst: CUdeviceptr,
     pitch: usize,
     value: u8,
@@ -76,7 +76,7 @@ pub unsafe fn cuMemsetD2D8Async(
     rows(dst, pitch, value.into(), 1, [width, height], stream, false)
 }
 
-pub unsafe fn cuMemsetD2D16Async(
+pub fn cuMemsetD2D16Async(
     dst: CUdeviceptr,
     pitch: usize,
     value: u16,
@@ -87,7 +87,7 @@ pub unsafe fn cuMemsetD2D16Async(
     rows(dst, pitch, value.into(), 2, [width, height], stream, false)
 }
 
-pub unsafe fn cuMemsetD2D32Async(
+pub fn cuMemsetD2D32Async(
     dst: CUdeviceptr,
     pitch: usize,
     value: u32,

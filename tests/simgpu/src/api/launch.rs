@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
 
+use rekindle_cuda_abi::arguments::In;
 use rekindle_cuda_abi::launch::{
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
     CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, CU_LAUNCH_ATTRIBUTE_PRIORITY, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
@@ -23,7 +24,7 @@ use crate::execution::launch::{Shape, gather, launch, launch_in};
 use crate::handles;
 use crate::library::function_in;
 use crate::order::Mark;
-use crate::status::{Result, ensure, status};
+use crate::status::{Result, ensure, status, values};
 use crate::stream::Stream;
 
 pub unsafe fn cuLaunchKernel(
@@ -40,6 +41,7 @@ pub unsafe fn cuLaunchKernel(
     extra: *mut *mut c_void,
 ) -> CUresult {
     let shape = Shape::plain([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared);
+    // SAFETY: the caller's parameters are as `cuda.h` describes them.
     status(|| unsafe { launch_or_capture(handle, shape, stream, &[], params, extra) })
 }
 
@@ -57,10 +59,15 @@ pub unsafe fn cuLaunchCooperativeKernel(
 ) -> CUresult {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     let shape = Shape { cooperative: true, ..Shape::plain(grid, block, shared) };
+    // SAFETY: the caller's parameters are as `cuda.h` describes them.
     status(|| unsafe { launch_or_capture(handle, shape, stream, &[], params, std::ptr::null_mut()) })
 }
 
 /// Launches a kernel, or has a capture take it.
+///
+/// # Safety
+///
+/// `params` and `extra` must be null or what `cuLaunchKernel` describes.
 unsafe fn launch_or_capture(
     handle: CUfunction,
     shape: Shape,
@@ -73,6 +80,7 @@ unsafe fn launch_or_capture(
         let context = current::healthy()?;
         let function = function_in(&context, handle)?;
         let layout = function.kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+        // SAFETY: the caller's promise.
         let parameters = unsafe { gather(&function, params, extra) }?;
         let mut kernel = Kernel {
             function: handle,
@@ -94,10 +102,13 @@ unsafe fn launch_or_capture(
     let (block, shared) = (shape.block, shape.shared);
     let found = current::healthy().and_then(|context| {
         let function = function_in(&context, handle)?;
-        Ok((unsafe { gather(&function, params, extra) }?, function))
+        // SAFETY: the caller's promise.
+        let parameters = unsafe { gather(&function, params, extra) }?;
+        Ok((parameters, function))
     });
     match captured {
         Some(code) => ensure(code == CUDA_SUCCESS, code),
+        // SAFETY: the caller's promise.
         None => unsafe { launch(handle, shape, stream, params, extra) },
     }?;
     // What was set one by one is overwritten (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
@@ -108,8 +119,13 @@ unsafe fn launch_or_capture(
 }
 
 /// The shape that a configuration with attributes describes.
+///
+/// # Safety
+///
+/// The configuration must be one that a caller has passed, whose attributes are still there.
 pub(super) unsafe fn shape(config: &CUlaunchConfig) -> Result<Shape> {
     let mut shape = Shape::plain(config.grid, config.block, config.shared_bytes);
+    // SAFETY: the caller's promise.
     for attribute in unsafe { config.attributes() }? {
         let value = CUlaunchAttributeValue(attribute.value);
         match attribute.id {
@@ -135,20 +151,22 @@ fn is_event(attribute: u32) -> bool {
 }
 
 pub unsafe fn cuLaunchKernelEx(
-    config: *const CUlaunchConfig,
+    config: In<CUlaunchConfig>,
     handle: CUfunction,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CUresult {
     status(|| {
-        ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let config = unsafe { config.read_unaligned() };
-        let shape = unsafe { shape(&config) }?;
-        let attributes = unsafe { config.attributes() }?;
-        if hook::captures(config.stream) {
-            return unsafe { launch_or_capture(handle, shape, config.stream, attributes, params, extra) };
+        let config = config.read()?;
+        // SAFETY: the caller has just passed it.
+        let (shape, attributes) = unsafe { (shape(&config)?, config.attributes()?) };
+        let captures = hook::captures(config.stream);
+        let taken = if captures { attributes } else { &[] };
+        // SAFETY: the caller's parameters are as `cuda.h` describes them.
+        unsafe { launch_or_capture(handle, shape, config.stream, taken, params, extra) }?;
+        if captures {
+            return Ok(());
         }
-        unsafe { launch_or_capture(handle, shape, config.stream, &[], params, extra) }?;
         // Programmatic and launch completion events: at the latest moment that they may trigger at.
         for attribute in attributes.iter().filter(|it| is_event(it.id)) {
             handles::get::<Event>(attribute.value[0])?.record(&current::stream(config.stream)?)?;
@@ -166,13 +184,10 @@ const NO_POST_SYNC: u32 = 2;
 pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) -> CUresult {
     status(|| {
         current::healthy()?;
-        let captures =
-            |i: usize| unsafe { hook::captures(list.cast::<CudaLaunchParams>().add(i).read_unaligned().stream) };
-        let any = !list.is_null() && (0..count as usize).any(captures);
-        ensure(!any, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
-        ensure(!list.is_null() && count > 0 && flags <= (NO_PRE_SYNC | NO_POST_SYNC), CUDA_ERROR_INVALID_VALUE)?;
-        let launches: Vec<CudaLaunchParams> =
-            (0..count as usize).map(|i| unsafe { list.cast::<CudaLaunchParams>().add(i).read_unaligned() }).collect();
+        // SAFETY: null, or as many launches as the caller says.
+        let launches: Vec<CudaLaunchParams> = unsafe { values(list.cast(), count as usize) }?;
+        ensure(!launches.iter().any(|launch| hook::captures(launch.stream)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
+        ensure(!launches.is_empty() && flags <= (NO_PRE_SYNC | NO_POST_SYNC), CUDA_ERROR_INVALID_VALUE)?;
         let mut streams = Vec::new();
         for launch in &launches {
             let stream = handles::get::<Stream>(launch.stream)?;
@@ -190,6 +205,7 @@ pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32
         for (launch, (context, stream)) in launches.iter().zip(&streams) {
             let shape = Shape { cooperative: true, ..Shape::plain(launch.grid, launch.block, launch.shared_bytes) };
             let params = launch.params.cast();
+            // SAFETY: the caller's parameters are as `cuda.h` describes them.
             unsafe { launch_in(context, stream, launch.function, shape, params, std::ptr::null_mut()) }?;
         }
         if flags & NO_POST_SYNC == 0 {

@@ -18,26 +18,26 @@ fn set(handle: CUfunction, change: impl FnOnce(&mut LegacyLaunch) -> Result<()>)
     })
 }
 
-pub unsafe fn cuFuncSetBlockShape(handle: CUfunction, x: i32, y: i32, z: i32) -> CUresult {
+pub fn cuFuncSetBlockShape(handle: CUfunction, x: i32, y: i32, z: i32) -> CUresult {
     set(handle, |legacy| legacy.set_block([x, y, z]))
 }
 
-pub unsafe fn cuFuncSetSharedSize(handle: CUfunction, bytes: u32) -> CUresult {
+pub fn cuFuncSetSharedSize(handle: CUfunction, bytes: u32) -> CUresult {
     set(handle, |legacy| {
         legacy.shared_bytes = bytes;
         Ok(())
     })
 }
 
-pub unsafe fn cuParamSetSize(handle: CUfunction, bytes: u32) -> CUresult {
+pub fn cuParamSetSize(handle: CUfunction, bytes: u32) -> CUresult {
     set(handle, |legacy| legacy.set_size(bytes))
 }
 
-pub unsafe fn cuParamSeti(handle: CUfunction, offset: i32, value: u32) -> CUresult {
+pub fn cuParamSeti(handle: CUfunction, offset: i32, value: u32) -> CUresult {
     set(handle, |legacy| legacy.set_bytes(offset, &value.to_ne_bytes()))
 }
 
-pub unsafe fn cuParamSetf(handle: CUfunction, offset: i32, value: f32) -> CUresult {
+pub fn cuParamSetf(handle: CUfunction, offset: i32, value: f32) -> CUresult {
     set(handle, |legacy| legacy.set_bytes(offset, &value.to_ne_bytes()))
 }
 
@@ -45,11 +45,12 @@ pub unsafe fn cuParamSetv(handle: CUfunction, offset: i32, value: *mut c_void, b
     if value.is_null() || bytes as usize > MAX_PARAMETERS {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    // SAFETY: not null, so that many bytes by the caller's promise.
     let bytes = unsafe { std::slice::from_raw_parts(value.cast(), bytes as usize) };
     set(handle, |legacy| legacy.set_bytes(offset, bytes))
 }
 
-pub unsafe fn cuLaunchGridAsync(handle: CUfunction, width: i32, height: i32, stream: CUstream) -> CUresult {
+pub fn cuLaunchGridAsync(handle: CUfunction, width: i32, height: i32, stream: CUstream) -> CUresult {
     status(|| {
         let (shape, parameters) = {
             let function = function(handle)?;
@@ -59,14 +60,15 @@ pub unsafe fn cuLaunchGridAsync(handle: CUfunction, width: i32, height: i32, str
         };
         let mut size = 0;
         let mut extra = extra(&parameters, &mut size);
+        // SAFETY: `extra` describes the parameters, which outlive the call.
         unsafe { launch(handle, shape, stream, std::ptr::null_mut(), extra.as_mut_ptr()) }
     })
 }
 
-pub unsafe fn cuLaunchGrid(handle: CUfunction, width: i32, height: i32) -> CUresult {
-    unsafe { cuLaunchGridAsync(handle, width, height, 0) }
+pub fn cuLaunchGrid(handle: CUfunction, width: i32, height: i32) -> CUresult {
+    cuLaunchGridAsync(handle, width, height, 0)
 }
 
-pub unsafe fn cuLaunch(handle: CUfunction) -> CUresult {
-    unsafe { cuLaunchGridAsync(handle, 1, 1, 0) }
+pub fn cuLaunch(handle: CUfunction) -> CUresult {
+    cuLaunchGridAsync(handle, 1, 1, 0)
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
+use rekindle_cuda_abi::arguments::{Out, Text};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
     CUresult,
@@ -12,10 +13,10 @@ use crate::handles;
 use crate::image;
 use crate::library::{Code, Kernel, Library, code, function_in};
 use crate::module::attribute_of;
-use crate::status::{Result, ensure, put, put_if, status, text};
+use crate::status::{Result, ensure, put, status, utf8};
 
 pub unsafe fn cuLibraryLoadData(
-    out: *mut CUlibrary,
+    out: Out<CUlibrary>,
     code: *const c_void,
     options: *mut u32,
     values: *mut *mut c_void,
@@ -26,14 +27,15 @@ pub unsafe fn cuLibraryLoadData(
 ) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: null or an image, and options, by the caller's promise.
         let image = unsafe { image::answer(image::load(code.cast()), count, options, values) }?;
-        unsafe { put(out, Library::load(image).handle) }
+        out.put(Library::load(image).handle)
     })
 }
 
 pub unsafe fn cuLibraryLoadFromFile(
-    out: *mut CUlibrary,
-    path: *const c_char,
+    out: Out<CUlibrary>,
+    path: Text,
     options: *mut u32,
     values: *mut *mut c_void,
     count: u32,
@@ -43,28 +45,29 @@ pub unsafe fn cuLibraryLoadFromFile(
 ) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let loaded = image::load_file(unsafe { text(path) }?);
+        let loaded = image::load_file(utf8(path)?);
+        // SAFETY: options by the caller's promise.
         let image = unsafe { image::answer(loaded, count, options, values) }?;
-        unsafe { put(out, Library::load(image).handle) }
+        out.put(Library::load(image).handle)
     })
 }
 
-pub unsafe fn cuLibraryUnload(library: CUlibrary) -> CUresult {
+pub fn cuLibraryUnload(library: CUlibrary) -> CUresult {
     status(|| {
         handles::get::<Library>(library)?.unload();
         Ok(())
     })
 }
 
-pub unsafe fn cuLibraryGetKernel(out: *mut CUkernel, library: CUlibrary, name: *const c_char) -> CUresult {
+pub fn cuLibraryGetKernel(out: Out<CUkernel>, library: CUlibrary, name: Text) -> CUresult {
     status(|| {
-        let kernel = handles::get::<Library>(library)?.kernel(unsafe { text(name) }?)?;
-        unsafe { put(out, kernel.handle) }
+        let kernel = handles::get::<Library>(library)?.kernel(utf8(name)?)?;
+        out.put(kernel.handle)
     })
 }
 
-pub unsafe fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary) -> CUresult {
-    status(|| unsafe { put(count, handles::get::<Library>(library)?.kernels().len() as u32) })
+pub fn cuLibraryGetKernelCount(count: Out<u32>, library: CUlibrary) -> CUresult {
+    status(|| count.put(handles::get::<Library>(library)?.kernels().len() as u32))
 }
 
 pub unsafe fn cuLibraryEnumerateKernels(out: *mut CUkernel, room: u32, library: CUlibrary) -> CUresult {
@@ -72,38 +75,32 @@ pub unsafe fn cuLibraryEnumerateKernels(out: *mut CUkernel, room: u32, library: 
         let library = handles::get::<Library>(library)?;
         ensure(room > 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         for (i, kernel) in library.kernels().iter().take(room as usize).enumerate() {
+            // SAFETY: not null, so with as much room as the caller says.
             unsafe { put(out.add(i), kernel.handle) }?;
         }
         Ok(())
     })
 }
 
-pub unsafe fn cuLibraryGetModule(out: *mut CUmodule, library: CUlibrary) -> CUresult {
+pub fn cuLibraryGetModule(out: Out<CUmodule>, library: CUlibrary) -> CUresult {
     status(|| {
         let module = handles::get::<Library>(library)?.module(&current::healthy()?)?;
-        unsafe { put(out, module.handle) }
+        out.put(module.handle)
     })
 }
 
-pub unsafe fn cuLibraryGetGlobal(
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
-    library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
+pub fn cuLibraryGetGlobal(address: Out<CUdeviceptr>, bytes: Out<usize>, library: CUlibrary, name: Text) -> CUresult {
     status(|| {
         let module = handles::get::<Library>(library)?.module(&current::healthy()?)?;
-        let variable = module.global(unsafe { text(name) }?)?;
-        unsafe {
-            put_if(address, variable.address);
-            put_if(bytes, variable.size as usize);
-        }
+        let variable = module.global(utf8(name)?)?;
+        address.put_if(variable.address);
+        bytes.put_if(variable.size as usize);
         Ok(())
     })
 }
 
 /// There are no managed variables.
-pub unsafe fn cuLibraryGetManaged(
+pub fn cuLibraryGetManaged(
     _address: *mut CUdeviceptr,
     _bytes: *mut usize,
     library: CUlibrary,
@@ -112,19 +109,19 @@ pub unsafe fn cuLibraryGetManaged(
     handles::get::<Library>(library).err().unwrap_or(CUDA_ERROR_NOT_FOUND)
 }
 
-pub unsafe fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel) -> CUresult {
-    status(|| unsafe { put(out, function_in(&current::healthy()?, kernel)?.handle) })
+pub fn cuKernelGetFunction(out: Out<CUfunction>, kernel: CUkernel) -> CUresult {
+    status(|| out.put(function_in(&current::healthy()?, kernel)?.handle))
 }
 
-pub unsafe fn cuKernelGetLibrary(out: *mut CUlibrary, kernel: CUkernel) -> CUresult {
-    status(|| unsafe { put(out, handles::get::<Kernel>(kernel)?.library) })
+pub fn cuKernelGetLibrary(out: Out<CUlibrary>, kernel: CUkernel) -> CUresult {
+    status(|| out.put(handles::get::<Kernel>(kernel)?.library))
 }
 
-pub unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel) -> CUresult {
+pub fn cuKernelGetName(name: Out<*const c_char>, kernel: CUkernel) -> CUresult {
     status(|| match code(not_null(kernel)?)? {
         // The text lives as long as the library.
-        Code::Kernel(kernel) => unsafe { put(name, kernel.name.as_ptr()) },
-        Code::Function(function) => unsafe { put(name, function.name.as_ptr()) },
+        Code::Kernel(kernel) => name.put(kernel.name.as_ptr()),
+        Code::Function(function) => name.put(function.name.as_ptr()),
     })
 }
 
@@ -134,28 +131,26 @@ pub(super) fn not_null(handle: u64) -> Result<u64> {
 }
 
 /// Offset and size of a parameter.
-pub(super) unsafe fn parameter(
+pub(super) fn parameter(
     kernel: &rekindle_ptx::Kernel,
     index: usize,
-    offset: *mut usize,
-    size: *mut usize,
+    offset: Out<usize>,
+    size: Out<usize>,
 ) -> Result<()> {
     let param = kernel.params.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    unsafe {
-        put(offset, param.offset as usize)?;
-        put_if(size, param.size as usize);
-    }
+    offset.put(param.offset as usize)?;
+    size.put_if(param.size as usize);
     Ok(())
 }
 
-pub unsafe fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) -> CUresult {
+pub fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: Out<usize>, size: Out<usize>) -> CUresult {
     status(|| match code(not_null(kernel)?)? {
-        Code::Kernel(kernel) => unsafe { parameter(&kernel.declared, index, offset, size) },
-        Code::Function(function) => unsafe { parameter(&function.kernel, index, offset, size) },
+        Code::Kernel(kernel) => parameter(&kernel.declared, index, offset, size),
+        Code::Function(function) => parameter(&function.kernel, index, offset, size),
     })
 }
 
-pub unsafe fn cuKernelGetAttribute(value: *mut i32, attribute: u32, kernel: CUkernel, dev: CUdevice) -> CUresult {
+pub fn cuKernelGetAttribute(value: Out<i32>, attribute: u32, kernel: CUkernel, dev: CUdevice) -> CUresult {
     status(|| {
         let device = crate::device::device(dev)?;
         let number = match code(kernel)? {
@@ -165,11 +160,11 @@ pub unsafe fn cuKernelGetAttribute(value: *mut i32, attribute: u32, kernel: CUke
             }
             Code::Function(function) => function.attribute(attribute)?,
         };
-        unsafe { put(value, number) }
+        value.put(number)
     })
 }
 
-pub unsafe fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel, dev: CUdevice) -> CUresult {
+pub fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel, dev: CUdevice) -> CUresult {
     status(|| {
         let device = crate::device::device(dev)?;
         match code(kernel)? {
@@ -182,7 +177,7 @@ pub unsafe fn cuKernelSetAttribute(attribute: u32, value: i32, kernel: CUkernel,
     })
 }
 
-pub unsafe fn cuKernelSetCacheConfig(kernel: CUkernel, config: u32, dev: CUdevice) -> CUresult {
+pub fn cuKernelSetCacheConfig(kernel: CUkernel, config: u32, dev: CUdevice) -> CUresult {
     status(|| {
         crate::device::device(dev)?;
         handles::any(kernel)?;

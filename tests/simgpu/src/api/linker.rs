@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::code;
 use rekindle_cuda_abi::jit::{
     CU_JIT_INPUT_CUBIN, CU_JIT_INPUT_FATBINARY, CU_JIT_INPUT_LIBRARY, CU_JIT_INPUT_OBJECT, CU_JIT_INPUT_PTX,
@@ -17,7 +18,7 @@ use crate::current;
 use crate::handles::{self, Object};
 use crate::image::{self, Unloadable, write_logs};
 use crate::merge::merge;
-use crate::status::{Result, ensure, put, put_if, status, text};
+use crate::status::{Result, ensure, status, text};
 
 /// A linker.
 #[derive(Debug, Default)]
@@ -45,6 +46,7 @@ impl State {
             self.errors.push_str(&error.text);
             self.errors.push('\n');
         }
+        // SAFETY: the options are those of the linker, which `cuda.h` has stay until it is destroyed.
         unsafe { write_logs(&self.errors, &self.options) };
         result.map_err(|error| error.code)
     }
@@ -73,12 +75,13 @@ fn texts_of(kind: u32, bytes: &[u8]) -> std::result::Result<Vec<String>, Unloada
     }
 }
 
-pub unsafe fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut c_void) -> CUresult {
+pub unsafe fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c_void, state: Out<u64>) -> CUresult {
     status(|| {
         current::healthy()?;
+        // SAFETY: null or arrays of so many elements, by the caller's promise.
         let options = unsafe { JitOptions::read(count, options, values) }?;
         let handle = handles::next();
-        unsafe { put(state.cast::<u64>(), handle) }?;
+        state.put(handle)?;
         let new = State { options, ..State::default() };
         handles::insert(handle, Arc::new(Link(Mutex::new(new))));
         Ok(())
@@ -98,6 +101,7 @@ pub unsafe fn cuLinkAddData_v2(
     status(|| {
         let link = link(state)?;
         ensure(!data.is_null() && size > 0 && kind < INPUTS_END, CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so that many bytes by the caller's promise.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
         let mut state = link.0.lock().unwrap_or_else(PoisonError::into_inner);
         let added = texts_of(kind, bytes).map(|texts| state.texts.extend(texts));
@@ -113,9 +117,11 @@ pub unsafe fn cuLinkAddFile_v2(
     options: *mut u32,
     values: *mut *mut c_void,
 ) -> CUresult {
+    // SAFETY: null or a text, by the caller's promise.
     let read = unsafe { text(path) }
         .and_then(|path| std::fs::read(path).map_err(|_| rekindle_cuda_abi::types::CUDA_ERROR_FILE_NOT_FOUND));
     match read {
+        // SAFETY: the bytes are there, and the other arguments are those of this call.
         Ok(mut bytes) => unsafe {
             let data = bytes.as_mut_ptr().cast();
             cuLinkAddData_v2(state, kind, data, bytes.len(), path, count, options, values)
@@ -124,7 +130,7 @@ pub unsafe fn cuLinkAddFile_v2(
     }
 }
 
-pub unsafe fn cuLinkComplete(state: u64, output: *mut *mut c_void, size: *mut usize) -> CUresult {
+pub fn cuLinkComplete(state: u64, output: Out<*mut c_void>, size: Out<usize>) -> CUresult {
     status(|| {
         let link = link(state)?;
         ensure(!output.is_null(), CUDA_ERROR_INVALID_VALUE)?;
@@ -138,15 +144,13 @@ pub unsafe fn cuLinkComplete(state: u64, output: *mut *mut c_void, size: *mut us
             state.output.push(0);
         });
         state.tell(linked)?;
-        unsafe {
-            put(output, state.output.as_mut_ptr().cast())?;
-            put_if(size, state.output.len());
-        }
+        output.put(state.output.as_mut_ptr().cast())?;
+        size.put_if(state.output.len());
         Ok(())
     })
 }
 
-pub unsafe fn cuLinkDestroy(state: u64) -> CUresult {
+pub fn cuLinkDestroy(state: u64) -> CUresult {
     status(|| {
         link(state)?;
         handles::remove(state);
@@ -154,7 +158,8 @@ pub unsafe fn cuLinkDestroy(state: u64) -> CUresult {
     })
 }
 
-pub unsafe fn cuLinkCreate(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut c_void) -> CUresult {
+pub unsafe fn cuLinkCreate(count: u32, options: *mut u32, values: *mut *mut c_void, state: Out<u64>) -> CUresult {
+    // SAFETY: the arguments of this call.
     unsafe { cuLinkCreate_v2(count, options, values, state) }
 }
 
@@ -168,6 +173,7 @@ pub unsafe fn cuLinkAddData(
     options: *mut u32,
     values: *mut *mut c_void,
 ) -> CUresult {
+    // SAFETY: the arguments of this call.
     unsafe { cuLinkAddData_v2(state, kind, data, size, name, count, options, values) }
 }
 
@@ -179,5 +185,6 @@ pub unsafe fn cuLinkAddFile(
     options: *mut u32,
     values: *mut *mut c_void,
 ) -> CUresult {
+    // SAFETY: the arguments of this call.
     unsafe { cuLinkAddFile_v2(state, kind, path, count, options, values) }
 }

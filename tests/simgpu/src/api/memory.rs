@@ -1,28 +1,29 @@
 //! Device memory that is allocated by the byte.
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUdeviceptr, CUresult};
 use rekindle_graphs::hook;
 
 use crate::current;
 use crate::device::devices;
 use crate::memory::space::{self, Kind, Region};
-use crate::status::{Result, ensure, put, put_if, status};
+use crate::status::{Result, ensure, status};
 
-fn allocate(out: *mut CUdeviceptr, bytes: u64) -> Result<()> {
+fn allocate(out: Out<CUdeviceptr>, bytes: u64) -> Result<()> {
     let context = current::healthy()?;
     ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
     let base = context.device.allocate(context.handle, Kind::Device, bytes)?;
-    unsafe { put(out, base) }
+    out.put(base)
 }
 
-pub unsafe fn cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) -> CUresult {
+pub fn cuMemAlloc_v2(out: Out<CUdeviceptr>, bytes: usize) -> CUresult {
     status(|| allocate(out, bytes as u64))
 }
 
 /// Rows are padded to what copies and textures like best.
-pub unsafe fn cuMemAllocPitch_v2(
-    out: *mut CUdeviceptr,
-    pitch: *mut usize,
+pub fn cuMemAllocPitch_v2(
+    out: Out<CUdeviceptr>,
+    pitch: Out<usize>,
     width: usize,
     height: usize,
     element: u32,
@@ -31,13 +32,13 @@ pub unsafe fn cuMemAllocPitch_v2(
         ensure(matches!(element, 4 | 8 | 16) && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE)?;
         let row = width.checked_next_multiple_of(512).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let bytes = row.checked_mul(height).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(pitch, row) }?;
+        pitch.put(row)?;
         allocate(out, bytes as u64)
     })
 }
 
 /// The driver waits for what may still use the memory; so does this.
-pub unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
+pub fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     status(|| {
         // Without a current context, too: the address says whose it is.
         let current = if current::handle() == 0 { None } else { Some(current::healthy()?) };
@@ -76,24 +77,20 @@ fn release(region: &Region) -> Result<()> {
     Ok(())
 }
 
-pub unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
+pub fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> CUresult {
     status(|| {
         let device = current::healthy()?.device;
-        unsafe {
-            put(free, device.memory.free() as usize)?;
-            put(total, device.memory.total as usize)
-        }
+        free.put(device.memory.free() as usize)?;
+        total.put(device.memory.total as usize)
     })
 }
 
-pub unsafe fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, pointer: CUdeviceptr) -> CUresult {
+pub fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, pointer: CUdeviceptr) -> CUresult {
     status(|| {
         current::healthy()?;
         let region = space::find(pointer).ok_or(CUDA_ERROR_NOT_FOUND)?;
-        unsafe {
-            put_if(base, region.base);
-            put_if(size, region.len as usize);
-        }
+        base.put_if(region.base);
+        size.put_if(region.len as usize);
         Ok(())
     })
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_VALUE, CUarray, CUdevice, CUmipmappedArray, CUresult, CudaArray3dDescriptor,
     CudaArrayMemoryRequirements,
@@ -11,36 +12,33 @@ use rekindle_cuda_abi::types::{
 use crate::array::{Mipmapped, give_back};
 use crate::current;
 use crate::handles;
-use crate::status::{ensure, put, status};
+use crate::status::{ensure, status};
 
 /// More levels than the size has are as many as it has.
-pub unsafe fn cuMipmappedArrayCreate(
-    out: *mut CUmipmappedArray,
-    desc: *const CudaArray3dDescriptor,
-    levels: u32,
-) -> CUresult {
+pub fn cuMipmappedArrayCreate(out: Out<CUmipmappedArray>, desc: In<CudaArray3dDescriptor>, levels: u32) -> CUresult {
     status(|| {
         let context = current::healthy()?;
-        ensure(!out.is_null() && !desc.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let mipmapped = Arc::new(Mipmapped::create(context.device, context.handle, unsafe { *desc }, levels.max(1))?);
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let desc = desc.read()?;
+        let mipmapped = Arc::new(Mipmapped::create(context.device, context.handle, *desc, levels.max(1))?);
         for level in &mipmapped.levels {
             handles::insert(level.handle, level.clone());
         }
         let handle = mipmapped.handle;
         handles::insert(handle, mipmapped);
-        unsafe { put(out, handle) }
+        out.put(handle)
     })
 }
 
-pub unsafe fn cuMipmappedArrayGetLevel(out: *mut CUarray, mipmapped: CUmipmappedArray, level: u32) -> CUresult {
+pub fn cuMipmappedArrayGetLevel(out: Out<CUarray>, mipmapped: CUmipmappedArray, level: u32) -> CUresult {
     status(|| {
         let mipmapped = handles::get::<Mipmapped>(mipmapped)?;
         let level = mipmapped.levels.get(level as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(out, level.handle) }
+        out.put(level.handle)
     })
 }
 
-pub unsafe fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> CUresult {
+pub fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> CUresult {
     status(|| {
         let mipmapped = handles::get::<Mipmapped>(mipmapped)?;
         handles::remove(mipmapped.handle);
@@ -54,7 +52,7 @@ pub unsafe fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> CUresult {
 }
 
 /// These two are of kinds of arrays that are not made here.
-pub unsafe fn cuMipmappedArrayGetMemoryRequirements(
+pub fn cuMipmappedArrayGetMemoryRequirements(
     _requirements: *mut CudaArrayMemoryRequirements,
     mipmapped: CUmipmappedArray,
     _device: CUdevice,
@@ -62,6 +60,6 @@ pub unsafe fn cuMipmappedArrayGetMemoryRequirements(
     status(|| handles::get::<Mipmapped>(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }
 
-pub unsafe fn cuMipmappedArrayGetSparseProperties(_properties: *mut c_void, mipmapped: CUmipmappedArray) -> CUresult {
+pub fn cuMipmappedArrayGetSparseProperties(_properties: *mut c_void, mipmapped: CUmipmappedArray) -> CUresult {
     status(|| handles::get::<Mipmapped>(mipmapped).and(Err(CUDA_ERROR_INVALID_VALUE)))
 }

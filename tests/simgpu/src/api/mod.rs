@@ -1,14 +1,12 @@
 //! The driver's functions, by their exported names. `cuda.h` describes them; comments here say what it does not.
 //!
-//! What is not here is refused with `CUDA_ERROR_NOT_SUPPORTED`: texture references,
-//! views of textures, managed memory, IPC, external memory, green contexts, multicast. A function added to a file
-//! of this folder is exported by that alone.
+//! The library refuses other functions with `CUDA_ERROR_NOT_SUPPORTED`: texture references, views of textures, managed
+//! memory, external memory, green contexts, multicast. To export a function, add it to a file of this folder.
 //!
-//! Safety: every function here is called through its exported symbol, and its pointers are what the C caller passed.
-//! They are used as `cuda.h` says that they may be, and tested for null where that is allowed; there is nothing more
-//! to say at each place where one is written through.
+//! Parameters carry what the C caller promises of its pointers ([`rekindle_cuda_abi::arguments`]), so most functions are
+//! safe. A function is unsafe where `cuda.h` leaves the type or the length of what a pointer points to to another argument,
+//! or to code of the caller's. The *caller's promise* in safety comments is that the arguments are as `cuda.h` wants them.
 
-#![allow(clippy::undocumented_unsafe_blocks, reason = "said once, at the module's head")]
 #![allow(non_snake_case, unreachable_pub, clippy::too_many_arguments, reason = "the names and signatures are cuda.h's")]
 
 mod array;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUfunction, CUlaunchConfig, CUresult};
 
 use super::launch::shape;
@@ -9,13 +10,13 @@ use crate::attributes::{MAX_BLOCK_THREADS, SHARED_OF_MULTIPROCESSOR, SHARED_RESE
 use crate::current;
 use crate::execution::launch::blocks_of_multiprocessor;
 use crate::library::function;
-use crate::status::{ensure, put, status};
+use crate::status::{ensure, status};
 
 /// `CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE`, the one flag that there is.
 const DISABLE_CACHING_OVERRIDE: u32 = 1;
 
-pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: *mut i32,
+pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: Out<i32>,
     handle: CUfunction,
     threads: i32,
     shared: usize,
@@ -24,12 +25,12 @@ pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         current::healthy()?;
         ensure(threads > 0, CUDA_ERROR_INVALID_VALUE)?;
         let fitting = blocks_of_multiprocessor(&*function(handle)?, threads as u32, shared as u64);
-        unsafe { put(blocks, fitting as i32) }
+        blocks.put(fitting as i32)
     })
 }
 
-pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: *mut i32,
+pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    blocks: Out<i32>,
     handle: CUfunction,
     threads: i32,
     shared: usize,
@@ -38,11 +39,11 @@ pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     if flags > DISABLE_CACHING_OVERRIDE {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    unsafe { cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, handle, threads, shared) }
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, handle, threads, shared)
 }
 
-pub unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
-    bytes: *mut usize,
+pub fn cuOccupancyAvailableDynamicSMemPerBlock(
+    bytes: Out<usize>,
     handle: CUfunction,
     blocks: i32,
     threads: i32,
@@ -54,7 +55,7 @@ pub unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
         ensure(blocks_of_multiprocessor(&function, threads as u32, 0) >= blocks as u32, CUDA_ERROR_INVALID_VALUE)?;
         let taken = function.kernel.shared_bytes + SHARED_RESERVED;
         let share = (SHARED_OF_MULTIPROCESSOR / blocks as u32).saturating_sub(taken);
-        unsafe { put(bytes, share.min(function.max_dynamic_shared()) as usize) }
+        bytes.put(share.min(function.max_dynamic_shared()) as usize)
     })
 }
 
@@ -62,8 +63,8 @@ type SharedOfBlock = unsafe extern "C" fn(i32) -> usize;
 
 /// The smallest block size that fills the device best, and the grid that goes with it.
 pub unsafe fn cuOccupancyMaxPotentialBlockSize(
-    min_grid: *mut i32,
-    block: *mut i32,
+    min_grid: Out<i32>,
+    block: Out<i32>,
     handle: CUfunction,
     shared_of_block: *mut c_void,
     shared: usize,
@@ -75,6 +76,7 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSize(
         let most = if limit > 0 { limit as u32 } else { MAX_BLOCK_THREADS }.min(function.max_threads());
         let shared_of = |threads: u32| match shared_of_block.is_null() {
             true => shared,
+            // SAFETY: the caller passes such a function, or null.
             false => unsafe {
                 let of_block = std::mem::transmute::<*mut c_void, SharedOfBlock>(shared_of_block);
                 of_block(threads as i32)
@@ -89,16 +91,14 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSize(
             }
             threads = (threads - 1) / 32 * 32;
         }
-        unsafe {
-            put(min_grid, (best.2 * crate::config::config().multiprocessors) as i32)?;
-            put(block, best.1 as i32)
-        }
+        min_grid.put((best.2 * crate::config::config().multiprocessors) as i32)?;
+        block.put(best.1 as i32)
     })
 }
 
 pub unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    min_grid: *mut i32,
-    block: *mut i32,
+    min_grid: Out<i32>,
+    block: Out<i32>,
     handle: CUfunction,
     shared_of_block: *mut c_void,
     shared: usize,
@@ -108,28 +108,25 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     if flags > DISABLE_CACHING_OVERRIDE {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    // SAFETY: the arguments of this call.
     unsafe { cuOccupancyMaxPotentialBlockSize(min_grid, block, handle, shared_of_block, shared, limit) }
 }
 
-pub unsafe fn cuOccupancyMaxActiveClusters(
-    clusters: *mut i32,
-    handle: CUfunction,
-    config: *const CUlaunchConfig,
-) -> CUresult {
+pub fn cuOccupancyMaxActiveClusters(clusters: Out<i32>, handle: CUfunction, config: In<CUlaunchConfig>) -> CUresult {
     status(|| {
         current::healthy()?;
-        ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let config = unsafe { config.read_unaligned() };
+        let config = config.read()?;
+        // SAFETY: the caller has just passed it.
         let shape = unsafe { shape(&config) }?;
         let threads = shape.block.iter().product();
         let blocks = blocks_of_multiprocessor(&*function(handle)?, threads, shape.shared.into())
             * crate::config::config().multiprocessors;
-        unsafe { put(clusters, (blocks / shape.cluster.iter().product::<u32>().max(1)) as i32) }
+        clusters.put((blocks / shape.cluster.iter().product::<u32>().max(1)) as i32)
     })
 }
 
-pub unsafe fn cuOccupancyMaxPotentialClusterSize(
-    size: *mut i32,
+pub fn cuOccupancyMaxPotentialClusterSize(
+    size: Out<i32>,
     handle: CUfunction,
     config: *const CUlaunchConfig,
 ) -> CUresult {
@@ -137,6 +134,6 @@ pub unsafe fn cuOccupancyMaxPotentialClusterSize(
     status(|| {
         ensure(!config.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         function(handle)?;
-        unsafe { put(size, PORTABLE) }
+        size.put(PORTABLE)
     })
 }

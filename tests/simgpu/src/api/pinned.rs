@@ -2,33 +2,34 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
 
 use crate::current;
 use crate::memory::pinned;
 use crate::memory::space::{self, Kind};
-use crate::status::{Result, ensure, put, status};
+use crate::status::{Result, ensure, status};
 
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: with unified addresses, all of it is.
 const MAPPED: u32 = 2;
 
-pub unsafe fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) -> CUresult {
+pub fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, flags: u32) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let context = current::healthy()?;
         if bytes == 0 {
-            return unsafe { put(out, std::ptr::null_mut()) };
+            return out.put(std::ptr::null_mut());
         }
-        unsafe { put(out, pinned::allocate(&context, bytes, flags)? as *mut c_void) }
+        out.put(pinned::allocate(&context, bytes, flags)? as *mut c_void)
     })
 }
 
-pub unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) -> CUresult {
-    unsafe { cuMemHostAlloc(out, bytes, 0) }
+pub fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize) -> CUresult {
+    cuMemHostAlloc(out, bytes, 0)
 }
 
 /// As for device memory, what may still use it comes first.
-pub unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
+pub fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     status(|| {
         if pointer.is_null() {
             return Ok(());
@@ -38,14 +39,14 @@ pub unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     })
 }
 
-pub unsafe fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
+pub fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> CUresult {
     status(|| {
         let context = current::healthy()?;
         pinned::register(&context, pointer as u64, bytes, flags)
     })
 }
 
-pub unsafe fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
+pub fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
     status(|| {
         current::healthy()?;
         let region = space::find(pointer as u64).filter(|r| matches!(r.kind, Kind::Registered(_)));
@@ -61,21 +62,21 @@ fn host_flags(pointer: u64) -> Result<u32> {
     }
 }
 
-pub unsafe fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, pointer: *mut c_void, flags: u32) -> CUresult {
+pub fn cuMemHostGetDevicePointer_v2(out: Out<CUdeviceptr>, pointer: *mut c_void, flags: u32) -> CUresult {
     status(|| {
         ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         current::healthy()?;
         host_flags(pointer as u64)?;
-        unsafe { put(out, pointer as u64) }
+        out.put(pointer as u64)
     })
 }
 
 /// Of memory from `cuMemHostAlloc` alone.
-pub unsafe fn cuMemHostGetFlags(out: *mut u32, pointer: *mut c_void) -> CUresult {
+pub fn cuMemHostGetFlags(out: Out<u32>, pointer: *mut c_void) -> CUresult {
     status(|| {
         current::healthy()?;
         match space::find(pointer as u64).map(|region| region.kind) {
-            Some(Kind::Pinned(flags)) => unsafe { put(out, flags | MAPPED) },
+            Some(Kind::Pinned(flags)) => out.put(flags | MAPPED),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     })

@@ -55,9 +55,16 @@ fn value(attribute: u32, pointer: u64, region: Option<&Region>) -> Result<Value>
     Ok(Value { bits, bytes })
 }
 
+/// Writes a value where the caller wants it.
+///
+/// # Safety
+///
+/// `out` must be null or have room for the value.
 unsafe fn write(out: *mut c_void, value: &Value) -> Result<()> {
     match value.bytes {
+        // SAFETY: the caller's promise.
         4 => unsafe { put(out.cast(), value.bits as u32) },
+        // SAFETY: the caller's promise.
         _ => unsafe { put(out.cast(), value.bits) },
     }
 }
@@ -67,6 +74,7 @@ pub unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: 
         let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         // What only one side of memory has is an error for the other.
         ensure(attribute != 4 || region.kind.is_host(), CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: null or room for this attribute, by the caller's promise.
         unsafe { write(data, &value(attribute, pointer, Some(&region))?) }
     })
 }
@@ -82,6 +90,7 @@ pub unsafe fn cuPointerGetAttributes(
         ensure(count > 0 && !attributes.is_null() && !data.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let region = space::find(pointer);
         for i in 0..count as usize {
+            // SAFETY: not null, so of that many elements, each with room for its attribute.
             unsafe { write(*data.add(i), &value(*attributes.add(i), pointer, region.as_ref())?) }?;
         }
         Ok(())
@@ -100,6 +109,7 @@ pub unsafe fn cuPointerSetAttribute(value: *const c_void, attribute: u32, pointe
         current::healthy()?;
         ensure(attribute == 6 && !value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so a number by the caller's promise.
         let wanted = unsafe { value.cast::<u32>().read_unaligned() } != 0;
         let mut all = synchronous();
         if wanted {

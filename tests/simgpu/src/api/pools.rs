@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use rekindle_cuda_abi::arguments::{Count, InArray, Out};
 use rekindle_cuda_abi::types::{
     CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemAccessDesc,
@@ -17,12 +18,12 @@ use crate::memory::space::{self, Kind};
 use crate::status::{Result, ensure, put, status};
 use crate::{current, stream_ordered};
 
-pub unsafe fn cuDeviceGetDefaultMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
-    status(|| unsafe { put(out.cast(), device(dev)?.pools.default()) })
+pub fn cuDeviceGetDefaultMemPool(out: Out<u64>, dev: CUdevice) -> CUresult {
+    status(|| out.put(device(dev)?.pools.default()))
 }
 
-pub unsafe fn cuDeviceGetMemPool(out: *mut c_void, dev: CUdevice) -> CUresult {
-    status(|| unsafe { put(out.cast(), named(dev)?.pools.current()) })
+pub fn cuDeviceGetMemPool(out: Out<u64>, dev: CUdevice) -> CUresult {
+    status(|| out.put(named(dev)?.pools.current()))
 }
 
 /// Of a device that there is not these calls say that it is a wrong value.
@@ -31,8 +32,13 @@ fn named(dev: CUdevice) -> Result<&'static Device> {
 }
 
 /// The device that a location and a type of allocation name.
+///
+/// # Safety
+///
+/// `location` must be null or a location.
 unsafe fn located(location: *mut c_void, kind: u64) -> Result<CUdevice> {
     ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: not null, so a location by the caller's promise.
     let [place, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
     // An enumeration: the upper half of its register means nothing.
     ensure(kind as u32 == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED)?;
@@ -40,34 +46,41 @@ unsafe fn located(location: *mut c_void, kind: u64) -> Result<CUdevice> {
     Ok(id)
 }
 
-pub unsafe fn cuMemGetDefaultMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
-    status(|| unsafe { put(out.cast(), device(located(location, kind)?)?.pools.default()) })
+pub unsafe fn cuMemGetDefaultMemPool(out: Out<u64>, location: *mut c_void, kind: u64) -> CUresult {
+    // SAFETY: null or a location, by the caller's promise.
+    let id = unsafe { located(location, kind) };
+    status(|| out.put(device(id?)?.pools.default()))
 }
 
-pub unsafe fn cuMemGetMemPool(out: *mut c_void, location: *mut c_void, kind: u64) -> CUresult {
-    status(|| unsafe { put(out.cast(), device(located(location, kind)?)?.pools.current()) })
+pub unsafe fn cuMemGetMemPool(out: Out<u64>, location: *mut c_void, kind: u64) -> CUresult {
+    // SAFETY: null or a location, by the caller's promise.
+    let id = unsafe { located(location, kind) };
+    status(|| out.put(device(id?)?.pools.current()))
 }
 
 pub unsafe fn cuMemSetMemPool(location: *mut c_void, kind: u64, pool: u64) -> CUresult {
-    status(|| device(unsafe { located(location, kind) }?)?.pools.set_current(pool))
+    // SAFETY: null or a location, by the caller's promise.
+    let id = unsafe { located(location, kind) };
+    status(|| device(id?)?.pools.set_current(pool))
 }
 
-pub unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
+pub fn cuDeviceSetMemPool(dev: CUdevice, pool: u64) -> CUresult {
     status(|| named(dev)?.pools.set_current(pool))
 }
 
-pub unsafe fn cuMemPoolCreate(out: *mut c_void, properties: *const c_void) -> CUresult {
+pub unsafe fn cuMemPoolCreate(out: Out<u64>, properties: *const c_void) -> CUresult {
     status(|| {
         ensure(!out.is_null() && !properties.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so properties by the caller's promise.
         let properties = unsafe { properties.cast::<CUmemPoolProps>().read_unaligned() };
         ensure(properties.kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE)?;
         let on_device = properties.location_type == CU_MEM_LOCATION_TYPE_DEVICE;
         ensure(on_device && properties.handle_types == 0, CUDA_ERROR_NOT_SUPPORTED)?;
-        unsafe { put(out.cast(), named(properties.location_id)?.pools.create()) }
+        out.put(named(properties.location_id)?.pools.create())
     })
 }
 
-pub unsafe fn cuMemPoolDestroy(pool: u64) -> CUresult {
+pub fn cuMemPoolDestroy(pool: u64) -> CUresult {
     status(|| stream_ordered::find(pool)?.0.pools.destroy(pool))
 }
 
@@ -76,7 +89,9 @@ pub unsafe fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_voi
     status(|| {
         let number = stream_ordered::find(pool)?.1.attribute(attribute)?;
         match attribute {
+            // SAFETY: null or room for this attribute, by the caller's promise.
             1..=3 => unsafe { put(value.cast(), number as u32) },
+            // SAFETY: as above.
             _ => unsafe { put(value.cast(), number) },
         }
     })
@@ -86,25 +101,27 @@ pub unsafe fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_voi
     status(|| {
         ensure(!value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let number = match attribute {
+            // SAFETY: not null, so a value of this attribute by the caller's promise.
             1..=3 => unsafe { value.cast::<u32>().read_unaligned() }.into(),
+            // SAFETY: as above.
             _ => unsafe { value.cast::<u64>().read_unaligned() },
         };
         stream_ordered::find(pool)?.1.set_attribute(attribute, number)
     })
 }
 
-pub unsafe fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
+pub fn cuMemPoolTrimTo(pool: u64, keep: usize) -> CUresult {
     status(|| stream_ordered::find(pool).map(|(_, found)| found.trim(keep as u64)))
 }
 
 /// Lets devices into what is and will be allocated. The device's own access is always there, and that of others is to
 /// all memory of the device, as with `cuCtxEnablePeerAccess`.
-pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc, count: usize) -> CUresult {
+pub fn cuMemPoolSetAccess(pool: u64, descriptors: InArray<CUmemAccessDesc>, count: Count) -> CUresult {
     status(|| {
-        ensure(!descriptors.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
+        let descriptors = descriptors.values(count)?;
+        ensure(!descriptors.is_empty(), CUDA_ERROR_INVALID_VALUE)?;
         let (owner, found) = stream_ordered::find(pool)?;
-        for i in 0..count {
-            let access = unsafe { descriptors.add(i).read_unaligned() };
+        for access in descriptors {
             ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
             let other = device(access.location_id)?.ordinal;
             let open = access.flags == CU_MEM_ACCESS_READWRITE;
@@ -134,46 +151,48 @@ pub unsafe fn cuMemPoolSetAccess(pool: u64, descriptors: *const CUmemAccessDesc,
 pub unsafe fn cuMemPoolGetAccess(flags: *mut c_void, pool: u64, location: *mut c_void) -> CUresult {
     status(|| {
         ensure(!location.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so a location by the caller's promise.
         let [_, id] = unsafe { location.cast::<[i32; 2]>().read_unaligned() };
         let (owner, found) = stream_ordered::find(pool)?;
         let other = device(id).map_err(|_| CUDA_ERROR_INVALID_VALUE)?.ordinal;
         let open = other == owner.ordinal || found.access.load(Ordering::SeqCst) & (1 << other) != 0;
+        // SAFETY: null or room for flags, by the caller's promise.
         unsafe { put(flags.cast(), if open { CU_MEM_ACCESS_READWRITE } else { 0 }) }
     })
 }
 
-pub unsafe fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+pub fn cuMemAllocAsync(out: Out<CUdeviceptr>, bytes: usize, stream: CUstream) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         if let Some(captured) = hook::allocate(stream, bytes, None) {
-            return unsafe { put(out, captured?) };
+            return out.put(captured?);
         }
         let stream = current::stream(stream)?;
         if bytes == 0 {
-            return unsafe { put(out, 0) };
+            return out.put(0);
         }
         let pool = stream.context()?.device.pools.current();
-        unsafe { put(out, stream_ordered::allocate(&stream, pool, bytes as u64)?) }
+        out.put(stream_ordered::allocate(&stream, pool, bytes as u64)?)
     })
 }
 
-pub unsafe fn cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool: u64, stream: CUstream) -> CUresult {
+pub fn cuMemAllocFromPoolAsync(out: Out<CUdeviceptr>, bytes: usize, pool: u64, stream: CUstream) -> CUresult {
     status(|| {
         ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let device = stream_ordered::find(pool)?.0.ordinal as i32;
         if let Some(captured) = hook::allocate(stream, bytes, Some(device)) {
-            return unsafe { put(out, captured?) };
+            return out.put(captured?);
         }
         let stream = current::stream(stream)?;
         if bytes == 0 {
             stream_ordered::find(pool)?;
-            return unsafe { put(out, 0) };
+            return out.put(0);
         }
-        unsafe { put(out, stream_ordered::allocate(&stream, pool, bytes as u64)?) }
+        out.put(stream_ordered::allocate(&stream, pool, bytes as u64)?)
     })
 }
 
-pub unsafe fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult {
+pub fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult {
     status(|| match hook::free_async(pointer, stream) {
         Some(code) => ensure(code == CUDA_SUCCESS, code),
         None => match (current::stream(stream)?, pointer) {

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
+use rekindle_cuda_abi::arguments::{Out, Text};
 use rekindle_cuda_abi::lookup::{self, Miss};
 use rekindle_cuda_abi::private;
 use rekindle_cuda_abi::types::{
@@ -10,66 +11,59 @@ use rekindle_cuda_abi::types::{
 
 use crate::exports::{LOOKUPS, SYMBOLS};
 use crate::host::{DRIVER_VERSION, SoftwareGpu};
-use crate::status::{Result, ensure, put, put_if, status, text};
+use crate::status::{Result, ensure, status, utf8};
 use crate::{current, process};
 
-pub unsafe fn cuInit(flags: u32) -> CUresult {
+pub fn cuInit(flags: u32) -> CUresult {
     status(|| {
         ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         process::initialize()
     })
 }
 
-pub unsafe fn cuDriverGetVersion(version: *mut i32) -> CUresult {
-    status(|| unsafe { put(version, DRIVER_VERSION) })
+pub fn cuDriverGetVersion(version: Out<i32>) -> CUresult {
+    status(|| version.put(DRIVER_VERSION))
 }
 
-pub unsafe fn cuGetErrorName(error: CUresult, name: *mut *const c_char) -> CUresult {
-    unsafe { error_text(error, name, true) }
+pub fn cuGetErrorName(error: CUresult, name: Out<*const c_char>) -> CUresult {
+    error_text(error, name, true)
 }
 
-pub unsafe fn cuGetErrorString(error: CUresult, description: *mut *const c_char) -> CUresult {
-    unsafe { error_text(error, description, false) }
+pub fn cuGetErrorString(error: CUresult, description: Out<*const c_char>) -> CUresult {
+    error_text(error, description, false)
 }
 
-unsafe fn error_text(error: CUresult, out: *mut *const c_char, name: bool) -> CUresult {
+fn error_text(error: CUresult, out: Out<*const c_char>, name: bool) -> CUresult {
     let found = result_text(error, name);
-    let put = status(|| unsafe { put(out, found.unwrap_or(std::ptr::null())) });
+    let put = status(|| out.put(found.unwrap_or(std::ptr::null())));
     if found.is_none() { CUDA_ERROR_INVALID_VALUE } else { put }
 }
 
 /// A name that is not found is an error for the old form, and a status for the new one.
-pub unsafe fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    function: *mut *mut c_void,
+pub fn cuGetProcAddress_v2(
+    symbol: Text,
+    function: Out<*mut c_void>,
     version: i32,
     flags: u64,
-    found: *mut u32,
+    found: Out<u32>,
 ) -> CUresult {
     status(|| {
-        let name = unsafe { text(symbol) }?;
+        let name = utf8(symbol)?;
         if version > lookup::NEWEST {
-            unsafe { put(function, std::ptr::null_mut()) }?;
+            function.put(std::ptr::null_mut())?;
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let index = find(name, version, flags);
         let address = index.ok().and_then(|i| SYMBOLS.get(usize::from(i)));
         let address = address.map_or(std::ptr::null_mut(), |symbol| symbol.1 as *mut c_void);
-        unsafe {
-            put(function, address)?;
-            put_if(found, index.err().map_or(0, |miss| miss as u32));
-        }
+        function.put(address)?;
+        found.put_if(index.err().map_or(0, |miss| miss as u32));
         ensure(index.is_ok() || !found.is_null(), CUDA_ERROR_NOT_FOUND)
     })
 }
 
-pub unsafe fn cuGetProcAddress(
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    version: i32,
-    flags: u64,
-) -> CUresult {
-    unsafe { cuGetProcAddress_v2(symbol, function, version, flags, std::ptr::null_mut()) }
+pub fn cuGetProcAddress(symbol: Text, function: Out<*mut c_void>, version: i32, flags: u64) -> CUresult {
+    cuGetProcAddress_v2(symbol, function, version, flags, Out::null())
 }
 
 fn find(name: &str, version: i32, flags: u64) -> std::result::Result<u16, Miss> {
@@ -77,25 +71,26 @@ fn find(name: &str, version: i32, flags: u64) -> std::result::Result<u16, Miss> 
 }
 
 pub unsafe fn cuGetExportTable(table: *mut *const c_void, uuid: *const [u8; 16]) -> CUresult {
+    // SAFETY: null, or an identifier and room for a pointer, by the caller's promise.
     unsafe { private::export_table(&SoftwareGpu, uuid, table) }
 }
 
 /// What the driver has answered since 12.0.
-pub unsafe fn cuProfilerInitialize(_: *const c_char, _: *const c_char, _: u32) -> CUresult {
+pub fn cuProfilerInitialize(_: *const c_char, _: *const c_char, _: u32) -> CUresult {
     CUDA_ERROR_NOT_SUPPORTED
 }
 
-pub unsafe fn cuProfilerStart() -> CUresult {
+pub fn cuProfilerStart() -> CUresult {
     status(|| current::current().map(drop))
 }
 
-pub unsafe fn cuProfilerStop() -> CUresult {
+pub fn cuProfilerStop() -> CUresult {
     status(|| current::current().map(drop))
 }
 
 /// Libraries that would load everything at start ask for this first.
-pub unsafe fn cuModuleGetLoadingMode(mode: *mut u32) -> CUresult {
+pub fn cuModuleGetLoadingMode(mode: Out<u32>) -> CUresult {
     const LAZY: u32 = 2;
-    let answer: Result<()> = unsafe { put(mode, LAZY) };
+    let answer: Result<()> = mode.put(LAZY);
     answer.err().unwrap_or(CUDA_SUCCESS)
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice,
     CUevent, CUresult, CUstream,
@@ -12,27 +13,27 @@ use rekindle_graphs::hook;
 use super::context::PRIORITIES;
 use crate::event::Event;
 use crate::order::Role;
-use crate::status::{ensure, put, put_if, status};
+use crate::status::{ensure, status};
 use crate::streams;
 use crate::{current, handles};
 
 const NON_BLOCKING: u32 = 1;
 
-pub unsafe fn cuStreamCreate(out: *mut CUstream, flags: u32) -> CUresult {
-    unsafe { cuStreamCreateWithPriority(out, flags, 0) }
+pub fn cuStreamCreate(out: Out<CUstream>, flags: u32) -> CUresult {
+    cuStreamCreateWithPriority(out, flags, 0)
 }
 
 /// A priority outside the range is taken as the nearest inside. It has no effect here.
-pub unsafe fn cuStreamCreateWithPriority(out: *mut CUstream, flags: u32, priority: i32) -> CUresult {
+pub fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32) -> CUresult {
     status(|| {
         ensure(flags & !NON_BLOCKING == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
         let role = if flags & NON_BLOCKING == 0 { Role::Blocking } else { Role::NonBlocking };
         let priority = priority.clamp(PRIORITIES[1], PRIORITIES[0]);
-        unsafe { put(out, streams::create(&current::healthy()?, role, priority)?) }
+        out.put(streams::create(&current::healthy()?, role, priority)?)
     })
 }
 
-pub unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
+pub fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     status(|| {
         ensure(stream > 2, CUDA_ERROR_INVALID_HANDLE)?;
         hook::stream_destroyed(stream);
@@ -42,11 +43,11 @@ pub unsafe fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     })
 }
 
-pub unsafe fn cuStreamDestroy(stream: CUstream) -> CUresult {
-    unsafe { cuStreamDestroy_v2(stream) }
+pub fn cuStreamDestroy(stream: CUstream) -> CUresult {
+    cuStreamDestroy_v2(stream)
 }
 
-pub unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
+pub fn cuStreamQuery(stream: CUstream) -> CUresult {
     status(|| {
         hook::stream_asked(stream)?;
         let stream = current::stream(stream)?;
@@ -55,14 +56,14 @@ pub unsafe fn cuStreamQuery(stream: CUstream) -> CUresult {
     })
 }
 
-pub unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
+pub fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     status(|| {
         hook::stream_asked(stream)?;
         current::stream(stream)?.synchronize()
     })
 }
 
-pub unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
+pub fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
     status(|| {
         let known = handles::get::<Event>(event)?;
         let on = current::stream(stream)?;
@@ -98,10 +99,12 @@ pub unsafe fn cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *m
         if let Some(code) = hook::host(stream, function as u64, data as u64) {
             return ensure(code == CUDA_SUCCESS, code);
         }
+        // SAFETY: the caller passes such a function.
         let function = unsafe { std::mem::transmute::<*mut c_void, HostFunction>(function) };
         let data = opaque(data);
         current::stream(stream)?.submit(move |context| {
             context.flush_prints();
+            // SAFETY: the program passed it to be called with this data.
             unsafe { function(data as *mut c_void) };
             Ok(())
         })?;
@@ -114,10 +117,12 @@ pub unsafe fn cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data:
     status(|| {
         ensure(!callback.is_null() && flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         hook::not_capturable(stream)?;
+        // SAFETY: the caller passes such a function.
         let callback = unsafe { std::mem::transmute::<*mut c_void, Callback>(callback) };
         let data = opaque(data);
         current::stream(stream)?.submit_always(move |context, state| {
             context.flush_prints();
+            // SAFETY: the program passed it to be called with this data.
             unsafe { callback(stream, state.err().unwrap_or(CUDA_SUCCESS), data as *mut c_void) };
             state
         })?;
@@ -125,33 +130,33 @@ pub unsafe fn cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data:
     })
 }
 
-pub unsafe fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) -> CUresult {
-    status(|| unsafe { put(priority, current::stream(stream)?.priority) })
+pub fn cuStreamGetPriority(stream: CUstream, priority: Out<i32>) -> CUresult {
+    status(|| priority.put(current::stream(stream)?.priority))
 }
 
-pub unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> CUresult {
+pub fn cuStreamGetFlags(stream: CUstream, flags: Out<u32>) -> CUresult {
     status(|| {
         let stream = current::stream(stream)?;
-        unsafe { put(flags, if stream.role() == Role::NonBlocking { NON_BLOCKING } else { 0 }) }
+        flags.put(if stream.role() == Role::NonBlocking { NON_BLOCKING } else { 0 })
     })
 }
 
-pub unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> CUresult {
-    status(|| unsafe { put(id, current::stream(stream)?.id) })
+pub fn cuStreamGetId(stream: CUstream, id: Out<u64>) -> CUresult {
+    status(|| id.put(current::stream(stream)?.id))
 }
 
-pub unsafe fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {
-    status(|| unsafe { put(device, current::stream(stream)?.context()?.device.ordinal as CUdevice) })
+pub fn cuStreamGetDevice(stream: CUstream, device: Out<CUdevice>) -> CUresult {
+    status(|| device.put(current::stream(stream)?.context()?.device.ordinal as CUdevice))
 }
 
-pub unsafe fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> CUresult {
-    status(|| unsafe { put(context, current::stream(stream)?.context()?.handle) })
+pub fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) -> CUresult {
+    status(|| context.put(current::stream(stream)?.context()?.handle))
 }
 
-pub unsafe fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut c_void) -> CUresult {
-    status(|| unsafe {
-        put(context, current::stream(stream)?.context()?.handle)?;
-        put_if(green.cast::<u64>(), 0);
+pub fn cuStreamGetCtx_v2(stream: CUstream, context: Out<CUcontext>, green: Out<u64>) -> CUresult {
+    status(|| {
+        context.put(current::stream(stream)?.context()?.handle)?;
+        green.put_if(0);
         Ok(())
     })
 }

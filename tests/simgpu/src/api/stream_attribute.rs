@@ -30,6 +30,7 @@ pub unsafe fn cuStreamGetAttribute(stream: CUstream, attribute: u32, value: *mut
         let stream = current::stream(stream)?;
         let initial = initial(&stream, attribute)?;
         let set = stream.attributes.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: null or room for a value, by the caller's promise.
         unsafe { put(value.cast::<Value>(), set.get(&attribute).copied().unwrap_or(initial)) }
     })
 }
@@ -39,6 +40,7 @@ pub unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *con
         let stream = current::stream(stream)?;
         initial(&stream, attribute)?;
         ensure(!value.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: not null, so a value by the caller's promise.
         let value = unsafe { value.cast::<Value>().read_unaligned() };
         let word = value[0] as u32;
         let good = match attribute {
@@ -52,7 +54,7 @@ pub unsafe fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *con
     })
 }
 
-pub unsafe fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> CUresult {
+pub fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> CUresult {
     status(|| {
         let (dst, src) = (current::stream(dst)?, current::stream(src)?);
         let copied = src.attributes.lock().unwrap_or_else(PoisonError::into_inner).clone();

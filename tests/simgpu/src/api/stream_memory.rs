@@ -9,7 +9,7 @@ use rekindle_cuda_abi::types::{
 use rekindle_graphs::hook;
 
 use crate::current;
-use crate::status::{ensure, status};
+use crate::status::{ensure, status, values};
 use crate::word::{Word, perform_words, wait_word, write_word};
 
 fn write(stream: u64, address: u64, wide: bool, value: u64, flags: u32) -> CUresult {
@@ -42,35 +42,35 @@ fn first_version() -> CUresult {
     status(|| current::current().and(Err(CUDA_ERROR_NOT_SUPPORTED)))
 }
 
-pub unsafe fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
+pub fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
     write(stream, address, false, value.into(), flags)
 }
 
-pub unsafe fn cuStreamWriteValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
+pub fn cuStreamWriteValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
     first_version()
 }
 
-pub unsafe fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
+pub fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
     write(stream, address, true, value, flags)
 }
 
-pub unsafe fn cuStreamWriteValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
+pub fn cuStreamWriteValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
     first_version()
 }
 
-pub unsafe fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
+pub fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) -> CUresult {
     wait(stream, address, false, value.into(), flags)
 }
 
-pub unsafe fn cuStreamWaitValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
+pub fn cuStreamWaitValue32(_: CUstream, _: CUdeviceptr, _: u32, _: u32) -> CUresult {
     first_version()
 }
 
-pub unsafe fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
+pub fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) -> CUresult {
     wait(stream, address, true, value, flags)
 }
 
-pub unsafe fn cuStreamWaitValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
+pub fn cuStreamWaitValue64(_: CUstream, _: CUdeviceptr, _: u64, _: u32) -> CUresult {
     first_version()
 }
 
@@ -82,10 +82,8 @@ fn captured(stream: CUstream, operations: &[CUstreamBatchMemOpParams]) -> Option
 pub unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *mut c_void, flags: u32) -> CUresult {
     status(|| {
         ensure(count <= 256 && flags == 0, CUDA_ERROR_INVALID_VALUE)?;
-        ensure(count == 0 || !operations.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let list: Vec<CUstreamBatchMemOpParams> = (0..count as usize)
-            .map(|i| unsafe { operations.cast::<CUstreamBatchMemOpParams>().add(i).read_unaligned() })
-            .collect();
+        // SAFETY: null, or as many operations as the caller says.
+        let list: Vec<CUstreamBatchMemOpParams> = unsafe { values(operations.cast(), count as usize) }?;
         match captured(stream, &list) {
             Some(code) => ensure(code == CUDA_SUCCESS, code),
             None => perform_words(&current::stream(stream)?, &list),
@@ -93,7 +91,7 @@ pub unsafe fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *m
     })
 }
 
-pub unsafe fn cuStreamBatchMemOp(_: CUstream, count: u32, operations: *mut c_void, flags: u32) -> CUresult {
+pub fn cuStreamBatchMemOp(_: CUstream, count: u32, operations: *mut c_void, flags: u32) -> CUresult {
     if count > 256 || flags != 0 || (count > 0 && operations.is_null()) {
         return CUDA_ERROR_INVALID_VALUE;
     }

@@ -41,6 +41,9 @@ fn good(condition: bool) -> Result<()> {
 
 impl Tensor {
     #[expect(clippy::too_many_arguments, reason = "the calls have them all")]
+    /// # Safety
+    ///
+    /// The arrays must be null or have `rank` elements, and the strides one fewer.
     unsafe fn new(
         map: *mut c_void,
         data_type: u64,
@@ -61,12 +64,15 @@ impl Tensor {
         let packed = data_type > PACKED_8B;
         let alignment = if interleave == INTERLEAVE_32B || packed { 32 } else { 16 };
         good((address as u64).is_multiple_of(alignment))?;
+        // SAFETY: the caller's promise.
         let dims = unsafe { values(dims, rank as usize) }?;
         good(dims.iter().all(|dim| (1..=1 << 32).contains(dim)))?;
         good(!packed || dims[0].is_multiple_of(128))?;
         good(data_type != PACKED_8B || dims[0].is_multiple_of(2))?;
+        // SAFETY: the caller's promise.
         let strides = unsafe { values(strides, rank as usize - 1) }?;
         good(strides.iter().all(|stride| *stride < 1 << 40 && stride.is_multiple_of(alignment)))?;
+        // SAFETY: the caller's promise.
         let steps = unsafe { values(steps, rank as usize) }?;
         let stepped = if interleave == 0 { &steps[1..] } else { &steps[..] };
         good(stepped.iter().all(|step| (1..=8).contains(step)))?;
@@ -89,11 +95,15 @@ impl Tensor {
         good(self.interleave != 0 || bytes.is_multiple_of(16) && bytes <= span)
     }
 
+    /// # Safety
+    ///
+    /// `map` must be null or have room for a map.
     unsafe fn write(&self, map: *mut c_void, address: *mut c_void) -> Result<()> {
         let mut encoded: Map = [0; 16];
         (encoded[0], encoded[MAGIC_AT], encoded[ALIGNED_AT]) = (address as u64, MAGIC, self.alignment);
         encoded[3] = u64::from(self.data_type) << 32 | u64::from(self.interleave) << 16 | u64::from(self.swizzle);
         encoded[4..4 + self.dims.len()].copy_from_slice(&self.dims);
+        // SAFETY: null or room for a map, by the caller's promise.
         unsafe { put(map.cast(), encoded) }
     }
 }
@@ -114,10 +124,13 @@ pub unsafe fn cuTensorMapEncodeTiled(
 ) -> CUresult {
     status(|| {
         let modes = [interleave, swizzle, promotion, fill];
+        // SAFETY: arrays of a rank's length, by the caller's promise.
         let tensor = unsafe { Tensor::new(map, data_type, rank, address, dims, strides, steps, modes) }?;
+        // SAFETY: as above.
         let boxes = unsafe { values(boxes, rank as usize) }?;
         good(boxes.iter().all(|size| (1..=256).contains(size)))?;
         tensor.fits(boxes[0].into())?;
+        // SAFETY: room for a map, by the caller's promise.
         unsafe { tensor.write(map, address) }
     })
 }
@@ -150,12 +163,15 @@ pub unsafe fn cuTensorMapEncodeIm2col(
 ) -> CUresult {
     status(|| {
         let modes = [interleave, swizzle, promotion, fill];
+        // SAFETY: arrays of a rank's length, by the caller's promise.
         let tensor = unsafe { Tensor::new(map, data_type, rank, address, dims, strides, steps, modes) }?;
         good(rank >= 3)?;
+        // SAFETY: corners of two coordinates fewer, by the caller's promise.
         let (lower, upper) = unsafe { (values(lower, rank as usize - 2)?, values(upper, rank as usize - 2)?) };
         good(lower.iter().chain(&upper).all(|corner| corners(rank).contains(corner)))?;
         good((1..=256).contains(&channels) && pixels <= 1024)?;
         tensor.fits(channels.into())?;
+        // SAFETY: room for a map, by the caller's promise.
         unsafe { tensor.write(map, address) }
     })
 }
@@ -180,6 +196,7 @@ pub unsafe fn cuTensorMapEncodeIm2colWide(
 ) -> CUresult {
     status(|| {
         let modes = [interleave, swizzle, promotion, fill];
+        // SAFETY: arrays of a rank's length, by the caller's promise.
         let tensor = unsafe { Tensor::new(map, data_type, rank, address, dims, strides, steps, modes) }?;
         good(rank >= 3 && mode as u32 <= 1)?;
         // These are of later devices than most are here.
@@ -187,6 +204,7 @@ pub unsafe fn cuTensorMapEncodeIm2colWide(
         good([lower, upper].iter().all(|corner| corners(3).contains(corner)))?;
         good((1..=256).contains(&channels) && pixels <= 1024)?;
         tensor.fits(channels.into())?;
+        // SAFETY: room for a map, by the caller's promise.
         unsafe { tensor.write(map, address) }
     })
 }
@@ -195,9 +213,11 @@ pub unsafe fn cuTensorMapReplaceAddress(map: *mut c_void, address: *mut c_void) 
     status(|| {
         current::healthy()?;
         good(!map.is_null() && (map as usize).is_multiple_of(ALIGNMENT))?;
+        // SAFETY: not null, so a map by the caller's promise.
         let mut encoded = unsafe { map.cast::<Map>().read_unaligned() };
         good(encoded[MAGIC_AT] == MAGIC && (address as u64).is_multiple_of(encoded[ALIGNED_AT].max(1)))?;
         encoded[0] = address as u64;
+        // SAFETY: null or room for a map, by the caller's promise.
         unsafe { put(map.cast(), encoded) }
     })
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rekindle_cuda_abi::arguments::{In, Out};
 use rekindle_cuda_abi::types::{
     CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_LINEAR, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CU_RESOURCE_TYPE_PITCH2D,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult, CUsurfObject, CUtexObject, CudaResourceDesc,
@@ -11,7 +12,7 @@ use rekindle_cuda_abi::types::{
 use crate::array::Array;
 use crate::array::Mipmapped;
 use crate::memory::space;
-use crate::status::{Result, ensure, put, status};
+use crate::status::{Result, ensure, status};
 use crate::texture::{Bound, Resource};
 use crate::{current, handles};
 
@@ -49,27 +50,26 @@ fn check(desc: &CudaTextureDesc) -> Result<()> {
     ensure(desc.flags & SRGB == 0, CUDA_ERROR_NOT_SUPPORTED)
 }
 
-pub unsafe fn cuTexObjectCreate(
-    out: *mut CUtexObject,
-    described: *const CudaResourceDesc,
-    texture: *const CudaTextureDesc,
+pub fn cuTexObjectCreate(
+    out: Out<CUtexObject>,
+    described: In<CudaResourceDesc>,
+    texture: In<CudaTextureDesc>,
     view: *const CudaResourceViewDesc,
 ) -> CUresult {
     status(|| {
         let context = current::healthy()?;
-        let given = !out.is_null() && !described.is_null() && !texture.is_null();
-        ensure(given, CUDA_ERROR_INVALID_VALUE)?;
-        let (described, texture) = unsafe { (*described, *texture) };
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let (described, texture) = (*described.read()?, *texture.read()?);
         check(&texture)?;
         let resource = resource(&described)?;
         // A view that reads elements as others, or some of them only.
         ensure(view.is_null(), CUDA_ERROR_NOT_SUPPORTED)?;
         let bound = Bound { described, texture: Some(texture), view: None, resource };
-        unsafe { put(out, context.bindings.bind(bound)) }
+        out.put(context.bindings.bind(bound))
     })
 }
 
-pub unsafe fn cuTexObjectDestroy(texture: CUtexObject) -> CUresult {
+pub fn cuTexObjectDestroy(texture: CUtexObject) -> CUresult {
     status(|| current::current()?.bindings.unbind(texture, true))
 }
 
@@ -79,34 +79,34 @@ fn bound(handle: u64, texture: bool) -> Result<Arc<Bound>> {
     Ok(bound)
 }
 
-pub unsafe fn cuTexObjectGetResourceDesc(out: *mut CudaResourceDesc, texture: CUtexObject) -> CUresult {
-    status(|| unsafe { put(out, bound(texture, true)?.described) })
+pub fn cuTexObjectGetResourceDesc(out: Out<CudaResourceDesc>, texture: CUtexObject) -> CUresult {
+    status(|| out.put(bound(texture, true)?.described))
 }
 
-pub unsafe fn cuTexObjectGetTextureDesc(out: *mut CudaTextureDesc, texture: CUtexObject) -> CUresult {
-    status(|| unsafe { put(out, bound(texture, true)?.texture.ok_or(CUDA_ERROR_INVALID_VALUE)?) })
+pub fn cuTexObjectGetTextureDesc(out: Out<CudaTextureDesc>, texture: CUtexObject) -> CUresult {
+    status(|| out.put(bound(texture, true)?.texture.ok_or(CUDA_ERROR_INVALID_VALUE)?))
 }
 
-pub unsafe fn cuTexObjectGetResourceViewDesc(out: *mut CudaResourceViewDesc, texture: CUtexObject) -> CUresult {
-    status(|| unsafe { put(out, bound(texture, true)?.view.unwrap_or_default()) })
+pub fn cuTexObjectGetResourceViewDesc(out: Out<CudaResourceViewDesc>, texture: CUtexObject) -> CUresult {
+    status(|| out.put(bound(texture, true)?.view.unwrap_or_default()))
 }
 
-pub unsafe fn cuSurfObjectCreate(out: *mut CUsurfObject, described: *const CudaResourceDesc) -> CUresult {
+pub fn cuSurfObjectCreate(out: Out<CUsurfObject>, described: In<CudaResourceDesc>) -> CUresult {
     status(|| {
         let context = current::healthy()?;
-        ensure(!out.is_null() && !described.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let described = unsafe { *described };
+        ensure(!out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
+        let described = *described.read()?;
         ensure(described.kind == CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE)?;
         // Whether the array was made for it the driver does not ask.
         let resource = resource(&described)?;
-        unsafe { put(out, context.bindings.bind(Bound { described, texture: None, view: None, resource })) }
+        out.put(context.bindings.bind(Bound { described, texture: None, view: None, resource }))
     })
 }
 
-pub unsafe fn cuSurfObjectDestroy(surface: CUsurfObject) -> CUresult {
+pub fn cuSurfObjectDestroy(surface: CUsurfObject) -> CUresult {
     status(|| current::current()?.bindings.unbind(surface, false))
 }
 
-pub unsafe fn cuSurfObjectGetResourceDesc(out: *mut CudaResourceDesc, surface: CUsurfObject) -> CUresult {
-    status(|| unsafe { put(out, bound(surface, false)?.described) })
+pub fn cuSurfObjectGetResourceDesc(out: Out<CudaResourceDesc>, surface: CUsurfObject) -> CUresult {
+    status(|| out.put(bound(surface, false)?.described))
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
+use rekindle_cuda_abi::arguments::{Count, In, InArray, Out};
 use rekindle_cuda_abi::types::{
     CU_MEM_ACCESS_READ, CU_MEM_ACCESS_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE,
@@ -23,19 +24,19 @@ fn device_of(property: &CUmemAllocationProp) -> Result<&'static Device> {
     device(property.location_id)
 }
 
-pub unsafe fn cuMemGetAllocationGranularity(
-    granularity: *mut usize,
-    property: *const CUmemAllocationProp,
+pub fn cuMemGetAllocationGranularity(
+    granularity: Out<usize>,
+    property: In<CUmemAllocationProp>,
     _option: u32,
 ) -> CUresult {
     status(|| {
-        unsafe { read(property) }?;
-        unsafe { put(granularity, MEMORY_GRANULARITY as usize) }
+        property.read()?;
+        granularity.put(MEMORY_GRANULARITY as usize)
     })
 }
 
-pub unsafe fn cuMemAddressReserve(
-    out: *mut CUdeviceptr,
+pub fn cuMemAddressReserve(
+    out: Out<CUdeviceptr>,
     size: usize,
     alignment: usize,
     hint: CUdeviceptr,
@@ -43,64 +44,59 @@ pub unsafe fn cuMemAddressReserve(
 ) -> CUresult {
     status(|| {
         ensure(flags == 0 && !out.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(out, vmm::reserve(size as u64, alignment as u64, hint)?) }
+        out.put(vmm::reserve(size as u64, alignment as u64, hint)?)
     })
 }
 
-pub unsafe fn cuMemAddressFree(pointer: CUdeviceptr, size: usize) -> CUresult {
+pub fn cuMemAddressFree(pointer: CUdeviceptr, size: usize) -> CUresult {
     status(|| vmm::unreserve(pointer, size as u64))
 }
 
-pub unsafe fn cuMemCreate(
-    handle: *mut c_void,
-    size: usize,
-    property: *const CUmemAllocationProp,
-    flags: u64,
-) -> CUresult {
+pub fn cuMemCreate(handle: Out<u64>, size: usize, property: In<CUmemAllocationProp>, flags: u64) -> CUresult {
     status(|| {
         ensure(flags == 0 && !handle.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        let property = unsafe { read(property) }?;
+        let property = *property.read()?;
         let piece = vmm::create(device_of(&property)?, size as u64, property)?;
-        unsafe { put(handle.cast(), piece) }
+        handle.put(piece)
     })
 }
 
-pub unsafe fn cuMemRelease(handle: u64) -> CUresult {
+pub fn cuMemRelease(handle: u64) -> CUresult {
     status(|| vmm::release(handle))
 }
 
-pub unsafe fn cuMemRetainAllocationHandle(handle: *mut c_void, address: *mut c_void) -> CUresult {
+pub fn cuMemRetainAllocationHandle(handle: Out<u64>, address: *mut c_void) -> CUresult {
     status(|| {
         ensure(!handle.is_null(), CUDA_ERROR_INVALID_VALUE)?;
-        unsafe { put(handle.cast(), vmm::retain_at(address as u64)?) }
+        handle.put(vmm::retain_at(address as u64)?)
     })
 }
 
-pub unsafe fn cuMemGetAllocationPropertiesFromHandle(property: *mut CUmemAllocationProp, handle: u64) -> CUresult {
-    status(|| unsafe { put(property, vmm::piece(handle)?.properties) })
+pub fn cuMemGetAllocationPropertiesFromHandle(property: Out<CUmemAllocationProp>, handle: u64) -> CUresult {
+    status(|| property.put(vmm::piece(handle)?.properties))
 }
 
-pub unsafe fn cuMemMap(pointer: CUdeviceptr, size: usize, offset: usize, handle: u64, flags: u64) -> CUresult {
+pub fn cuMemMap(pointer: CUdeviceptr, size: usize, offset: usize, handle: u64, flags: u64) -> CUresult {
     status(|| {
         ensure(flags == 0, CUDA_ERROR_INVALID_VALUE)?;
         vmm::map(pointer, size as u64, offset as u64, handle)
     })
 }
 
-pub unsafe fn cuMemUnmap(pointer: CUdeviceptr, size: usize) -> CUresult {
+pub fn cuMemUnmap(pointer: CUdeviceptr, size: usize) -> CUresult {
     status(|| vmm::unmap(pointer, size as u64))
 }
 
-pub unsafe fn cuMemSetAccess(
+pub fn cuMemSetAccess(
     pointer: CUdeviceptr,
     size: usize,
-    descriptors: *const CUmemAccessDesc,
-    count: usize,
+    descriptors: InArray<CUmemAccessDesc>,
+    count: Count,
 ) -> CUresult {
     status(|| {
-        ensure(!descriptors.is_null() && count > 0, CUDA_ERROR_INVALID_VALUE)?;
-        for i in 0..count {
-            let access = unsafe { descriptors.add(i).read_unaligned() };
+        let descriptors = descriptors.values(count)?;
+        ensure(!descriptors.is_empty(), CUDA_ERROR_INVALID_VALUE)?;
+        for access in descriptors {
             ensure(access.location_type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED)?;
             let (read, write) = match access.flags {
                 0 => (false, false),
@@ -117,8 +113,9 @@ pub unsafe fn cuMemSetAccess(
     })
 }
 
-pub unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, pointer: CUdeviceptr) -> CUresult {
+pub unsafe fn cuMemGetAccess(flags: Out<u64>, location: *const c_void, pointer: CUdeviceptr) -> CUresult {
     status(|| {
+        // SAFETY: null or a location, by the caller's promise.
         let [kind, id] = unsafe { read(location.cast::<[i32; 2]>()) }?;
         ensure(kind == CU_MEM_LOCATION_TYPE_DEVICE as i32, CUDA_ERROR_NOT_SUPPORTED)?;
         let bit = 1 << device(id)?.ordinal;
@@ -128,7 +125,7 @@ pub unsafe fn cuMemGetAccess(flags: *mut u64, location: *const c_void, pointer: 
             (true, false) => CU_MEM_ACCESS_READ,
             _ => 0,
         };
-        unsafe { put(flags, access.into()) }
+        flags.put(access.into())
     })
 }
 
@@ -137,14 +134,15 @@ pub unsafe fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: 
         ensure(flags == 0 && !out.is_null() && kind != 0, CUDA_ERROR_INVALID_VALUE)?;
         ensure(kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
         let descriptor = vmm::export(handle)?;
+        // SAFETY: null or room for a descriptor, by the caller's promise.
         unsafe { put(out.cast::<i32>(), descriptor.into_raw_fd()) }
     })
 }
 
-pub unsafe fn cuMemImportFromShareableHandle(handle: *mut c_void, descriptor: *mut c_void, kind: u32) -> CUresult {
+pub fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: *mut c_void, kind: u32) -> CUresult {
     status(|| {
         ensure(!handle.is_null() && kind != 0, CUDA_ERROR_INVALID_VALUE)?;
         ensure(kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED)?;
-        unsafe { put(handle.cast(), vmm::import(descriptor as usize as i32)?) }
+        handle.put(vmm::import(descriptor as usize as i32)?)
     })
 }
