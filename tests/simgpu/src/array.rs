@@ -29,7 +29,7 @@ pub(crate) struct Array {
     pub(crate) level: bool,
 }
 
-/// What the flags below are; others are not known here.
+/// The flags below. Other flags are unknown here.
 const FLAGS: u32 = 0x7f;
 
 /// Whether the driver would make an array of this shape.

@@ -1,4 +1,4 @@
-//! What the environment says about the devices.
+//! The configuration of the devices, from the environment.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -18,7 +18,7 @@
 
 use std::sync::OnceLock;
 
-/// What the environment said when it was first asked for.
+/// The configuration, as it was when it was first needed.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// The devices, by their numbers among all that there are.

@@ -1,9 +1,9 @@
-//! Contexts: what belongs to one, the order of its commands, its error.
+//! Contexts: their parts, the order of their commands, their error.
 //!
-//! The first failure of a command is the context's for good: everything after it answers with that error. Of most such
-//! failures cuda.h says that they leave the process in an inconsistent state, so that any further CUDA work returns the same
-//! error until the process ends: all contexts of all devices have failed then, and there is no new one. A driver of two H200s does as it says
-//! (`tests/apps/broken.cu` asks it); a reset succeeds, and leaves no context.
+//! The first failure of a command is the context's for good: every later call fails with that error. cuda.h says of most of
+//! these errors that they leave the process in an inconsistent state, in which any further CUDA work returns the same error
+//! until the process ends. Then all contexts of all devices have failed, and there is no new one. A driver with two H200s
+//! does so (`tests/apps/broken.cu` tests it). A reset succeeds, and leaves no context.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -54,7 +54,7 @@ pub(crate) fn end_primary(device: &Device) {
     }
 }
 
-/// Ends a context: waits for its work, and takes everything away that belongs to it.
+/// Ends a context: waits for its work, and removes all that belongs to it.
 pub(crate) fn end(context: &Context) {
     rekindle_graphs::hook::context_gone(context.handle);
     private::cls_reset(context.handle);

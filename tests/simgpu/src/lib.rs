@@ -11,17 +11,17 @@
 //! | layer | holds |
 //! |---|---|
 //! | `config`, `status`, `fault`, `handles` | the environment, error codes, injected faults, the table of handles |
-//! | `memory/account`, `pages`, `space`, `heap`; `pool` | addresses, their pages and who may access them; pools as numbers |
+//! | `memory/account`, `pages`, `space`, `heap`; `pool` | addresses, their pages, access to them; pools as numbers |
 //! | `device`, `attributes` | the devices |
 //! | `element`, `array`, `texture`, `channel`, `order`, `execution/print`, `execution/malloc` | the parts of a context |
-//! | `context` | what belongs to a context, and its error |
+//! | `context` | the parts and the error of a context |
 //! | `memory/pinned`, `vmm`, `ipc` | memory that is not a heap's |
 //! | `stream`, `streams`, `stream_ordered`, `ipc_event`, `event` | queues with a thread each, and moments in them |
 //! | `contexts`, `current` | the life of contexts; the current one of each thread |
 //! | `merge`, `image`, `module`, `library` | code |
 //! | `copy`, `word`, `execution/launch` | the commands of streams |
-//! | `graphs`, `host`, `process` | what graphs and private tables ask for; the process's life |
-//! | `api/` | what each driver function does with its arguments |
+//! | `graphs`, `host`, `process` | the services that graphs and private tables need; the life of the process |
+//! | `api/` | the driver functions |
 
 mod api;
 mod array;

@@ -34,11 +34,11 @@ pub(crate) struct Kernel {
     pub(crate) library: u64,
     /// How it is declared.
     pub(crate) declared: rekindle_ptx::Kernel,
-    /// What its image was made for.
+    /// The target for which its image was made.
     pub(crate) target: u32,
     /// Its name as a C string.
     pub(crate) name: CString,
-    /// What is set for each device.
+    /// The settings for each device.
     pub(crate) settings: Vec<Arc<Settings>>,
     of: Weak<Library>,
 }
@@ -130,7 +130,7 @@ impl Object for Library {
 
 impl Object for Kernel {}
 
-/// What a handle of code stands for: the runtime passes kernels where functions are meant.
+/// A function or a kernel: the runtime passes kernels where functions are meant.
 pub(crate) enum Code {
     /// A function of a module.
     Function(Arc<Function>),

@@ -68,21 +68,21 @@ pub(crate) struct Function {
     pub(crate) context: Weak<Context>,
     /// The module's handle.
     pub(crate) module: u64,
-    /// What it executes, and everything else in its module.
+    /// The code of its module.
     pub(crate) code: Arc<Code>,
     /// How it is declared.
     pub(crate) kernel: Kernel,
-    /// What its image was made for.
+    /// The target for which its image was made.
     pub(crate) target: u32,
     /// Its name as a C string.
     pub(crate) name: std::ffi::CString,
-    /// What can be set.
+    /// The attributes that can be set.
     pub(crate) settings: Arc<Settings>,
-    /// What is set for the next launch by `cuLaunch` and its like.
+    /// The settings for the next launch by `cuLaunch` and similar calls.
     pub(crate) legacy: Mutex<LegacyLaunch>,
 }
 
-/// What `cuFuncSetAttribute` sets. For kernels of libraries, `cuKernelSetAttribute` sets the same.
+/// The attributes that `cuFuncSetAttribute` sets, and `cuKernelSetAttribute` for kernels of libraries.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, 0 if never set.
@@ -136,7 +136,7 @@ impl Module {
                 // It may hold a function's address, which must be known now.
                 code.program()?.image(global)
             };
-            // SAFETY: the memory was just allocated for these bytes, and nobody else knows it.
+            // SAFETY: the memory was just allocated for these bytes, and no other code knows it.
             unsafe { (variable.address as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
         let code = Arc::new(code);

@@ -1,4 +1,4 @@
-//! The order of a context's commands: how far each of its streams has come, and what a new command has to wait for.
+//! The order of a context's commands: how far each of its streams has come, and the commands for which a new one waits.
 //!
 //! ```text
 //!   legacy default stream   waits for the last command of every blocking stream of the context
@@ -92,7 +92,7 @@ impl Mark {
     }
 }
 
-/// The timelines of a context's streams. To submit a command one holds its lock, so that the order of commands is the same
+/// The timelines of a context's streams. A stream submits a command under its lock, so that the order of commands is the same
 /// for all streams.
 #[derive(Debug, Default)]
 pub(crate) struct Order(Vec<Arc<Timeline>>);
@@ -111,12 +111,12 @@ impl Order {
         self.0.retain(|it| !it.destroyed.load(Ordering::SeqCst) || !it.last().reached());
     }
 
-    /// What is not done of all streams.
+    /// The last moments of the streams that have work left.
     pub(crate) fn unreached(&self) -> Vec<Mark> {
         self.0.iter().map(Timeline::last).filter(|mark| !mark.reached()).collect()
     }
 
-    /// What a new command of a stream has to wait for.
+    /// The moments for which a new command of a stream waits.
     pub(crate) fn predecessors(&self, timeline: &Timeline) -> Vec<Mark> {
         let wanted = match timeline.role {
             Role::NonBlocking => return Vec::new(),

@@ -1,5 +1,5 @@
-//! Pools of stream-ordered allocation, as numbers: what was allocated from a pool, and what it has in reserve. The reserve
-//! grows in steps, as the driver's does, and is given up when the program waits for something.
+//! Pools of stream-ordered allocation, as numbers: how much was allocated from a pool, and how much it has in reserve.
+//! A reserve grows in steps, as the driver's does, and is given up when the program waits for something.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,9 +39,9 @@ struct Leaving {
     bytes: u64,
 }
 
-/// What a pool's reserve grows by.
+/// The step in which a pool's reserve grows.
 const STEP: u64 = 32 << 20;
-/// What sizes are rounded to.
+/// The multiple to which sizes are rounded up.
 const ALIGN: u64 = 512;
 
 /// A pool: mostly numbers that can be set and asked for.

@@ -3,7 +3,7 @@
 //! A command waits for its predecessor in the stream and for the marks it was given, runs, and is done; the stream's
 //! [`Timeline`] counts what is done. `order.rs` says for which marks of other streams a command waits.
 //!
-//! Commands of a context that has failed are not run, but done, so that whoever waits goes on and sees the error.
+//! Commands of a context that has failed are not run, but done, so that a thread that waits goes on and sees the error.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ struct Queue {
     ends: bool,
 }
 
-/// What a command does. It is told whether its context has failed, and its own failure makes the context fail.
+/// The work of a command. It gets the state of its context, and its failure makes the context fail.
 type Work = Box<dyn FnOnce(&Context, Result<()>) -> Result<()> + Send>;
 
 struct Command {
@@ -256,7 +256,7 @@ fn block_signals() -> libc::sigset_t {
     unsafe {
         let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
-        // What fails in this thread is this thread's: blocked, the process ends without whoever would say why.
+        // These signals come from failures of this thread. If they were blocked, the process would end without a message.
         for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE] {
             libc::sigdelset(&mut all, signal);
         }

@@ -41,7 +41,7 @@ pub(crate) fn allocate(stream: &Arc<Stream>, pool: u64, bytes: u64) -> Result<u6
         Err(CUDA_ERROR_OUT_OF_MEMORY) => {
             stream.synchronize()?;
             match take() {
-                // What it lacks is on its way to be freed in another stream.
+                // Another stream may still have frees ahead.
                 Err(CUDA_ERROR_OUT_OF_MEMORY) => context.synchronize().and_then(|()| take())?,
                 other => other?,
             }

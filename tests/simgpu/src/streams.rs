@@ -20,7 +20,7 @@ struct Streams {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The per-thread default stream of each thread, by a number of ours.
+    /// The per-thread default stream of each thread, by the number that `current` gives the thread.
     per_thread: HashMap<u64, Arc<Stream>>,
     created: Vec<Arc<Stream>>,
 }

@@ -1,4 +1,4 @@
-//! What a module declares: its kernels with their parameters, and its variables.
+//! The declarations of a module: its kernels with their parameters, and its variables.
 
 /// A kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Param {
     pub offset: u32,
     /// How many bytes it has.
     pub size: u32,
-    /// What its offset is a multiple of.
+    /// The alignment of its offset.
     pub align: u32,
 }
 
@@ -52,7 +52,7 @@ pub struct Global {
     pub space: Space,
     /// How many bytes it has.
     pub size: u64,
-    /// What its address must be a multiple of.
+    /// The alignment of its address.
     pub align: u64,
     /// Its first bytes; the rest, often all of them, is zero.
     pub init: Vec<u8>,

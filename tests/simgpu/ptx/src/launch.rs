@@ -1,4 +1,4 @@
-//! What a launch is given: its shape, and its surroundings.
+//! The inputs of a launch: its shape, and its surroundings.
 
 use std::sync::atomic::AtomicBool;
 
@@ -38,7 +38,7 @@ pub trait Heap: Sync {
     fn free(&self, addr: u64);
 }
 
-/// What surrounds a launch.
+/// The surroundings of a launch.
 #[derive(Clone, Copy)]
 pub struct Env<'a> {
     /// Set to end the launch soon, with a fault of kind [`Cancelled`](crate::FaultKind::Cancelled).

@@ -19,12 +19,12 @@
 //!
 //! | layer | holds |
 //! |---|---|
-//! | `fault`, `format`, `texture`, `memory`, `launch` | errors, `printf`'s format, and what a launch asks of its caller |
-//! | `declaration`, `ast`, `lex`, `parse/` | what a module declares; its text into a tree |
-//! | `exec/machine/`, `exec/operations/` | the machine's state; what each instruction does to it |
+//! | `fault`, `format`, `texture`, `memory`, `launch` | errors, `printf`'s format, and the interfaces that the caller of a launch implements |
+//! | `declaration`, `ast`, `lex`, `parse/` | the declarations of a module; the parser from text to tree |
+//! | `exec/machine/`, `exec/operations/` | the machine's state; the effect of each instruction on it |
 //! | `program` | the decoded instructions of a module |
 //! | `exec/warp/`, `exec/block`, `exec/grid` | the execution of a program |
-//! | `link/` | the tree into a program |
+//! | `link/` | the linker from tree to program |
 //! | `module` | a module from its text to its program |
 //!
 //! # How it runs

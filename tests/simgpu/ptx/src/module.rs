@@ -30,7 +30,7 @@ impl Module {
     /// number `n` is at `code_base + 16 n` ([`CODE_WINDOW`](crate::CODE_WINDOW) will do, for every
     /// module alike).
     ///
-    /// What a single kernel uses and this interpreter lacks is no error here: see
+    /// An instruction that this interpreter lacks is no error here, because other kernels may run: see
     /// [`Program::supported`].
     ///
     /// # Errors

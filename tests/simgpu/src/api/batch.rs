@@ -1,4 +1,4 @@
-//! Copies in batches: one after the other in their stream, of which nobody says in which order they are done.
+//! Copies in batches. `cuda.h` leaves their order open; here they are done one after the other in their stream.
 
 use rekindle_cuda_abi::arguments::Out;
 use rekindle_cuda_abi::batch::{self, SOURCE_DURING_CALL, array, attributes_of};

@@ -88,7 +88,7 @@ pub fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) 
         hook::events_compared(start, end)?;
         let (start, end) = (handles::get::<Event>(start)?, handles::get::<Event>(end)?);
         let elapsed = Event::elapsed(&start, &end)?;
-        // What the driver says of a null place.
+        // The answer of the driver to a null place.
         ensure(!milliseconds.is_null(), CUDA_ERROR_INVALID_HANDLE)?;
         milliseconds.put(elapsed)
     })

@@ -98,7 +98,7 @@ unsafe fn launch_or_capture(
         }
         Ok(kernel)
     });
-    // Looked at before: the kernel may have broken the context when the launch is over.
+    // Read before the launch: afterwards the kernel may have broken the context.
     let (block, shared) = (shape.block, shape.shared);
     let found = current::healthy().and_then(|context| {
         let function = function_in(&context, handle)?;
@@ -111,7 +111,7 @@ unsafe fn launch_or_capture(
         // SAFETY: the caller's promise.
         None => unsafe { launch(handle, shape, stream, params, extra) },
     }?;
-    // What was set one by one is overwritten (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
+    // The launch overwrites the settings that were made one by one (cuda.h at `cuLaunch` and `cuLaunchCooperativeKernel`).
     if let Ok((parameters, function)) = found {
         *function.legacy.lock().unwrap_or_else(PoisonError::into_inner) = LegacyLaunch::new(block, shared, parameters);
     }
@@ -179,8 +179,8 @@ pub unsafe fn cuLaunchKernelEx(
 const NO_PRE_SYNC: u32 = 1;
 const NO_POST_SYNC: u32 = 2;
 
-/// A cooperative launch on each of several devices. None of them begins before what is in all of their streams so far
-/// has ended, and nothing behind them begins before all have.
+/// A cooperative launch on each of several devices. None of them begins before all earlier work in their streams has
+/// ended, and no later work begins before all of them have.
 pub unsafe fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: u32, flags: u32) -> CUresult {
     status(|| {
         current::healthy()?;

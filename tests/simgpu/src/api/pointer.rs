@@ -1,4 +1,4 @@
-//! What there is to know of an address.
+//! The attributes of addresses.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -72,7 +72,7 @@ unsafe fn write(out: *mut c_void, value: &Value) -> Result<()> {
 pub unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
     status(|| {
         let region = space::find(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // What only one side of memory has is an error for the other.
+        // Device memory has no host pointer.
         ensure(attribute != 4 || region.kind.is_host(), CUDA_ERROR_INVALID_VALUE)?;
         // SAFETY: null or room for this attribute, by the caller's promise.
         unsafe { write(data, &value(attribute, pointer, Some(&region))?) }

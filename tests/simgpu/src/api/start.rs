@@ -75,7 +75,7 @@ pub unsafe fn cuGetExportTable(table: *mut *const c_void, uuid: *const [u8; 16])
     unsafe { private::export_table(&SoftwareGpu, uuid, table) }
 }
 
-/// What the driver has answered since 12.0.
+/// The driver has refused this since 12.0.
 pub fn cuProfilerInitialize(_: *const c_char, _: *const c_char, _: u32) -> CUresult {
     CUDA_ERROR_NOT_SUPPORTED
 }

@@ -88,7 +88,7 @@ pub fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresu
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 type Callback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
 
-/// What a callback is called with: a number to us, whatever it points to.
+/// The argument of a callback. It is the program's pointer, which this library passes on as a number.
 fn opaque(pointer: *mut c_void) -> usize {
     pointer as usize
 }

@@ -12,7 +12,7 @@ use crate::stream::Stream;
 /// `CUstreamAttrValue`.
 type Value = [u64; 8];
 
-/// What an attribute is before it is set: the window, how to wait, the priority, memory domains.
+/// The value of an attribute that was never set: the window, how to wait, the priority, memory domains.
 fn initial(stream: &Stream, attribute: u32) -> Result<Value> {
     let first = |word| [word, 0, 0, 0, 0, 0, 0, 0];
     Ok(match attribute {

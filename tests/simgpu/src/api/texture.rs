@@ -16,7 +16,7 @@ use crate::status::{Result, ensure, status};
 use crate::texture::{Bound, Resource};
 use crate::{current, handles};
 
-/// What addresses and pitches of textures are aligned to, as the device's attributes say.
+/// The alignments of addresses and pitches of textures, which the device's attributes give.
 const ALIGN: u64 = 512;
 const PITCH_ALIGN: usize = 32;
 

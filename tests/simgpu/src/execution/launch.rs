@@ -111,7 +111,7 @@ pub(crate) unsafe fn launch_in(
     Ok(())
 }
 
-/// What the driver refuses at once, without harm to the context.
+/// Checks the conditions that the driver checks at once, without harm to the context.
 pub(crate) fn check(function: &Function, shape: &Shape) -> Result<()> {
     let within = |size: [u32; 3], most: [u32; 3]| size.iter().zip(most).all(|(n, m)| (1..=m).contains(n));
     ensure(within(shape.grid, MAX_GRID) && within(shape.block, MAX_BLOCK), CUDA_ERROR_INVALID_VALUE)?;
@@ -162,12 +162,12 @@ pub(crate) unsafe fn gather(function: &Function, params: *mut *mut c_void, extra
     let mut bytes = Vec::new();
     // SAFETY: the caller's promise.
     unsafe { rekindle_cuda_abi::launch::gather(layout, size, params, extra, &mut bytes) }?;
-    // What a buffer is too short for is 0, no error.
+    // A buffer may be too short: the parameters that it lacks are 0.
     bytes.resize(size, 0);
     Ok(bytes)
 }
 
-/// Runs a kernel to its end. What fails here is the context's error.
+/// Runs a kernel to its end. A failure here is the context's error.
 fn run(context: &Context, function: &Function, shape: &Shape, params: &[u8]) -> Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     fault::point("kernel")?;

@@ -15,10 +15,10 @@ use super::space::{self, Kind, Region};
 use crate::fault;
 use crate::status::{Result, ensure};
 
-/// What small allocations share.
+/// The size of a block, which small allocations share.
 const BLOCK: u64 = MEMORY_GRANULARITY;
 
-/// What allocations are aligned to.
+/// The alignment of allocations.
 const ALIGN: u64 = 512;
 
 /// Allocations of this size and more get blocks of their own.
@@ -28,7 +28,7 @@ const LARGE: u64 = BLOCK / 2;
 #[derive(Debug)]
 pub(crate) struct Heap {
     window: u64,
-    /// What backs it, so that other processes can have it too: each address at its offset in the window.
+    /// The file behind its memory, so that other processes can map it: each address lies at its offset in the window.
     file: OnceLock<Option<OwnedFd>>,
     state: Mutex<State>,
 }

@@ -1,5 +1,5 @@
 //! Memory that other processes have allocated, opened by handles. A handle names the process, and the file that backs its
-//! device's memory there; who opens it maps the block's part of that file.
+//! device's memory there. To open a handle is to map the block's part of that file.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::device::device;
 use crate::status::{Result, ensure};
 
-/// What applications pass on.
+/// A handle, which applications pass on.
 pub(crate) type Handle = [u8; 64];
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu m");

@@ -1,4 +1,4 @@
-//! Memory: which addresses there are, what may be accessed by whom, and what lies behind them.
+//! Memory: the addresses, the devices that may access them, and the pages behind them.
 //!
 //! ```text
 //!   api ──► heap      cuMemAlloc, module globals: slabs and large blocks

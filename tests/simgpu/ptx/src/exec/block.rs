@@ -14,7 +14,7 @@ const WARP_QUANTUM: i64 = 50_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     Ended,
-    /// Its time is up; whether it seemed to wait for somebody else all the time.
+    /// Its time is up.
     Preempted,
     Fault,
 }
@@ -48,7 +48,7 @@ impl<'l> Block<'l> {
         }
     }
 
-    /// Puts it at the beginning of a kernel.
+    /// Puts the block at the beginning of a kernel.
     pub(crate) fn start(&mut self, launch: &Launch<'_>, kernel: usize, at: [u32; 3]) {
         self.at = at;
         self.shared.fill(0);
@@ -72,7 +72,7 @@ impl<'l> Block<'l> {
         self.cluster = Some(Rc::clone(cluster));
     }
 
-    /// Runs for about `budget` instructions of warps.
+    /// Runs about `budget` instructions of its warps.
     pub(crate) fn run(&mut self, w: &mut Core<'_>, mut budget: i64) -> Turn {
         let bytes = u64::from(w.launch.shared_bytes);
         w.shared = SharedMemory::new(self.shared.as_mut_ptr().cast(), bytes, self.cluster.clone());

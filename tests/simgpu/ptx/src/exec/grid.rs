@@ -163,7 +163,7 @@ impl<'l> Grid<'l> {
             match block.run(&mut w, BLOCK_QUANTUM) {
                 Turn::Ended => {
                     match block.cluster.clone() {
-                        // Others may look into its memory as long as they are there.
+                        // Other blocks of the cluster may access its memory until they have ended.
                         Some(cluster) if launch.cluster != [1; 3] => {
                             cluster.blocks.set(cluster.blocks.get() - 1);
                             ended.push(block);
@@ -174,7 +174,7 @@ impl<'l> Grid<'l> {
                     idle = 0;
                 }
                 Turn::Preempted => {
-                    // A block that did nothing but look is taken to wait for somebody.
+                    // A block that mostly polled is taken to wait for another thread.
                     let waits = (w.polls - polls) as i64 * POLL_COST > BLOCK_QUANTUM / 2;
                     idle = if waits { idle + 1 } else { 0 };
                     resident.push_back(block);

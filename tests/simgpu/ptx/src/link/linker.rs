@@ -1,4 +1,4 @@
-//! What the functions of a program share while it is made, and the program that they become.
+//! The state that the functions of a program share while it is made, and the program that they become.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ const CODE_STRIDE: u64 = 16;
 /// A value, or what about an instruction is not supported.
 pub(super) type Refusable<T> = Result<T, String>;
 
-/// What all functions of a program share while it is made.
+/// The state that all functions of a program share while it is made.
 pub(super) struct Linker<'m> {
     pub(super) ast: &'m Ast,
     pub(super) survey: &'m Survey,
@@ -31,7 +31,7 @@ pub(super) struct Linker<'m> {
     pub(super) shapes: Vec<Shape>,
 }
 
-/// What a caller and a function with these parameters and results must agree on.
+/// The shape on which a caller and a function with these parameters and results must agree.
 fn shape_of(params: &[Var], returns: &[Var]) -> Shape {
     let sizes = |vars: &[Var]| vars.iter().map(|var| (var.size, var.align)).collect();
     Shape { params: sizes(params), returns: sizes(returns) }

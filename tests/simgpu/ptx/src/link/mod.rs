@@ -4,8 +4,8 @@
 //!
 //! | layer | holds |
 //! |---|---|
-//! | `survey`, `rows` | what functions reach; where registers and constants lie |
-//! | `linker`, `modifiers` | what the functions of a program share; how the modifiers of an opcode are read |
+//! | `survey`, `rows` | the functions and variables that a function reaches; the places of registers and constants |
+//! | `linker`, `modifiers` | the state that the functions of a program share; the modifiers of an opcode |
 //! | `compiler`, `operands` | one function in the making; the rows of its operands |
 //! | `moves`, `memory`, `alu`, `alu_float`, `convert`, `call`, `sync`, `copy`, `texture` | the instructions, by family |
 //! | `function` | a function from its first instruction to its last |

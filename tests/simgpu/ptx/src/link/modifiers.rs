@@ -1,4 +1,4 @@
-//! How the modifiers of an opcode are read.
+//! The modifiers of an opcode.
 
 use super::linker::Refusable;
 use crate::ast::{Opcode, Type};

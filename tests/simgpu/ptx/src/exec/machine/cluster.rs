@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 /// The bits of an address of shared memory below those that name a block.
 pub(crate) const RANK_SHIFT: u32 = 24;
 
-/// What the blocks of a cluster share.
+/// The state that the blocks of a cluster share.
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     /// The shared memory of each, by rank, and its length.
@@ -47,7 +47,7 @@ impl Cluster {
         self.open();
     }
 
-    /// Some threads end, which nobody waits for any more. `arrived` of them have arrived, and did not wait.
+    /// Some threads end, for which the barrier waits no longer. `arrived` of them have arrived, and did not wait.
     pub(crate) fn end(&self, threads: u32, arrived: u32) {
         self.ended.set(self.ended.get() + threads);
         self.arrived.set(self.arrived.get() - arrived.min(self.arrived.get()));

@@ -1,4 +1,4 @@
-//! What a running fragment works on: its rows, its memory, and the launch.
+//! The state on which a running fragment works: its rows, its memory, and the launch.
 
 use super::launch::{GRID_BYTES, Launch};
 use super::row::{CONSTANT, Lane, ROW_OFFSET, Row};
@@ -9,8 +9,8 @@ use crate::{GRID_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 /// The bits of an address that count bytes within its window.
 const WINDOW_OFFSET: u64 = (1 << 40) - 1;
 
-/// What an instruction that may be part of waiting costs, in instructions: waiting should not keep
-/// from running what is waited for.
+/// The cost of an instruction that may be part of a waiting loop, in instructions. It keeps a thread that waits from
+/// delaying the thread that it waits for.
 pub(crate) const POLL_COST: i64 = 1024;
 
 /// Whether a warp goes on.
@@ -34,7 +34,7 @@ pub(crate) struct Core<'l> {
     pub(crate) budget: i64,
     /// Instructions executed so far that look like waiting.
     pub(crate) polls: u64,
-    /// What failed last, and at which lane.
+    /// The last fault, and its lane.
     pub(crate) fault: Option<(Fault, usize)>,
     spans: Spans,
 }

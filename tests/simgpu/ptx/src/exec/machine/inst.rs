@@ -3,7 +3,7 @@
 use super::core::{Core, Flow};
 use super::row::Row;
 
-/// What an instruction does to the lanes that execute it, other than move them on.
+/// The effect of an instruction on the lanes that execute it.
 pub(crate) type Exec = for<'a, 'l> fn(&'a mut Core<'l>, &'a Inst) -> Flow;
 
 /// A comparison, by which predicates are set or values chosen.
@@ -15,7 +15,7 @@ pub(crate) struct Inst {
     pub(crate) action: Action,
     /// The guard's predicate row, or [`NO_ROW`].
     pub(crate) guard: Row,
-    /// What the guard is exclusive-ored with: all ones if it is negated.
+    /// The mask by which the guard is exclusive-ored: all ones if it is negated.
     pub(crate) guard_flip: u32,
     /// Destination.
     pub(crate) d: Row,
@@ -30,7 +30,7 @@ pub(crate) struct Inst {
     pub(crate) line: u32,
 }
 
-/// What kind of instruction it is, as far as control goes.
+/// The kind of an instruction, as far as the flow of control depends on it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Action {
     /// Works on the lanes; then the next one follows.
@@ -58,7 +58,7 @@ pub(crate) enum Action {
     Refused(u32),
 }
 
-/// What a barrier instruction does.
+/// The kinds of barrier instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BarrierOp {
     Wait,
@@ -72,7 +72,7 @@ pub(crate) enum BarrierOp {
     Any,
 }
 
-/// What the lanes of a warp do together.
+/// The operations that the lanes of a warp do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Collective {
     /// `bar.warp.sync`.
@@ -105,7 +105,7 @@ pub(crate) enum Reduction {
     Xor,
 }
 
-/// A function the interpreter provides itself.
+/// A function that the interpreter provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Builtin {
     Print,

@@ -1,10 +1,10 @@
-//! What the threads of a launch have in common.
+//! The properties of a launch that its threads have in common.
 
 use super::row::Row;
 use crate::launch::Env;
 use crate::memory::Memory;
 
-/// What a launch is, for every thread of it.
+/// The properties of a launch that every thread sees.
 pub(crate) struct Launch<'l> {
     /// Rows of constants of the program, all lanes alike.
     pub(crate) constants: &'l [u64],

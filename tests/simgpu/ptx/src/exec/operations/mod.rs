@@ -1,4 +1,4 @@
-//! What instructions do to the lanes that execute them, by family.
+//! The effects of instructions on the lanes that execute them, by family.
 //!
 //! Linking chooses the function of an instruction once, by its name and types. Executing it is then a call of that function
 //! with the [`Core`](super::machine::Core) and the decoded instruction.

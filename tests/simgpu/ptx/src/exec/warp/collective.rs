@@ -5,7 +5,7 @@
 
 use crate::exec::machine::{Collective, Core, Inst, LANES, Lanes, NO_ROW, Reduction};
 
-/// What the lanes of a warp brought.
+/// The inputs that the lanes of a warp have brought.
 #[derive(Debug, Clone)]
 pub(crate) struct Inputs {
     /// The lanes each lane waits for.
@@ -50,8 +50,8 @@ impl Inputs {
         }
     }
 
-    /// Of the lanes that are present, those all of whose members are too. Lanes that have ended
-    /// are waited for by nobody.
+    /// The lanes that are present together with all of their members. No lane waits for one that
+    /// has ended.
     pub(crate) fn ready(&self, mut present: u32, live: u32) -> u32 {
         loop {
             let ready = Lanes(present)

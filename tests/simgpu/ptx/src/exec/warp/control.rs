@@ -96,7 +96,7 @@ impl Warp<'_> {
                 }
                 (fragment.pc, fragment.words, fragment.stack) = (frame.pc, frame.words, frame.stack);
                 self.attach(w, fragment);
-                // Those that called together come together again.
+                // Fragments that called together come together again.
                 (!self.fragments.is_empty()).then_some(Pause::Reschedule)
             }
             Action::Exit => Some(self.exit(w, fragment, active)),
@@ -120,13 +120,13 @@ impl Warp<'_> {
                     fragment.pc += 1;
                     return None;
                 }
-                // Whom it waits for is in another block, or another fragment of this warp.
+                // The threads that it waits for are in another block, or in another fragment of this warp.
                 w.poll();
                 Some(Pause::Quantum)
             }
             Action::Collective(collective) => {
                 self.narrow(fragment, active);
-                // Those of this warp that wait at the same instruction are met here.
+                // It joins the fragments of this warp that wait at the same instruction.
                 let mut at = 0;
                 while at < self.fragments.len() {
                     let other = &self.fragments[at];
@@ -149,13 +149,13 @@ impl Warp<'_> {
                 let waiting = fragment.clone();
                 self.fragments.push(waiting);
                 self.finish_collectives(w);
-                // It was put among the others, which know whether it goes on.
+                // It is among the other fragments now, and ready if its collective is complete.
                 Some(Pause::Gone)
             }
         }
     }
 
-    /// Lets go fragments that wait at collective instructions, if all they wait for are there.
+    /// Lets the fragments go on that wait at collective instructions and whose members are all there.
     fn finish_collectives(&mut self, w: &mut Core<'_>) {
         let waiting = |f: &&Fragment| f.state == State::Collective;
         let present = self.fragments.iter().filter(waiting).fold(0, |mask, f| mask | f.mask);
@@ -195,7 +195,7 @@ impl Warp<'_> {
         }
         fragment.mask &= !active;
         fragment.pc += 1;
-        // Nobody waits for them any more.
+        // No collective waits for them any more.
         if !self.fragments.is_empty() {
             self.finish_collectives(w);
         }
