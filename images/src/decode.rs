@@ -1,6 +1,6 @@
 //! From the messages of `proto/image.proto` to this crate's types.
 //!
-//! What comes out is well-formed by itself; that its parts agree is checked in `validate`.
+//! The result is well-formed by itself; `validate` checks that its parts agree.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -210,7 +210,7 @@ impl Decoder {
                 device_memory: Some(it.device_memory).filter(|it| *it != 0),
                 pinned_memory: Some(it.pinned_memory).filter(|it| *it != 0),
                 workers: Some(it.workers).filter(|it| *it != 0),
-                // A later version's is none of ours: a restored process can be checkpointed by another.
+                // A later version's protocol is unknown here: a restored process can be checkpointed by another protocol.
                 protocol: it.protocol.parse().ok(),
             }),
             blobs: each(from.blobs, |it| {
@@ -241,10 +241,10 @@ impl Decoder {
 
 impl Client {
     /// The client in `bytes`, which may come from anywhere: sizes are bounded, and nothing
-    /// panics. That it agrees with an image is checked at the commit.
+    /// panics. Whether the client agrees with an image is checked at the commit.
     ///
     /// # Errors
-    /// What [`Image::open`](crate::Image::open) says of a manifest, as far as it concerns one client.
+    /// The errors of [`Image::open`](crate::Image::open) about a manifest, as far as they concern one client.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
         let decoder = Decoder::new("client record");
         decoder.client(decoder.parse(bytes, &scan::CLIENT)?)

@@ -8,8 +8,8 @@ use crate::manifest::{Compression, Extent, Storage};
 /// Bytes of an encoded entry: hash, length, depth, file, compression, offset, stored length.
 const ENTRY: usize = 48;
 
-/// Pieces of an image's ancestors, by hash and length. It travels to the worker that saves a client, and what that then
-/// says of a piece is compared with it at the commit.
+/// Pieces of an image's ancestors, by hash and length. The table travels to the worker that saves a client; at the commit, the
+/// writer compares the worker's claims about pieces with the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
     /// Ascending by hash and length, each once.
@@ -75,7 +75,7 @@ impl Known {
         bytes
     }
 
-    /// A table that was sent. What it says is as true as its sender.
+    /// A table that was sent. The table is as true as its sender.
     ///
     /// # Errors
     /// [`ImageError::Invalid`] if it is none.

@@ -1,4 +1,4 @@
-//! What a manifest says, as Rust types.
+//! The content of a manifest, as Rust types.
 //!
 //! These are the types that the rest of the product works with; `proto/image.proto` is how they
 //! lie on disk. Sizes and offsets are bytes, times nanoseconds, unless a field says otherwise.
@@ -43,8 +43,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// A manifest with no host, phases or clients, for the caller to fill. What the writer knows
-    /// better it overwrites at the commit.
+    /// A manifest with no host, phases or clients, for the caller to fill. At the commit the writer
+    /// overwrites the fields that it knows better.
     #[must_use]
     pub fn new(created: u64, protocol: Protocol) -> Self {
         Self {
@@ -102,11 +102,11 @@ pub struct Gpu {
 pub enum Protocol {
     /// The application waits for the whole copy.
     Stop,
-    /// It waits for a copy on the device.
+    /// The application waits for a copy on the device.
     Clone,
-    /// What it is about to write is copied first.
+    /// Memory that the application is about to write is copied first.
     Cow,
-    /// What it wrote meanwhile is copied again.
+    /// Memory that the application wrote meanwhile is copied again.
     Recopy,
     /// Chosen per allocation.
     Auto,
@@ -130,7 +130,7 @@ impl FromStr for Protocol {
 }
 
 impl Protocol {
-    /// Those that one can ask for.
+    /// The protocols that one can ask for.
     pub const CHOICES: [Self; 5] = [Self::Auto, Self::Stop, Self::Clone, Self::Cow, Self::Recopy];
 
     /// Its name, as in configuration and output.
@@ -171,9 +171,9 @@ pub enum PhaseName {
     Load,
     /// Making objects again.
     Replay,
-    /// What the GPU side cost the application: from all idle to open rings, less the freeze.
+    /// The time that the GPU side cost the application: from all idle to open rings, less the freeze.
     Stall,
-    /// What commands waited for once rings were open, since they would have written what was not copied yet.
+    /// The time that commands waited once rings were open, since they would have written memory that was not copied yet.
     Wait,
     /// Written by a later version.
     Unknown,
@@ -258,7 +258,7 @@ pub struct Client {
     pub socket_ids: Vec<u32>,
     /// The environment that a pooled worker must have been started with.
     pub settings: Vec<Setting>,
-    /// What the process calls device 0, 1, ...
+    /// The GPUs that the process calls device 0, 1, ...
     pub gpus: Vec<ClientGpu>,
     /// Its command ring.
     pub ring: Ring,
@@ -282,11 +282,11 @@ pub struct Client {
     pub pinned: Vec<Pinned>,
     /// Content at no device address.
     pub blobs: Vec<Blob>,
-    /// What its container was given, if it was in one that was given something.
+    /// The grant of its container, if it was in one that had a grant.
     pub grant: Option<Grant>,
 }
 
-/// What a container was given. Which GPUs shows in [`Client::gpus`]: it sees no others.
+/// The grant of a container. Its GPUs are those of [`Client::gpus`]: the client sees no others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
     /// As its engine named it then.
@@ -330,7 +330,7 @@ pub struct Ring {
     pub head: u64,
 }
 
-/// What a window is for.
+/// The use of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WindowKind {
@@ -343,7 +343,7 @@ pub enum WindowKind {
 /// A range of addresses that must be free on restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// What for.
+    /// Its use.
     pub kind: WindowKind,
     /// First address.
     pub address: u64,
@@ -365,7 +365,7 @@ pub struct ObjectKind {
 pub struct Object {
     /// Its place in the order of replay, strictly ascending.
     pub sequence: u64,
-    /// What it is; the worker's numbers.
+    /// Its kind; the worker's numbers.
     pub kind: u32,
     /// The client's handle.
     pub handle: u64,
@@ -375,7 +375,7 @@ pub struct Object {
     pub context: u64,
     /// Version of the encoding of `args`.
     pub args_version: u32,
-    /// What it was made with, in the worker's encoding.
+    /// The arguments that it was made with, in the worker's encoding.
     pub args: Vec<u8>,
     /// The code images that it needs.
     pub code: Vec<CodeHash>,

@@ -15,7 +15,7 @@
 //! which of the two manifests, so one rename takes the step from the old image to the new one.
 //!
 //! A process that is killed on the way leaves files that no commit record names: readers pass over them,
-//! and the next writer removes them. What an image builds on is only read.
+//! and the next writer removes them. The images that an image builds on are only read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -48,7 +48,7 @@ pub struct CreateOptions {
     /// The name of a file of others in the directory that this image belongs with, if there is one: what is in it at the
     /// commit is recorded, and compared by [`Image::check_companion`](crate::Image::check_companion).
     pub companion: Option<&'static str>,
-    /// How its pieces are to be compressed. For those who write them: a writer of data files is told so by itself.
+    /// How its pieces are to be compressed. For the processes that write them: a writer of data files takes this choice itself.
     pub compression: CompressionChoice,
 }
 
@@ -93,7 +93,7 @@ pub struct ImageWriter {
     base: Option<Box<Base>>,
     /// The image that is in the directory until this one is committed.
     kept: Option<CommitRecord>,
-    /// What another image knew of the files of others, where this one is made of it.
+    /// The record of the files of others of the image that this one is made of, if it is made of one.
     others: Option<(Option<Companion>, bool)>,
     files: Mutex<Files>,
     finished: bool,
@@ -126,7 +126,7 @@ impl ImageWriter {
     /// Begins an image in `dir`.
     ///
     /// A committed image that is there stays until the new one is committed. A flattening of it that was killed while its
-    /// files took the place of the old ones comes to its end first. What else was left by whoever was killed is removed.
+    /// files took the place of the old ones comes to its end first. All else that a killed writer has left is removed.
     /// Files that are not ours stay.
     ///
     /// # Errors
@@ -141,7 +141,7 @@ impl ImageWriter {
     /// `options.key` counts only without. If nothing of the base turns out to be needed, the image stands alone.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create).
+    /// The errors of [`create`](Self::create).
     pub fn create_on(dir: ImageDir, mut options: CreateOptions, base: Option<Base>) -> Result<Self, ImageError> {
         if let Some(base) = &base {
             options.key = base.key();
@@ -156,7 +156,7 @@ impl ImageWriter {
         }
         drop(beside);
         match recovery::settle_flattening(&dir) {
-            // What was to take the place of the image cannot.
+            // A flattened image that cannot take the place of the image.
             Err(error) if error.kind().is_bad_image() => dir.remove_dir(BESIDE)?,
             settled => drop(settled?),
         }
@@ -176,7 +176,7 @@ impl ImageWriter {
     /// Removes the committed image that is in `dir`, and everything that was left there by whoever was killed.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create).
+    /// The errors of [`create`](Self::create).
     pub fn remove_image(dir: ImageDir) -> Result<(), ImageError> {
         let writer = Self::create(dir, CreateOptions { replace: true, ..CreateOptions::new()? })?;
         let dir = &writer.dir;
@@ -286,7 +286,7 @@ impl ImageWriter {
     /// [`data_file`](Self::data_file) does, and says which. If it is still empty at the commit it is not in the image.
     ///
     /// # Errors
-    /// Those of [`data_file`](Self::data_file).
+    /// The errors of [`data_file`](Self::data_file).
     pub fn another_data_file(&self) -> Result<(u32, File), ImageError> {
         let index = loop {
             let mut files = self.files();
@@ -386,7 +386,7 @@ impl ImageWriter {
     /// As [`commit`](Self::commit), if `wanted` says so when all but the last step is done.
     ///
     /// # Errors
-    /// Those of [`commit`](Self::commit), and [`ImageError::GivenUp`].
+    /// The errors of [`commit`](Self::commit), and [`ImageError::GivenUp`].
     pub fn commit_if(mut self, mut manifest: Manifest, wanted: impl FnOnce() -> bool) -> Result<Committed, ImageError> {
         self.remove_unused()?;
         self.sync()?;
@@ -419,7 +419,7 @@ impl ImageWriter {
         let (record_bytes, _) = envelope::seal(envelope::COMMIT, &message)?;
 
         self.write_temporary(MANIFEST_TEMPORARY, &bytes)?;
-        // As a reader will look for it: locks keep our own writers out of it, and nobody else.
+        // As a reader will look for it: locks keep out our own writers only.
         chain::open(&self.dir, &manifest)?;
         self.write_temporary(COMMIT_TEMPORARY, &record_bytes)?;
         if self.kept.is_none() {
@@ -440,7 +440,7 @@ impl ImageWriter {
             self.dir.sync()?;
             let names = record.names();
             for name in kept.names().difference(&names) {
-                // What stays is in nobody's way, and the next writer removes it.
+                // A file that stays does no harm, and the next writer removes it.
                 let _ = self.dir.remove(name);
             }
         }
@@ -553,7 +553,7 @@ impl ImageWriter {
             if code.foreign {
                 read_code_file(&self.dir, hash, code.size)?;
             } else {
-                // What a failed write left.
+                // A failed write may have left a part.
                 let name = code_name(hash);
                 if self.dir.require_file(&name)?.1 != code.size {
                     return Err(ImageError::Invalid { what: format!("{name} was not written in full") });
@@ -593,7 +593,7 @@ impl ImageWriter {
 impl Drop for ImageWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // There is nobody to tell. What stays has no commit record, or is found by its sizes.
+            // A destructor has no way to report an error. Files that stay have no commit record, or their sizes give them away.
             let _ = self.remove_files();
         }
     }

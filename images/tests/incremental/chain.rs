@@ -54,7 +54,7 @@ pub(crate) fn read(image: &Image, pieces: &[Piece]) -> Vec<u8> {
     content
 }
 
-/// That everything reads as in the sample, but for the counter.
+/// Checks that everything reads as in the sample, but for the counter.
 pub(crate) fn assert_reads(image: &Image, counter: &[u8]) {
     let report = image.verify(|_| ());
     assert!(report.is_good(), "{report:?}");

@@ -1,4 +1,4 @@
-//! What an image has in those that it builds on, and how content there is read.
+//! Content that an image has in those that it builds on, and how it is read.
 
 use std::fs;
 use std::path::Path;

@@ -116,7 +116,7 @@ pub fn declaration(call: u16) -> Option<&'static Declaration> {
 }
 
 /// Reads the parameters of a command and writes them again, as they lie in the ring; `None` for a number that is not a
-/// command's. What tests and fuzzing compare.
+/// command's. Tests and fuzzing compare the two.
 #[must_use]
 pub fn again(call: u16, parameters: &[u8]) -> Option<Result<Vec<u8>, crate::codec::Malformed>> {
     declaration(call).map(|it| (it.again)(parameters))
@@ -153,7 +153,7 @@ impl PieceFlags {
         u64::from(self.compression) | u64::from(self.rdma) << 8 | u64::from(self.usage) << 16
     }
 
-    /// What [`PieceFlags::word`] gave.
+    /// The flags of a word that [`PieceFlags::word`] gave.
     pub fn of(word: u64) -> Self {
         Self { compression: word as u8, rdma: (word >> 8) as u8, usage: (word >> 16) as u16 }
     }
@@ -187,7 +187,7 @@ pub fn default_pool(device: usize) -> u64 {
 }
 
 impl Kind {
-    /// The handle with this number. Never a canonical address, so that who dereferences it finds out.
+    /// The handle with this number. Never a canonical address, so that a program which dereferences the handle ends.
     pub fn handle(self, number: u64) -> u64 {
         (self as u64) << 48 | (number & 0xffff_ffff_ffff)
     }

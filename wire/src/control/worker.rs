@@ -15,17 +15,17 @@
 //!   restore      MakeShared+, TakeShared*, Data*, Code*, Load -> Done | Failed     Pinned*, Connect -> Done | Failed     Open -> Done
 //! ```
 //!
-//! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by itself:
-//! the daemon may be stopped, or hang. If the daemon goes on then, the answer to `ConfirmQuiesced` says so, and no image is made
-//! of the client.
+//! A quiesced worker from whose daemon nothing comes for a time gives up what it was saving and opens its ring by
+//! itself: the daemon may be stopped, or hang. If the daemon goes on then, the answer to `ConfirmQuiesced` says so, and
+//! no image is made of the client.
 //!
-//! Worker and daemon may be of different releases (`docs/compatibility.md`). A worker answers `Failed` to what it does not
-//! know. What is not answered, and what is said unasked, must be known to the other side: each is said only to who speaks the
-//! version that it came with.
+//! Worker and daemon may be of different releases (`docs/compatibility.md`). A worker answers `Failed` to a request
+//! that it does not know. The other side must know each message that has no answer or comes unasked: such messages go
+//! only to a side that speaks the version in which they were added.
 //!
 //! A channel that closes tells a worker that the daemon is gone: a spare one, and one that is being restored, ends; one
-//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it. It does so
-//! at a socket for workers, which is called as the daemon's with `.workers` behind.
+//! that serves a client gives up what it was saving, opens its ring, and sends `Rejoin` until a daemon takes it. The
+//! worker sends `Rejoin` at the workers' endpoint, whose path is that of the daemon's socket with `.workers` behind.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,15 +35,15 @@ use crate::attach::Attach;
 use crate::ipc::{PieceId, Shared, Token};
 use crate::nvml;
 
-/// What the daemon asks of a worker, one at a time, each but `Cancel`, `Alive`, `GiveWay` and `Room` answered by a
+/// The daemon's requests to a worker, one at a time, each but `Cancel`, `Alive`, `GiveWay` and `Room` answered by a
 /// [`WorkerReply`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum WorkerRequest {
     /// Serve this client. Comes with its connection, ring and staging; the worker sends it the [`crate::attach::Answer`].
     Adopt {
-        /// What the client said.
+        /// The client's own request.
         attach: Attach,
-        /// What it may have.
+        /// The limits of the client.
         limits: Limits,
     },
     /// Count what your client has with what others of its container have. Comes with the container's table, before
@@ -54,7 +54,7 @@ pub enum WorkerRequest {
         row: u32,
         /// The GPUs that the container has: the order of its columns.
         gpus: Vec<[u8; 16]>,
-        /// What all may have together.
+        /// The limits of all clients of the container together.
         limits: ContainerLimits,
     },
     /// Stop at a command boundary and wait until every stream is idle. A worker that says `Busy` has stopped too.
@@ -133,16 +133,16 @@ pub enum WorkerRequest {
         /// Which, by its content's hash as lowercase hex.
         hash: String,
     },
-    /// Give up the `Save` that is going on; it then fails. It may come before the answer to another request, and
+    /// Give up the `Save` that is going on, which then fails. `Cancel` may come before the answer to another request, and
     /// has none of its own; a worker that is not saving (any more) takes no notice.
     Cancel,
-    /// Code files for the `Load` that follows, where it has more than one message can carry. They come with this, in
+    /// Code files for the `Load` that follows, where `Load` has more than one message can carry. The files come with this, in
     /// order. Any number of times.
     Code {
         /// Their hashes.
         code: Vec<String>,
     },
-    /// Data files for the `Load` that follows, where it has more than one message can carry. They come with this, in
+    /// Data files for the `Load` that follows, where `Load` has more than one message can carry. The files come with this, in
     /// order. Any number of times.
     Data {
         /// Which they are.
@@ -159,17 +159,17 @@ pub enum WorkerRequest {
         hash_key: [u8; 16],
         /// The hashes of the code files.
         code: Vec<String>,
-        /// What the client may have beyond what it has in the image.
+        /// The limits of the client, beyond the memory that it has in the image.
         limits: Limits,
         /// For a rehearsal: only load the code, replay, and compare where it lies. No data files come with this, and the
         /// worker is of no use afterwards.
         #[serde(default)]
         rehearsal: bool,
     },
-    /// Memfds of pinned memory for the `Connect` that follows, where it has more than one message can carry. They come
+    /// Memfds of pinned memory for the `Connect` that follows, where `Connect` has more than one message can carry. They come
     /// with this, in order. Any number of times.
     Pinned {
-        /// What they are.
+        /// Their addresses and sizes.
         pinned: Vec<crate::attach::Pinned>,
     },
     /// The restored process is there. Comes with its connection, ring, staging, and the memfds of `pinned` in order.
@@ -179,7 +179,7 @@ pub enum WorkerRequest {
     },
     /// For `rekindle ps`.
     Describe,
-    /// What the client has asked for.
+    /// How often has the client asked for each driver call?
     Calls,
     /// Keep this of the client for the daemon that takes the place of this one: the protocol that was chosen for it.
     Remember {
@@ -191,7 +191,7 @@ pub enum WorkerRequest {
         /// Somebody waits for it.
         awaited: bool,
     },
-    /// What has been counted of the client's accesses. `Failed` where the reporting mode is off.
+    /// The counts of the client's accesses. `Failed` where the reporting mode is off.
     Access,
     /// Whether the client has been at rest ever since it was quiesced. `Failed` if the worker has opened the ring by itself,
     /// since the daemon was silent.
@@ -265,13 +265,13 @@ pub enum Copying {
     /// The ring stays closed until all is copied.
     #[default]
     Stop,
-    /// What fits into the memory that was set aside is cloned on the device; the rest is kept as in `Cow`.
+    /// The worker clones on the device as much as fits into the memory that was set aside; the rest is kept as in `Cow`.
     Clone,
-    /// What a command may write is cloned, or copied out, before the command.
+    /// The worker clones, or copies out, the memory that a command may write, before the command.
     Cow,
 }
 
-/// What a worker has done at a quiesce, and is about to do.
+/// The work of a worker at a quiesce, and the work that it is about to do.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Secured {
     /// Bytes whose hashes were made on the device, and how long that took, in nanoseconds.
@@ -290,7 +290,7 @@ pub struct Secured {
     pub bytes: u64,
 }
 
-/// What commands had to wait for after the ring was open.
+/// How long commands had to wait after the ring was open, and for how much memory.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Waits {
     /// Commands before which memory had to be cloned or copied out.
@@ -339,7 +339,7 @@ pub enum WorkerReply {
     Begun {
         /// The code images that the manifest refers to.
         code: Vec<SavedCode>,
-        /// What has been done at the quiesce.
+        /// The work at the quiesce.
         secured: Secured,
     },
     /// To `Progress`: it goes on.
@@ -355,7 +355,7 @@ pub enum WorkerReply {
     Saved {
         /// Bytes of device memory.
         bytes: u64,
-        /// What commands had to wait for.
+        /// How long commands had to wait.
         waits: Waits,
     },
     /// To `Describe`.
@@ -391,9 +391,9 @@ pub enum WorkerReply {
     MadeShared {
         /// How many there are.
         count: usize,
-        /// Those that come with this.
+        /// The names of those that come with this.
         ids: Vec<PieceId>,
-        /// What it needs of others.
+        /// The memory that it needs of others.
         needed: Vec<PieceId>,
     },
     /// To `Shares`.

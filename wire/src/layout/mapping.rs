@@ -19,7 +19,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// # Safety
-    /// `base` is a mapping of at least [`SHARED_SIZE`] bytes, page-aligned, shared, readable and writable, that stays
+    /// `base` is a mapping of at least [`super::SHARED_SIZE`] bytes, page-aligned, shared, readable and writable, that stays
     /// mapped as long as this or a copy of it is used, and whose file cannot shrink.
     pub unsafe fn new(base: *mut u8) -> Self {
         Self { base }
@@ -74,7 +74,7 @@ impl Shared {
     /// Copies bytes into the units, from byte `at` of the ring on and over its end.
     ///
     /// # Safety
-    /// The units that this covers belong to the caller; there are at most [`MAX_COMMAND`] bytes.
+    /// The units that this covers belong to the caller; there are at most [`super::MAX_COMMAND`] bytes.
     #[inline]
     pub(crate) unsafe fn store(&self, at: usize, bytes: &[u8]) {
         let start = at % (UNITS * UNIT);
@@ -89,7 +89,7 @@ impl Shared {
     /// Copies bytes out of the units, from byte `at` of the ring on and over its end.
     ///
     /// # Safety
-    /// `into` has room for `length` bytes, at most [`MAX_COMMAND`].
+    /// `into` has room for `length` bytes, at most [`super::MAX_COMMAND`].
     #[inline]
     pub(crate) unsafe fn load(&self, at: usize, into: *mut u8, length: usize) {
         let start = at % (UNITS * UNIT);
