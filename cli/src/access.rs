@@ -11,7 +11,7 @@ use crate::{daemon, output};
 /// Says how one process's launches were seen through, and what they wrote besides.
 pub(crate) fn access(socket: &Path, pid: i32, json: bool) -> Result<(), Failure> {
     let Reply::Access(report) = daemon::ask(socket, &Request::Access { pid })? else {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     };
     if json {
         output::print_json(&report)?;

@@ -10,7 +10,7 @@ use crate::{daemon, output};
 /// Lists what one process has asked for: what was refused first, then what was asked for most.
 pub(crate) fn calls(socket: &Path, pid: i32, json: bool) -> Result<(), Failure> {
     let Reply::Calls(mut calls) = daemon::ask(socket, &Request::Calls { pid })? else {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     };
     calls.sort_by(|a, b| (b.refused, b.asked, &a.call).cmp(&(a.refused, a.asked, &b.call)));
     if json {

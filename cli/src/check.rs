@@ -33,7 +33,7 @@ struct Report<'a> {
 pub(crate) fn check(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let Reply::Checked(processes) = daemon::ask(&socket, &Request::Check { pid: options.pid })? else {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     };
     let checkpointable = processes.iter().all(|it| it.reasons.is_empty());
     if options.json {

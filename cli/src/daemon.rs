@@ -87,6 +87,6 @@ fn connect(socket: &Path) -> Result<UnixStream, Failure> {
 }
 
 /// An answer that does not fit the question.
-pub(crate) fn nonsense() -> anyhow::Error {
+pub(crate) fn unexpected_answer() -> anyhow::Error {
     anyhow!("the daemon gave an unexpected answer: install one version of Rekindle")
 }

@@ -43,7 +43,7 @@ pub(crate) fn protocol(options: &Options) -> Result<(), Failure> {
     };
     let pid = options.pid;
     let Reply::Protocol { protocol, reason } = daemon::ask(&socket, &Request::Protocol { pid, change })? else {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     };
     if options.json {
         output::print_json(&Report { pid, protocol: &protocol, reason: &reason })?;

@@ -33,7 +33,7 @@ pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
         return access::access(&socket, pid, options.json);
     }
     let Reply::Clients(clients) = daemon::ask(&socket, &Request::List)? else {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     };
     if options.json {
         output::print_json(&clients)?;

@@ -1,4 +1,4 @@
-//! What the daemon is told: options over the configuration file over defaults.
+//! The configuration: command-line options override the configuration file, which overrides defaults.
 //!
 //! ```toml
 //! socket = "/run/rekindle/rekindled.sock"
@@ -174,7 +174,7 @@ pub(crate) struct CheckpointConfig {
     pub(crate) staging: u64,
 }
 
-/// What workers give up.
+/// The workers' sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SandboxConfig {
     pub(crate) enabled: bool,
@@ -182,7 +182,7 @@ pub(crate) struct SandboxConfig {
     pub(crate) required: bool,
     /// Whose users they are.
     pub(crate) uids: UidRange,
-    /// What they may read besides the driver's libraries.
+    /// Paths that workers may read besides the driver's libraries.
     pub(crate) read: Vec<PathBuf>,
 }
 

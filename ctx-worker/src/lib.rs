@@ -23,7 +23,7 @@
 //! `schedule/deferred.rs` says that it may not go to the driver yet, `serve/executor.rs` hands it to the driver (through
 //! generated dispatch, `serve/commands.rs` or `serve/launch.rs`), `serve/poll.rs` answers it later if it waits. The life of a
 //! checkpoint: `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore:
-//! `serve/load.rs`, `checkpoint/load.rs`, then `Connect` in `serve/request_loop.rs`.
+//! `serve/load.rs`, `checkpoint/load.rs`, then `Connect` in `serve/request_loop.rs`. The worker's states are in `serve/state.rs`.
 
 pub mod bench;
 mod checkpoint;

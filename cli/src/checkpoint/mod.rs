@@ -69,7 +69,7 @@ pub(crate) fn checkpoint(options: &Options) -> Result<(), Failure> {
 /// Why the processes of a tree cannot be checkpointed, if they cannot.
 fn obstacles(socket: &Path, pid: i32) -> Result<Option<Vec<CheckInfo>>, Failure> {
     let Reply::Checked(processes) = daemon::ask(socket, &Request::Check { pid })? else {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     };
     let refused = processes.iter().any(|it| !it.reasons.is_empty());
     Ok(refused.then_some(processes))
@@ -84,7 +84,7 @@ fn attempt(
     let protocol = protocol.map(|it| it.as_str().to_owned());
     let (order, reply) = Session::open(socket, &Request::Checkpoint { root: maker.root(), protocol, moment_ms })?;
     if reply != Reply::Awaited {
-        return Err(daemon::nonsense().into());
+        return Err(daemon::unexpected_answer().into());
     }
     let mut running = maker.start()?;
     let mut bar = Bar::new();

@@ -149,16 +149,16 @@ fn hand_over(
 
 /// The client of a worker goes when the worker does.
 ///
-/// What it counted in its container's limits goes with it, also where the client has another worker by then.
+/// Its share of the container's limits goes with the worker, also where the client has another worker by then.
 pub(crate) fn forget_when_dead(daemon: &Arc<Daemon>, client: &Arc<Client>) {
     let (worker, allowed) = (&client.worker, client.allowed.clone());
     let (registry, lost, pid) = (Arc::downgrade(&daemon.registry), Arc::downgrade(&daemon.lost), worker.pid());
     let (grants, stage) = (Arc::downgrade(&daemon.grants), Arc::downgrade(&daemon.stage));
     let (records, process) = (Arc::downgrade(&daemon.records), worker.process());
-    let (rooms, needy) = (Arc::downgrade(&daemon.rooms), Arc::downgrade(worker));
+    let (memory_pressure, needy) = (Arc::downgrade(&daemon.memory_pressure), Arc::downgrade(worker));
     worker.on_need(move || {
-        if let (Some(rooms), Some(worker)) = (rooms.upgrade(), needy.upgrade()) {
-            rooms.needed_by(&worker);
+        if let (Some(memory_pressure), Some(worker)) = (memory_pressure.upgrade(), needy.upgrade()) {
+            memory_pressure.needed_by(&worker);
         }
     });
     worker.on_death(move || {

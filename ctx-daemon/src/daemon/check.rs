@@ -12,7 +12,7 @@ use super::sys::Credentials;
 use super::worker::WorkerError;
 use super::{Daemon, ipc, mappings};
 
-/// What stands against a dump of each process of the tree that uses a GPU.
+/// The obstacles to a dump, for each process of the tree that uses a GPU.
 pub(crate) fn check(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     match try_check(daemon, peer, pid) {
         Ok(found) => Reply::Checked(found),
@@ -45,7 +45,7 @@ fn try_check(daemon: &Daemon, peer: Credentials, asked: i32) -> Result<Vec<Check
                 match of_client(client) {
                     Some(against) => reasons.extend(against),
                     None if pid == root => return Err(Failure::refused(format!("process {asked} has ended"))),
-                    // It holds up no dump of the others.
+                    // This process delays no dump of the others.
                     None => continue,
                 }
                 reasons.extend(shared.iter().filter(|it| it.pid == pid).map(ToString::to_string));

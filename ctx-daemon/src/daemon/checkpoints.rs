@@ -27,7 +27,7 @@ use super::{lock, process};
 const MOST_ORDERS: usize = 16;
 /// The pause between two looks whether the moment has come.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// How long who says that it has is kept until it is at rest.
+/// How long a process that announces its moment is kept waiting until it is quiesced.
 const REST: Duration = Duration::from_secs(1);
 
 /// All of them.
@@ -43,7 +43,7 @@ struct Inner {
     next: u64,
 }
 
-/// Somebody is about to have a tree dumped, or does.
+/// The announcement that a tree is about to be dumped, or its dump.
 struct Order {
     number: u64,
     /// Whose it is.
@@ -55,7 +55,7 @@ struct Order {
     dump: Option<Arc<Progress>>,
 }
 
-/// When the application says so, a dump begins.
+/// The application's moment, at which a dump begins.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     /// How long a dump waits for the moment.
@@ -135,7 +135,7 @@ impl Checkpoints {
         inner.orders.iter().filter(of_it).find_map(|it| it.moment)
     }
 
-    /// Somebody is about to have a tree dumped, until the result is dropped.
+    /// Notes an order for a tree, until the result is dropped.
     pub(super) fn order(
         &self,
         party: Party,

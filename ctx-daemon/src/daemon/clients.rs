@@ -1,4 +1,4 @@
-//! Who is there: processes with a worker, processes about to get one, and process trees that are being dumped.
+//! The registry: processes with a worker, processes about to get one, and process trees that are being dumped.
 //!
 //! ```text
 //!   connected ──► pending ──► client ──► (gone: its worker has died)
@@ -29,23 +29,23 @@ const ENDING_LOOK: Duration = Duration::from_millis(5);
 /// A process and its worker.
 pub(crate) struct Client {
     pub(crate) process: Process,
-    /// What it said; for a restored process, what it would say now.
+    /// The message with which the process attached; for a restored process, the message that it would send now.
     pub(crate) attach: Attach,
-    /// What it may use.
+    /// The GPUs that the process may use.
     pub(crate) allowed: Allowed,
     pub(crate) worker: Arc<Worker>,
     state: AtomicU8,
     protocol: Mutex<Option<Protocol>>,
 }
 
-/// What is being done with a client.
+/// The state of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ClientState {
     Running,
     Quiesced,
     Saving,
-    /// It runs, and its worker gives back what it has prepared for a dump that has failed.
+    /// The client runs, and its worker gives back what it has prepared for a dump that has failed.
     Releasing,
     Restoring,
 }
@@ -78,7 +78,7 @@ impl Client {
         Arc::new(Self { process, attach, allowed, worker, state, protocol: Mutex::default() })
     }
 
-    /// What is being done with it.
+    /// The client's state.
     pub(crate) fn state(&self) -> ClientState {
         let state = usize::from(self.state.load(Ordering::Acquire));
         ClientState::ALL[state.min(ClientState::ALL.len() - 1)]
@@ -290,7 +290,7 @@ pub(crate) struct PendingGuard {
 }
 
 impl PendingGuard {
-    /// It has said what it wants.
+    /// The process has asked to attach.
     pub(crate) fn asks(&self, attach: &Attach) {
         if let Some(pending) = lock(&self.registry.inner).pending.get_mut(&self.number) {
             pending.attach = Some(attach.clone());
@@ -315,7 +315,7 @@ impl PendingGuard {
     pub(crate) fn reserve_in(&self, allowed: &Allowed) -> Result<(), (usize, u32)> {
         let mut inner = lock(&self.registry.inner);
         if let Some(max) = allowed.limits().workers {
-            // One that has executed another program, or has ended, is about to lose its worker.
+            // A process that has executed another program, or has ended, is about to lose its worker.
             let own = inner.pending.get(&self.number).map(|it| it.process);
             let stays = |it: &&Arc<Client>| Some(it.process) != own && it.process.is_alive();
             let clients = inner.clients.iter().filter(|it| it.allowed.is_with(allowed)).filter(stays).count();
@@ -330,7 +330,7 @@ impl PendingGuard {
         Ok(())
     }
 
-    /// It becomes a client, unless its tree is being dumped. `ancestry` is the process and all above it.
+    /// The process becomes a client, unless its tree is being dumped. `ancestry` is the process and all above it.
     pub(crate) fn admit(&self, client: &Arc<Client>, ancestry: &[i32]) -> bool {
         let mut inner = lock(&self.registry.inner);
         if is_held(&inner, ancestry) {

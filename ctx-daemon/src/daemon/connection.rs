@@ -27,7 +27,7 @@ use super::{Daemon, attach, check, dump, gpus, grants, ipc, list, orders, protoc
 /// How long a connection may say nothing.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The socket that a connection came by.
+/// The socket that a connection came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// The control socket.
@@ -124,7 +124,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
             message::reply(&stream, &check::check(daemon, peer, pid));
         }
         Request::Checkpoint { root, protocol, moment_ms } => {
-            // Who asks is not about to attach.
+            // This process is not about to attach.
             drop(pending);
             let asked = orders::Asked { root, protocol, timeout: moment_ms.map(Duration::from_millis) };
             orders::serve(daemon, &stream, (peer, party), &asked);
@@ -187,7 +187,7 @@ fn handle(daemon: &Arc<Daemon>, stream: UnixStream, endpoint: Endpoint, party: P
     }
 }
 
-/// Who is at the other end. A process that is gone can ask for nothing.
+/// The process at the other end. A process that has ended can ask for nothing.
 fn peer(stream: &UnixStream) -> std::io::Result<(Credentials, Process)> {
     let peer = sys::peer_credentials(stream.as_fd())?;
     if peer.pid == 0 {

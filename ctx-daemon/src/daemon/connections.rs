@@ -43,7 +43,7 @@ pub(crate) struct Connections {
     next: AtomicU64,
     /// When it was said last that one was refused, and how many were since.
     refused: Mutex<(Option<Instant>, u64)>,
-    /// Those that must be ended in order: dumps and restores.
+    /// The connections that must be ended in order: dumps and restores.
     sessions: Mutex<HashMap<u64, UnixStream>>,
     ended: Condvar,
 }

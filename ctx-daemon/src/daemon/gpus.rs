@@ -1,4 +1,4 @@
-//! What NVML is asked: which GPUs a process may see, what they have free, and who computes on them.
+//! Answers to NVML's queries: which GPUs a process may see, how much memory they have free, and which processes use them.
 //!
 //! What the CUDA driver knows comes from workers; the rest from the machine's NVML, where it has one. What nobody knows
 //! is not supported, as NVML itself has it.
@@ -39,7 +39,7 @@ const PROCESSES: usize = 1024;
 /// For how long worker after worker is asked what is free on a GPU.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Who asks, and what it may see.
+/// The process that asks, and the GPUs that it may see.
 struct Peer<'a> {
     daemon: &'a Daemon,
     credentials: Credentials,
@@ -82,7 +82,7 @@ pub(crate) fn answer(daemon: &Daemon, credentials: Credentials, process: Asker, 
     answered.unwrap_or_else(Reply::Failed)
 }
 
-/// What the peer may see.
+/// The GPUs that the peer may see.
 fn gpus(peer: &Peer<'_>) -> Reply {
     Reply::Gpus(Gpus {
         driver_version: text(peer.daemon, "nvmlSystemGetDriverVersion"),
@@ -108,7 +108,7 @@ fn gpu(daemon: &Daemon, device: &Device) -> Gpu {
     }
 }
 
-/// What is free on a GPU.
+/// The free memory of a GPU.
 fn memory(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let daemon = peer.daemon;
     let (number, device) = peer.gpu(gpu)?;
@@ -157,7 +157,7 @@ fn processes(peer: &Peer<'_>, gpu: u32) -> Result<Reply, Failure> {
     let mut found = Vec::new();
     for ((pid, client), described) in visible.iter().zip(describe_all(&workers)) {
         let described = described.device_memory.get(number).copied().unwrap_or(0);
-        // What the driver counts for its worker is more: contexts, and code.
+        // The driver counts more for a worker: contexts, and code.
         let driver = told.iter().find(|(pid, _)| *pid == client.worker.pid()).map(|(_, bytes)| *bytes);
         if described > 0 {
             found.push(Process { pid: *pid, memory: driver.unwrap_or(described) });
@@ -175,7 +175,7 @@ fn own_pid() -> i32 {
     std::process::id() as i32
 }
 
-/// What NVML says of the processes on a GPU: pid, and bytes.
+/// NVML's list of processes on a GPU: pid, and bytes.
 fn told_processes(daemon: &Daemon, device: &Device) -> Vec<(i32, u64)> {
     let count = (PROCESSES as u32).to_le_bytes().to_vec();
     let buffers = vec![count, vec![0; PROCESSES * PROCESS_SIZE]];

@@ -26,7 +26,7 @@ pub(super) struct Imports {
     over: Condvar,
 }
 
-/// One that is under way.
+/// An import that is under way.
 pub(super) struct Import<'a> {
     all: &'a Imports,
     number: u64,
@@ -74,7 +74,7 @@ mod tests {
         let short = Limit::fixed(Duration::from_millis(20)).begins();
         let error = all.wait_for(|_| true, short).unwrap_err().to_string();
         assert!(error.contains("process 77") && error.contains("20 ms"), "{error}");
-        // What begins later is not waited for, and what ends is not waited for any longer.
+        // Imports that begin later are not waited for.
         std::thread::scope(|scope| {
             let (say, said) = std::sync::mpsc::channel();
             let waiting = scope.spawn(|| all.wait_for(move |_| say.send(()).is_ok(), long));

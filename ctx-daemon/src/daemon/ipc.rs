@@ -125,7 +125,7 @@ fn may_share(importer: &Client, exporter: &Client) -> bool {
         && user(importer).is_some_and(|it| Some(it) == user(exporter))
 }
 
-/// What the clients of a tree share.
+/// The memory that the clients of a tree share.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     /// For each client, in their order, what others of the tree save.
@@ -212,7 +212,7 @@ fn outside(
     if all.iter().all(|(own, others)| own.is_empty() && others.is_empty()) {
         return Ok(found);
     }
-    // Who is of another container can share nothing with the tree, and need not be asked.
+    // A process of another container can share nothing with the tree, and need not be asked.
     let can = |other: &Arc<Client>| tree.iter().any(|it| are_together(&it.allowed, &other.allowed));
     let in_tree = |other: &Arc<Client>| tree.iter().any(|it| Arc::ptr_eq(it, other));
     let mut asked = daemon.registry.clients();

@@ -30,7 +30,7 @@ pub(crate) struct Copied {
     links: Arc<Links>,
     /// By its worker's numbers, with whether it is counted there: where it had memory at first.
     gpus: Vec<(Uuid, bool)>,
-    /// What its worker was told last.
+    /// The share that its worker was told last.
     told: Mutex<Option<Vec<u64>>>,
 }
 
@@ -59,7 +59,7 @@ impl Links {
 }
 
 impl Copied {
-    /// What its worker may take now, in bytes a second on each device; 0: no limit.
+    /// The share of its worker now, in bytes per second on each device; 0: no limit.
     fn share(&self) -> Vec<u64> {
         let copied = lock(&self.links.copied);
         let share = |(gpu, counted): &(Uuid, bool)| {

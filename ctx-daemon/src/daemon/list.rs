@@ -1,4 +1,4 @@
-//! What `rekindle ps` and others ask of the daemon itself.
+//! Answers to `rekindle ps` and to others that ask about the daemon itself.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(crate) fn clients(daemon: &Daemon, peer: Credentials) -> Reply {
     };
     let clients = daemon.registry.clients();
     let clients: Vec<_> = clients.iter().filter_map(|it| Some((visible(it.process.pid)?, it))).collect();
-    // One that does not answer holds up none of the others.
+    // A worker that does not answer delays none of the others.
     let workers: Vec<_> = clients.iter().map(|(_, client)| &*client.worker).collect();
     let described = clients.iter().zip(describe_all(&workers));
     let mut infos: Vec<_> = described.map(|((pid, client), described)| info(daemon, *pid, client, described)).collect();
@@ -58,7 +58,7 @@ fn without_worker(pid: i32, lost: Lost) -> ClientInfo {
     }
 }
 
-/// What one client has asked for.
+/// The calls of one client.
 pub(crate) fn calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     match try_calls(daemon, peer, pid) {
         Ok(calls) => Reply::Calls(calls),
@@ -66,7 +66,7 @@ pub(crate) fn calls(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     }
 }
 
-/// What has been counted of one client's accesses to memory.
+/// The counters of one client's accesses to memory.
 pub(crate) fn access(daemon: &Daemon, peer: Credentials, pid: i32) -> Reply {
     let report = client(daemon, peer, pid).and_then(|client| Ok(client.worker.access()?));
     match report {

@@ -21,7 +21,7 @@ use rekindle_ctx_worker::rejoin::WORKERS_SUFFIX;
 /// How long a daemon that starts, or one that stops, may hold the lock without listening.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The socket, and the lock that says whose it is.
+/// The sockets, and the lock that says which daemon they belong to.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: UnixListener,
@@ -78,7 +78,7 @@ impl Listener {
         Ok(Self { socket, path: path.clone(), workers, workers_path, _lock: lock })
     }
 
-    /// What accepts connections, each for a thread of its own.
+    /// The acceptors of connections, each for a thread of its own.
     pub(crate) fn acceptors(&self) -> io::Result<[Acceptor; 2]> {
         Ok([
             Acceptor { socket: self.socket.try_clone()?, endpoint: Endpoint::Clients },
@@ -86,7 +86,7 @@ impl Listener {
         ])
     }
 
-    /// Nobody finds the daemon from now on.
+    /// Removes the sockets, so that no process finds the daemon any more.
     pub(crate) fn remove(&self) {
         for path in [&self.path, &self.workers_path] {
             if let Err(error) = std::fs::remove_file(path) {

@@ -7,7 +7,7 @@ use super::clients::Client;
 use super::process::{self, Process};
 use super::{lock, mappings};
 
-/// One that the daemon has seen lose it.
+/// A process whose loss the daemon has seen.
 #[derive(Clone, Debug)]
 pub(crate) struct Lost {
     pub(crate) process: Process,
@@ -45,7 +45,7 @@ impl LostWorkers {
         current
     }
 
-    /// Those that are still there.
+    /// The processes that are still there.
     pub(crate) fn all(&self) -> Vec<Lost> {
         let mut known = lock(&self.0).clone();
         known.retain(Lost::is_current);

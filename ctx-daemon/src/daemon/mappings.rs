@@ -1,16 +1,16 @@
-//! What processes have mapped, as far as it matters: the memory of clients, and the driver's devices.
+//! The mappings of processes that matter: the memory of clients, and the driver's devices.
 
 use std::collections::HashSet;
 use std::io;
 
 use rekindle_wire::layout::SHARED_NAME;
 
-/// What the names of all memfds of clients begin with.
+/// The prefix of the names of all clients' memfds.
 const OURS: &str = "/memfd:rekindle-";
-/// What the driver opens; but not `nvidia-smi`'s and the like, which only look.
+/// The files that the driver opens; but not those that `nvidia-smi` and other observers open.
 const DEVICES: &str = "/dev/nvidia";
 
-/// What a process has mapped.
+/// The mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mappings {
     /// A ring: it has, or had, a worker.

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::sys;
 
-/// What is wrong with a file that is to be shared.
+/// Why a file cannot be shared with a worker.
 #[derive(Debug, Error)]
 pub(crate) enum MemfdError {
     #[error("{0} is not a sealed memfd")]
@@ -100,16 +100,16 @@ pub(crate) mod tests {
         check(&memfd(c"good", 4096, SEALS), "it", 4096).unwrap();
         let message = |file: File| check(&file, "it", 4096).unwrap_err().to_string();
         let may_shrink = memfd(c"bad", 4096, libc::F_SEAL_GROW | libc::F_SEAL_SEAL);
-        assert_eq!(message(may_shrink), "it is no sealed memfd");
+        assert_eq!(message(may_shrink), "it is not a sealed memfd");
         let small = memfd(c"bad", 100, SEALS);
         assert_eq!(message(small), "it has 100 bytes instead of 4096");
         let read_only = memfd(c"bad", 4096, SEALS | libc::F_SEAL_WRITE);
         assert_eq!(message(read_only), "it cannot be read and written");
         let ordinary = tempfile::tempfile().unwrap();
         ordinary.set_len(4096).unwrap();
-        assert_eq!(message(ordinary), "it is no sealed memfd");
+        assert_eq!(message(ordinary), "it is not a sealed memfd");
         let null = File::open("/dev/null").unwrap();
-        assert_eq!(message(null), "it is no sealed memfd");
+        assert_eq!(message(null), "it is not a sealed memfd");
     }
 
     #[test]

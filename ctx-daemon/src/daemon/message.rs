@@ -1,4 +1,4 @@
-//! What is said on a connection, and what comes with it.
+//! Messages on a connection, and the descriptors that come with them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;

@@ -89,7 +89,7 @@ impl Told {
 }
 
 impl Drop for Told {
-    /// One that cannot be told asks the daemon, in vain, until the next dump that waits for its moment is over.
+    /// A client that cannot be told asks the daemon, in vain, until the next dump that waits for its moment is over.
     fn drop(&mut self) {
         let nobody_waits = WorkerRequest::Moment { awaited: false };
         let deadline = self.limit.begins();

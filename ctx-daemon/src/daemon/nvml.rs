@@ -25,7 +25,7 @@ use super::spawn::become_helper;
 use super::{lock, wait_timeout};
 use crate::config::Config;
 
-/// What the machine's library is called.
+/// The name of the machine's library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How long NVML may take to start, and how long to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -100,7 +100,7 @@ impl Nvml {
             Err(error) => {
                 warn!(function = question.question.function, "NVML does not answer: {error}");
                 helper.end();
-                // One that has ended over a question may answer others; one that hangs will do so again.
+                // A helper that has ended over a question may answer others; a helper that hangs will hang again.
                 let hangs = matches!(&error, FrameError::Io(e) if e.kind() == io::ErrorKind::WouldBlock);
                 self.give(None, hangs.then_some(BACK_OFF));
                 None

@@ -1,4 +1,4 @@
-//! An order: who has CRIU make a checkpoint says how, and hears what becomes of it.
+//! An order: a command that has CRIU make a checkpoint gives its options, and receives the progress and the result.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use super::pidns::{PidError, PidView};
 use super::sys::Credentials;
 use super::{Daemon, process};
 
-/// For how long a dump may wait for its application's moment: as long as it waits, no process of its tree gets a worker.
+/// How long a dump may wait for its application's moment. Meanwhile no process of its tree gets a worker.
 const MAX_MOMENT_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Why nobody may have a tree dumped in this way.
+/// Why an order is refused.
 #[derive(Debug, Error)]
 enum OrderError {
     #[error("process {0} does not exist, or is not yours")]
@@ -48,7 +48,7 @@ impl Failing for OrderError {
     }
 }
 
-/// What is said of a checkpoint beforehand.
+/// The options of a checkpoint.
 pub(crate) struct Asked {
     pub(crate) root: i32,
     pub(crate) protocol: Option<String>,
@@ -91,7 +91,7 @@ fn accept<'a>(
     }
     let protocol = asked.protocol.as_deref().map(str::parse).transpose()?;
     match asked.timeout {
-        // It is somebody else's dump that would wait.
+        // Another user's dump would wait.
         Some(_) if !may_checkpoint(peer) => return Err(OrderError::MomentNotAllowed),
         Some(timeout) if timeout > MAX_MOMENT_TIMEOUT => return Err(OrderError::MomentTimeout),
         _ => {}

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::pidns::{self, Identity};
 use super::sys::{self, Credentials};
 
-/// Whoever it is.
+/// A party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
     Operator,

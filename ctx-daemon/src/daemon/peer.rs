@@ -1,4 +1,4 @@
-//! What a peer may do.
+//! The rights of a peer.
 
 use super::pidns::PidView;
 use super::sys::{self, Credentials};

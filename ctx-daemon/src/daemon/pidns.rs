@@ -147,7 +147,7 @@ fn namespace(pid: i32) -> io::Result<OwnedFd> {
     File::open(format!("/proc/{pid}/ns/pid")).map(OwnedFd::from)
 }
 
-/// What tells a namespace from others.
+/// The identity of a namespace.
 pub(crate) fn identity(namespace: OwnedFd) -> io::Result<Identity> {
     let status = File::from(namespace).metadata()?;
     Ok((status.dev(), status.ino()))

@@ -91,7 +91,7 @@ struct State {
     starting: usize,
     /// Starts that take long, and were replaced.
     slow: usize,
-    /// What the last worker that came up has said.
+    /// The message of the last worker that became ready.
     seen: Option<Attached>,
     wanted: usize,
     /// As many only want to know what a worker that comes up says.
@@ -144,7 +144,7 @@ impl Pool {
         thread("pool", move || pool.fill()).map(drop)
     }
 
-    /// Why no worker comes up, and what the last one that did has said.
+    /// Why no worker becomes ready, and the message of the last one that did.
     pub(crate) fn health(&self) -> (Option<String>, Option<Attached>) {
         let state = lock(&self.state);
         let slow = || (state.slow > 0).then(|| format!("{} workers take long to start", state.slow));
@@ -156,7 +156,7 @@ impl Pool {
         self.seen().map(|it| it.devices)
     }
 
-    /// What workers have found the driver and its devices to be. Waits as [`Pool::devices`].
+    /// The driver and its devices, as workers have found them. Waits as [`Pool::devices`].
     pub(crate) fn seen(&self) -> Result<Attached, PoolError> {
         let timeout = self.spawner.timeout() + TAKE_SLACK;
         let deadline = Instant::now() + timeout;
@@ -224,7 +224,7 @@ impl Pool {
                 }
                 break Ok(worker);
             }
-            // What failed before may work by now; what failed since will not.
+            // A start that failed earlier may work by now; a start that has failed since will not.
             if let Some(failure) = &state.failure
                 && failure.attempt > asked
                 && state.starting == 0
@@ -320,7 +320,7 @@ impl Pool {
                 state.seen = Some(worker.attached().clone());
                 state.ready.push(Arc::clone(&worker));
                 drop(state);
-                // It may have died before it was among those that are ready.
+                // The worker may have died before it was added to those that are ready.
                 if worker.is_dead() {
                     self.forget_dead();
                 }
@@ -330,7 +330,7 @@ impl Pool {
                 if state.failure.as_ref().is_none_or(|it| it.error.to_string() != error.to_string()) {
                     error!("{error}");
                 }
-                // One that a later one came up before says nothing about the next.
+                // A start that fails after a later one has succeeded says nothing about the next.
                 if attempt > state.came_up {
                     state.failures = state.failures.saturating_add(1);
                     state.failure = Some(Failure { attempt, at: Instant::now(), error });

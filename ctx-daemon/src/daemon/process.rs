@@ -43,17 +43,17 @@ impl Process {
         let Ok(mut threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else { return true };
         threads.all(|thread| {
             let text = thread.and_then(|it| std::fs::read(it.path().join("stat")));
-            // One that has ended meanwhile does not run.
+            // A thread that has ended meanwhile does not run.
             text.ok().and_then(|text| parse_stat(&text)).is_none_or(|it| it.stopped || it.dead)
         })
     }
 }
 
-/// What is of interest in `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that the daemon uses.
 struct Stat {
     parent: i32,
     start: u64,
-    /// What its threads have used, in clock ticks.
+    /// The time that its threads have used, in clock ticks.
     cpu: u64,
     dead: bool,
     /// By a signal, or by who traces it.
@@ -86,7 +86,7 @@ pub(crate) fn tree(root: i32) -> io::Result<Vec<i32>> {
     }
     let mut children = HashMap::<i32, Vec<i32>>::new();
     for pid in all()? {
-        // One that ended meanwhile is in no tree.
+        // A process that has ended meanwhile is in no tree.
         if let Ok(stat) = stat(pid) {
             children.entry(stat.parent).or_default().push(pid);
         }

@@ -40,7 +40,7 @@ impl Daemon {
     }
 }
 
-/// What the client's environment said when it started.
+/// The protocol in the client's environment when it started.
 pub(crate) fn of_environment(client: &Client) -> Option<Result<Protocol, UnknownProtocol>> {
     let (_, name) = client.attach.settings.iter().find(|(name, _)| name == PROTOCOL)?;
     Some(name.parse())

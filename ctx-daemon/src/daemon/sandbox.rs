@@ -1,4 +1,4 @@
-//! What workers are to give up, by the configuration and by what this machine can do; and whose users they are.
+//! The workers' sandbox: the privileges that workers give up, by the configuration and this machine's abilities, and their users.
 //!
 //! Each worker gets a user of a range of its own, the application's whoever that is: it is started before its client is
 //! known, and two clients of one user are not each other's either. A daemon that is not root cannot give it one, and says so.

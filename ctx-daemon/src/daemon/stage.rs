@@ -58,7 +58,7 @@ struct Unit {
     file: OwnedFd,
 }
 
-/// What a worker has.
+/// The part of a worker.
 struct Loan {
     worker: Arc<Worker>,
     units: Vec<Unit>,
@@ -199,7 +199,7 @@ impl Stage {
         }
     }
 
-    /// What the worker is to have now. Nothing where it has not given back what it had.
+    /// The part that the worker is to have now. Nothing where the worker has not given back its former part.
     fn choose(&self, worker: &Arc<Worker>, clients: usize) -> Option<(WorkerRequest, Vec<OwnedFd>)> {
         let share = (self.units / clients.max(1)).max(1);
         let mut inner = lock(&self.inner);

@@ -1,4 +1,4 @@
-//! What connections share. It knows none of those that serve them.
+//! The state that connections share. This module imports none of those that serve connections.
 
 use std::io;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::grants::{Grants, ShareError};
 use super::imports::Imports;
 use super::links::Links;
 use super::lost::LostWorkers;
+use super::memory_pressure::MemoryPressure;
 use super::nvml::Nvml;
 use super::pool::Pool;
 use super::restore::Restores;
-use super::room::Rooms;
 use super::sandbox::Sandbox;
 use super::spawn::Spawner;
 use super::stage::Stage;
@@ -29,7 +29,7 @@ pub(super) struct Daemon {
     pub(super) lost: Arc<LostWorkers>,
     pub(super) restores: Restores,
     pub(super) checkpoints: Checkpoints,
-    pub(super) rooms: Arc<Rooms>,
+    pub(super) memory_pressure: Arc<MemoryPressure>,
     pub(super) stage: Arc<Stage>,
     pub(super) links: Arc<Links>,
     pub(super) sandbox: Sandbox,
@@ -53,7 +53,7 @@ impl Daemon {
             lost: Arc::default(),
             restores: Restores::default(),
             checkpoints: Checkpoints::default(),
-            rooms: Arc::default(),
+            memory_pressure: Arc::default(),
             stage: Stage::start(config.checkpoint.staging)?,
             links: Links::new(&config.checkpoint),
             sandbox,

@@ -113,7 +113,7 @@ fn take_over(
     if daemon.registry.clients().iter().any(same) {
         return Err(TakeoverError::HasAnother);
     }
-    // It has its worker already. What its container may still have is what it was given, or nothing.
+    // The client has its worker already. Its container may still have what it was given, or nothing.
     let allowed = match daemon.grants.of(process) {
         Err(GrantError::None) => Allowed::default(),
         found => found?,
@@ -128,7 +128,7 @@ fn take_over(
     client.choose_protocol(chosen);
     daemon.registry.add(Arc::clone(&client));
     attach::forget_when_dead(daemon, &client);
-    // It has opened its ring when its daemon went; if it has not, its client would hang.
+    // The worker has opened its ring when its daemon ended; otherwise the client would hang.
     worker.ask(&WorkerRequest::Open, &[], OPEN_TIMEOUT)?;
     Ok(process.pid)
 }

@@ -54,10 +54,10 @@ const END_GRACE: Duration = Duration::from_secs(5);
 /// How often it is looked whether a worker that takes long works.
 const WORK_LOOK: Duration = Duration::from_millis(500);
 
-/// How long an answer is waited for.
+/// How long the daemon waits for an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Timeout {
-    /// As long as the worker lives: only where nobody waits for what comes after it.
+    /// As long as the worker lives: only where no other work waits for the answer.
     Endless,
     /// Until a moment.
     Until(Deadline),
@@ -91,13 +91,13 @@ impl Timeout {
 /// Why a worker did not do what it was asked.
 #[derive(Clone, Debug, Error)]
 pub(crate) enum WorkerError {
-    /// It is as it was before.
+    /// The worker is as it was before.
     #[error("{0}")]
     Failed(Failure),
-    /// It may still do it.
+    /// The worker may still carry out the request.
     #[error("its worker did not answer {request} within {limit}: {at}")]
     Timeout { request: &'static str, limit: Limit, at: At },
-    /// It may still do it.
+    /// The worker may still carry out the request.
     #[error("its worker has made no progress with {request} for {limit}: {at}")]
     Idle { request: &'static str, limit: Limit, at: At },
     #[error("its worker has died ({0})")]
@@ -120,7 +120,7 @@ impl Failing for WorkerError {
     }
 }
 
-/// What a worker is at that does not answer.
+/// The activity of a worker that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("it {}", self.what())]
 pub(crate) enum At {
@@ -148,7 +148,7 @@ pub(crate) struct Answered {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// What a worker has made to be shared, and what it needs of others.
+/// The memory that a worker has made to be shared, and the memory that it needs of others.
 pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
 
 /// What `ps` shows of a worker.
@@ -256,7 +256,7 @@ impl Worker {
         }
     }
 
-    /// Asks, and waits for the answer: until it is idle and has answered, or timeout ends. `Failed` is an error.
+    /// Asks, and waits for the answer until the timeout. `Failed` is an error.
     pub(crate) fn call(
         &self,
         request: &WorkerRequest,
@@ -272,7 +272,7 @@ impl Worker {
         self.receive(&reply, timeout).unwrap_or_else(|| Err(self.timed_out(request, timeout)))
     }
 
-    /// What is said where timeout has ended.
+    /// The error after the timeout.
     fn timed_out(&self, request: &WorkerRequest, timeout: Timeout) -> WorkerError {
         let (request, at) = (name(request), self.is_at());
         match timeout {
@@ -282,7 +282,7 @@ impl Worker {
         }
     }
 
-    /// Waits for the answer to what was sent. None when timeout ends: an answer that comes later is dropped.
+    /// Waits for the answer to the request that was sent. None after the timeout: an answer that comes later is dropped.
     fn receive(&self, reply: &Receiver<Answered>, timeout: Timeout) -> Option<Result<Answered, WorkerError>> {
         let answered = match timeout {
             Timeout::Endless => reply.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -324,7 +324,7 @@ impl Worker {
         }
     }
 
-    /// What keeps it from answering.
+    /// The reason why the worker does not answer.
     pub(crate) fn is_at(&self) -> At {
         let stopped = Process::with_pid(self.pid()).is_ok_and(|it| it.is_stopped());
         if stopped { At::Stopped } else { At::Busy }
@@ -372,7 +372,7 @@ impl Worker {
         self.say(&WorkerRequest::Alive);
     }
 
-    /// What its client has asked for.
+    /// The protocol that its client has asked for.
     pub(crate) fn calls(&self) -> Result<Vec<Count>, WorkerError> {
         match self.call(&WorkerRequest::Calls, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Calls { counts } => Ok(counts),
@@ -380,7 +380,7 @@ impl Worker {
         }
     }
 
-    /// What it has counted of its client's accesses.
+    /// The counters of its client's accesses.
     pub(crate) fn access(&self) -> Result<AccessReport, WorkerError> {
         match self.call(&WorkerRequest::Access, &[], &[], ASK_TIMEOUT)?.reply {
             WorkerReply::Access { report } => Ok(*report),
@@ -414,7 +414,7 @@ impl Worker {
             let WorkerReply::Exported { shared } = answered.reply else {
                 return Err(WorkerError::Protocol("Export"));
             };
-            // It is its client's, who may have a hand in what it says.
+            // The worker is its client's, which may influence what the worker says.
             let sound = shared.pieces.len() == answered.fds.len() && shared.count <= MAX_PIECES;
             let same = all.as_ref().is_none_or(|(known, _)| known.count == shared.count);
             if !sound || !same || (shared.pieces.is_empty() && first < shared.count) {
@@ -438,7 +438,7 @@ impl Worker {
             let WorkerReply::MadeShared { count, ids, needed } = answered.reply else {
                 return Err(WorkerError::Protocol("MakeShared"));
             };
-            // It reads an image, which may be anybody's.
+            // The worker reads an image, which may come from anywhere.
             let same = *said.get_or_insert(count) == count && count <= MOST_MADE;
             if !same || ids.len() != answered.fds.len() || (ids.is_empty() && all.len() < count) {
                 return Err(WorkerError::Protocol("MakeShared"));

@@ -123,7 +123,7 @@ impl WorkerRecords {
         self.dir.join(format!("{}-{}.json", worker.pid, worker.start))
     }
 
-    /// What makes no sense, or is of before the machine's last start, is none.
+    /// A malformed record, or a record of before the machine's last start, counts as none.
     fn read(&self, path: &Path) -> Option<Record> {
         let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         (record.version == VERSION && record.boot == state_dir::boot().ok()?).then_some(record)
@@ -161,8 +161,8 @@ mod tests {
         // Another daemon, and a copy of the connection.
         let records = WorkerRecords::open(dir.path());
         check(&records, own, &connection.try_clone().unwrap()).unwrap();
-        assert!(check(&records, own, &another).unwrap_err().contains("not the connection"));
-        assert!(check(&records, worker, &connection).unwrap_err().contains("says that it is that of"));
+        assert!(check(&records, own, &another).unwrap_err().contains("not its connection"));
+        assert!(check(&records, worker, &connection).unwrap_err().contains("claims to belong to"));
         let later = Process { start: own.start + 1, ..own };
         assert!(check(&records, later, &connection).is_err());
         // Where others may write, nothing counts.

@@ -360,7 +360,7 @@ fn a_restore_counts_among_the_clients_that_there_may_be() {
     let (session, restore) = begin(&daemon, dir.path());
     // Its place is taken before it is there, and not taken twice afterwards.
     let text = refused(&daemon, dir.path());
-    assert!(text.contains("2 do so already"), "{text}");
+    assert!(text.contains("2 are running already"), "{text}");
     process.ask("map");
     process.ask(&format!("reattach {restore} 5"));
     let pid = process.pid;

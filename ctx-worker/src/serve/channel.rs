@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::checkpoint::copying::Cancel;
 use crate::resources::pinned::Arrived;
 use crate::serve::silence::{self, Silence};
-use crate::session::memory_pressure::OthersRoom;
+use crate::session::memory_pressure::MemoryPressure;
 use crate::signal_stack::Thread;
 
 /// What comes from the daemon, or about it.
@@ -51,7 +51,7 @@ pub(crate) struct Channel {
     /// Set when a save is to be cut short.
     pub(crate) cancel: Arc<Cancel>,
     /// Memory that others' clones take.
-    others_room: OthersRoom,
+    memory_pressure: MemoryPressure,
     /// Something has come for the executor to look at.
     pub(crate) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
@@ -73,7 +73,7 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         answers,
         silence: Silence::new(),
         cancel: Arc::default(),
-        others_room: OthersRoom::default(),
+        memory_pressure: MemoryPressure::default(),
         news: AtomicBool::new(false),
         sleeping_on: Mutex::new(None),
         client: Mutex::new(None),
@@ -98,7 +98,7 @@ impl Channel {
             if !self.silence.wait_readable(&socket) {
                 // The executor sees it too, once it is through with what it was saving.
                 self.cancel.fire();
-                std::thread::sleep(silence::LOOK);
+                std::thread::sleep(silence::POLL_INTERVAL);
                 continue;
             }
             let received = frame::receive_known::<WorkerRequest>(&socket, frame::MAX_BLOB);
@@ -119,7 +119,7 @@ impl Channel {
             match received {
                 Ok(Message { body: WorkerRequest::Cancel, .. }) => self.cancel.fire(),
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
-                Ok(Message { body: WorkerRequest::Room { coming }, .. }) => self.others_room.said(coming),
+                Ok(Message { body: WorkerRequest::Room { coming }, .. }) => self.memory_pressure.said(coming),
                 Ok(message) => {
                     // Here and not when the executor comes to it: a `Cancel` may follow at once.
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
@@ -133,7 +133,7 @@ impl Channel {
                 Err(error) => {
                     info!("the daemon is gone ({error})");
                     self.cancel.fire();
-                    self.others_room.said(false);
+                    self.memory_pressure.said(false);
                     if events.send(Event::DaemonGone).is_err() {
                         return;
                     }
@@ -189,7 +189,7 @@ impl Channel {
 
     /// The client finds no device memory: whether to try again, after a moment. `first`: it has not been tried again yet.
     pub(crate) fn is_room_coming(&self, first: bool) -> bool {
-        self.others_room.wait(first, || {
+        self.memory_pressure.wait(first, || {
             if let Some(daemon) = self.asker() {
                 self.answer(&daemon, WorkerReply::NeedsRoom, Vec::new());
             }

@@ -158,7 +158,7 @@ impl Server {
     fn wait(&mut self, state: &mut State, events: &Receiver<Event>) -> News {
         match state {
             State::Closing(_) | State::Quiesced(_) => loop {
-                match events.recv_timeout(silence::LOOK) {
+                match events.recv_timeout(silence::POLL_INTERVAL) {
                     Ok(event) => return News::Event(event),
                     Err(RecvTimeoutError::Disconnected) => return News::End,
                     Err(RecvTimeoutError::Timeout) if self.channel.silence.is_too_long() => return News::Silence,

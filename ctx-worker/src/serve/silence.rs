@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const VARIABLE: &str = "REKINDLE_SILENCE_MS";
 const DEFAULT: Duration = Duration::from_secs(30);
 /// How often a quiesced worker looks.
-pub(crate) const LOOK: Duration = Duration::from_millis(500);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// When the daemon was last heard.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Silence {
     pub(crate) fn wait_readable(&self, socket: &UnixStream) -> bool {
         loop {
             let listening = self.listening.load(Ordering::Acquire);
-            let timeout = if listening { LOOK.as_millis() as i32 } else { -1 };
+            let timeout = if listening { POLL_INTERVAL.as_millis() as i32 } else { -1 };
             let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one entry, a local.
             let ready = unsafe { libc::poll(&raw mut entry, 1, timeout) };

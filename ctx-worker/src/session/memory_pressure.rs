@@ -1,20 +1,20 @@
-//! The client finds no device memory: whether some is coming that others' clones take. The daemon knows.
+//! The client finds no device memory: the daemon says whether clones of other clients will give some back.
 //!
-//! It is waited for only so long: on a GPU that others use too a program must expect to find no memory, and meanwhile none
-//! of its commands is executed, nor does its worker answer the daemon.
+//! The worker waits a limited time: on a shared GPU a program must expect to find no memory, and meanwhile the worker
+//! neither executes commands nor answers the daemon.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the daemon may take to say.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How often it is tried again meanwhile, and for how long.
+/// How long the daemon may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause between two attempts to allocate, and how long the worker tries.
 const PAUSE: Duration = Duration::from_millis(5);
 const MOST: Duration = Duration::from_secs(5);
 
-/// What the daemon has said, see `daemon/room.rs`.
+/// What the daemon has said, see `daemon/memory_pressure.rs`.
 #[derive(Default)]
-pub(crate) struct OthersRoom {
+pub(crate) struct MemoryPressure {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -30,7 +30,7 @@ enum State {
     },
 }
 
-impl OthersRoom {
+impl MemoryPressure {
     /// The daemon says whether there is memory coming, asked or not; one that is gone says that there is none.
     pub(crate) fn said(&self, coming: bool) {
         let mut state = self.lock();
@@ -45,7 +45,7 @@ impl OthersRoom {
             *self.lock() = State::Asked;
             ask();
             let asked = |state: &mut State| *state == State::Asked;
-            let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, asked);
+            let waited = self.changed.wait_timeout_while(self.lock(), ANSWER_TIMEOUT, asked);
             let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if *state == State::Asked {
                 *state = State::Nothing;
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn each_command_asks_and_tries_until_none_is_coming() {
-        let room = OthersRoom::default();
+        let room = MemoryPressure::default();
         assert!(!room.wait(true, || room.said(false)));
         let ask = || panic!("it has asked");
         assert!(!room.wait(false, ask));
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn it_is_not_tried_for_ever() {
-        let room = OthersRoom::default();
+        let room = MemoryPressure::default();
         let long_ago = Instant::now().checked_sub(MOST).unwrap();
         *room.lock() = State::Coming { since: long_ago };
         assert!(!room.wait(false, || ()));

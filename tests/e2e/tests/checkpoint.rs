@@ -289,7 +289,7 @@ fn a_moment_that_never_comes_is_waited_for_no_longer_than_it_is_said() -> Result
     let (app, end) = idle(&node, "end", &[])?;
     let dir = node.path("image");
     let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--at-moment", "--timeout", "1"])?);
-    assert_eq!((code, err.contains("has said within 1 s")), (Some(1), true), "{err}");
+    assert_eq!((code, err.contains("has called rekindle_checkpoint within 1 s")), (Some(1), true), "{err}");
     assert!(!dir.join(MANIFEST).exists());
     fs::write(&end, "")?;
     app.finish()?;
@@ -309,7 +309,7 @@ fn a_second_moment_that_never_comes_leaves_nothing_of_the_copy_before_it() -> Re
     let recopy = ["--protocol", "recopy", "--json"];
     let moment = [&recopy[..], &["--at-moment", "--timeout", "1"]].concat();
     let (code, _, err) = ended(&checkpoint(&node, app.pid(), &dir, &moment)?);
-    assert_eq!((code, err.contains("has said within 1 s")), (Some(1), true), "{err}");
+    assert_eq!((code, err.contains("has called rekindle_checkpoint within 1 s")), (Some(1), true), "{err}");
     until("the worker has none of the image's files", || {
         Ok((!process::descriptors(worker)?.iter().any(|it| it.contains("rekindle-data"))).then_some(()))
     })?;

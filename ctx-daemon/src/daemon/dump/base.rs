@@ -1,4 +1,4 @@
-//! What a new image builds on: the image of the directory that a link in its own leads to.
+//! The base of a new image: the image in the directory that a link in the new image's directory leads to.
 
 use rekindle_images::{Base, ErrorKind, ImageDir, ImageError};
 use tracing::{info, warn};

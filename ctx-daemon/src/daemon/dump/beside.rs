@@ -1,6 +1,6 @@
-//! What `stop` writes at the quiesce of another protocol's image: for tests, which compare the two piece by piece.
+//! A second image, which `stop` writes at the quiesce of another protocol's image: for tests, which compare the two.
 //!
-//! Whoever asks for a dump may give a second directory with its first word. CRIU's plugin never does. All is written there
+//! A peer that asks for a dump may send a second directory with `Pause`. CRIU's plugin never does. The second image is written
 //! while the rings are closed, before the image itself is begun, which is then made of the same state.
 
 use std::sync::Arc;

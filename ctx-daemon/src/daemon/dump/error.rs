@@ -109,23 +109,23 @@ impl SaveError {
         Self(Failure::new(error.kind(), reason))
     }
 
-    /// What was waited for has not come.
+    /// The image has made no progress for too long.
     pub(super) fn stalled(limit: Limit, awaited: &str) -> Self {
         let reason = format!("the image has made no progress for {limit}: it waits for {awaited}; the processes go on");
         Self(Failure::new(FailureKind::Timeout, reason))
     }
 
-    /// Something that cannot be.
+    /// An error that only a mistake in Rekindle can cause.
     pub(super) fn internal(reason: impl Into<String>) -> Self {
         Self(Failure::internal(reason))
     }
 
-    /// It is over, and something is missing.
+    /// The dump is over, and something is missing.
     pub(super) fn not_whole() -> Self {
         Self(Failure::new(FailureKind::GivenUp, "the dump ended before it was complete"))
     }
 
-    /// Whoever wanted it does not wait for it any more.
+    /// The peer that wanted the dump does not wait for it any more.
     pub(super) fn given_up() -> Self {
         Self(Failure::new(FailureKind::GivenUp, "the dump was given up"))
     }

@@ -53,7 +53,7 @@ impl Files {
         self.files.iter().filter_map(|file| file.metadata().ok()).map(|it| it.blocks()).sum()
     }
 
-    /// What goes with the request to a worker: 32 at most.
+    /// The descriptors that go with the request to a worker: 32 at most.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         self.files.iter().chain(&self.direct).map(AsRawFd::as_raw_fd).collect()
     }

@@ -20,7 +20,7 @@ pub(super) struct FreezeWatch {
 }
 
 impl FreezeWatch {
-    /// Begins to watch. Where that cannot be, nothing is seen: of one that somebody has stopped before, CRIU's part in that
+    /// Begins to watch. Nothing is seen where a process was stopped before: CRIU's part in that
     /// cannot be.
     pub(super) fn start(processes: Vec<Process>) -> Self {
         let over = Arc::new(AtomicBool::new(processes.iter().any(Process::is_stopped)));

@@ -1,4 +1,4 @@
-//! What the manifest says besides what the workers say.
+//! The daemon's part of the manifest, besides the workers' parts.
 //!
 //! A process that was frozen in the middle of its handshake has no worker and no GPU state, but a socket that leads here.
 //! It has a client record without a ring, so that the restore connects its socket anew, and closes it at once: then the
@@ -187,12 +187,12 @@ impl Timeline {
     }
 }
 
-/// What securing memory has cost: bytes and time, of the worker that took longest.
+/// The cost of securing memory: bytes and time, of the worker that took longest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     hash: (u64, Duration),
     clone: (u64, Duration),
-    /// What commands waited for once rings were open.
+    /// How long commands have waited since rings were open.
     waits: Waits,
 }
 
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(phase(&timeline, PhaseName::Write), Some((500, 200, 0)));
         assert_eq!(phase(&timeline, PhaseName::Resume), Some((500, 10, 0)));
         assert_eq!(phase(&timeline, PhaseName::Stall), Some((10, 400, 0)));
-        // What a clone or a guard keeps is copied afterwards.
+        // Memory that a clone or a guard keeps is copied afterwards.
         timeline.may_open_at = at(125);
         timeline.opened_at = Some(at(126));
         timeline.costs.add(&Secured { cloned: 7, clone_ns: 3_000_000, ..Secured::default() });
@@ -372,7 +372,7 @@ mod tests {
     fn a_process_without_a_worker_has_a_record_without_a_ring() {
         let process = Process { pid: 7, start: 1 };
         let unattached = Unattached::new(process, None, Path::new("/run/s"));
-        // It may be a client too, which asks something about GPUs.
+        // The process may be a client too, which asks something about GPUs.
         let sockets = [(Whose::Unattached(unattached), 31), (Whose::Client(process), 32)];
         assert_eq!(ids_of(process, true, &sockets), [32]);
         let now = Instant::now();

@@ -75,7 +75,7 @@ use super::pidns::PidView;
 use super::sys::Credentials;
 
 /// A dump. See the table above.
-enum Stage {
+enum State {
     Pausing(Pausing),
     NotOurs(NotOurs),
     Quiesced(Box<Quiesced>),
@@ -86,7 +86,7 @@ enum Stage {
 }
 
 machine! {
-    enum StageName names Stage { Pausing, NotOurs, Quiesced, Saving, Durable, Failed, Over }
+    enum StateName names State { Pausing, NotOurs, Quiesced, Saving, Durable, Failed, Over }
     Pausing -> NotOurs,
     Pausing -> Quiesced,
     Pausing -> Failed,
@@ -103,8 +103,8 @@ machine! {
     Failed -> Over,
 }
 
-/// What a transition leads to: the next state and the reply to the request, or an error, which leads to `Failed`.
-type Next = Result<(Stage, Reply), DumpError>;
+/// The result of a transition: the next state and the reply to the request, or an error, which leads to `Failed`.
+type Next = Result<(State, Reply), DumpError>;
 
 /// Serves a dump from its `Pause` on, until the connection closes.
 pub(super) fn serve(
@@ -130,12 +130,12 @@ pub(super) fn serve(
         Err(error) => return message::fail(stream, failed(&under, &error)),
     };
     let dump = format!("dump of process {}", tree.root);
-    let (mut stage, mut answer) = step(&dump, Stage::Pausing(pausing), |stage| stage.pause(&tree, &under));
+    let (mut state, mut answer) = step(&dump, State::Pausing(pausing), |state| state.pause(&tree, &under));
     let failed = answer.is_err();
     message::respond(stream, answer);
     if failed {
         // There is nothing more to ask.
-        step(&dump, stage, |stage| (stage.end(&under), ()));
+        step(&dump, state, |state| (state.end(&under), ()));
         return;
     }
     loop {
@@ -148,13 +148,13 @@ pub(super) fn serve(
                 break;
             }
         };
-        (stage, answer) = step(&dump, stage, |stage| stage.answer(&tree, &under, request));
-        if matches!(stage, Stage::Over) {
+        (state, answer) = step(&dump, state, |state| state.answer(&tree, &under, request));
+        if matches!(state, State::Over) {
             return;
         }
         message::respond(stream, answer);
     }
-    step(&dump, stage, |stage| (stage.end(&under), ()));
+    step(&dump, state, |state| (state.end(&under), ()));
 }
 
 /// Says why a dump has failed.
@@ -165,12 +165,12 @@ fn failed(under: &DumpGuard<'_>, error: &DumpError) -> Failure {
     failure
 }
 
-impl Stage {
+impl State {
     /// The state after a transition. A state whose transition has failed is released by now: CRIU may take its time to give
     /// up.
     fn after(done: Next, under: &DumpGuard<'_>) -> (Self, Result<Reply, Failure>) {
         match done {
-            Ok((stage, reply)) => (stage, Ok(reply)),
+            Ok((state, reply)) => (state, Ok(reply)),
             Err(DumpError::Closed) => (Self::gone(under), Err(DumpError::Closed.failure())),
             Err(error) => {
                 let failure = failed(under, &error);
@@ -200,10 +200,10 @@ impl Stage {
                 let again = DumpError::Failed(failure.clone()).failure();
                 return (Self::Failed(failure), Err(again));
             }
-            (Request::Frozen { pid }, stage @ (Self::Quiesced(_) | Self::Saving(_) | Self::NotOurs(_))) => {
-                stage.frozen(tree, pid)
+            (Request::Frozen { pid }, state @ (Self::Quiesced(_) | Self::Saving(_) | Self::NotOurs(_))) => {
+                state.frozen(tree, pid)
             }
-            (Request::Socket { id, cookie }, stage) => stage.socket(tree, id, cookie),
+            (Request::Socket { id, cookie }, state) => state.socket(tree, id, cookie),
             (Request::Finish, Self::Saving(saving)) => {
                 saving.finish(tree).map(|durable| (Self::Durable(durable), Reply::Durable))
             }
@@ -211,7 +211,7 @@ impl Stage {
                 not_ours.finish();
                 Ok((Self::NotOurs(not_ours), Reply::Durable))
             }
-            (request, stage) => return (stage, Err(DumpError::Order(name(&request)).failure())),
+            (request, state) => return (state, Err(DumpError::Order(name(&request)).failure())),
         };
         Self::after(done, under)
     }
@@ -228,7 +228,7 @@ impl Stage {
                 not_ours.frozen();
                 return Ok((Self::NotOurs(not_ours), Reply::Frozen { ours: false }));
             }
-            stage => return Ok((stage, Reply::Frozen { ours: false })),
+            state => return Ok((state, Reply::Frozen { ours: false })),
         };
         Ok((Self::Saving(saving), tree.frozen(pid)))
     }
@@ -243,7 +243,7 @@ impl Stage {
         let (mut saving, (whose, again)) = match (self, whose) {
             (Self::Saving(saving), Some(whose)) => (saving, whose),
             (Self::NotOurs(not_ours), Some(whose)) => (not_ours.save(tree)?, whose),
-            (stage, _) => return Ok((stage, Reply::Socket { ours: false, again: false })),
+            (state, _) => return Ok((state, Reply::Socket { ours: false, again: false })),
         };
         let reply = saving.note(id, whose, again);
         Ok((Self::Saving(saving), reply))
@@ -251,8 +251,8 @@ impl Stage {
 
     fn end(self, under: &DumpGuard<'_>) -> Self {
         match self {
-            stage @ (Self::Quiesced(_) | Self::Saving(_)) => {
-                drop(stage);
+            state @ (Self::Quiesced(_) | Self::Saving(_)) => {
+                drop(state);
                 Self::gone(under)
             }
             _ => Self::Over,
@@ -276,6 +276,6 @@ mod tests {
 
     #[test]
     fn the_table_above_is_the_list_of_transitions() {
-        assert_eq!(transition::table(include_str!("mod.rs"), "a dump"), transition::list::<StageName>());
+        assert_eq!(transition::table(include_str!("mod.rs"), "a dump"), transition::list::<StateName>());
     }
 }

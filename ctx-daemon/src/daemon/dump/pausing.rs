@@ -26,7 +26,7 @@ pub(super) struct Pausing {
     beside: Option<ImageDir>,
 }
 
-/// What a tree is found to be.
+/// The state that a pause leads to.
 pub(super) enum Paused {
     NotOurs(NotOurs),
     Quiesced(Box<Quiesced>),
@@ -63,7 +63,7 @@ impl Pausing {
             progress.phase(PhaseName::PreCopy);
         }
         let holders = planned.iter().filter(|it| it.chosen.reserves(0).is_some());
-        let clones = daemon.rooms.hold(holders.map(|it| Arc::clone(&it.client.worker)));
+        let clones = daemon.memory_pressure.hold(holders.map(|it| Arc::clone(&it.client.worker)));
         let planned = tree.prepare(&writer, planned)?;
         progress.phase(PhaseName::Quiesce);
         if precopies {
@@ -116,7 +116,7 @@ impl Tree<'_> {
     }
 }
 
-/// What was prepared for a dump that does not begin is given back in the background.
+/// Has workers give back, in the background, what they have prepared for a dump that does not begin.
 fn release(planned: &[Planned]) {
     planned.iter().for_each(|it| quiesce::release(&it.client));
 }

@@ -18,11 +18,11 @@ use crate::limit::Limit;
 
 /// The pause between two questions about how far a copy is, at first and at most.
 pub(super) const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
-/// Another round is not worth it for less, nor where the last one had more than this part of the one before it.
+/// Another round must have more bytes than this to copy, and the last one at most this part of the one before.
 const LITTLE: u64 = 64 << 20;
 const SHRINKS: (u64, u64) = (7, 10);
 
-/// A client with what is decided about it.
+/// A client, and how it is dumped.
 #[derive(Clone)]
 pub(super) struct Planned {
     pub(super) client: Arc<Client>,
@@ -35,20 +35,20 @@ pub(super) struct Planned {
     pub(super) files: Option<Arc<Files>>,
     /// Bytes that were copied before the quiesce, and how long that took.
     pub(super) precopied: (u64, Duration),
-    /// What its worker has of the daemon's host memory, as long as it copies.
+    /// The staging memory that its worker has, as long as the worker copies.
     pub(super) staged: Option<Arc<InUse>>,
     /// Its part of its GPUs' links.
     pub(super) link: Arc<Copied>,
 }
 
 impl Planned {
-    /// Nothing is done for it yet. `files` are the number of the first, and how many.
+    /// A client for which nothing is done yet. `files` are the number of the first file, and how many there are.
     pub(super) fn new(client: Arc<Client>, files: (u32, usize), chosen: Chosen, link: Arc<Copied>) -> Self {
         let (index, count) = files;
         Self { client, index, count, chosen, files: None, precopied: Default::default(), staged: None, link }
     }
 
-    /// Its files: those that there are, or new ones.
+    /// The client's data files: the existing ones, or new ones.
     pub(super) fn files(&self, writer: &ImageWriter) -> Result<Arc<Files>, ImageError> {
         match &self.files {
             Some(files) => Ok(Arc::clone(files)),
@@ -56,19 +56,19 @@ impl Planned {
         }
     }
 
-    /// Has its worker set memory aside, and waits so long for it. Where there is none to spare it does without.
+    /// Has the worker set memory aside for clones, and waits for that. A worker that finds no memory does without clones.
     pub(super) fn reserve(&self, cow_pool: u64, limit: Limit) -> Result<(), SaveError> {
         let Some(bytes) = self.chosen.reserves(cow_pool) else { return Ok(()) };
         let asked = self.client.worker.ask(&WorkerRequest::Reserve { bytes }, &[], limit);
         asked.map_err(|error| SaveError::of(&self.client, &error))
     }
 
-    /// Has its worker copy no faster than it may now, and waits so long for it.
+    /// Tells the worker how fast it may copy now, and waits until the worker has heard that.
     pub(super) fn pace(&self, limit: Limit) -> Result<(), SaveError> {
         self.link.tell(&self.client, limit).map_err(|error| SaveError::of(&self.client, &error))
     }
 
-    /// Copies its memory while it runs, where that is its protocol: again and again as long as ever less has changed.
+    /// Copies the client's memory while it runs, if its protocol is `recopy`: again as long as ever less has changed.
     /// `goes_on` says whether the dump does; it is given up when it has not come further for as long as `stall`.
     pub(super) fn precopy(
         &mut self,

@@ -11,7 +11,7 @@ use rekindle_wire::control::{DumpInfo, DumpOutcome, Failure, FailureKind, PhaseI
 use super::super::clients::Client;
 use super::super::lock;
 
-/// What `stat` counts a file's blocks in.
+/// The unit in which `stat` counts a file's blocks.
 const BLOCK: u64 = 512;
 
 /// Told by whoever makes the dump, asked by others.
@@ -30,7 +30,7 @@ struct State {
     bytes: u64,
     /// Where it is written to, as long as it is.
     files: Vec<File>,
-    /// What of it is in the files for certain.
+    /// The bytes that are in the files for certain.
     saved: u64,
     /// As the manifest says it, and why.
     protocol: (String, String),
@@ -90,7 +90,7 @@ impl Progress {
 
     /// Memory is written into this file.
     pub(super) fn writes(&self, file: &File) {
-        // One that cannot be looked at is not counted.
+        // A file that cannot be examined is not counted.
         lock(&self.state).files.extend(file.try_clone().ok());
     }
 
@@ -123,7 +123,7 @@ impl Progress {
         lock(&self.state).end(DumpOutcome::Failed(failure.clone()));
     }
 
-    /// It is over, if it was not before. One without clients has no outcome: it is CRIU's alone.
+    /// The dump is over, if it was not before. A dump without clients has no outcome: only CRIU knows it.
     pub(in crate::daemon) fn end(&self) {
         let mut state = lock(&self.state);
         if !state.pids.is_empty() {

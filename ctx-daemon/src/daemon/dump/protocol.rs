@@ -15,7 +15,7 @@ const LITTLE: u64 = 256 << 20;
 /// Where the processes do not go on, more than this is worth copying before they are stopped.
 const MUCH: u64 = 1 << 30;
 
-/// What was chosen for one client.
+/// The protocol of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chosen {
     /// Never `auto`.
@@ -46,7 +46,7 @@ impl Chosen {
         Self { protocol, reason: format!("{} asked for by {who}{why}", asked.as_str()) }
     }
 
-    /// What the worker is told.
+    /// The worker's part of the protocol.
     pub(super) fn copying(&self) -> Copying {
         match self.protocol {
             Protocol::Clone => Copying::Clone,

@@ -126,7 +126,7 @@ pub(super) fn release(client: &Arc<Client>) {
     }
 }
 
-/// What keeps a client that was let go from running.
+/// The reason why a released client does not run yet.
 fn held(at: At) -> String {
     match at {
         At::Stopped => format!("its worker {}", At::Stopped.what()),
@@ -223,7 +223,7 @@ fn wait_for(client: &Client, deadline: Deadline, is_let_go: impl Fn() -> bool) -
     Ok(())
 }
 
-/// What is asked next of clients that are not at rest together.
+/// The next request to clients that are not at rest together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// For the first time: to stop.
@@ -277,7 +277,7 @@ impl Closing {
             Ok(_) => WorkerError::Protocol("Quiesce"),
             Err(source) => source,
         };
-        // One that has said so is open; one that said nothing may close yet.
+        // A worker that has failed has opened its ring; a worker that has not answered may close its ring yet.
         self.ring.closed = !matches!(source, WorkerError::Failed(_));
         let client = self.ring.client.to_string();
         Err(match self.ring.client.explain(source) {

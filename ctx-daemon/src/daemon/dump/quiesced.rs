@@ -6,8 +6,8 @@ use std::time::Instant;
 use rekindle_images::{ImageDir, ImageWriter};
 
 use super::super::ipc;
+use super::super::memory_pressure::ClonesGuard;
 use super::super::process;
-use super::super::room::HoldsRoom;
 use super::error::DumpError;
 use super::freeze::FreezeWatch;
 use super::precopy::Planned;
@@ -28,7 +28,7 @@ pub(super) struct Begun {
     pub(super) planned: Vec<Planned>,
     pub(super) writer: ImageWriter,
     /// From when memory is set aside until the copy is over.
-    pub(super) clones: HoldsRoom,
+    pub(super) clones: ClonesGuard,
     /// Where another image is to be made at the same quiesce, by `stop`.
     pub(super) beside: Option<ImageDir>,
     /// When the clients were asked to quiesce: after pre-copies.

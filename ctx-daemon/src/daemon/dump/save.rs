@@ -581,8 +581,8 @@ fn protocol_of_all(planned: &[Planned]) -> Chosen {
 }
 
 fn save_code(writer: &ImageWriter, client: &Client, image: &SavedCode, limit: Limit) -> Result<(), SaveError> {
-    let nonsense = |_| SaveError::of(client, &WorkerError::Protocol("Save"));
-    let hash = image.hash.parse().map_err(nonsense)?;
+    let malformed = |_| SaveError::of(client, &WorkerError::Protocol("Save"));
+    let hash = image.hash.parse().map_err(malformed)?;
     let Some(file) = writer.code_file(hash, image.size)? else {
         // Another client has the same code.
         return Ok(());

@@ -6,7 +6,7 @@ use rekindle_wire::control::Reply;
 use tracing::info;
 
 use super::super::clients::Client;
-use super::super::room::HoldsRoom;
+use super::super::memory_pressure::ClonesGuard;
 use super::error::{DumpError, SaveError};
 use super::manifest::Whose;
 use super::save::SaveJob;
@@ -17,7 +17,7 @@ pub(super) struct Saving {
     job: SaveJob,
     /// The sockets that CRIU has dumped.
     sockets: Vec<(Whose, u32)>,
-    clones: HoldsRoom,
+    clones: ClonesGuard,
 }
 
 /// A dump whose image is on disk. Its job is held until the connection closes: only then do clients that CRIU kills go on.
@@ -26,7 +26,7 @@ pub(super) struct Durable {
 }
 
 impl Saving {
-    pub(super) fn new(job: SaveJob, clones: HoldsRoom) -> Self {
+    pub(super) fn new(job: SaveJob, clones: ClonesGuard) -> Self {
         Self { job, sockets: Vec::new(), clones }
     }
 

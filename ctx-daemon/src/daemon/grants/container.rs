@@ -109,7 +109,7 @@ pub(super) fn first_in(place: &Place, process: Process) -> io::Result<Process> {
     Process::with_pid(first.unwrap_or(process.pid))
 }
 
-/// What `/proc/PID/cgroup` calls the hierarchy of version 2.
+/// The name of the hierarchy of version 2 in `/proc/PID/cgroup`.
 const UNIFIED: &str = "";
 
 /// Its cgroup in each hierarchy, as the daemon sees it.
@@ -150,7 +150,7 @@ impl Cgroups {
         own.0.values().all(|path| path.split('/').any(is_name)) && own.hold(&those)
     }
 
-    /// What engines name after their container.
+    /// The prefixes of cgroups that engines name after their container.
     pub(super) fn name(&self) -> Option<&str> {
         let deepest = self.0.values().max_by_key(|path| path.len())?;
         deepest.rsplit('/').next().filter(|name| !name.is_empty())

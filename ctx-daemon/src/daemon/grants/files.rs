@@ -1,4 +1,4 @@
-//! What containers were given, in files: a daemon that is started anew knows it again.
+//! The GPUs that containers were given, in files, so that a restarted daemon knows them.
 //!
 //! One file to a container, in a folder that is the daemon's user's alone and that no container sees. What it says holds
 //! as long as the process that it names is there, started at the moment and in the namespaces that it names.
@@ -16,7 +16,7 @@ use super::super::{state_dir, sys};
 use super::container::{Cgroups, Container, Place, Uuid};
 use rekindle_ctx_worker::share;
 
-/// What the table of a container's workers is called.
+/// The name of the table of a container's workers.
 const TABLE: &str = "share";
 /// Of the files' content.
 const VERSION: u32 = 1;

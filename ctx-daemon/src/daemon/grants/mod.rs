@@ -60,7 +60,7 @@ pub(crate) enum GrantError {
     #[error(transparent)]
     Select(#[from] SelectError),
     #[error(
-        "the container asks for {asked} {what}, and rekindled's configuration allows a container {most} (containers.{setting})"
+        "the container asks for {asked} {what}, and rekindled's configuration allows no more than {most} (containers.{setting})"
     )]
     Quota { what: &'static str, asked: u64, most: u64, setting: &'static str },
     #[error("cannot write to {} what container {id} was given: {source}", .path.display())]
@@ -104,7 +104,7 @@ impl Failing for ShareError {
     }
 }
 
-/// What a process may use.
+/// The GPUs that a process may use, and how much of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Allowed {
     /// Whose process it is; none for one of the host, which may use everything.
@@ -123,13 +123,13 @@ impl Allowed {
         name(self).is_some() && name(self) == name(other)
     }
 
-    /// What all processes of the container may have together.
+    /// The limits of all processes of the container together.
     pub(crate) fn limits(&self) -> ContainerLimits {
         self.container.as_ref().map_or_else(ContainerLimits::default, |it| it.limits)
     }
 }
 
-/// What a container is given.
+/// The GPUs and limits that a container is given.
 #[derive(Debug, Default)]
 struct Given {
     /// None for all.

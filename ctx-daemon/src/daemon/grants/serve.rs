@@ -15,7 +15,7 @@ use super::{Container, Given, GrantError};
 /// Engines' have 64.
 const LONGEST_ID: usize = 1024;
 
-/// What a hook asks for.
+/// The request of a hook.
 pub(crate) struct Asked {
     /// The process that the container begins with.
     pub(crate) pid: i32,
@@ -97,7 +97,7 @@ pub(crate) fn contained(daemon: &Daemon, peer: Credentials) -> bool {
     found.is_ok_and(|found| found.is_ok_and(|allowed| allowed.container.is_some()))
 }
 
-/// What is asked for, where the configuration lets a container have so much; what it says where nothing is asked for.
+/// The amount that is asked for, if the configuration allows as much; the configuration's amount if none is asked for.
 fn within(asked: ContainerLimits, most: ContainerLimits) -> Result<ContainerLimits, GrantError> {
     let check = |what, setting, unit: u64, asked: Option<u64>, most: Option<u64>| match (asked, most) {
         (Some(asked), Some(most)) if asked > most => {

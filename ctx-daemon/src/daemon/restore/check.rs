@@ -1,4 +1,4 @@
-//! What can be known of a restore before anything runs.
+//! The checks of an image before anything of it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +106,7 @@ pub(super) fn image(image: &Image) -> Result<(), CheckError> {
 pub(super) fn devices(image: &Image, workers: &[&Attached], allowed: Allowances) -> Result<(), CheckError> {
     let host = &image.manifest().host;
     let mut needed = BTreeMap::<u32, (u64, u64)>::new();
-    // What can be allowed comes last, so that nobody allows what does not help.
+    // Differences that can be allowed come last, so that an operator does not allow one in vain.
     let mut different = Vec::new();
     for (record, worker) in attached(image).zip(workers) {
         let driver = other_driver(host, worker);

@@ -51,7 +51,7 @@ pub(super) fn take_workers(
     Ok(taken.into_iter().flatten().collect())
 }
 
-/// What clients of the image have in common is made by one of them, and given to the others. No worker may do nothing for
+/// One of the clients makes the memory that several of them share, and gives it to the others. No worker may be idle for
 /// longer than the limit.
 pub(super) fn share(image: &Image, restore: &Restore, limit: Limit) -> Result<(), RestoreError> {
     let timeout = Timeout::WhileItWorks(limit);
@@ -117,7 +117,7 @@ fn code_files(image: &Image, record: &Record) -> Result<Vec<CodeFile>, ImageErro
     hashes.into_iter().map(open).collect()
 }
 
-/// What one worker loads.
+/// The part of an image that one worker loads.
 struct Load {
     hash: HashKey,
     blob: Vec<u8>,
@@ -133,7 +133,7 @@ type CodeFile = (String, OwnedFd);
 
 impl Load {
     fn run(self, worker: &Worker) -> Result<(), WorkerError> {
-        // What is left of both has place in the last message.
+        // The last message has room for the rest of both.
         let (data_before, data) = split(&self.data, 0);
         for files in data_before {
             let request = WorkerRequest::Data { data: files.iter().map(|it| it.0).collect() };
@@ -158,7 +158,7 @@ impl Load {
     }
 }
 
-/// What goes ahead in messages of its own, and what has place in one in which so many places are taken.
+/// Splits a list into parts that go ahead in messages of their own, and a rest that fits into a message with `taken` places.
 fn split<T>(all: &[T], taken: usize) -> (std::slice::Chunks<'_, T>, &[T]) {
     let in_last = all.len().min(MAX_FDS.saturating_sub(taken));
     let (before, last) = all.split_at(all.len() - in_last);

@@ -27,7 +27,7 @@ const END: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const POLLS: u32 = 10;
 
-/// What is known of them.
+/// The processes that a CRIU has made, as far as they are known.
 pub(super) struct Made {
     /// CRIU and all above it.
     makers: Vec<i32>,
@@ -43,11 +43,11 @@ pub(super) struct Maker {
 #[derive(Default)]
 struct Known {
     roots: Vec<Process>,
-    /// Whoever becomes known now is ended too.
+    /// A process that becomes known from now on is killed too.
     ended: bool,
 }
 
-/// Who makes them, and out of what.
+/// The CRIU that makes them, and the image that it reads.
 struct Criu {
     process: Process,
     program: File,
@@ -57,7 +57,7 @@ struct Criu {
     clients: BTreeSet<u32>,
 }
 
-/// What a file is, whatever its name.
+/// The identity of a file: its device and inode.
 type File = (u64, u64);
 
 fn file(metadata: &Metadata) -> File {
@@ -113,7 +113,7 @@ impl Maker {
         Self { criu: found.ok(), made: Arc::new(made) }
     }
 
-    /// What it makes.
+    /// The processes that it makes.
     pub(super) fn made(&self) -> &Arc<Made> {
         &self.made
     }
@@ -168,7 +168,7 @@ impl Made {
         if !known.roots.contains(&root) {
             known.roots.push(root);
         }
-        // One that has just come while its restore was given up.
+        // This process has come while its restore was given up.
         if known.ended {
             drop(known);
             self.kill();
@@ -211,7 +211,7 @@ mod tests {
         let mut said = std::io::BufReader::new(root.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut said, &mut line).unwrap();
         let below = Process::with_pid(line.trim().parse().unwrap()).unwrap();
-        // It has come to say where it belongs while that was given up.
+        // This process becomes known after its restore was given up.
         made.note(below);
         assert_eq!(root.wait().unwrap().signal(), Some(libc::SIGKILL));
         let begun = std::time::Instant::now();

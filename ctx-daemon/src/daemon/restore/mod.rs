@@ -51,7 +51,7 @@ use super::sys::Credentials;
 use super::{Daemon, sys};
 
 /// A restore. See the table above.
-enum Stage {
+enum State {
     Checking(Checking),
     NotOurs,
     Restoring(Restoring),
@@ -61,7 +61,7 @@ enum Stage {
 }
 
 machine! {
-    enum StageName names Stage { Checking, NotOurs, Restoring, Open, Failed, Over }
+    enum StateName names State { Checking, NotOurs, Restoring, Open, Failed, Over }
     Checking -> NotOurs,
     Checking -> Restoring,
     Checking -> Failed,
@@ -73,8 +73,8 @@ machine! {
     Restoring -> Over,
 }
 
-/// What a transition leads to: the next state and the reply to the request, or an error, which leads to `Failed`.
-type Next = Result<(Stage, Reply), RestoreError>;
+/// The result of a transition: the next state and the reply to the request, or an error, which leads to `Failed`.
+type Next = Result<(State, Reply), RestoreError>;
 
 /// Serves a restore from its first message on, until the connection closes.
 pub(super) fn serve(
@@ -94,17 +94,17 @@ pub(super) fn serve(
     };
     let machine = format!("restore by CRIU {}", peer.pid);
     let checking = Checking { criu: peer.pid, allowed: allowed.or(daemon.config.allowances), fds };
-    let (mut stage, mut answer) = step(&machine, Stage::Checking(checking), |stage| stage.check(daemon));
+    let (mut state, mut answer) = step(&machine, State::Checking(checking), |state| state.check(daemon));
     let failed = answer.is_err();
     message::respond(stream, answer);
     if failed {
         // There is nothing more to ask.
-        step(&machine, stage, |stage| (stage.end(), ()));
+        step(&machine, state, |state| (state.end(), ()));
         return;
     }
     loop {
-        (stage, ()) = step(&machine, stage, |stage| (stage.wait(stream), ()));
-        if matches!(stage, Stage::Over) {
+        (state, ()) = step(&machine, state, |state| (state.wait(stream), ()));
+        if matches!(state, State::Over) {
             return;
         }
         let request = match frame::receive_at_most::<Request>(stream, MAX_REQUEST, 0) {
@@ -116,17 +116,17 @@ pub(super) fn serve(
                 break;
             }
         };
-        (stage, answer) = step(&machine, stage, |stage| stage.answer(view, &request));
+        (state, answer) = step(&machine, state, |state| state.answer(view, &request));
         message::respond(stream, answer);
     }
-    step(&machine, stage, |stage| (stage.end(), ()));
+    step(&machine, state, |state| (state.end(), ()));
 }
 
-impl Stage {
+impl State {
     /// The state after a transition. A state whose transition has failed is released by now.
     fn after(done: Next) -> (Self, Result<Reply, Failure>) {
         match done {
-            Ok((stage, reply)) => (stage, Ok(reply)),
+            Ok((state, reply)) => (state, Ok(reply)),
             Err(error) => {
                 warn!("restore failed: {error}");
                 let failure = error.failure();
@@ -139,7 +139,7 @@ impl Stage {
     fn check(self, daemon: &Arc<Daemon>) -> (Self, Result<Reply, Failure>) {
         match self {
             Self::Checking(checking) => Self::after(checking.check(daemon)),
-            stage => (stage, Err(RestoreError::Order("Restore").failure())),
+            state => (state, Err(RestoreError::Order("Restore").failure())),
         }
     }
 
@@ -165,7 +165,7 @@ impl Stage {
             (Request::Resume { pid }, Self::Restoring(restoring)) => Self::after(restoring.resume(view, *pid)),
             (Request::Resume { .. }, Self::NotOurs) => (Self::NotOurs, Ok(Reply::Resumed { ours: false, open: false })),
             (Request::Resume { .. }, Self::Open) => (Self::Open, Ok(Reply::Resumed { ours: false, open: true })),
-            (_, stage) => (stage, Err(RestoreError::Order("something else").failure())),
+            (_, state) => (state, Err(RestoreError::Order("something else").failure())),
         }
     }
 
@@ -193,7 +193,7 @@ impl Checking {
         let opened = ImageDir::from_fd(dir.as_fd(), message::shown(&dir))?;
         let image = match Image::open_at(opened) {
             Ok(image) => image,
-            Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok((Stage::NotOurs, Reply::NotOurs)),
+            Err(error) if error.kind() == ErrorKind::NotAnImage => return Ok((State::NotOurs, Reply::NotOurs)),
             Err(error) => return Err(error.into()),
         };
         image.check_companion()?;
@@ -216,7 +216,7 @@ impl Checking {
             image.manifest().host.driver_version,
         );
         let reply = Reply::Prepared { restore: restoring.restore.id(), sockets: restoring.restore.sockets() };
-        Ok((Stage::Restoring(restoring), reply))
+        Ok((State::Restoring(restoring), reply))
     }
 }
 
@@ -262,8 +262,8 @@ impl Restoring {
     fn resume(self, view: PidView, pid: i32) -> Next {
         let ours = self.restore.resume(&self.daemon, view.to_ours(pid)?)?;
         let open = self.restore.open_if_whole(self.daemon.config.quiesce_timeout)?;
-        let stage = if open { Stage::Open } else { Stage::Restoring(self) };
-        Ok((stage, Reply::Resumed { ours, open }))
+        let state = if open { State::Open } else { State::Restoring(self) };
+        Ok((state, Reply::Resumed { ours, open }))
     }
 
     /// Ends a restore that nobody waits for any more.
@@ -289,20 +289,20 @@ mod tests {
 
     #[test]
     fn the_table_above_is_the_list_of_transitions() {
-        assert_eq!(transition::table(include_str!("mod.rs"), "a restore"), transition::list::<StageName>());
+        assert_eq!(transition::table(include_str!("mod.rs"), "a restore"), transition::list::<StateName>());
     }
 
     #[test]
     fn a_request_out_of_turn_changes_nothing_and_a_failure_is_told_again() {
         let (view, resume) = (PidView::Same, Request::Resume { pid: 1 });
-        let (stage, refused) = Stage::NotOurs.answer(view, &Request::Finish);
-        assert!(matches!(stage, Stage::NotOurs) && refused.is_err());
-        let (stage, refused) = Stage::Open.answer(view, &Request::Finish);
-        assert!(matches!(stage, Stage::Open) && refused.is_err());
-        let (stage, answer) = stage.answer(view, &resume);
+        let (state, refused) = State::NotOurs.answer(view, &Request::Finish);
+        assert!(matches!(state, State::NotOurs) && refused.is_err());
+        let (state, refused) = State::Open.answer(view, &Request::Finish);
+        assert!(matches!(state, State::Open) && refused.is_err());
+        let (state, answer) = state.answer(view, &resume);
         assert_eq!(answer.unwrap(), Reply::Resumed { ours: false, open: true });
-        assert!(matches!(stage, Stage::Open));
-        let mut failed = Stage::after(Err(RestoreError::NoDirectory));
+        assert!(matches!(state, State::Open));
+        let mut failed = State::after(Err(RestoreError::NoDirectory));
         for request in [&resume, &Request::Finish, &resume] {
             let kind = failed.1.unwrap_err().kind;
             failed = failed.0.answer(view, request);

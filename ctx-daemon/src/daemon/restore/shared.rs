@@ -44,7 +44,7 @@ impl Failing for SharedError {
     }
 }
 
-/// What a process shares.
+/// The memory that a process shares with its worker.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     pub(super) ring: File,

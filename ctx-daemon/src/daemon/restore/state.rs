@@ -30,7 +30,7 @@ use super::error::RestoreError;
 use super::made::{Made, Maker};
 use crate::limit::Limit;
 
-/// Of so many restores that were given up it is known what became of them.
+/// How many restores that were given up the daemon remembers.
 const GIVEN_UP: usize = 16;
 
 /// The restores.
@@ -104,7 +104,7 @@ pub(super) struct Restored {
     pub(super) worker: Arc<Worker>,
 }
 
-/// What has come of the clients.
+/// The states of the clients.
 pub(super) struct State {
     /// By their places. Empty once the restore is over.
     clients: Vec<Progress>,
@@ -241,7 +241,7 @@ impl Restore {
         !state.clients.is_empty() && state.clients.iter().all(|it| matches!(it.presence, Presence::Absent))
     }
 
-    /// A worker is through with loading.
+    /// A worker has finished loading.
     pub(super) fn loaded(&self, place: usize, result: Result<(), WorkerError>) {
         if let Some(client) = lock(&self.state).clients.get_mut(place) {
             let next = result.map_or_else(Content::Failed, |()| Content::Loaded);

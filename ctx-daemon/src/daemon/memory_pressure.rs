@@ -1,5 +1,5 @@
-//! Device memory that clones take and others need: a client that finds none waits for it for a while, since without Rekindle
-//! it would have had it.
+//! Memory pressure: a client that finds no device memory waits a while for the memory that clones of other clients take, since
+//! without Rekindle the client would have had that memory.
 //!
 //! ```text
 //!   its worker ──NeedsRoom──► daemon ──GiveWay──► workers with clones on its devices: what they do not use yet goes back
@@ -15,42 +15,42 @@ use rekindle_wire::control::WorkerRequest;
 use super::lock;
 use super::worker::Worker;
 
-/// Who has said so is not told again for one client's sake before this time is over, however often that one asks.
+/// How long the daemon waits before it tells the holders of clones again to give way to the same client.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Who has clones, and who waits for their memory.
+/// The workers that hold clones, and those that wait for the memory of these.
 #[derive(Default)]
-pub(crate) struct Rooms(Mutex<Inner>);
+pub(crate) struct MemoryPressure(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
     next: u64,
-    /// Workers that hold memory for clones, by the number of their [`HoldsRoom`].
+    /// Workers that hold memory for clones, by the number of their [`ClonesGuard`].
     holders: Vec<(u64, Arc<Worker>)>,
-    /// With when others were last told to give way.
+    /// Each with the time when the holders were last told to give way.
     waiting: Vec<(Arc<Worker>, Instant)>,
 }
 
 /// Workers may have clones as long as this lives.
-pub(crate) struct HoldsRoom {
-    rooms: Arc<Rooms>,
+pub(crate) struct ClonesGuard {
+    memory_pressure: Arc<MemoryPressure>,
     number: u64,
 }
 
-impl Rooms {
-    /// These are about to set memory aside for clones.
-    pub(crate) fn hold(self: &Arc<Self>, workers: impl IntoIterator<Item = Arc<Worker>>) -> HoldsRoom {
+impl MemoryPressure {
+    /// Notes that these workers are about to set memory aside for clones.
+    pub(crate) fn hold(self: &Arc<Self>, workers: impl IntoIterator<Item = Arc<Worker>>) -> ClonesGuard {
         let mut inner = lock(&self.0);
         inner.next += 1;
         let number = inner.next;
         inner.holders.extend(workers.into_iter().map(|worker| (number, worker)));
-        HoldsRoom { rooms: Arc::clone(self), number }
+        ClonesGuard { memory_pressure: Arc::clone(self), number }
     }
 
-    /// A worker's client finds no memory. Says to it whether there may be some soon.
+    /// A worker's client finds no memory. Tells the worker whether there may be some soon.
     pub(crate) fn needed_by(&self, worker: &Arc<Worker>) {
         let mut inner = lock(&self.0);
-        // It has given up its own before it asks.
+        // The worker has given up its own clones before it asks.
         inner.holders.retain(|(_, holder)| !Arc::ptr_eq(holder, worker));
         let mut holders = inner.in_the_way_of(worker);
         let coming = !holders.is_empty();
@@ -82,9 +82,9 @@ fn have_one_device(one: &Worker, other: &Worker) -> bool {
     one.attached().devices.iter().any(|device| other.iter().any(|it| it.uuid == device.uuid))
 }
 
-impl Drop for HoldsRoom {
+impl Drop for ClonesGuard {
     fn drop(&mut self) {
-        let mut inner = lock(&self.rooms.0);
+        let mut inner = lock(&self.memory_pressure.0);
         inner.holders.retain(|(number, _)| *number != self.number);
         let waiting = std::mem::take(&mut inner.waiting);
         let (still, over): (Vec<_>, Vec<_>) =
