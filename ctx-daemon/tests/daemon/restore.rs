@@ -127,6 +127,11 @@ fn pinned_memory_comes_with_it_however_much_there_is() {
     let pid = process.pid;
     process.ask("map");
     process.ask(&format!("reattach {restore} 5"));
+    // The daemon cannot tell that this is a client, which has another pid now, before its connection has arrived.
+    eventually("both connections have arrived", || {
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        (log.matches("Absent -> Reattached").count() == 2).then_some(())
+    });
     for i in 0..300 {
         let (address, size) = (PINNED.0 + i * (1 << 20), PINNED.1);
         assert_eq!(process.ask(&format!("map {size} {address:x}")), "mapped");

@@ -52,14 +52,23 @@ impl Failing for QuiesceError {
 /// How often a worker hears that the daemon is there: several times in the silence after which it goes on by itself.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// A client that executes nothing. It goes on when this is dropped.
+/// A client that executes nothing. The client goes on when this is dropped.
 pub(super) struct ClosedRing {
     client: Arc<Client>,
-    closed: bool,
-    /// Its state is an [`OpenRing`]'s affair.
-    handed_on: bool,
+    when_dropped: WhenDropped,
     /// Its worker hears from the daemon as long as this is there.
     _heartbeat: Sender<()>,
+}
+
+/// What remains to be done for a client to go on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WhenDropped {
+    /// Its worker must open the ring.
+    Open,
+    /// Its worker has opened the ring, so that the client runs.
+    Note,
+    /// An [`OpenRing`] does the rest.
+    Nothing,
 }
 
 impl ClosedRing {
@@ -72,7 +81,7 @@ impl ClosedRing {
     pub(super) fn open(mut self, limit: Limit) -> Result<OpenRing, WorkerError> {
         let worker = &self.client.worker;
         worker.ask(&WorkerRequest::Open, &[], limit)?;
-        (self.closed, self.handed_on) = (false, true);
+        self.when_dropped = WhenDropped::Nothing;
         Ok(OpenRing { client: Arc::clone(&self.client) })
     }
 }
@@ -91,14 +100,11 @@ impl Drop for OpenRing {
 impl Drop for ClosedRing {
     /// In the background, since a worker may have to end first what it was asked before.
     fn drop(&mut self) {
-        if self.handed_on {
-            return;
+        match self.when_dropped {
+            WhenDropped::Nothing => {}
+            WhenDropped::Open if !self.client.worker.is_dead() => open_in_background(&self.client),
+            WhenDropped::Open | WhenDropped::Note => self.client.set_state(ClientState::Running),
         }
-        if !self.closed || self.client.worker.is_dead() {
-            self.client.set_state(ClientState::Running);
-            return;
-        }
-        open_in_background(&self.client);
     }
 }
 
@@ -244,7 +250,7 @@ impl Closing {
     fn begin(client: &Arc<Client>, deadline: Deadline) -> Result<Self, QuiesceError> {
         wait_for(client, deadline, || client.leave_running(ClientState::Quiesced))?;
         let ring =
-            ClosedRing { client: Arc::clone(client), closed: true, handed_on: false, _heartbeat: heartbeat(client)? };
+            ClosedRing { client: Arc::clone(client), when_dropped: WhenDropped::Open, _heartbeat: heartbeat(client)? };
         Ok(Self { ring, busy: None })
     }
 
@@ -278,7 +284,9 @@ impl Closing {
             Err(source) => source,
         };
         // A worker that has failed has opened its ring; a worker that has not answered may close its ring yet.
-        self.ring.closed = !matches!(source, WorkerError::Failed(_));
+        if matches!(source, WorkerError::Failed(_)) {
+            self.ring.when_dropped = WhenDropped::Note;
+        }
         let client = self.ring.client.to_string();
         Err(match self.ring.client.explain(source) {
             WorkerError::Ended => QuiesceError::Ended(client),
