@@ -8,7 +8,7 @@ use rekindle_wire::control::{Reply, Request};
 use crate::failure::Failure;
 use crate::{daemon, output};
 
-/// Says how one process's launches were seen through, and what they wrote besides.
+/// Prints how well the launches of one process were predicted, and the mispredicted writes.
 pub(crate) fn access(socket: &Path, pid: i32, json: bool) -> Result<(), Failure> {
     let Reply::Access(report) = daemon::ask(socket, &Request::Access { pid })? else {
         return Err(daemon::unexpected_answer().into());

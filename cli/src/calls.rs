@@ -7,7 +7,7 @@ use rekindle_wire::control::{CallInfo, Reply, Request};
 use crate::failure::Failure;
 use crate::{daemon, output};
 
-/// Lists what one process has asked for: what was refused first, then what was asked for most.
+/// Lists the calls of one process: refused calls first, then the most frequent ones.
 pub(crate) fn calls(socket: &Path, pid: i32, json: bool) -> Result<(), Failure> {
     let Reply::Calls(mut calls) = daemon::ask(socket, &Request::Calls { pid })? else {
         return Err(daemon::unexpected_answer().into());

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::{daemon, output};
 
-/// Which process tree.
+/// The options of `rekindle check`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The root of the process tree, as for `criu dump -t`
@@ -22,7 +22,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// For programs.
+/// The answer as JSON.
 #[derive(Serialize)]
 struct Report<'a> {
     checkpointable: bool,

@@ -1,4 +1,4 @@
-//! Where CRIU is, what it is told, and what it says.
+//! CRIU: the program, its options and its log.
 
 use std::env;
 use std::fs;
@@ -9,29 +9,29 @@ use anyhow::anyhow;
 use crate::failure::Failure;
 use crate::run;
 
-/// Where it lies, besides in `PATH`.
+/// Directories of CRIU besides `PATH`.
 const ALSO: [&str; 3] = ["/usr/sbin", "/usr/local/sbin", "/sbin"];
-/// Where it reads options.
+/// CRIU's configuration file.
 pub(crate) const CONFIGURATION: &str = "/etc/criu/default.conf";
-/// Where it looks for plugins unless it is told otherwise.
+/// The default directory of CRIU's plugins.
 pub(crate) const OWN_PLUGINS: &str = "/usr/lib/criu";
-/// Ours.
+/// Rekindle's plugin.
 pub(crate) const PLUGIN: &str = "rekindle.so";
-/// What one does where there is none.
+/// Advice where there is no CRIU.
 pub(crate) const ADVICE: &str = "install CRIU 4.0 or later (Debian: apt-get install criu)";
-/// What it calls an error, and goes on.
+/// Lines that CRIU logs as errors although it goes on.
 const HARMLESS: [&str; 1] = ["Can't setup RLIMIT_NOFILE"];
-/// So many lines of a log are shown.
+/// The most lines of a log that are shown.
 const LINES: usize = 8;
 
-/// The first in `PATH` or where administrators' programs are.
+/// The first criu in `PATH` or in the directories above.
 pub(crate) fn find() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(ALSO.map(PathBuf::from));
     folders.map(|folder| folder.join("criu")).find(|it| it.is_file())
 }
 
-/// The one that is named, or the one that there is.
+/// The criu that the user has named, or the one that is installed.
 pub(crate) fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     match named {
         Some(path) if path.is_file() => Ok(path.to_owned()),
@@ -42,7 +42,7 @@ pub(crate) fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The folder in which it looks for plugins.
+/// The directory in which CRIU looks for plugins.
 pub(crate) fn plugin_folder() -> PathBuf {
     let home = env::var_os("HOME").map(PathBuf::from);
     let own = home.map(|it| it.join(".criu/default.conf"));
@@ -51,7 +51,7 @@ pub(crate) fn plugin_folder() -> PathBuf {
     told.or_else(|| env::var_os("CRIU_LIBS_DIR").map(PathBuf::from)).unwrap_or_else(|| OWN_PLUGINS.into())
 }
 
-/// What it has to be told so that it finds our plugin: nothing where it does by itself, as it does once installed.
+/// The options with which CRIU finds Rekindle's plugin: none where CRIU finds it by itself, as after an installation.
 pub(crate) fn libdir_option() -> Result<Option<PathBuf>, Failure> {
     if plugin_folder().join(PLUGIN).exists() {
         return Ok(None);
@@ -68,7 +68,7 @@ pub(crate) fn libdir_option() -> Result<Option<PathBuf>, Failure> {
     Err(Failure::refused(anyhow!(said)))
 }
 
-/// What the last line of the kind in a configuration says.
+/// The value of the last such line in a configuration.
 fn libdir(text: &str) -> Option<PathBuf> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     let mut values = lines.filter_map(|line| {
@@ -80,10 +80,10 @@ fn libdir(text: &str) -> Option<PathBuf> {
     values.next_back().filter(|it| !it.as_os_str().is_empty())
 }
 
-/// The lines of its log that say what went wrong: the plugin's first, then CRIU's own.
+/// The lines of CRIU's log that report errors: the plugin's first, then CRIU's own.
 pub(crate) fn errors(log: &str) -> Vec<String> {
     let said = log.lines().filter_map(|line| {
-        // Behind the time.
+        // After the time.
         let error = &line[line.find("Error (")?..];
         (!HARMLESS.iter().any(|it| error.contains(it))).then(|| error.to_owned())
     });

@@ -1,4 +1,4 @@
-//! Asking the daemon.
+//! Questions to the daemon.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 const VARIABLE: &str = "REKINDLE_SOCKET";
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the daemon is, of the verbs that ask it.
+/// The option of the verbs that ask the daemon.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct At {
     /// The daemon's socket [default: $REKINDLE_SOCKET, or /run/rekindle/rekindled.sock]
@@ -24,7 +24,7 @@ pub(crate) struct At {
 }
 
 impl At {
-    /// Where it listens: as told, as the environment says, or where it does unless told otherwise. Absolute.
+    /// The absolute path of the daemon's socket: from the option, the environment, or the default.
     pub(crate) fn socket(&self) -> anyhow::Result<PathBuf> {
         let path = self.socket.clone().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
         let path = path.unwrap_or_else(|| rekindle_wire::control::DEFAULT_SOCKET.into());
@@ -32,16 +32,16 @@ impl At {
     }
 }
 
-/// One question.
+/// Asks one question.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
     Session::open(socket, request).map(|(_, reply)| reply)
 }
 
-/// A connection on which more is asked. What it began in the daemon ends with it.
+/// A connection for several questions. An order that it has placed with the daemon ends with it.
 pub(crate) struct Session(UnixStream);
 
 impl Session {
-    /// Connects and asks first.
+    /// Connects and asks the first question.
     pub(crate) fn open(socket: &Path, request: &Request) -> Result<(Self, Reply), Failure> {
         let stream = connect(socket)?;
         let opened = stream.set_read_timeout(Some(TIMEOUT)).map_err(anyhow::Error::from);

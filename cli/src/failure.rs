@@ -1,4 +1,4 @@
-//! What a verb ends with when it does not succeed.
+//! The error that a verb ends with.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use rekindle_images::{ErrorKind, ImageError};
 use rekindle_wire::control::FailureKind;
 
-/// An error and the exit code that says what kind it is.
+/// An error and its exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
@@ -14,17 +14,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// It cannot be done, whatever one does here.
+    /// An error for a request that cannot be carried out here.
     pub(crate) fn refused(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 3, error: error.into() }
     }
 
-    /// The image is bad.
+    /// An error for a bad image.
     pub(crate) fn bad_image(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 4, error: error.into() }
     }
 
-    /// What the daemon says became of it.
+    /// An error of the kind that the daemon has reported.
     pub(crate) fn of_kind(kind: FailureKind, error: impl Into<anyhow::Error>) -> Self {
         let code = match kind {
             FailureKind::Refused | FailureKind::Version => 3,
@@ -41,7 +41,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // With its causes, on one line. Many an error says its cause itself.
+        // With its causes, on one line. Many errors contain their cause already.
         let mut said = String::new();
         for cause in self.error.chain().map(ToString::to_string) {
             if !said.ends_with(&cause) {

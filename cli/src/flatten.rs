@@ -12,7 +12,7 @@ use crate::descriptors;
 use crate::failure::Failure;
 use crate::output;
 
-/// Writes everything that an image has in others into itself, or into a copy of it.
+/// Copies the data that an image has in other images into the image itself, or into a copy of it.
 pub(crate) fn flatten(dir: &Path, out: Option<&Path>) -> Result<(), Failure> {
     descriptors::with_most(|| write(dir, out))
 }
@@ -36,7 +36,7 @@ fn write(dir: &Path, out: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies what is CRIU's. Its own link to a parent leads to the same directory as before: CRIU needs that only where it
+/// Copies CRIU's files. CRIU's own link to a parent leads to the same directory as before: CRIU needs that only where it
 /// was told to track memory.
 fn copy_others(dir: &Path, out: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(dir)? {

@@ -13,7 +13,7 @@ use crate::descriptors;
 use crate::failure::Failure;
 use crate::output;
 
-/// What is shown of an image.
+/// The report on an image.
 #[derive(Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -22,7 +22,7 @@ struct Shown {
     cpu: Option<CpuImage>,
 }
 
-/// Shows what is in an image; of a damaged one what can be read, and what is wrong with it.
+/// Shows the contents of an image; of a damaged one the readable parts and the damage.
 pub(crate) fn inspect(dir: &Path, json: bool) -> Result<(), Failure> {
     let (summary, failure) = match Image::open(dir) {
         Ok(image) => (image.summary(), None),
@@ -56,7 +56,7 @@ pub(crate) fn verify(dir: &Path, json: bool) -> Result<(), Failure> {
     judge(dir, &report)
 }
 
-/// Compares every checksum before something is done with the image. Says on stderr what is wrong, if anything is.
+/// Compares every checksum before the image is used. Reports damage on stderr.
 pub(crate) fn verify_before(dir: &Path) -> Result<(), Failure> {
     let report = report(dir)?;
     if !report.is_good() {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Prints text. A reader that has seen enough and is gone is no error.
+/// Prints text. A reader that closes the pipe early is not an error.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -14,7 +14,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Prints for programs.
+/// Prints JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
     print(&(text + "\n"))
@@ -40,7 +40,7 @@ pub(crate) fn table(rows: &[Vec<String>], numbers: &[usize]) -> String {
     text
 }
 
-/// A size as people read it.
+/// A size for people.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
@@ -48,7 +48,7 @@ pub(crate) fn size(bytes: u64) -> String {
     }
     let mut value = bytes as f64 / 1024.0;
     let mut unit = 0;
-    // What would be rounded up to 1024 belongs to the next.
+    // A value that would be rounded up to 1024 belongs to the next unit.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -56,7 +56,7 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// How fast, as people read it.
+/// A rate for people.
 pub(crate) fn rate(bytes: u64, time: std::time::Duration) -> String {
     let per_second = bytes as f64 / time.as_secs_f64().max(1e-6);
     match per_second {
@@ -65,7 +65,7 @@ pub(crate) fn rate(bytes: u64, time: std::time::Duration) -> String {
     }
 }
 
-/// A name from outside, without what would move a terminal's cursor.
+/// A name from outside, without characters that would move a terminal's cursor.
 pub(crate) fn plain(text: &str) -> String {
     let visible = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     text.chars().map(visible).collect()

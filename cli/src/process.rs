@@ -1,4 +1,4 @@
-//! What the kernel says of a process in `/proc/PID/stat` (proc(5)).
+//! A process's `/proc/PID/stat` (proc(5)).
 
 use std::fs;
 

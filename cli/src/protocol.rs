@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::{daemon, output};
 
-/// Of which process, and which.
+/// The options of `rekindle protocol`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The process, as listed by `rekindle ps`
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// For programs.
+/// The answer as JSON.
 #[derive(Serialize)]
 struct Report<'a> {
     pid: i32,
@@ -33,7 +33,7 @@ struct Report<'a> {
     reason: &'a str,
 }
 
-/// Says which protocol counts, after it has been chosen.
+/// Sets the protocol of a process if asked to, and prints the one that applies.
 pub(crate) fn protocol(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let change = match options.name {

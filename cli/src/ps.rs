@@ -6,7 +6,7 @@ use rekindle_wire::control::{ClientInfo, Reply, Request};
 use crate::failure::Failure;
 use crate::{access, calls, daemon, output};
 
-/// Which processes run under Rekindle.
+/// The options of `rekindle ps`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -23,7 +23,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Lists.
+/// Lists the processes.
 pub(crate) fn ps(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     if let Some(pid) = options.calls {
@@ -64,7 +64,7 @@ fn table(clients: &[ClientInfo]) -> String {
     output::table(&rows, &[0, 1, 3, 4, 5])
 }
 
-/// And, of one that is dumped, how far that is.
+/// The state of a process, with the progress of its dump.
 fn state(client: &ClientInfo) -> String {
     let state = output::plain(&client.state);
     let Some(dump) = &client.dump else { return state };

@@ -1,4 +1,4 @@
-//! `rekindle restore`: has CRIU restore an image, once it is certain that it is one.
+//! `rekindle restore`: checks that a directory has an image, and has CRIU restore it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::{criu, daemon, image, output};
 /// CRIU's log, in the image's directory.
 const LOG: &str = "restore.log";
 
-/// Of which image.
+/// The options of `rekindle restore`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The image directory
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     more: Vec<OsString>,
 }
 
-/// Restores.
+/// Restores an image.
 pub(crate) fn restore(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let criu = criu::program(options.criu.as_deref())?;

@@ -15,10 +15,10 @@ use crate::failure::Failure;
 
 /// The name by which programs look for the driver.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
-/// Where it is, beside the directory of this program.
+/// The directory of the library, relative to the directory of this program.
 const INSTALLED: &str = "../lib/rekindle";
 
-/// Which program, and with what.
+/// The options of `rekindle run`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// Returns only if it could not.
+/// Runs the program in this process. Returns only on an error.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let lib = match options.lib {

@@ -82,11 +82,11 @@ const DEFAULT_STALL: Duration = Duration::from_secs(600);
 const DEFAULT_SLOW_START: Duration = Duration::from_secs(15);
 const DEFAULT_START: Duration = Duration::from_secs(120);
 const DEFAULT_COW_POOL: u64 = 2 << 30;
-/// What a dump gains from it is worth the machine's memory only where somebody says so.
+/// Staging memory is worth the machine's memory only where an operator decides so.
 const DEFAULT_STAGING: u64 = 0;
 const DEFAULT_RECOPY_ROUNDS: u32 = 4;
 const MOST_RECOPY_ROUNDS: u32 = 64;
-/// What one thread writes in a twentieth of a second: another file is not worth it for less.
+/// The amount that one thread writes in a twentieth of a second: less is not worth another file.
 const DEFAULT_FILE_MIB: u64 = 256;
 const DEFAULT_ACCESS_LIMIT_MIB: u64 = 1024;
 const MOST_ACCESS_LIMIT_MIB: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use rekindle_images::{Base, ImageDir};
 
 use crate::failure::Failure;
 
-/// Makes the link in `dir`, which is there, to an image that can be built on. It is relative, so that the two directories
+/// Makes the link in the existing `dir` to an image that can be built on. The link is relative, so that the two directories
 /// can be moved together.
 pub(super) fn link(dir: &Path, on: &Path) -> Result<(), Failure> {
     let (from, to) = (ImageDir::open(dir)?, ImageDir::open(on)?);
@@ -60,10 +60,10 @@ mod tests {
             unlink(&second).unwrap();
             assert!(!second.join(Base::LINK).is_symlink());
         }
-        // What would be overwritten cannot be built on.
+        // An image that would be overwritten cannot be built on.
         assert!(link(&first, &first).is_err());
     }
-    /// What is done before a dump into a directory that has an image, which may fail before it has written anything.
+    /// Prepares a dump into a directory that has an image; the dump may fail before it has written anything.
     #[test]
     fn an_image_that_was_built_on_another_does_not_need_the_link() {
         let place = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ mod tests {
         assert!(is_whole());
         link(&second, &third).unwrap();
         assert!(is_whole());
-        // What it needs is not overwritten.
+        // The image's own base is not overwritten.
         let failure = link(&first, &second).unwrap_err();
         assert!(failure.to_string().contains("`rekindle flatten "), "{failure}");
         assert_eq!(failure.exit_code(), ExitCode::from(3));

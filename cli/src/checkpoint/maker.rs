@@ -1,4 +1,4 @@
-//! Who makes the checkpoint: CRIU, or podman, which has CRIU make it.
+//! The program that makes the checkpoint: CRIU, or podman, which runs CRIU.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::process::Process;
 /// CRIU's log, in the image's directory.
 const LOG: &str = "dump.log";
 
-/// A program that makes a checkpoint, and what it is told.
+/// A program that makes a checkpoint, and its arguments.
 pub(super) struct Maker {
     program: PathBuf,
     arguments: Vec<OsString>,
@@ -27,14 +27,14 @@ pub(super) struct Maker {
 }
 
 enum Place {
-    /// Of CRIU's images, and its log.
+    /// The directory of CRIU's images and log.
     Directory { dir: PathBuf, log: PathBuf, on: Option<PathBuf> },
-    /// podman's, which may put it into a file as well.
+    /// A checkpoint of podman's, which may also be written to a file.
     Podman { export: Option<PathBuf> },
 }
 
 impl Maker {
-    /// As it is asked for.
+    /// The program for these options.
     pub(super) fn of(options: &Options, socket: &Path) -> Result<Self, Failure> {
         match (&options.container, options.pid, &options.dir) {
             (Some(name), ..) => podman(options, name, socket),
@@ -48,12 +48,12 @@ impl Maker {
         self.root
     }
 
-    /// For messages.
+    /// The program's name, for messages.
     pub(super) fn name(&self) -> String {
         self.program.display().to_string()
     }
 
-    /// Where the image is, where it is in a place of its own.
+    /// The image's directory or file; none where podman keeps the image.
     pub(super) fn image(&self) -> Option<&Path> {
         match &self.place {
             Place::Directory { dir, .. } => Some(dir),
@@ -61,7 +61,7 @@ impl Maker {
         }
     }
 
-    /// Starts it. The image's directory is made where there is none.
+    /// Starts the program, and makes the image's directory if necessary.
     pub(super) fn start(&self) -> Result<Child, Failure> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).env("REKINDLE_SOCKET", &self.socket).stdout(Stdio::null());
@@ -72,11 +72,11 @@ impl Maker {
                     Some(on) => base::link(dir, on)?,
                     None => base::unlink(dir)?,
                 }
-                // Of an earlier dump.
+                // The log of an earlier dump.
                 let _ = fs::remove_file(log);
                 command.stdin(Stdio::null()).stderr(Stdio::null());
             }
-            // It writes a few lines, which a pipe holds.
+            // The program writes a few lines, for which a pipe has room.
             Place::Podman { .. } => {
                 command.stdin(Stdio::null()).stderr(Stdio::piped());
             }
@@ -84,7 +84,7 @@ impl Maker {
         Ok(command.spawn().with_context(|| format!("cannot run {}", self.name()))?)
     }
 
-    /// What it has said went wrong. It has ended.
+    /// The errors that the program, which has ended, has reported.
     pub(super) fn errors(&self, ended: &mut Child) -> Vec<String> {
         if let Place::Directory { log, .. } = &self.place {
             return criu::errors(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()));

@@ -1,4 +1,4 @@
-//! What is asked of `rekindle checkpoint`.
+//! The options of `rekindle checkpoint`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use rekindle_images::Protocol;
 
 use crate::daemon;
 
-/// Of what, and where to.
+/// The options of `rekindle checkpoint`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The process; its descendants are checkpointed with it
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     pub(super) more: Vec<OsString>,
 }
 
-/// What becomes of the processes.
+/// The state in which the processes are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Running,
@@ -69,7 +69,7 @@ pub(super) enum Fate {
 }
 
 impl Options {
-    /// What becomes of the processes.
+    /// The state in which the processes are left.
     pub(super) fn fate(&self) -> Fate {
         match (self.leave_stopped, self.kill) {
             (true, _) => Fate::Stopped,

@@ -1,4 +1,4 @@
-//! What CRIU wrote of the processes' memory, and how much of it is Rekindle's: that lengthens its freeze.
+//! The processes' memory in CRIU's image, and Rekindle's part of it, which lengthens the freeze.
 //!
 //! ```text
 //!   pagemap-shmem-ID.img   memory that processes share ─ memfd.img says by which name
@@ -27,14 +27,14 @@ const FILE_PRIVATE: u64 = 1 << 6;
 /// The interposer's libraries, as programs load them.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
-/// Bytes of memory in CRIU's image, by whose they are.
+/// Bytes of memory in CRIU's image, by owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct CpuImage {
     /// Commands and replies.
     pub(crate) ring: u64,
-    /// What copies of ordinary memory go through.
+    /// The bounce buffer.
     pub(crate) staging: u64,
-    /// Variables of the interposer's.
+    /// Variables of the interposer.
     pub(crate) interposer: u64,
     /// The program's pinned memory.
     pub(crate) pinned: u64,
@@ -78,7 +78,7 @@ impl CpuImage {
         }
     }
 
-    /// What would not be there without Rekindle.
+    /// The bytes that would not be there without Rekindle.
     pub(crate) fn ours(&self) -> u64 {
         self.ring + self.staging + self.interposer
     }

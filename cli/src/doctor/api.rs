@@ -1,4 +1,4 @@
-//! `rekindle doctor --api`: every function of the driver, and what becomes of its calls.
+//! `rekindle doctor --api`: every function of the driver, and the treatment of its calls.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::elf;
 use crate::failure::Failure;
 use crate::output;
 
-/// What becomes of calls of a function.
+/// The treatment of calls of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
@@ -20,7 +20,7 @@ enum State {
     Declared,
     /// Answered with `CUDA_ERROR_NOT_SUPPORTED`.
     Refused,
-    /// Only the driver has it: programs do not find it here.
+    /// Only the driver has the function: programs do not find it in Rekindle's library.
     Absent,
 }
 
@@ -34,7 +34,7 @@ struct Call {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// What it was compared with.
+    /// The library that the table was compared with.
     driver: Option<PathBuf>,
     declared: usize,
     refused: usize,
@@ -42,7 +42,7 @@ struct Report {
     calls: Vec<Call>,
 }
 
-/// Lists. `named` is the driver's library as the daemon calls it.
+/// Lists the functions. `named` is the driver's library as the daemon calls it.
 pub(super) fn list(told: Option<PathBuf>, named: Option<PathBuf>, json: bool) -> Result<(), Failure> {
     let table = table::parse(table::TEXT).map_err(|e| anyhow!("the built-in table of functions: {e}"))?;
     let driver = match told {

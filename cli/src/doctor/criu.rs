@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use super::{Finding, kernel};
 use crate::criu::{self, CONFIGURATION, OWN_PLUGINS, PLUGIN};
 
-/// The first that tells its plugins before it freezes anything.
+/// The first version that calls its plugins before it freezes anything.
 const OLDEST: (u32, u32) = (4, 0);
-/// Linux asks for it from then on, see below.
+/// The first version of Linux that needs a later CRIU, see below.
 const INET: (u32, u32) = (4, 2);
 const STRICT_SOCKETS: (u32, u32) = (6, 16);
 
@@ -53,7 +53,7 @@ fn judge(criu: &Path, text: &str, kernel: Option<(u32, u32)>) -> Finding {
     }
 }
 
-/// What CRIU itself thinks of this machine; it can tell only as root.
+/// The result of CRIU's own check of this machine, which works only as root.
 fn self_check(criu: &Path) -> Option<Finding> {
     let root = fs::read_to_string("/proc/self/status").is_ok_and(|it| it.contains("\nUid:\t0\t0\t"));
     let (good, text) = said(criu, "check").filter(|_| root)?;
@@ -96,7 +96,7 @@ fn in_folder(folder: &Path, own: &Path) -> Finding {
     Finding::note("plugin", found, advice)
 }
 
-/// CRIU's own plugins that it no longer finds.
+/// CRIU's own plugins that CRIU no longer finds.
 fn hidden(folder: &Path, own: &Path) -> Vec<String> {
     if folder == own {
         return Vec::new();

@@ -12,10 +12,10 @@ use rekindle_wire::frame::{self, FrameError};
 use super::Finding;
 use crate::process::Process;
 
-/// One that is well answers in no time.
+/// How long a daemon may take to answer; a healthy one answers at once.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What it says of itself, if it does.
+/// The daemon's status, if the daemon answers.
 pub(super) fn look(socket: &Path) -> (Finding, Option<StatusInfo>) {
     let shown = socket.display();
     let bad = |found: String, advice: &str| (Finding::bad("daemon", found, advice), None);
@@ -86,7 +86,7 @@ fn judge(socket: &Path, status: &StatusInfo) -> Finding {
     }
 }
 
-/// What its workers give up.
+/// The sandbox of its workers.
 pub(super) fn sandbox(sandbox: &SandboxInfo) -> Finding {
     if sandbox.missing.is_empty() {
         return Finding::ok("sandbox", &sandbox.parts);

@@ -1,4 +1,4 @@
-//! The GPU's driver: what the daemon's workers have found, or what can be seen without them.
+//! The GPU's driver, as the daemon's workers have found it, or as far as it can be examined without them.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +52,7 @@ fn of_workers(status: &StatusInfo) -> Finding {
     }
 }
 
-/// No worker has come up: what stands in its way, seen from here.
+/// Why no worker may have started, as far as this process can see.
 fn loaded(version: Option<&str>, device: bool) -> Finding {
     let version = version.and_then(|text| text.lines().next()).map(|line| line.trim_start_matches("NVRM version: "));
     match (version, device) {

@@ -1,4 +1,4 @@
-//! What a shared library exports, by its section of dynamic symbols.
+//! The exports of a shared library, by its section of dynamic symbols.
 
 use object::LittleEndian;
 use object::elf::{FileHeader64, SHN_UNDEF, SHT_DYNSYM};

@@ -1,25 +1,25 @@
-//! What was found, and what to do about it.
+//! A finding, and advice.
 
 use serde::Serialize;
 
-/// How it is with something.
+/// The verdict on one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     Ok,
-    /// It works, but there is something to know.
+    /// The part works, with a restriction.
     Note,
-    /// It does not.
+    /// The part does not work.
     Bad,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) subject: &'static str,
     pub(super) verdict: Verdict,
     pub(super) found: String,
-    /// What to do.
+    /// Advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What programs and containers need besides the daemon.
+//! The parts that programs and containers need besides the daemon.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Linux, and what this user may do.
+//! Linux, and the rights of this user.
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! `rekindle doctor`: whether what Rekindle needs is there, and what to do where it is not.
+//! `rekindle doctor`: checks that this machine has everything that Rekindle needs, and advises where it has not.
 //!
-//! - [`kernel`]: Linux, permissions; [`daemon`]: who listens; [`driver`]: the GPU's driver
+//! - [`kernel`]: Linux, permissions; [`daemon`]: the daemon at the socket; [`driver`]: the GPU's driver
 //! - [`criu`]: CRIU and its plugin; [`install`]: the interposer and the hook
-//! - [`api`]: `--api`, every driver function and what becomes of its calls; [`elf`]: what a library exports
+//! - [`api`]: `--api`, every driver function and the treatment of its calls; [`elf`]: the exports of a library
 
 mod api;
 mod criu;
@@ -22,7 +22,7 @@ use self::finding::{Finding, Verdict};
 use crate::failure::Failure;
 use crate::output;
 
-/// What to look at.
+/// The options of `rekindle doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// List every driver function: declared (supported), refused, or absent (unknown to Rekindle)
@@ -38,7 +38,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Looks, and says what it found.
+/// Checks the machine, and prints the findings.
 pub(crate) fn doctor(options: &Options) -> Result<(), Failure> {
     let socket = options.daemon.socket()?;
     let (about_daemon, status) = daemon::look(&socket);

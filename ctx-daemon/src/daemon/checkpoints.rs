@@ -1,15 +1,15 @@
 //! Checkpoints: those that are ordered, and dumps that go on.
 //!
 //! ```text
-//!   who has CRIU make one ── Checkpoint ──► an order ──────────────┐ how
-//!                                             ▲ what became of it  ▼
+//!   rekindle checkpoint ── Checkpoint ────► an order ──────────────┐ options
+//!                                             ▲ progress, result   ▼
 //!   CRIU's plugin ───────── Pause ────────► a dump ── Progress ── (dump/)
 //! ```
 //!
-//! This is what is known of both; `orders` serves an order, `moment` waits for the application's moment.
+//! This file keeps both; `orders` serves an order, and `moment` waits for the application's moment.
 //!
-//! An order lasts as long as its connection, so that nothing of it is left behind when its maker is killed. A dump does not
-//! need one: `criu dump` and `podman container checkpoint` come without.
+//! An order lasts as long as its connection, so nothing of it is left when the command is killed. A dump does not need an
+//! order: `criu dump` and `podman container checkpoint` dump without.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

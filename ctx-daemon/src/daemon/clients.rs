@@ -94,7 +94,7 @@ impl Client {
         *lock(&self.protocol) = protocol;
     }
 
-    /// Whoever has it in hand says so.
+    /// Notes the state; called by the dump or restore that has the client.
     pub(crate) fn set_state(&self, state: ClientState) {
         self.state.store(state as u8, Ordering::Release);
     }
@@ -113,8 +113,8 @@ impl Client {
         pids.last().copied().unwrap_or(self.process.pid) as u32
     }
 
-    /// What an error of its worker's means. A worker ends as soon as its process closes the connection, which may be a
-    /// little before that has ended.
+    /// Explains an error of its worker. A worker ends as soon as its process closes the connection, which may be a little
+    /// before the process has ended.
     pub(crate) fn explain(&self, error: WorkerError) -> WorkerError {
         let WorkerError::Dead(_) = error else { return error };
         let deadline = Instant::now() + ENDING;

@@ -1,7 +1,7 @@
 //! Answers to NVML's queries: which GPUs a process may see, how much memory they have free, and which processes use them.
 //!
-//! What the CUDA driver knows comes from workers; the rest from the machine's NVML, where it has one. What nobody knows
-//! is not supported, as NVML itself has it.
+//! Answers of the CUDA driver come from workers, the others from the machine's NVML, if it has one. A query that neither can
+//! answer is not supported, as with NVML itself.
 
 use std::time::{Duration, Instant};
 

@@ -17,8 +17,8 @@ pub(super) struct Unfinished {
     limit: Limit,
 }
 
-/// What is being taken from worker to worker. A dump that has put its hold on a tree waits for what began before, among those
-/// that might share with its clients; what begins later finds the hold.
+/// Imports of memory from worker to worker. A dump that holds a tree waits for imports that began before, among processes that
+/// may share memory with its clients; an import that begins later finds the hold.
 #[derive(Default)]
 pub(super) struct Imports {
     /// Whose they are, and by which process.

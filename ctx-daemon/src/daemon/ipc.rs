@@ -166,7 +166,7 @@ impl Failing for SharingError {
     }
 }
 
-/// What these clients, which are held, share with each other, and that they share nothing with others.
+/// The memory that these clients, which are held, share with each other. An error if they share memory with others.
 pub(crate) fn within(daemon: &Daemon, tree: &[Arc<Client>]) -> Result<Sharing, SharingError> {
     let concerns = |allowed: &Allowed| tree.iter().any(|client| are_together(allowed, &client.allowed));
     let deadline = daemon.config.quiesce_timeout.begins();

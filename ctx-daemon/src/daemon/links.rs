@@ -1,5 +1,5 @@
-//! What copies may take of the links between GPUs and host: `checkpoint.bandwidth`, divided equally among the clients that
-//! are being copied from the same GPU, whoever dumps them.
+//! The bandwidth of copies on the links between GPUs and host: `checkpoint.bandwidth`, divided equally among all clients that
+//! are being copied from the same GPU.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -1,22 +1,22 @@
-//! The daemon: who connects, what it asks for, and the workers that serve it.
+//! The daemon: its connections and their requests, and the workers that serve clients.
 //!
 //! ```text
 //!   listener ── connection ──┬─ attach ─────── pool ── spawn ── worker      a process gets a worker
 //!   (socket)    (one thread  ├─ dump ───────── registry                     CRIU dumps a process tree
-//!                each)       ├─ orders ─────── checkpoints                  who has CRIU dump one hears of it
+//!                each)       ├─ orders ─────── checkpoints                  a command orders a dump
 //!                            ├─ restore ────── pool                         CRIU restores one
-//!                            ├─ takeover ───── registry                     a worker whose daemon is gone
+//!                            ├─ takeover ───── registry                     a worker joins a new daemon
 //!                            ├─ ipc ────────── imports                      memory that processes share
-//!                            ├─ grant, revoke ── grants                    what containers may use
-//!                            ├─ gpus ───────── nvml ── helper               what NVML is asked
+//!                            ├─ grant, revoke ── grants                    GPUs for containers
+//!                            ├─ gpus ───────── nvml ── helper               NVML's queries
 //!                            └─ list, status, calls, check, protocol
 //! ```
 //!
-//! What they share is the `Daemon` (`state`), which imports none of those that serve a connection. `peer` says what a peer may
-//! do, `message` how it is answered. No two files import each other (`scripts/cycles`).
+//! These modules share the `Daemon` (`state`), which imports none of them. `peer` checks the rights of a peer, and `message`
+//! sends replies. No two files import each other (`scripts/cycles`).
 //!
-//! Whoever must wait has a thread, and no lock is held while anybody waits: state is behind mutexes that are held for a
-//! look or a change. What a connection began ends with it, by whatever way it ends.
+//! Everything that waits has a thread of its own, and no thread holds a lock while it waits: state is behind mutexes that are
+//! held for a look or a change. Whatever a connection has begun ends with the connection.
 
 mod attach;
 mod check;

@@ -1,4 +1,5 @@
-//! The workers' sandbox: the privileges that workers give up, by the configuration and this machine's abilities, and their users.
+//! The workers' sandbox: the privileges that workers give up, by the configuration and this machine's abilities, and the
+//! users that they run as.
 //!
 //! Each worker gets a user of a range of its own, the application's whoever that is: it is started before its client is
 //! known, and two clients of one user are not each other's either. A daemon that is not root cannot give it one, and says so.
@@ -85,7 +86,7 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// What the next worker is to do, and what keeps its user from being another's; dropped when it has ended.
+    /// The confinement of the next worker, and the claim on its user, which is dropped when the worker has ended.
     pub(crate) fn confine(&self) -> Result<Option<(Confinement, Option<UidClaim>)>, NoUser> {
         if !self.enabled {
             return Ok(None);

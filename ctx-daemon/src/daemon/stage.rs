@@ -1,14 +1,14 @@
-//! Host memory for what is copied out of GPUs, on its way into images: made and written to at the daemon's start, since
-//! fresh pages are slow, and lent to workers for dumps (`engine/stage.rs` of the worker says what for).
+//! Staging memory: host memory for copies of GPU memory on their way into images. The daemon allocates it and writes to it at
+//! its start, since fresh pages are slow, and lends it to workers for dumps (the worker's `engine/stage.rs` uses it).
 //!
 //! ```text
 //!              a dump                  it is over                          the worker says that it has none, or is dead
 //!   made ─► fresh ─────► with a worker ──────────► asked back, again and again ──────────────────────────────► made anew
 //! ```
 //!
-//! It is lent in units, which are memfds of their own: a worker that maps one can read it as long as it likes, so what
-//! one worker has had no other one gets. The pages of a unit that has come back are freed, and new ones take its place.
-//! Never before: a worker that did not answer, or whose copy was given up and hangs in a disk, may still have content there.
+//! The daemon lends units, which are memfds of their own. A worker that maps a unit can read it as long as it likes, so no
+//! other worker gets the same pages: the daemon frees the pages of a unit that has come back, and new ones take their place.
+//! It never frees them earlier: a worker that did not answer, or whose copy hangs in a disk, may still have content there.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

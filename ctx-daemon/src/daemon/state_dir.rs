@@ -1,7 +1,7 @@
 //! The daemon's state directory: what the next daemon needs to know and may believe.
 //!
-//! It is the daemon's user's alone. No container sees it, and no worker can read it or write to it: workers are users of
-//! their own, and have no access to it by landlock.
+//! Only the daemon's user has access to the directory. No container sees it, and workers have users of their own and no
+//! access by landlock.
 
 use std::fs;
 use std::io;

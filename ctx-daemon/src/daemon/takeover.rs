@@ -1,8 +1,8 @@
-//! A worker whose daemon is gone is taken over: the other side of [`rekindle_ctx_worker::rejoin`].
+//! The daemon takes over workers of a daemon that has ended: the other side of [`rekindle_ctx_worker::rejoin`].
 //!
-//! Whoever offers itself as a worker is given data files and asked about its client's memory, so it must be one of the
-//! daemon's own: of a worker's user and in the daemon's pid namespace, where no client in a container is. Whose worker it
-//! is, is not for it to say, since its client may have taken it over: the daemon before this one has recorded that
+//! A worker gets data files and is asked about its client's memory. So a process that offers itself as a worker must have a
+//! worker's user and be in the daemon's pid namespace, where no client in a container is. The worker's own word does not
+//! decide which client it belongs to, since a client may control its worker: the former daemon has recorded that
 //! ([`super::worker_records`]). The client's connection, a copy of which comes with the offer, must be the recorded one.
 
 use std::fs;

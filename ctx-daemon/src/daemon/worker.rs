@@ -151,7 +151,7 @@ pub(crate) struct Answered {
 /// The memory that a worker has made to be shared, and the memory that it needs of others.
 pub(crate) type MadeShared = (Vec<(PieceId, OwnedFd)>, Vec<PieceId>);
 
-/// What `ps` shows of a worker.
+/// The description of a worker for `ps`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Description {
     pub(crate) device_memory: Vec<u64>,
@@ -230,7 +230,8 @@ impl Worker {
         &self.attached
     }
 
-    /// What is done when it dies, in place of what was to be done so far; at once if it is dead. It may be done twice.
+    /// Sets the action at the worker's death, in place of the former one. If the worker is dead, the action runs at once; the
+    /// action may run twice.
     pub(crate) fn on_death(&self, action: impl Fn() + Send + Sync + 'static) {
         let action: Action = Arc::new(action);
         *lock(&self.on_death) = Some(Arc::clone(&action));
@@ -239,7 +240,7 @@ impl Worker {
         }
     }
 
-    /// What is done when its client finds no device memory: by the thread that reads its answers.
+    /// Sets the action when the client finds no device memory. The thread that reads the worker's answers runs it.
     pub(crate) fn on_need(&self, action: impl Fn() + Send + Sync + 'static) {
         *lock(&self.on_need) = Some(Arc::new(action));
     }

@@ -1,8 +1,8 @@
 //! The daemon's part of the manifest, besides the workers' parts.
 //!
 //! A process that was frozen in the middle of its handshake has no worker and no GPU state, but a socket that leads here.
-//! It has a client record without a ring, so that the restore connects its socket anew, and closes it at once: then the
-//! process begins the handshake again.
+//! The process gets a client record without a ring, so that the restore connects its socket anew, and closes it at once: then
+//! the process begins the handshake again.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -140,6 +140,6 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// What CRIU writes last, with a name of its own for each of its runs in it since 4.1 (`dump_criu_run_id` of
-/// `images/inventory.proto`): it tells the dumps that are made into a directory from each other.
+/// The file that CRIU writes last. Since 4.1 it contains an identifier of CRIU's run (`dump_criu_run_id` of
+/// `images/inventory.proto`), which distinguishes the dumps that are made into a directory.
 const INVENTORY: &str = "inventory.img";

@@ -148,7 +148,7 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    /// What a daemon before this one has kept in `dir`, as far as it still holds.
+    /// The grants that a former daemon has kept in `dir`, as far as they still hold.
     pub(crate) fn load(dir: &Path, required: bool) -> Self {
         let containers = files::load(dir);
         if !containers.is_empty() {
@@ -162,7 +162,7 @@ impl Grants {
         }
     }
 
-    /// What a process may use. It is looked at while it is there: one whose pid is another's by now may use nothing.
+    /// The grant of a process. A process whose pid belongs to another one by now may use nothing.
     pub(crate) fn of(&self, process: Process) -> Result<Allowed, GrantError> {
         let place = Place::of(process).map_err(|source| examined(process, source))?;
         let containers = self.all();
@@ -177,9 +177,9 @@ impl Grants {
         if of_host || !self.required { Ok(Allowed::default()) } else { Err(GrantError::None) }
     }
 
-    /// What a restored process may use: what its container was given by now or, where no hook has run, what the image says
-    /// of it, with the GPUs that its worker sees. Whoever restores is root on the host, or restores within a container
-    /// that was given something, so that it is this that counts.
+    /// The grant of a restored process: that of its container or, where no hook has run, that in the image, with the GPUs
+    /// that its worker sees. A restore is made by root on the host, or within a container that has a grant, which then
+    /// counts.
     pub(crate) fn of_restored(
         &self,
         process: Process,

@@ -117,7 +117,7 @@ struct Progress {
     presence: Presence,
 }
 
-/// What a client's worker has loaded.
+/// The worker's machine: whether its client's state is in place.
 enum Content {
     Loading,
     Loaded,
