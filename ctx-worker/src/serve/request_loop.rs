@@ -144,13 +144,14 @@ impl Server {
     }
 
     fn run(&mut self, events: &Receiver<Event>) {
+        let machine = format!("worker {}", std::process::id());
         let mut state = State::Spare(Spare::default());
         loop {
             let news = self.wait(&mut state, events);
             if matches!(news, News::End) {
                 return;
             }
-            (state, ()) = step(&"worker", state, |state| (self.handle(state, news), ()));
+            (state, ()) = step(&machine, state, |state| (self.handle(state, news), ()));
         }
     }
 

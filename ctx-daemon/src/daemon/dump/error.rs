@@ -45,7 +45,7 @@ pub(in crate::daemon) enum DumpError {
     Save(#[from] SaveError),
     #[error("CRIU has not dumped the connection of {0} to its worker: is the CRIU plugin of this version?")]
     NoSocket(String),
-    #[error("the request {0} is out of turn in this dump")]
+    #[error("{0} is out of turn in this dump")]
     Order(&'static str),
     #[error("{0} has ended while its memory was copied: dump again")]
     EndedMeanwhile(String),

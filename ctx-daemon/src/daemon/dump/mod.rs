@@ -17,7 +17,7 @@
 //! | `Durable` | `Over` | the connection is closed: rings that are still closed open, and the tree is free |
 //! | `Failed` | `Over` | the connection is closed: the tree is free |
 //!
-//! Each state has a file of its own name. `tree.rs` has what all states know of the tree.
+//! `pausing.rs`, `not_ours.rs`, `quiesced.rs` and `saving.rs` have the states. `tree.rs` has the part that all of them need.
 //!
 //! An older image in the directory stays whole until the new one is committed, or until a dump of a tree without clients
 //! has succeeded. CRIU overwrites its own files from the freeze on: before that the older image is marked, so that it is
@@ -186,7 +186,7 @@ impl State {
     }
 
     fn pause(self, tree: &Tree<'_>, under: &DumpGuard<'_>) -> (Self, Result<Reply, Failure>) {
-        let Self::Pausing(pausing) = self else { return (self, Err(DumpError::Order("Pause").failure())) };
+        let Self::Pausing(pausing) = self else { return (self, Err(DumpError::Order("the request Pause").failure())) };
         let paused = pausing.pause(tree, under).map(|(paused, reply)| match paused {
             Paused::NotOurs(not_ours) => (Self::NotOurs(not_ours), reply),
             Paused::Quiesced(quiesced) => (Self::Quiesced(quiesced), reply),
@@ -263,9 +263,9 @@ impl State {
 /// The name of a request, for messages.
 fn name(request: &Request) -> &'static str {
     match request {
-        Request::Frozen { .. } => "Frozen",
-        Request::Finish => "Finish",
-        _ => "something else",
+        Request::Frozen { .. } => "the request Frozen",
+        Request::Finish => "the request Finish",
+        _ => "this request",
     }
 }
 

@@ -55,7 +55,7 @@ pub(in crate::daemon) enum RestoreError {
         "this image has {needed} GPU processes, {taken} are running already, and the daemon's configuration allows {max} (pool.max)"
     )]
     Full { needed: usize, taken: usize, max: usize },
-    #[error("the request {0} is out of turn in this restore")]
+    #[error("{0} is out of turn in this restore")]
     Order(&'static str),
     #[error("this restore has failed already: {0}")]
     Failed(Failure),

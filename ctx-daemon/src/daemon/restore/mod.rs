@@ -139,7 +139,7 @@ impl State {
     fn check(self, daemon: &Arc<Daemon>) -> (Self, Result<Reply, Failure>) {
         match self {
             Self::Checking(checking) => Self::after(checking.check(daemon)),
-            state => (state, Err(RestoreError::Order("Restore").failure())),
+            state => (state, Err(RestoreError::Order("the request Restore").failure())),
         }
     }
 
@@ -165,7 +165,7 @@ impl State {
             (Request::Resume { pid }, Self::Restoring(restoring)) => Self::after(restoring.resume(view, *pid)),
             (Request::Resume { .. }, Self::NotOurs) => (Self::NotOurs, Ok(Reply::Resumed { ours: false, open: false })),
             (Request::Resume { .. }, Self::Open) => (Self::Open, Ok(Reply::Resumed { ours: false, open: true })),
-            (_, state) => (state, Err(RestoreError::Order("something else").failure())),
+            (_, state) => (state, Err(RestoreError::Order("this request").failure())),
         }
     }
 
