@@ -25,7 +25,7 @@ use std::ops::Range;
 
 use crate::resources::not_loaded::NotLoaded;
 
-/// The smallest holder: places of code are multiples of this, or of more (see [`measure`]).
+/// The smallest holder: places of code are multiples of this, or of more ([`Habit`]).
 const LEAST: u64 = 256;
 /// So many holders show how far apart places are.
 const MEASURED: usize = 64;
@@ -35,6 +35,8 @@ const LARGEST: u64 = 512 << 10;
 const BLOCK: u64 = 2 << 20;
 /// The most holders.
 const MOST: usize = 65_536;
+/// So often a room is widened.
+const WIDENINGS: usize = 32;
 /// So many blocks are held in which nothing is wanted: they lie below those in which something is.
 const MOST_USELESS: usize = 128;
 /// The most bytes of holders: device memory that the client does not have.
@@ -70,23 +72,46 @@ struct Held {
 /// Code that has its variables in a context: (module or library, context).
 type Code = (u64, u64);
 
-/// What the driver's places of code are multiples of.
-pub(crate) fn measure(placer: &mut impl Placer, context: u64) -> Result<u64, NotLoaded> {
-    let taken = (0..MEASURED).map(|_| placer.place(context, LEAST)).collect::<Result<Vec<_>, _>>()?;
-    let mut places: Vec<u64> = taken.iter().map(|it| it.address).collect();
-    taken.into_iter().try_for_each(|it| placer.remove(context, it.code))?;
-    places.sort_unstable();
-    let least = places.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(LEAST);
+/// How the driver places code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Habit {
+    /// Places are multiples of this.
+    unit: u64,
+    /// It chooses the smallest room that fits, and not the lowest.
+    smallest: bool,
+}
+
+/// Finds out how the driver places code.
+pub(crate) fn measure(placer: &mut impl Placer, context: u64) -> Result<Habit, NotLoaded> {
+    let mut taken = (0..MEASURED).map(|_| placer.place(context, LEAST)).collect::<Result<Vec<_>, _>>()?;
+    taken.sort_unstable_by_key(|it| it.address);
+    let least = taken.windows(2).map(|pair| pair[1].address - pair[0].address).min().unwrap_or(LEAST);
     // Anything else is a driver that places code in another way, which shows when room is made.
-    Ok(least.clamp(LEAST, LARGEST).next_power_of_two())
+    let unit = least.clamp(LEAST, LARGEST).next_power_of_two();
+    let is_row = |row: &[Taken]| row.windows(2).all(|pair| pair[1].address - pair[0].address == unit);
+    let mut smallest = false;
+    if let Some(row) = taken.windows(6).position(is_row) {
+        // A room of two, and one of a single unit behind it.
+        for gone in [row + 4, row + 2, row + 1] {
+            placer.remove(context, taken.remove(gone).code)?;
+        }
+        let again = placer.place(context, LEAST)?;
+        smallest = taken.get(row).is_some_and(|first| again.address == first.address + 4 * unit);
+        taken.push(again);
+    }
+    taken.into_iter().try_for_each(|it| placer.remove(context, it.code))?;
+    Ok(Habit { unit, smallest })
 }
 
 /// The holders of a restore, and for what they keep room.
 #[derive(Default)]
 pub(crate) struct Holders {
     unit: u64,
+    smallest: bool,
     /// Where code that is not loaded yet had its variables.
     wanted: BTreeMap<Code, Vec<Range<u64>>>,
+    /// The same in the order in which the driver places them.
+    ordered: BTreeMap<Code, Vec<Range<u64>>>,
     /// By address.
     held: BTreeMap<u64, Held>,
     bytes: u64,
@@ -94,16 +119,20 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// For code with variables at these addresses and of these sizes, where places are multiples of `unit`.
-    pub(crate) fn new(unit: u64, variables: impl IntoIterator<Item = (Code, (u64, u64))>) -> Result<Self, NotLoaded> {
+    /// For code with variables at these addresses and of these sizes.
+    pub(crate) fn new(
+        Habit { unit, smallest }: Habit,
+        variables: impl IntoIterator<Item = (Code, (u64, u64))>,
+    ) -> Result<Self, NotLoaded> {
         let mut wanted: BTreeMap<Code, Vec<Range<u64>>> = BTreeMap::new();
         for (code, (address, size)) in variables {
             let place =
                 place_of(unit, address, size).ok_or(NotLoaded::Image("a variable lies outside of all memory"))?;
             wanted.entry(code).or_default().push(place);
         }
+        let ordered = wanted.clone();
         wanted.values_mut().for_each(merge);
-        Ok(Self { unit, wanted, ..Self::default() })
+        Ok(Self { unit, smallest, wanted, ordered, ..Self::default() })
     }
 
     /// Takes all room that is wanted, and all that might be taken instead. Whenever room may have become free this is done
@@ -148,13 +177,13 @@ impl Holders {
         blocks
     }
 
-    /// Takes the room in a context's own blocks, and new blocks below `end`. The driver makes a new block only where nothing
-    /// fits into a context's own.
+    /// Takes the room in a context's own blocks, and new blocks for what the context wants below `end`. The driver makes a new
+    /// block only where nothing fits into a context's own.
     fn fill_up_to(&mut self, placer: &mut impl Placer, context: u64, end: u64) -> Result<(), NotLoaded> {
         let mut size = LARGEST;
         while size >= self.unit {
             let taken = placer.place(context, size)?;
-            if !is_in_new_block(placer, context, taken)? || (taken.address < end && self.is_useful(taken.address)) {
+            if !is_in_new_block(placer, context, taken)? || self.is_useful(context, taken.address..end) {
                 self.keep(taken, Held { context, size, code: taken.code })?;
             } else {
                 placer.remove(context, taken.code)?;
@@ -164,11 +193,17 @@ impl Holders {
         Ok(())
     }
 
-    /// Whether a new block is to be kept: one in which something is wanted is, and so many others.
-    fn is_useful(&mut self, address: u64) -> bool {
-        let block = address..address.saturating_add(BLOCK);
-        let mut places = self.wanted.values().flatten();
-        if !places.any(|place| place.start < block.end && block.start < place.end) {
+    /// Whether a new block at the beginning of this range is to be kept: as long as something that the context wants in the
+    /// range is not held, or would itself get a new block. So many of them have no wanted place in them.
+    fn is_useful(&mut self, context: u64, range: Range<u64>) -> bool {
+        let of_context = self.wanted.iter().filter(|((_, wanting), _)| *wanting == context);
+        let mut ahead =
+            of_context.flat_map(|(_, places)| places).filter(|it| range.start < it.end && it.end <= range.end);
+        if !ahead.any(|place| has_blocks(place) || self.holders_of(context, place).is_none()) {
+            return false;
+        }
+        let block = range.start..range.start.saturating_add(BLOCK);
+        if !self.wanted.values().flatten().any(|place| place.start < block.end && block.start < place.end) {
             self.useless += 1;
         }
         self.useless <= MOST_USELESS
@@ -214,7 +249,11 @@ impl Holders {
         };
         // What was placed since may lie in a new block, with room.
         self.fill_up_to(placer, context, end)?;
-        let places = self.wanted.remove(&(code, context)).unwrap_or_default();
+        let mut places = self.wanted.remove(&(code, context)).unwrap_or_default();
+        let ordered = self.ordered.remove(&(code, context)).unwrap_or_default();
+        if let Some(wider) = self.widened(context, &places, &ordered) {
+            places = wider;
+        }
         let mut giving = BTreeMap::new();
         for place in &places {
             giving.extend(self.holders_of(context, place).ok_or(NotLoaded::NotHeld { address: place.start })?);
@@ -236,6 +275,25 @@ impl Holders {
             self.place_between(placer, context, from..end, None)?;
         }
         keepers.into_iter().try_for_each(|keeper| placer.remove(context, keeper.code))
+    }
+
+    /// Rooms that are wider than what is wanted, so that a driver which chooses the smallest chooses each in its turn. What is
+    /// left of a room is filled again before the next code is loaded.
+    fn widened(&self, context: u64, places: &[Range<u64>], ordered: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
+        let mut rooms = places.to_vec();
+        for _ in 0..WIDENINGS {
+            let Some((wrong, size)) = wrong_room(&rooms, ordered).filter(|_| self.smallest) else {
+                return (rooms != places).then_some(rooms);
+            };
+            let room = rooms.get_mut(wrong)?;
+            let more = room.end..room.start + size + self.unit;
+            self.holders_of(context, &more)?;
+            room.end = more.end;
+            if rooms.windows(2).any(|pair| pair[1].start <= pair[0].end) {
+                return None;
+            }
+        }
+        None
     }
 
     /// Fills a range, which is the only free room, with holders, or with what is returned in `keepers`.
@@ -275,6 +333,26 @@ impl Holders {
     }
 }
 
+/// Which room a driver that chooses the smallest would choose before its turn, if any, and how large the one is that it should
+/// choose.
+fn wrong_room(rooms: &[Range<u64>], ordered: &[Range<u64>]) -> Option<(usize, u64)> {
+    // Two places may share a unit: then the driver places both at once.
+    let mut left: Vec<Range<u64>> = rooms.to_vec();
+    for place in ordered {
+        let Some(right) = left.iter().position(|room| room.start == place.start && room.end >= place.end) else {
+            continue;
+        };
+        let size = |room: &Range<u64>| room.end - room.start;
+        let fits = left.iter().enumerate().filter(|(_, room)| size(room) >= size(place));
+        let chosen = fits.min_by_key(|(_, room)| (size(room), room.start)).map(|(at, _)| at);
+        if chosen != Some(right) {
+            return chosen.map(|chosen| (chosen, size(&left[right])));
+        }
+        left[right].start = place.end;
+    }
+    None
+}
+
 /// Whether a block was made for what was just placed: then nothing else is in it. Where less than [`LARGEST`] was placed, there
 /// is no room for that in any older block.
 fn is_in_new_block(placer: &mut impl Placer, context: u64, placed: Taken) -> Result<bool, NotLoaded> {
@@ -290,8 +368,13 @@ fn is_in_new_block(placer: &mut impl Placer, context: u64, placed: Taken) -> Res
 fn place_of(unit: u64, address: u64, size: u64) -> Option<Range<u64>> {
     let start = address / unit * unit;
     let end = address.checked_add(size)?.checked_next_multiple_of(unit)?;
-    let has_blocks = start.is_multiple_of(BLOCK) && end - start >= BLOCK / 2;
-    Some(start..if has_blocks { end.checked_next_multiple_of(BLOCK)? } else { end })
+    let place = start..end;
+    Some(start..if has_blocks(&place) { end.checked_next_multiple_of(BLOCK)? } else { end })
+}
+
+/// Whether a variable is so large that it has blocks of its own.
+fn has_blocks(place: &Range<u64>) -> bool {
+    place.start.is_multiple_of(BLOCK) && place.end - place.start >= BLOCK / 2
 }
 
 /// Joins places that touch.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 
 const WINDOW: u64 = 0x1000_0000_0000;
+const LOWEST: Habit = Habit { unit: 512, smallest: false };
 
 struct Block {
     context: u64,
@@ -253,9 +254,9 @@ impl History {
             }
         }
         let context = again.model.contexts.first().copied().unwrap_or_default();
-        let unit = measure(&mut again.model, context)?;
-        assert_eq!(unit, self.model.rule.unit());
-        let mut holders = Holders::new(unit, wanted)?;
+        let habit = measure(&mut again.model, context)?;
+        assert_eq!(habit.unit, self.model.rule.unit());
+        let mut holders = Holders::new(habit, wanted)?;
         holders.fill(&mut again.model)?;
         for record in &self.log[cut..] {
             match *record {
@@ -335,7 +336,7 @@ fn a_driver_that_places_code_otherwise_is_noticed() {
         }
     }
     let mut driver = Elsewhere(Model::default());
-    let mut holders = Holders::new(512, [((1, 1), (WINDOW, 100)), ((2, 1), (WINDOW + 4096, 100))]).unwrap();
+    let mut holders = Holders::new(LOWEST, [((1, 1), (WINDOW, 100)), ((2, 1), (WINDOW + 4096, 100))]).unwrap();
     holders.fill(&mut driver).unwrap();
     assert!(matches!(holders.make_room(&mut driver, 1, 1), Err(NotLoaded::NotHeld { address: WINDOW })));
 }
@@ -343,11 +344,35 @@ fn a_driver_that_places_code_otherwise_is_noticed() {
 #[test]
 fn holders_are_bounded() {
     let mut driver = Model::default();
-    let mut holders = Holders::new(512, [((1, 1), (WINDOW + (1 << 40), 100))]).unwrap();
+    let mut holders = Holders::new(LOWEST, [((1, 1), (WINDOW + (1 << 40), 100))]).unwrap();
     holders.fill(&mut driver).unwrap();
     assert!(holders.bytes <= MOST_USELESS as u64 * BLOCK);
     assert!(matches!(holders.make_room(&mut driver, 1, 1), Err(NotLoaded::NotHeld { .. })));
     holders.end(&mut driver).unwrap();
     assert!(driver.holders.is_empty());
-    assert!(Holders::new(512, [((1, 1), (u64::MAX, 100))]).is_err());
+    assert!(Holders::new(LOWEST, [((1, 1), (u64::MAX, 100))]).is_err());
+}
+
+#[test]
+fn a_drivers_habit_is_found_out() {
+    let of = |rule| measure(&mut Model { rule, ..Model::default() }, 1).unwrap();
+    assert_eq!(of(Rule::Lowest), LOWEST);
+    assert_eq!(of(Rule::Smallest), Habit { unit: 256, smallest: true });
+}
+
+#[test]
+fn rooms_are_widened_so_that_each_variable_of_a_module_finds_its_own() {
+    let mut driver = Model { rule: Rule::Smallest, ..Model::default() };
+    let habit = measure(&mut driver, 1).unwrap();
+    // As an H200 was seen to place them: the first above the second, and two in a row before one above.
+    for offsets in [&[0xb400, 0x500][..], &[0x300, 0x400, 0x3800], &[0x4200, 0x1000, 0x1100]] {
+        let addresses: Vec<u64> = offsets.iter().map(|offset| WINDOW + offset).collect();
+        let mut holders = Holders::new(habit, addresses.iter().map(|address| ((1, 1), (*address, 4)))).unwrap();
+        holders.fill(&mut driver).unwrap();
+        holders.make_room(&mut driver, 1, 1).unwrap();
+        let placed: Vec<u64> = addresses.iter().map(|_| driver.allocate(1, 4)).collect();
+        assert_eq!(placed, addresses);
+        placed.into_iter().for_each(|address| driver.free(address));
+        holders.end(&mut driver).unwrap();
+    }
 }
