@@ -8,7 +8,8 @@
 //! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has
 //! owners of the worker's state, whose methods take the command under way (`Call`) and what else they need as parameters;
 //! `Executor` (`serve/executor.rs`) has one of each. Where a lower layer needs what only a higher one can do, it asks through
-//! a trait: `DeferredFrees` for memory that waits in software, `ReadDevice` for the content of variables.
+//! a trait: `DeferredFrees` for memory that waits in software, `ReadDevice` for the content of variables. A kind of resource
+//! that images keep in parts of its own saves and loads itself (`Saved`); `checkpoint/parts.rs` lists these kinds.
 //!
 //! | layer | holds | owner |
 //! |---|---|---|

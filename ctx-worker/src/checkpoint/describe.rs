@@ -2,19 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use rekindle_images::{Allocation, BlobKind, ClientGpu, Global, Object, ObjectKind, Pinned, Window, WindowKind};
+use rekindle_images::{Allocation, ClientGpu, Global, Object, ObjectKind, Pinned, Window, WindowKind};
 use rekindle_wire::{command, window};
 
 use crate::checkpoint::copying::Place;
 use crate::checkpoint::cut::write_cut;
-use crate::checkpoint::draft::{Region, Text};
+use crate::checkpoint::draft::Region;
 use crate::checkpoint::layers::Layers;
 use crate::checkpoint::save_error::SaveError;
-use crate::resources::graphs;
 use crate::resources::job::{Job, jobs};
 use crate::resources::vmm::aliases::Alias;
 use crate::resources::{Code, Memory};
-use crate::schedule::Scheduler;
 use crate::schedule::times::Ages;
 use crate::session::Session;
 use crate::session::state::{self, PinnedMemory, RecordedEvent, State, StateError};
@@ -93,29 +91,13 @@ pub(crate) fn describe_globals(
     Ok(list)
 }
 
-/// What the worker has of the client besides memory.
-pub(crate) fn describe_texts(memory: &Memory, code: &Code, scheduler: &Scheduler) -> Result<Vec<Text>, StateError> {
-    let mut texts = Vec::new();
-    let mut add = |kind, handle, bytes: &[u8]| {
-        if !bytes.is_empty() {
-            texts.push(Text { kind, handle, bytes: bytes.to_vec() });
-        }
-    };
-    code.store.arriving().iter().for_each(|(number, bytes)| add(BlobKind::ArrivingCode, *number, bytes));
-    scheduler.deferred.saved()?.iter().for_each(|held| add(BlobKind::DeferredCommands, 0, held));
-    let mapped = memory.vmm.saved().map(|mapped| state::bytes(&mapped)).transpose()?;
-    mapped.iter().for_each(|mapped| add(BlobKind::Mapped, 0, mapped));
-    graphs::bytes(&code.graphs)?.iter().for_each(|graphs| add(BlobKind::Graphs, 0, graphs));
-    (0..).zip(code.prints.pending()).for_each(|(output, text)| add(BlobKind::Printed, output, text));
-    code.logs.saved().for_each(|(handle, text)| add(BlobKind::CodeLog, handle, text));
-    Ok(texts)
-}
-
+/// The client's devices.
 pub(crate) fn describe_gpus(session: &Session) -> Vec<ClientGpu> {
     let gpus = session.attached.devices.iter().enumerate();
     gpus.map(|(i, d)| ClientGpu { ordinal: i as u32, uuid: d.uuid }).collect()
 }
 
+/// The windows that the client has reserved.
 pub(crate) fn describe_windows(memory: &Memory) -> Vec<Window> {
     let device = |(i, d): (usize, &crate::resources::device::Device)| {
         let start = window::device(i).start;
@@ -131,12 +113,14 @@ pub(crate) fn describe_windows(memory: &Memory) -> Vec<Window> {
     windows
 }
 
+/// The calls that records of the object log are of.
 pub(crate) fn describe_kinds(session: &Session) -> Vec<ObjectKind> {
     let calls: BTreeSet<u16> = session.objects.log().iter().map(|r| r.call).collect();
     let name = |call| command::name(&session.table, call).unwrap_or("?").to_owned();
     calls.into_iter().map(|call| ObjectKind { kind: u32::from(call), name: name(call) }).collect()
 }
 
+/// The object log.
 pub(crate) fn describe_objects(session: &Session) -> Vec<Object> {
     let records = session.objects.log().iter();
     records
@@ -153,6 +137,7 @@ pub(crate) fn describe_objects(session: &Session) -> Vec<Object> {
         .collect()
 }
 
+/// The client's pinned memory.
 pub(crate) fn describe_pinned(memory: &Memory) -> Vec<Pinned> {
     let pinned = memory.pinned.allocations().iter();
     pinned

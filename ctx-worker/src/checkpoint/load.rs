@@ -6,12 +6,14 @@ use rekindle_images::{Allocation, Blob, BlobKind, Client, DataReader, Piece};
 
 use crate::checkpoint::engine::Engine;
 use crate::checkpoint::layers::Layers;
+use crate::checkpoint::parts::load_part;
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
-use crate::resources::graphs;
 use crate::resources::job::Job;
 use crate::resources::memory;
 use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
+use crate::resources::vmm::Vmm;
 use crate::resources::vmm::aliases::Alias;
 use crate::session::state::{self, Mapped, State};
 
@@ -114,19 +116,10 @@ fn context_of_global(layers: &Layers<'_>, module: u64, address: u64) -> Option<u
 
 fn restore_blobs(layers: &mut Layers<'_>, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
     for blob in &client.blobs {
-        let bytes = || read_blob(blob, reader);
-        match BlobKind::try_from(blob.kind).map_err(|unknown| NotLoaded::UnknownPart(unknown.0))? {
-            // Content of arrays is loaded with that of memory, and what the client maps itself is there.
-            BlobKind::ArrayContent | BlobKind::Mapped => {}
-            BlobKind::ArrivingCode => layers.code.store.resume_arriving(blob.handle, bytes()?),
-            BlobKind::Printed => layers.code.prints.resume(blob.handle, bytes()?)?,
-            BlobKind::CodeLog => layers.code.logs.resume(blob.handle, bytes()?),
-            BlobKind::DeferredCommands => {
-                let restored = layers.scheduler.restore_held(&layers.call.session, layers.memory, &bytes()?);
-                restored.map_err(|why| NotLoaded::Part { part: "deferred commands", why })?;
-            }
-            BlobKind::Graphs => graphs::restore(&mut layers.code.graphs, &bytes()?)
-                .map_err(|why| NotLoaded::Part { part: "graphs", why })?,
+        let kind = BlobKind::try_from(blob.kind).map_err(|unknown| NotLoaded::UnknownPart(unknown.0))?;
+        // Content of arrays is loaded with that of memory, and what the client maps itself was read before.
+        if !matches!(kind, BlobKind::ArrayContent | Vmm::KIND) {
+            load_part(layers, kind, Part { handle: blob.handle, bytes: read_blob(blob, reader)? })?;
         }
     }
     Ok(())
@@ -147,7 +140,7 @@ fn read_blob(blob: &Blob, reader: &DataReader) -> Result<Vec<u8>, NotLoaded> {
 
 /// What the client maps itself.
 pub(crate) fn read_mapped(client: &Client, state: &State, reader: &DataReader) -> Result<Mapped, NotLoaded> {
-    let mut blobs = client.blobs.iter().filter(|blob| blob.is(BlobKind::Mapped));
+    let mut blobs = client.blobs.iter().filter(|blob| blob.is(Vmm::KIND));
     let blob = blobs.next().map(|blob| read_blob(blob, reader)).transpose()?;
     if blobs.next().is_some() {
         return Err(NotLoaded::Image("the image has two lists of what the client maps itself"));

@@ -12,6 +12,7 @@ pub(crate) mod engine;
 pub(crate) mod holders;
 pub(crate) mod layers;
 pub(crate) mod load;
+mod parts;
 mod precopy;
 mod room;
 pub(crate) mod save;

@@ -18,10 +18,11 @@ use crate::checkpoint::copying::{Cancel, Copying, Place, Preservation, Task};
 use crate::checkpoint::cut::cannot_be_placed_again;
 use crate::checkpoint::describe::{
     describe_allocations, describe_globals, describe_gpus, describe_kinds, describe_objects, describe_pinned,
-    describe_texts, describe_windows, state_bytes,
+    describe_windows, state_bytes,
 };
 use crate::checkpoint::draft::{Draft, Region};
 use crate::checkpoint::layers::Layers;
+use crate::checkpoint::parts::save_parts;
 use crate::checkpoint::save_error::SaveError;
 use crate::resources::Memory;
 use crate::resources::job::Job;
@@ -118,7 +119,7 @@ impl Checkpoint {
             }
         };
 
-        let described = describe_texts(layers.memory, layers.code, layers.scheduler).map_err(SaveError::from);
+        let described = save_parts(layers).map_err(SaveError::from);
         let described = described.and_then(|texts| Ok((texts, describe(layers, wanted.head, allocations, globals)?)));
         let (texts, (client, code)) = match described {
             Ok(described) => described,
@@ -261,7 +262,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let writer = DataWriter::new(file.try_clone().unwrap(), 0, key).unwrap();
         let worker_state = state_bytes(&worker.layers().0, &Ages::new()).unwrap();
-        let texts = describe_texts(&worker.memory, &worker.code, &worker.scheduler).unwrap();
+        let texts = save_parts(&worker.layers().0).unwrap();
         let blobs = texts.iter().map(|text| text.write(&writer).unwrap()).collect();
         writer.finish().unwrap();
 
@@ -271,7 +272,7 @@ mod tests {
         let mapped = read_mapped(&client, &state, &reader).unwrap();
         let mut again = Vmm::default();
         again.read(&mapped, 2).unwrap();
-        assert_eq!(again.saved().unwrap(), saved);
+        assert_eq!(again.mapped().unwrap(), saved);
         let twice = Client { blobs: [&client.blobs[..], &client.blobs[..]].concat(), ..client };
         assert!(read_mapped(&twice, &state, &reader).is_err());
     }

@@ -8,16 +8,16 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use rekindle_cuda_abi::code::{self, CodeError};
-use rekindle_images::CodeHash;
+use rekindle_images::{BlobKind, CodeHash};
 use thiserror::Error;
+
+use crate::resources::broken_image::BrokenImage;
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
+use crate::session::state::StateError;
 
 /// The most bytes of all images that are still arriving.
 const MAX_ARRIVING: usize = 2 << 30;
-
-/// An image that is not what the client said it would send.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("a code image arrived broken: {0}")]
-pub(crate) struct BrokenImage(&'static str);
 
 /// One image of code.
 pub(crate) struct Image {
@@ -263,15 +263,21 @@ impl CodeStore {
     pub(crate) fn get(&self, hash: &CodeHash) -> Option<Arc<Image>> {
         self.images.get(hash).cloned()
     }
+}
 
-    /// Whether an image is still arriving: its parts are not in the ring any more.
-    pub(crate) fn arriving(&self) -> &HashMap<u64, Vec<u8>> {
-        &self.arriving
+/// Images whose parts have not all arrived, by their numbers: the parts that have are not in the ring any more.
+impl Saved for CodeStore {
+    const KIND: BlobKind = BlobKind::ArrivingCode;
+    type With<'a> = ();
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        let part = |(&handle, bytes): (&u64, &Vec<u8>)| Part { handle, bytes: bytes.clone() };
+        Ok(self.arriving.iter().map(part).collect())
     }
 
-    /// An image that was still arriving when its client was saved.
-    pub(crate) fn resume_arriving(&mut self, number: u64, bytes: Vec<u8>) {
-        self.arriving.insert(number, bytes);
+    fn load(&mut self, part: Part, (): ()) -> Result<(), NotLoaded> {
+        self.arriving.insert(part.handle, part.bytes);
+        Ok(())
     }
 }
 

@@ -5,11 +5,15 @@ use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_void};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::BlobKind;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
 use rekindle_wire::command::CodeLog;
 use rekindle_wire::layout::REPLY_BYTES;
 
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
 use crate::session::outcome::{Outcome, Refused};
+use crate::session::state::StateError;
 
 /// `CU_JIT_*`.
 const THREADS_PER_BLOCK: u32 = 1;
@@ -130,16 +134,22 @@ impl CodeLogs {
         }
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
+}
 
-    /// The logs that are saved, each by the handle of its blob.
-    pub(crate) fn saved(&self) -> impl Iterator<Item = (u64, &Vec<u8>)> {
-        self.of_threads.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs))
+/// Logs that their threads may be about to fetch: the handle is twice the thread's number, and one more for errors.
+impl Saved for CodeLogs {
+    const KIND: BlobKind = BlobKind::CodeLog;
+    type With<'a> = ();
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        let logs = self.of_threads.iter().flat_map(|(thread, logs)| (u64::from(*thread) << 1..).zip(logs));
+        Ok(logs.map(|(handle, text)| Part { handle, bytes: text.clone() }).collect())
     }
 
-    /// Takes a log that was saved by this handle.
-    pub(crate) fn resume(&mut self, handle: u64, text: Vec<u8>) {
-        let logs = self.of_threads.entry((handle >> 1) as u32).or_default();
-        logs[(handle & 1) as usize] = text;
+    fn load(&mut self, part: Part, (): ()) -> Result<(), NotLoaded> {
+        let logs = self.of_threads.entry((part.handle >> 1) as u32).or_default();
+        logs[(part.handle & 1) as usize] = part.bytes;
+        Ok(())
     }
 }
 

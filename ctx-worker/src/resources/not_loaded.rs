@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::gpu::driver::CallFailed;
 use crate::resources::arrays::ArrayError;
-use crate::resources::code_store::BrokenImage;
+use crate::resources::broken_image::BrokenImage;
 use crate::resources::job::EngineError;
 use crate::resources::memory::MemoryError;
 use crate::resources::vmm::aliases::AliasError;

@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::BlobKind;
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, Kind};
 use rekindle_wire::layout::REPLY_BYTES;
@@ -23,9 +24,11 @@ use tracing::{error, warn};
 
 use crate::gpu::driver::is_sticky;
 use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
 use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
+use crate::session::state::StateError;
 use crate::session::waiting::{PRINT_STREAM, StreamKey};
 
 /// This process's stderr from before it was a memfd: where its own log goes.
@@ -111,16 +114,20 @@ impl Prints {
     fn is_empty(&self) -> bool {
         self.pending.iter().all(Vec::is_empty)
     }
+}
 
-    /// What is pending for stdout and stderr, to be saved.
-    pub(crate) fn pending(&self) -> &[Vec<u8>; OUTPUTS] {
-        &self.pending
+/// What kernels have printed and the application has not fetched, by output: 0 for stdout, 1 for stderr.
+impl Saved for Prints {
+    const KIND: BlobKind = BlobKind::Printed;
+    type With<'a> = ();
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        Ok((0..).zip(&self.pending).map(|(handle, text)| Part { handle, bytes: text.clone() }).collect())
     }
 
-    /// What was pending when the client was saved. `output` is 0 for stdout, 1 for stderr.
-    pub(crate) fn resume(&mut self, output: u64, text: Vec<u8>) -> Result<(), NotLoaded> {
-        let pending = usize::try_from(output).ok().and_then(|o| self.pending.get_mut(o));
-        *pending.ok_or(NotLoaded::Image("the image has text for an output that there is not"))? = text;
+    fn load(&mut self, part: Part, (): ()) -> Result<(), NotLoaded> {
+        let pending = usize::try_from(part.handle).ok().and_then(|output| self.pending.get_mut(output));
+        *pending.ok_or(NotLoaded::Image("the image has text for an output that there is not"))? = part.bytes;
         Ok(())
     }
 }
@@ -291,9 +298,9 @@ mod tests {
     fn saved_text_comes_back_where_it_was() {
         let mut prints = Prints::default();
         assert!(prints.is_empty());
-        prints.resume(1, b"said".to_vec()).unwrap();
-        assert!(prints.resume(2, Vec::new()).is_err());
-        assert_eq!(prints.pending(), &[Vec::new(), b"said".to_vec()]);
+        prints.load(Part { handle: 1, bytes: b"said".to_vec() }, ()).unwrap();
+        assert!(prints.load(Part { handle: 2, bytes: Vec::new() }, ()).is_err());
+        assert_eq!(&prints.pending, &[Vec::new(), b"said".to_vec()]);
         assert!(!prints.is_empty());
     }
 }

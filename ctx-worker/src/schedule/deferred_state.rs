@@ -1,10 +1,13 @@
 //! Held commands as bytes of the saved state. At a quiesce each is as it came from the ring, or a callback that the
 //! application is to run or is running.
 
+use rekindle_images::BlobKind;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::ring::CommandHeader;
 
 use crate::resources::Memory;
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
 use crate::schedule::Scheduler;
 use crate::schedule::deferred::{Entry, Held, Progress, Setting};
 use crate::session::Session;
@@ -25,7 +28,7 @@ impl Setting {
 
 impl Held {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.
-    pub(crate) fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
+    fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
         if self.list.is_empty() && self.callback_thread == 0 && self.waiting_for_room.is_empty() {
             return Ok(None);
         }
@@ -63,9 +66,24 @@ impl Held {
     }
 }
 
+/// All commands that are held, in one part.
+impl Saved for Scheduler {
+    const KIND: BlobKind = BlobKind::DeferredCommands;
+    type With<'a> = (&'a Session, &'a Memory);
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        Ok(self.deferred.saved()?.into_iter().map(|bytes| Part { handle: 0, bytes }).collect())
+    }
+
+    fn load(&mut self, part: Part, (session, memory): Self::With<'_>) -> Result<(), NotLoaded> {
+        let restored = self.restore_held(session, memory, &part.bytes);
+        restored.map_err(|why| NotLoaded::Part { part: "held commands", why })
+    }
+}
+
 impl Scheduler {
-    /// Takes up what [`Held::saved`] gave. All objects are there.
-    pub(crate) fn restore_held(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
+    /// Takes up what [`Held::saved`] gave.
+    fn restore_held(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
         let saved: state::Held = state::parse(bytes)?;
         let slot = |word: u32| u16::try_from(word).map_err(|_| Malformed("a reply slot that does not exist"));
         self.deferred.callback_thread = slot(saved.callback_thread)?;

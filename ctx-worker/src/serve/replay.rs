@@ -43,11 +43,10 @@ impl Executor {
         let variables = client.globals.iter().zip(&cut.contexts);
         let variables = variables.map(|(global, context)| ((global.module, *context), (global.address, global.size)));
         let variables: Vec<_> = variables.filter(|(code, _)| !self.code.globals.contains_key(code)).collect();
-        let unit = match variables.first() {
-            Some(((_, context), _)) => holders::measure(self, *context)?,
-            None => 1,
+        let mut holders = match variables.first() {
+            Some(((_, context), _)) => Holders::new(holders::measure(self, *context)?, variables)?,
+            None => Holders::default(),
         };
-        let mut holders = Holders::new(unit, variables)?;
         holders.fill(self)?;
         for object in behind {
             if let Some(code) = self.brings(call(object), object) {

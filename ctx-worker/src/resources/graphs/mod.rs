@@ -15,11 +15,14 @@ mod commands;
 use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::BlobKind;
 use rekindle_wire::codec::{Malformed, Reader};
 use rekindle_wire::command::Launch;
 use rekindle_wire::graph::{Program, Step, Task};
 
 use crate::gpu::driver::Driver;
+use crate::resources::not_loaded::NotLoaded;
+use crate::resources::saved::{Part, Saved};
 use crate::session::state::{self, StateError};
 
 /// An executable graph of the client's.
@@ -78,24 +81,33 @@ pub(crate) fn destroy_graph(driver: &Driver, exec: CUgraphExec, graph: CUgraph) 
     }
 }
 
-/// All programs as bytes of the saved state; `None` where there are none.
-pub(crate) fn bytes(graphs: &Graphs) -> Result<Option<Vec<u8>>, StateError> {
-    if graphs.is_empty() {
-        return Ok(None);
+/// All programs, in one part.
+impl Saved for Graphs {
+    const KIND: BlobKind = BlobKind::Graphs;
+    type With<'a> = ();
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        if self.is_empty() {
+            return Ok(Vec::new());
+        }
+        let graph = |(&handle, graph): (&u64, &Graph)| state::Graph {
+            handle,
+            context: graph.context,
+            flags: graph.flags,
+            program: graph.program.to_bytes(),
+            ..state::Graph::default()
+        };
+        let graphs = self.iter().map(graph).collect();
+        let bytes = state::bytes(&state::Graphs { graphs, ..state::Graphs::default() })?;
+        Ok(vec![Part { handle: 0, bytes }])
     }
-    let graph = |(&handle, graph): (&u64, &Graph)| state::Graph {
-        handle,
-        context: graph.context,
-        flags: graph.flags,
-        program: graph.program.to_bytes(),
-        ..state::Graph::default()
-    };
-    let graphs = graphs.iter().map(graph).collect();
-    state::bytes(&state::Graphs { graphs, ..state::Graphs::default() }).map(Some)
+
+    fn load(&mut self, part: Part, (): ()) -> Result<(), NotLoaded> {
+        read(&part.bytes, self).map_err(|why| NotLoaded::Part { part: "graphs", why })
+    }
 }
 
-/// Takes up what [`bytes`] gave.
-pub(crate) fn restore(graphs: &mut Graphs, bytes: &[u8]) -> Result<(), Malformed> {
+fn read(bytes: &[u8], graphs: &mut Graphs) -> Result<(), Malformed> {
     let saved: state::Graphs = state::parse(bytes)?;
     for it in saved.graphs {
         let graph = Graph::new(it.context, it.flags, Program::from_bytes(&it.program)?);

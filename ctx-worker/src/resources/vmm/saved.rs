@@ -1,6 +1,7 @@
 //! What an image keeps of reservations, pieces and mappings, and how a restore makes them again.
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images::BlobKind;
 use rekindle_wire::codec::Malformed;
 use rekindle_wire::command::PieceFlags;
 use rekindle_wire::window;
@@ -9,11 +10,12 @@ use super::{Mapping, Piece, Sharing, Vmm, create, is_in, properties, set_access}
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
 use crate::resources::not_loaded::NotLoaded;
-use crate::session::state::{self, Mapped};
+use crate::resources::saved::{Part, Saved};
+use crate::session::state::{self, Mapped, StateError};
 
 impl Vmm {
     /// For the image. None where there is nothing.
-    pub(crate) fn saved(&self) -> Option<Mapped> {
+    pub(crate) fn mapped(&self) -> Option<Mapped> {
         let mut out = Mapped::default();
         let reservation = |(&address, &size): (&u64, &u64)| state::Reservation { address, size, ..Default::default() };
         out.reservations = self.reservations.iter().map(reservation).collect();
@@ -48,7 +50,7 @@ impl Vmm {
         (out != Mapped::default()).then_some(out)
     }
 
-    /// What [`Vmm::saved`] gave, of a client that has so many devices. Nothing of it is there yet.
+    /// What [`Vmm::mapped`] gave, of a client that has so many devices. Nothing of it is there yet.
     pub(crate) fn read(&mut self, saved: &Mapped, devices: usize) -> Result<(), Malformed> {
         let ordinal = |device: u32| {
             let device = Some(device as usize).filter(|d| *d < devices);
@@ -83,6 +85,21 @@ impl Vmm {
             let access = access.collect::<Result<_, Malformed>>()?;
             self.mappings.insert(it.address, Mapping { size: it.size, piece: it.piece, access });
         }
+        Ok(())
+    }
+}
+
+/// All of it, in one part. A restore reads it before it maps memory ([`Vmm::read`]), so nothing is left to take up.
+impl Saved for Vmm {
+    const KIND: BlobKind = BlobKind::Mapped;
+    type With<'a> = ();
+
+    fn save(&self) -> Result<Vec<Part>, StateError> {
+        let Some(mapped) = self.mapped() else { return Ok(Vec::new()) };
+        Ok(vec![Part { handle: 0, bytes: state::bytes(&mapped)? }])
+    }
+
+    fn load(&mut self, _: Part, (): ()) -> Result<(), NotLoaded> {
         Ok(())
     }
 }
@@ -137,8 +154,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read_without_the_drivers_handles() {
         let vmm = sample();
-        assert_eq!(Vmm::default().saved(), None);
-        let out = vmm.saved().unwrap();
+        assert_eq!(Vmm::default().mapped(), None);
+        let out = vmm.mapped().unwrap();
         let mut again = Vmm::default();
         again.read(&out, 2).unwrap();
         assert_eq!((&again.reservations, &*again.mappings), (&vmm.reservations, &*vmm.mappings));

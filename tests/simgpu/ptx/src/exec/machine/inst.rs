@@ -13,7 +13,7 @@ pub(crate) type Test = for<'a, 'l> fn(&'a Core<'l>, &'a Inst) -> u32;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inst {
     pub(crate) action: Action,
-    /// The guard's predicate row, or [`NO_ROW`].
+    /// The guard's predicate row, or [`NO_ROW`](super::row::NO_ROW).
     pub(crate) guard: Row,
     /// The mask by which the guard is exclusive-ored: all ones if it is negated.
     pub(crate) guard_flip: u32,

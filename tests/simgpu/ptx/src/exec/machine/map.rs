@@ -4,7 +4,7 @@ use super::core::{Core, Flow};
 use super::inst::Inst;
 use super::row::{LANES, Lane, Lanes};
 
-/// An [`Exec`] that maps sources to a destination by a closure.
+/// An [`Exec`](super::inst::Exec) that maps sources to a destination by a closure.
 macro_rules! exec {
     ($d:ty; |$a:ident: $ta:ty| $body:expr) => {{
         let f: $crate::exec::machine::Exec = |w, i| w.map1(i, |$a: $ta| -> $d { $body });
