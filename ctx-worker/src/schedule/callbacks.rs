@@ -1,31 +1,26 @@
 //! Host callbacks, and the end of the application's threads.
 
-use rekindle_cuda_abi::types::*;
-use rekindle_wire::codec::{Reader, Writer};
-use rekindle_wire::command::{HostFunc, ThreadEnd};
+use std::collections::{HashSet, VecDeque};
 
-use crate::schedule::deferred::{Held, Progress};
+use rekindle_cuda_abi::types::*;
+use rekindle_wire::codec::Reader;
+use rekindle_wire::command::ThreadEnd;
+
 use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
 
-impl Held {
-    /// The next callback that is to be run, as the application's callback thread takes it.
-    pub(crate) fn next_callback(&mut self) -> Option<Writer> {
-        while let Some(id) = self.ready.pop_front() {
-            let Some(entry) = self.entry(id) else { continue };
-            let Progress::Callback(status) = entry.progress else { continue };
-            let Ok(HostFunc { function, data, kind, named, .. }) = HostFunc::read(&mut Reader::new(&entry.parameters))
-            else {
-                continue;
-            };
-            let mut callback = Writer::new();
-            [id, kind, function, data, named, status as u64].into_iter().for_each(|word| callback.word(word));
-            self.running.insert(id);
-            return Some(callback);
-        }
-        None
-    }
+/// Callbacks whose streams have come to them, by the numbers of their commands.
+#[derive(Debug, Default)]
+pub(crate) struct Callbacks {
+    /// To be run.
+    pub(super) ready: VecDeque<u64>,
+    /// The application runs them.
+    pub(super) running: HashSet<u64>,
+    /// Their commands are over.
+    pub(super) returned: HashSet<u64>,
+    /// The reply slot in which the client's callback thread waits, 0 for none.
+    pub(crate) thread: u16,
 }
 
 /// A thread of the application's has ended: its default streams are destroyed once they are idle.

@@ -18,11 +18,12 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use rekindle_cuda_abi::types::*;
-use rekindle_wire::codec::Reader;
+use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{self, HostFunc};
 use rekindle_wire::ring::CommandHeader;
 
 use crate::gpu::driver::Driver;
+use crate::schedule::callbacks::Callbacks;
 use crate::schedule::dependencies::{EventUse, Role, Scope, Turn, Uses};
 use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Waiting};
@@ -165,12 +166,7 @@ pub(crate) struct Held {
     /// While a quiesce goes on, streams take commands only when they are idle, and only so many.
     closing: Option<u32>,
     arrivals: HashMap<u64, CUresult>,
-    /// Callbacks: to be run, running, returned.
-    pub(crate) ready: VecDeque<u64>,
-    pub(crate) running: HashSet<u64>,
-    pub(crate) returned: HashSet<u64>,
-    /// The reply slot in which the client's callback thread waits, 0 for none.
-    pub(crate) callback_thread: u16,
+    pub(crate) callbacks: Callbacks,
     by_thread: HashMap<u32, usize>,
     /// Threads that wait for room, and their reply slots.
     pub(crate) waiting_for_room: Vec<(u32, u16)>,
@@ -185,12 +181,29 @@ impl Held {
 
     /// A callback has returned.
     pub(crate) fn callback_returned(&mut self, id: u64) -> bool {
-        let was_running = self.running.remove(&id);
+        let was_running = self.callbacks.running.remove(&id);
         if was_running {
-            self.returned.insert(id);
+            self.callbacks.returned.insert(id);
             self.changed = true;
         }
         was_running
+    }
+
+    /// The next callback that is to be run, as the application's callback thread takes it.
+    pub(crate) fn next_callback(&mut self) -> Option<Writer> {
+        while let Some(id) = self.callbacks.ready.pop_front() {
+            let Some(entry) = self.entry(id) else { continue };
+            let Progress::Callback(status) = entry.progress else { continue };
+            let Ok(HostFunc { function, data, kind, named, .. }) = HostFunc::read(&mut Reader::new(&entry.parameters))
+            else {
+                continue;
+            };
+            let mut callback = Writer::new();
+            [id, kind, function, data, named, status as u64].into_iter().for_each(|word| callback.word(word));
+            self.callbacks.running.insert(id);
+            return Some(callback);
+        }
+        None
     }
 
     /// Whether nothing here goes on unless the application does something.
@@ -301,10 +314,10 @@ impl Held {
                     return Ok(Next::Ends);
                 }
                 entry.progress = Progress::Callback(result);
-                self.ready.push_back(entry.id);
+                self.callbacks.ready.push_back(entry.id);
                 Next::Stays
             }
-            (_, Progress::Callback(_), _) if self.returned.remove(&entry.id) => Next::Ends,
+            (_, Progress::Callback(_), _) if self.callbacks.returned.remove(&entry.id) => Next::Ends,
             (_, Progress::Callback(_), _) => Next::Stays,
             (..) => Next::Goes,
         })

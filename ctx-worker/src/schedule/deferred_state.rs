@@ -29,7 +29,7 @@ impl Setting {
 impl Held {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.
     fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
-        if self.list.is_empty() && self.callback_thread == 0 && self.waiting_for_room.is_empty() {
+        if self.list.is_empty() && self.callbacks.thread == 0 && self.waiting_for_room.is_empty() {
             return Ok(None);
         }
         let waiting = |&(thread, reply): &(u32, u16)| WaitingForRoom {
@@ -39,7 +39,9 @@ impl Held {
         };
         let command = |entry: &Entry| {
             let (progress, status) = match entry.progress {
-                Progress::Callback(status) if self.running.contains(&entry.id) => (HeldProgress::RUNNING, status),
+                Progress::Callback(status) if self.callbacks.running.contains(&entry.id) => {
+                    (HeldProgress::RUNNING, status)
+                }
                 Progress::Callback(status) => (HeldProgress::READY, status),
                 Progress::Queued | Progress::OnDevice => (HeldProgress::QUEUED, 0),
             };
@@ -57,7 +59,7 @@ impl Held {
             }
         };
         let saved = state::Held {
-            callback_thread: u32::from(self.callback_thread),
+            callback_thread: u32::from(self.callbacks.thread),
             waiting_for_room: self.waiting_for_room.iter().map(waiting).collect(),
             commands: self.list.iter().map(command).collect(),
             ..state::Held::default()
@@ -86,7 +88,7 @@ impl Scheduler {
     fn restore_held(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
         let saved: state::Held = state::parse(bytes)?;
         let slot = |word: u32| u16::try_from(word).map_err(|_| Malformed("a reply slot that does not exist"));
-        self.deferred.callback_thread = slot(saved.callback_thread)?;
+        self.deferred.callbacks.thread = slot(saved.callback_thread)?;
         for it in &saved.waiting_for_room {
             self.deferred.waiting_for_room.push((it.thread, slot(it.reply)?));
         }
@@ -100,8 +102,8 @@ impl Scheduler {
             };
             let progress = it.progress.enum_value().map_err(|_| Malformed("a held command in no known state"))?;
             match progress {
-                HeldProgress::READY => self.deferred.ready.push_back(it.id),
-                HeldProgress::RUNNING => drop(self.deferred.running.insert(it.id)),
+                HeldProgress::READY => self.deferred.callbacks.ready.push_back(it.id),
+                HeldProgress::RUNNING => drop(self.deferred.callbacks.running.insert(it.id)),
                 HeldProgress::QUEUED => {}
             }
             let progress = match progress {

@@ -217,7 +217,7 @@ impl Executor {
     pub(crate) fn callback_next(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let CallbackNext { done } = CallbackNext::read(args)?;
         if (done != 0 && !self.scheduler.deferred.callback_returned(done))
-            || self.scheduler.deferred.callback_thread != 0
+            || self.scheduler.deferred.callbacks.thread != 0
         {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
@@ -229,7 +229,7 @@ impl Executor {
                 Ok(Outcome::Done(CUDA_SUCCESS))
             }
             None => {
-                self.scheduler.deferred.callback_thread = slot;
+                self.scheduler.deferred.callbacks.thread = slot;
                 Ok(Outcome::Later)
             }
         }
@@ -237,11 +237,11 @@ impl Executor {
 
     /// Has the waiting callback thread run what is ready.
     fn run_callback(&mut self) {
-        if self.scheduler.deferred.callback_thread == 0 {
+        if self.scheduler.deferred.callbacks.thread == 0 {
             return;
         }
         if let Some(callback) = self.scheduler.deferred.next_callback() {
-            let slot = std::mem::take(&mut self.scheduler.deferred.callback_thread);
+            let slot = std::mem::take(&mut self.scheduler.deferred.callbacks.thread);
             self.answer(slot, CUDA_SUCCESS, callback.bytes());
         }
     }
