@@ -15,7 +15,7 @@ use crate::resources::vmm::aliases::Alias;
 use crate::resources::{Code, Memory};
 use crate::schedule::times::Ages;
 use crate::session::Session;
-use crate::session::state::{self, PinnedMemory, RecordedEvent, State, StateError};
+use crate::session::state::{self, State, StateError};
 
 /// The client's device memory, and the copies that make its content.
 pub(crate) fn describe_allocations(
@@ -150,18 +150,8 @@ pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, S
     let (memory, scheduler) = (&*layers.memory, &*layers.scheduler);
     let mut state = State::default();
     memory.write_shared(&mut state);
-    let mut recorded: Vec<(u64, u64)> = scheduler.times.recorded.iter().map(|(event, when)| (*when, *event)).collect();
-    recorded.sort_unstable();
-    let event = |(_, handle): (u64, u64)| RecordedEvent {
-        handle,
-        timed: ages.contains_key(&handle),
-        age: ages.get(&handle).copied().unwrap_or_default(),
-        ..RecordedEvent::default()
-    };
-    state.recorded = recorded.into_iter().map(event).collect();
-    let pinned = memory.pinned.allocations().iter();
-    let pinned = pinned.map(|(&address, it)| PinnedMemory { address, context: it.context, ..PinnedMemory::default() });
-    state.pinned = pinned.collect();
+    scheduler.times.write(ages, &mut state);
+    memory.pinned.write(&mut state);
     for device in &memory.devices {
         let reserved_to = device.memory.client_reserved();
         let mut saved = state::Device { reserved_to, reset: device.reset, ..state::Device::default() };

@@ -1,18 +1,21 @@
 //! Pinned host memory on the worker's side: memfds that came over the connection, mapped where the client has them and
 //! registered with the driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
+use rekindle_images as images;
 use rekindle_wire::attach::Pinned;
 use rekindle_wire::{layout, window};
 use tracing::warn;
 
 use crate::gpu::driver::Driver;
+use crate::resources::not_loaded::NotLoaded;
 use crate::session::share::{Share, What};
+use crate::session::state::{self, State};
 
 /// Memfds that have arrived but are not mapped yet. Filled by the thread that reads the connection.
 #[derive(Default)]
@@ -78,6 +81,27 @@ impl PinnedMemory {
     /// Bytes of all.
     pub(crate) fn bytes(&self) -> u64 {
         self.allocations.values().map(|it| it.size).sum()
+    }
+
+    /// For the image: what its list of pinned memory has no place for.
+    pub(crate) fn write(&self, state: &mut State) {
+        let saved = |(&address, it): (&u64, &Allocation)| state::PinnedMemory {
+            address,
+            context: it.context,
+            ..state::PinnedMemory::default()
+        };
+        state.pinned = self.allocations.iter().map(saved).collect();
+    }
+
+    /// What [`PinnedMemory::write`] wrote, with that list: what is to be mapped once its memfds are here.
+    pub(crate) fn read(state: &State, listed: &[images::Pinned]) -> Result<Vec<(u64, Allocation)>, NotLoaded> {
+        let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
+        let expected = listed.iter().map(|it| {
+            let context = contexts.get(&it.address).copied();
+            let context = context.ok_or(NotLoaded::Image("pinned memory without a context"))?;
+            Ok((it.address, Allocation { size: it.size, flags: it.flags as u32, context }))
+        });
+        expected.collect()
     }
 
     /// What is pinned here counts with what others of the container have pinned.

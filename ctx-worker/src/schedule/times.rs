@@ -23,6 +23,7 @@ use crate::gpu::driver::{Driver, expect};
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::dependencies::word;
 use crate::session::call::Call;
+use crate::session::state::{RecordedEvent, State};
 
 /// Events that were recorded before a restore and not since: how many milliseconds before the save.
 pub(crate) type Ages = HashMap<u64, f64>;
@@ -80,6 +81,29 @@ impl Times {
         if let Some(moment) = self.restored_at.remove(&context) {
             // SAFETY: made by `mark_restore`, and not used again.
             unsafe { (driver.cuEventDestroy_v2)(moment) };
+        }
+    }
+
+    /// For the image: the recorded events in their order, with their ages.
+    pub(crate) fn write(&self, ages: &Ages, state: &mut State) {
+        let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
+        recorded.sort_unstable();
+        let event = |(_, handle): (u64, u64)| RecordedEvent {
+            handle,
+            timed: ages.contains_key(&handle),
+            age: ages.get(&handle).copied().unwrap_or_default(),
+            ..RecordedEvent::default()
+        };
+        state.recorded = recorded.into_iter().map(event).collect();
+    }
+
+    /// What [`Times::write`] wrote.
+    pub(crate) fn read(&mut self, state: &State) {
+        for (when, event) in (0..).zip(&state.recorded) {
+            self.recorded.insert(event.handle, when);
+            if event.timed && event.age.is_finite() {
+                self.ages.insert(event.handle, event.age);
+            }
         }
     }
 

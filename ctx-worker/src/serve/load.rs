@@ -11,7 +11,7 @@ use rekindle_wire::command;
 
 use crate::checkpoint::load::{check_pieces, compare_globals, read_mapped, restore_allocations, restore_content};
 use crate::resources::not_loaded::NotLoaded;
-use crate::resources::pinned;
+use crate::resources::pinned::PinnedMemory;
 use crate::resources::textures::{needs_memory, recorded_memory, recorded_value};
 use crate::resources::vmm::aliases::unmap_aliases;
 use crate::serve::executor::Executor;
@@ -91,13 +91,7 @@ impl Executor {
 
     fn restore_state(&mut self, client: &Client, state: &State, mapped: &Mapped) -> Result<(), NotLoaded> {
         let malformed = NotLoaded::worker_state;
-        for (when, event) in (0..).zip(&state.recorded) {
-            self.scheduler.times.recorded.insert(event.handle, when);
-            if event.timed && event.age.is_finite() {
-                self.scheduler.times.ages.insert(event.handle, event.age);
-            }
-        }
-        let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
+        self.scheduler.times.read(state);
         for (i, saved) in state.devices.iter().enumerate() {
             let device = self.memory.devices.get_mut(i).ok_or(NotLoaded::NoDevice)?;
             device.memory.client_reserves(saved.reserved_to);
@@ -108,15 +102,7 @@ impl Executor {
         }
         self.memory.pools.read(state, self.memory.devices.len()).map_err(malformed)?;
         self.memory.vmm.read(mapped, self.memory.devices.len()).map_err(malformed)?;
-        self.memory.expected_pins = client
-            .pinned
-            .iter()
-            .map(|p| {
-                let context =
-                    contexts.get(&p.address).copied().ok_or(NotLoaded::Image("pinned memory without a context"))?;
-                Ok((p.address, pinned::Allocation { size: p.size, flags: p.flags as u32, context }))
-            })
-            .collect::<Result<_, NotLoaded>>()?;
+        self.memory.expected_pins = PinnedMemory::read(state, &client.pinned)?;
         Ok(())
     }
 }
