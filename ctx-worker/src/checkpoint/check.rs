@@ -1,4 +1,4 @@
-//! What the worker says of its client before anybody dumps it: whether it could be saved.
+//! Whether a client could be saved now, and why not.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use crate::checkpoint::cut::cannot_be_placed_again;
 use crate::resources::{Code, Memory};
 use crate::session::Session;
 
-/// Why a dump would fail now. Whether the devices would come to rest in time, nobody can say beforehand.
+/// Why a dump would fail now. Nothing tells beforehand whether the devices would come to rest in time.
 pub(crate) fn obstacles(session: &Session, memory: &Memory, code: &Code) -> Vec<String> {
     let mut found: Vec<String> = session.unsavable.iter().cloned().collect();
     let sticky = session.shared.map_or(0, |shared| shared.header().sticky.load(Ordering::Acquire));

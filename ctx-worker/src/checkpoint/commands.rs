@@ -24,7 +24,7 @@ impl Checkpoint {
         self.observed.as_mut()?.watch(&mut self.tracker, call, memory, code, parameters)
     }
 
-    /// It has been handed to the driver.
+    /// The command has been handed to the driver.
     pub(crate) fn watched(&mut self, call: &mut Call, memory: &Memory, code: &Code, watch: Watch) {
         if let Some(observation) = &mut self.observed {
             observation.watched(&mut self.tracker, call, memory, code, watch);

@@ -519,6 +519,7 @@ fn has_no_binary(call: &Call, parent: u64) -> bool {
     answer == CUDA_ERROR_NO_BINARY_FOR_GPU
 }
 
+/// Notes the first reason why the client cannot be saved.
 fn cannot_save(session: &mut Session, why: String) {
     session.unsavable.get_or_insert(why);
 }

@@ -212,7 +212,7 @@ fn shape(function: &Function) -> Shape {
     {
         shape.turn = TurnShape::Ask;
     }
-    // What else sets something the driver does at once, and held launches keep what they had (`held_settings`). For a limit
+    // What else sets something the driver does at once, and held launches keep what they had (`deferred_settings`). For a limit
     // it waits itself.
     if function.symbol == "cuCtxSetLimit" {
         shape.scope = ScopeShape::Everything;
@@ -233,7 +233,7 @@ impl FreeStreams {
         }
     }
 
-    /// A stream was destroyed, or something else.
+    /// An object was destroyed, which may have been a stream.
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.0.remove(&handle);
     }

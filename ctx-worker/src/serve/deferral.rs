@@ -1,4 +1,4 @@
-//! Executing commands, or having them wait in software: what decides is in `schedule/deferred.rs`.
+//! Commands are executed, or held in software. `schedule/deferred.rs` decides which of the two.
 //!
 //! ```text
 //!   ring ──> execute ──nothing holds it──> perform ──> driver
@@ -53,6 +53,7 @@ impl Executor {
         }
     }
 
+    /// Holds a command behind what it must come after, and does at once what its caller would have from the driver at once.
     fn hold(&mut self, header: CommandHeader, parameters: &[u8], uses: Uses) -> Result<(), Refused> {
         self.call.header = header;
         if uses.turn == Turn::Ask {

@@ -1,4 +1,5 @@
-//! What waits for the device: looked at between commands, and waited for where everything must be at rest.
+//! Work that waits for the device: the executor looks at it between commands, and waits for it where everything must be at
+//! rest.
 
 use std::time::{Duration, Instant};
 

@@ -145,7 +145,7 @@ impl Observation {
         Some(Watch { access, call: header.call, before })
     }
 
-    /// It has been handed to the driver.
+    /// The command has been handed to the driver.
     pub(crate) fn watched(
         &mut self,
         tracker: &mut Tracker,

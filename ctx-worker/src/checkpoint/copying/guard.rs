@@ -83,7 +83,7 @@ impl Guard {
         }
     }
 
-    /// A command is about to write these.
+    /// A command is about to write these places.
     fn note(&mut self, places: &[Place]) {
         for place in places {
             let next = self.named.len() as u32;

@@ -19,7 +19,7 @@ use crate::session::outcome::{Outcome, Refused};
 /// A piece, and the driver's handle of it.
 type Exporting = (SharedPiece, u64);
 
-/// All of them, or none.
+/// Imports all of the pieces, or none.
 fn import_all(driver: &Driver, files: &[OwnedFd], pieces: &[SharedPiece]) -> Result<Vec<(u64, SharedPiece)>, CUresult> {
     let mut imported = Vec::new();
     for (file, piece) in files.iter().zip(pieces) {
@@ -199,7 +199,7 @@ impl Memory {
         (own.collect(), ids(came).chain(arrived).chain(events).collect())
     }
 
-    /// Who saves what: nothing twice, and not what others save.
+    /// Takes note of the pieces that other processes save. A piece that this client has twice is saved once.
     pub(crate) fn leave_out(&mut self, call: &mut Call, elsewhere: &BTreeSet<PieceId>) {
         let primary = self.first_primary();
         self.ipc_events.forget(call, primary);

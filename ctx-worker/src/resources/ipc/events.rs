@@ -133,7 +133,7 @@ impl IpcEvents {
         (of(false), of(true))
     }
 
-    /// Whose state of which page is saved.
+    /// Takes note of the pages whose state other processes save.
     pub(crate) fn leave_out(&mut self, elsewhere: &BTreeSet<PieceId>) {
         self.pages.iter_mut().for_each(|(id, page)| page.elsewhere = elsewhere.contains(id));
     }
@@ -268,13 +268,13 @@ impl IpcEvents {
         Ok(())
     }
 
-    /// A device's context, which is reset, no longer knows what it has registered.
+    /// A device's context is about to be reset, and forgets then which pages are registered.
     pub(crate) fn unregister(&self, call: &mut Call, primary: CUcontext, ordinal: usize) {
         let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
         pages.into_iter().filter(|_| ordinal == 0).for_each(|at| unregister_page(call, primary, at));
     }
 
-    /// And again, afterwards.
+    /// Registers the pages again after the reset.
     pub(crate) fn register(&self, call: &mut Call, primary: CUcontext, ordinal: usize) -> Result<(), Refused> {
         let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
         pages

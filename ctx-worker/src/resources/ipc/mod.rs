@@ -38,6 +38,7 @@ pub(crate) struct Arrived {
     files: BTreeMap<PieceId, OwnedFd>,
 }
 
+/// A descriptor of a piece, for another process.
 fn export(driver: &Driver, real: u64) -> Result<OwnedFd, CUresult> {
     let mut fd = -1_i32;
     // SAFETY: the out parameter is a local, and the handle the driver's own.
@@ -52,6 +53,7 @@ fn export(driver: &Driver, real: u64) -> Result<OwnedFd, CUresult> {
     }
 }
 
+/// The driver's handle of a piece that another process has exported.
 fn import(driver: &Driver, file: &OwnedFd) -> Result<u64, CUresult> {
     let mut real = 0_u64;
     // SAFETY: the out parameter is a local; the driver takes a descriptor as a pointer's value, and keeps none.
@@ -77,7 +79,7 @@ impl Arrived {
             its_files.extend(files);
             return Ok(());
         }
-        // Whoever asked for them has been killed, or restored, in between.
+        // The processes that asked for the oldest were killed or restored in between.
         while tickets.len() >= MAX_TICKETS {
             tickets.pop_first();
         }

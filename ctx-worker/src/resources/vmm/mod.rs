@@ -202,6 +202,7 @@ fn is_in(window: &Range<u64>, address: u64, size: u64) -> bool {
     size > 0 && window.contains(&address) && address.checked_add(size).is_some_and(|end| end <= window.end)
 }
 
+/// The properties with which the driver makes a piece.
 pub(crate) fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -215,6 +216,7 @@ pub(crate) fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags)
     }
 }
 
+/// Has the driver make a piece.
 pub(crate) fn create(driver: &Driver, size: u64, properties: &CUmemAllocationProp) -> Result<u64, CUresult> {
     let mut real = 0_u64;
     // SAFETY: the out parameter is a local, the properties live through the call.
@@ -239,6 +241,7 @@ fn reserve_at(driver: &Driver, address: u64, size: u64) -> Result<(), CUresult> 
     }
 }
 
+/// Says what devices may do at a range.
 fn set_access(driver: &Driver, address: u64, size: u64, access: &[CUmemAccessDesc]) -> CUresult {
     // SAFETY: the descriptors live through the call.
     unsafe { (driver.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len()) }
