@@ -570,28 +570,28 @@ mod tests {
         let mut worker = fixture::executor();
         let layout = std::alloc::Layout::from_size_align(SHARED_SIZE, 4096).unwrap();
         // SAFETY: the layout has a size; the memory is leaked, so it stays.
-        worker.session.shared = Some(unsafe { Shared::new(std::alloc::alloc_zeroed(layout)) });
+        worker.call.session.shared = Some(unsafe { Shared::new(std::alloc::alloc_zeroed(layout)) });
         for number in 1..40 {
             let (context, module) = (Kind::Context.handle(number), Kind::Module.handle(number));
             let made = Object { kind: Kind::Context, real: 0x1000, context, parent: 0, allocates: false };
-            assert!(worker.session.objects.insert(context, made));
-            worker.session.objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
+            assert!(worker.call.session.objects.insert(context, made));
+            worker.call.session.objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
             let text = format!(".version 7.0\n.target sm_75\n.global .u32 a{number};");
             let image = [&1_u64.to_le_bytes(), &(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
             // As on a device, which this worker has not: there it would know nothing of the code.
             worker.code.store.keep(image.clone(), (9, 0)).unwrap();
             worker.code.store.part(number, 0, image.len() as u64, &image).unwrap();
-            worker.header = CommandHeader { call: command::MODULE_LOAD, context, ..CommandHeader::default() };
+            worker.call.header = CommandHeader { call: command::MODULE_LOAD, context, ..CommandHeader::default() };
             let mut args = Writer::new();
             LoadCode { handle: module, image: number, options: &[] }.write(&mut args);
             let mut args = Reader::new(args.bytes());
             worker.command(command::MODULE_LOAD, &mut args, &mut Writer::new()).unwrap();
-            assert_eq!((worker.code.loaded.len(), worker.session.objects.code().1.len()), (1, 1));
+            assert_eq!((worker.code.loaded.len(), worker.call.session.objects.code().1.len()), (1, 1));
             worker
                 .clear_context(context, |objects| objects.destroy_context(context, command::CONTEXT_DESTROY, &[]))
                 .unwrap();
             assert!(worker.code.loaded.is_empty() && worker.code.globals.is_empty());
-            assert!(worker.session.objects.log().is_empty());
+            assert!(worker.call.session.objects.log().is_empty());
             assert_eq!(worker.code.store.bytes_besides(&[].into()), 0);
         }
     }
