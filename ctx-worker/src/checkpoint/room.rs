@@ -16,7 +16,7 @@ use crate::gpu::driver::Driver;
 use crate::resources::Memory;
 
 /// How soon who waits for clones to go sees that nobody waits any longer.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Checkpoint {
     /// Sets device memory aside for clones, and says `done` when that has been done.
@@ -43,7 +43,7 @@ impl Checkpoint {
             // One that was given up has its clones where these are to be.
             if let Some(before) = before.filter(|before| before.has_failed()) {
                 let until = Instant::now() + GIVEN_UP;
-                while !hurries.load(Relaxed) && Instant::now() < until && !before.wait_until_over_for(LOOK) {}
+                while !hurries.load(Relaxed) && Instant::now() < until && !before.wait_until_over_for(POLL_INTERVAL) {}
             }
             let clones = Clones::reserve(driver, &devices, &wanted);
             let former = reserved.lock().ok().and_then(|mut reserved| reserved.replace(clones));

@@ -42,7 +42,7 @@ pub(crate) struct CallFailed {
 }
 
 /// Success, or which call failed and how.
-pub(crate) fn expect(call: &'static str, code: CUresult) -> Result<(), CallFailed> {
+pub(crate) fn checked(call: &'static str, code: CUresult) -> Result<(), CallFailed> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(CallFailed { call, code }) }
 }
 

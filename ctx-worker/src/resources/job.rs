@@ -5,7 +5,7 @@ use rekindle_images::{ImageError, PIECE_LENGTH};
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;
 
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::boxes::ArrayPart;
 use crate::session::failure;
 
@@ -65,10 +65,10 @@ impl Job {
         unsafe {
             if let Some(array) = &self.array {
                 let copy = array.copy(host, true);
-                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
+                return checked("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
             }
             let copied = (driver.cuMemcpyDtoHAsync_v2)(host.cast(), self.address, self.length as usize, stream);
-            expect("cuMemcpyDtoHAsync", copied)
+            checked("cuMemcpyDtoHAsync", copied)
         }
     }
 
@@ -81,10 +81,10 @@ impl Job {
         unsafe {
             if let Some(array) = &self.array {
                 let copy = array.copy(content.as_ptr().cast_mut(), false);
-                return expect("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
+                return checked("cuMemcpy3DAsync", (driver.cuMemcpy3DAsync_v2)(&raw const copy, stream));
             }
             let copied = (driver.cuMemcpyHtoDAsync_v2)(self.address, content.as_ptr().cast(), content.len(), stream);
-            expect("cuMemcpyHtoDAsync", copied)
+            checked("cuMemcpyHtoDAsync", copied)
         }
     }
 }

@@ -19,7 +19,7 @@ use rekindle_wire::ipc::{PieceId, Token};
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use thiserror::Error;
 
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::session::share::{Share, What};
 use crate::session::state;
 
@@ -467,7 +467,7 @@ impl DeviceMemory {
     /// Makes physical pieces and maps them; what was made before a failure is undone.
     fn map(&mut self, driver: &Driver, address: u64, length: u64) -> Result<Vec<u64>, MemoryError> {
         if !self.take_share(length) {
-            expect("the client's limit of GPU memory", CUDA_ERROR_OUT_OF_MEMORY)?;
+            checked("the client's limit of GPU memory", CUDA_ERROR_OUT_OF_MEMORY)?;
         }
         self.reserve(driver, address + length).inspect_err(|_| self.publish())?;
         let mut pieces = Vec::new();
@@ -495,13 +495,13 @@ impl DeviceMemory {
             unsafe {
                 if piece == 0 {
                     let handle = (&raw mut piece).cast();
-                    expect("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
+                    checked("cuMemCreate", (driver.cuMemCreate)(handle, size as usize, &raw const properties, 0))?;
                 }
                 let mapped = (driver.cuMemMap)(address + offset, size as usize, 0, piece, 0);
                 if mapped != CUDA_SUCCESS {
                     (driver.cuMemRelease)(piece);
                 }
-                expect("cuMemMap", mapped)?;
+                checked("cuMemMap", mapped)?;
             }
             pieces.push(piece);
         }
@@ -533,8 +533,8 @@ impl DeviceMemory {
             self.ids.remove(&(address + offset));
             // SAFETY: the range and the piece are ours, mapped together in `map_pieces`.
             unsafe {
-                result = result.and(expect("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
-                result = result.and(expect("cuMemRelease", (driver.cuMemRelease)(piece)));
+                result = result.and(checked("cuMemUnmap", (driver.cuMemUnmap)(address + offset, size as usize)));
+                result = result.and(checked("cuMemRelease", (driver.cuMemRelease)(piece)));
             }
         }
         result
@@ -545,7 +545,7 @@ impl DeviceMemory {
         while self.reserved < end {
             let mut got = 0;
             // SAFETY: the out parameter is a local.
-            expect("cuMemAddressReserve", unsafe {
+            checked("cuMemAddressReserve", unsafe {
                 (driver.cuMemAddressReserve)(&raw mut got, window::STEP as usize, 0, self.reserved, 0)
             })?;
             if got != self.reserved {
@@ -580,7 +580,7 @@ fn set_access(driver: &Driver, address: u64, length: u64, device: CUdevice, flag
     let access = CUmemAccessDesc { location_type: CU_MEM_LOCATION_TYPE_DEVICE, location_id: device, flags };
     // SAFETY: the descriptor lives through the call.
     let result = unsafe { (driver.cuMemSetAccess)(address, length as usize, &raw const access, 1) };
-    expect("cuMemSetAccess", result)
+    checked("cuMemSetAccess", result)
 }
 
 /// The first place in a slab for `size` bytes.

@@ -23,7 +23,7 @@ pub(crate) enum Rest {
 }
 
 /// How long the device may take before it is thought to wait for a command that it does not have, at first.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a worker knows of its streams while a quiesce goes on.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Closing {
 
 impl Closing {
     pub(crate) fn new() -> Self {
-        Self { busy: HashSet::new(), since: Instant::now(), patience: PATIENCE }
+        Self { busy: HashSet::new(), since: Instant::now(), patience: TIMEOUT }
     }
 
     /// How much longer what runs may merely be long.

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
 
-use crate::gpu::driver::{Driver, expect};
+use crate::gpu::driver::{Driver, checked};
 use crate::resources::not_loaded::NotLoaded;
 use crate::schedule::dependencies::word;
 use crate::session::call::Call;
@@ -188,7 +188,7 @@ impl Times {
             call.enter(object.context)?;
             // SAFETY: the handles are the driver's own.
             let result = unsafe { (call.driver().cuEventRecord)(object.real, CU_STREAM_LEGACY) };
-            expect("cuEventRecord", result)?;
+            checked("cuEventRecord", result)?;
         }
         self.mark_restore(call);
         Ok(())

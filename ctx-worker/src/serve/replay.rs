@@ -9,7 +9,7 @@ use rekindle_wire::command::{self, KernelFunction, Kind, LibraryModule, LinkAdd}
 use rekindle_wire::ring::CommandHeader;
 
 use crate::checkpoint::holders::{self, Holders, Placer, Taken};
-use crate::gpu::driver::expect;
+use crate::gpu::driver::checked;
 use crate::resources::not_loaded::{NotLoaded, Why};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
@@ -134,9 +134,9 @@ impl Placer for Executor {
         let (mut code, mut address, mut bytes) = (0, 0, 0);
         // SAFETY: the image is text that ends with a NUL, which the driver copies; out parameters are locals.
         unsafe {
-            expect("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut code, text.as_ptr().cast()))?;
+            checked("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut code, text.as_ptr().cast()))?;
             let found = (driver.cuModuleGetGlobal_v2)(&raw mut address, &raw mut bytes, code, c"hold".as_ptr());
-            expect("cuModuleGetGlobal", found)?;
+            checked("cuModuleGetGlobal", found)?;
         }
         Ok(Taken { code, address })
     }
@@ -150,6 +150,6 @@ impl Placer for Executor {
     fn remove(&mut self, context: u64, code: u64) -> Result<(), NotLoaded> {
         self.enter_context(context)?;
         // SAFETY: the module is one that `place` has loaded, and nothing uses it.
-        Ok(expect("cuModuleUnload", unsafe { (self.driver().cuModuleUnload)(code) })?)
+        Ok(checked("cuModuleUnload", unsafe { (self.driver().cuModuleUnload)(code) })?)
     }
 }

@@ -666,7 +666,7 @@ impl Server {
         for (address, allocation) in std::mem::take(&mut self.executor.memory.expected_pins) {
             self.executor.enter_context(allocation.context).map_err(|error| Refusal::Pinned { address, error })?;
             let result = self.executor.memory.pinned.map(driver, address, None, allocation);
-            crate::gpu::driver::expect("mapping pinned memory", result)
+            crate::gpu::driver::checked("mapping pinned memory", result)
                 .map_err(|source| Refusal::PinnedMap { address, source })?;
         }
         let (call, mut loading, code) = self.executor.code_parts();

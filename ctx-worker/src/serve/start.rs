@@ -19,7 +19,7 @@ use tracing::warn;
 use crate::checkpoint::access::hash::{BATCH_BYTES, Hasher};
 use crate::checkpoint::access::observe::{Observation, ObserveError};
 use crate::checkpoint::engine::Engine;
-use crate::gpu::driver::{self, CallFailed, Driver, LoadError, expect};
+use crate::gpu::driver::{self, CallFailed, Driver, LoadError, checked};
 use crate::resources::device::Device;
 use crate::resources::memory::DeviceMemory;
 use crate::serve::confinement::Confinement;
@@ -87,9 +87,9 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
     let (mut version, mut count) = (0, 0);
     // SAFETY: out parameters are locals.
     unsafe {
-        expect("cuInit", (driver.cuInit)(0))?;
-        expect("cuDriverGetVersion", (driver.cuDriverGetVersion)(&raw mut version))?;
-        expect("cuDeviceGetCount", (driver.cuDeviceGetCount)(&raw mut count))?;
+        checked("cuInit", (driver.cuInit)(0))?;
+        checked("cuDriverGetVersion", (driver.cuDriverGetVersion)(&raw mut version))?;
+        checked("cuDeviceGetCount", (driver.cuDeviceGetCount)(&raw mut count))?;
     }
     let mut devices = Vec::new();
     let mut described = Vec::new();
@@ -99,11 +99,11 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
         let mut primary = 0;
         // SAFETY: out parameters are locals.
         unsafe {
-            expect("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal as i32))?;
+            checked("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal as i32))?;
             let retained = (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device);
-            expect("cuDevicePrimaryCtxRetain", retained)?;
-            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
-            expect("cuCtxGetApiVersion", (driver.cuCtxGetApiVersion)(primary, &raw mut api_version))?;
+            checked("cuDevicePrimaryCtxRetain", retained)?;
+            checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            checked("cuCtxGetApiVersion", (driver.cuCtxGetApiVersion)(primary, &raw mut api_version))?;
         }
         let description = describe(driver, device)?;
         let attribute = |n: usize| description.attributes.get(n).map_or(0, |a| a.1 as u32);
@@ -145,12 +145,12 @@ fn describe(driver: &Driver, device: CUdevice) -> Result<attach::Device, CallFai
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: out parameters are locals of the sizes that are given; the device's context is current.
     unsafe {
-        expect("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32, device))?;
-        expect("cuDeviceGetPCIBusId", (driver.cuDeviceGetPCIBusId)(pci.as_mut_ptr(), pci.len() as i32, device))?;
-        expect("cuDeviceGetUuid", (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device))?;
-        expect("cuDeviceTotalMem", (driver.cuDeviceTotalMem_v2)(&raw mut memory, device))?;
+        checked("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32, device))?;
+        checked("cuDeviceGetPCIBusId", (driver.cuDeviceGetPCIBusId)(pci.as_mut_ptr(), pci.len() as i32, device))?;
+        checked("cuDeviceGetUuid", (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device))?;
+        checked("cuDeviceTotalMem", (driver.cuDeviceTotalMem_v2)(&raw mut memory, device))?;
         let range = (driver.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest);
-        expect("cuCtxGetStreamPriorityRange", range)?;
+        checked("cuCtxGetStreamPriorityRange", range)?;
     }
     let attributes = (0..ATTRIBUTES)
         .map(|attribute| {

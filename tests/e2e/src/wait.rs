@@ -7,18 +7,18 @@ use anyhow::bail;
 use crate::Result;
 
 /// Only a failing test waits this long: on a busy machine all takes a multiple of its time.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Looks until there is something to see; `what` says what, for a test that fails.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look()? {
             return Ok(found);
         }
         if Instant::now() >= deadline {
-            bail!("waited {} s, and it did not happen: {what}", PATIENCE.as_secs());
+            bail!("waited {} s, and it did not happen: {what}", TIMEOUT.as_secs());
         }
         std::thread::sleep(POLL);
     }

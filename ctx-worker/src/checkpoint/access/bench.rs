@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::hash::{Hasher, Piece};
 use crate::checkpoint::engine::bench::BenchError;
-use crate::gpu::driver::{self, CallFailed, Driver, expect};
+use crate::gpu::driver::{self, CallFailed, Driver, checked};
 use crate::resources::memory::DeviceMemory;
 
 const MULTIPROCESSOR_COUNT: u32 = 16;
@@ -69,14 +69,14 @@ impl<'a> Bench<'a> {
         let (mut device, mut primary, mut processors, mut events) = (0, 0, 0, [0; 2]);
         // SAFETY: out parameters are locals.
         unsafe {
-            expect("cuInit", (driver.cuInit)(0))?;
-            expect("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, 0))?;
-            expect("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device))?;
-            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            checked("cuInit", (driver.cuInit)(0))?;
+            checked("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, 0))?;
+            checked("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device))?;
+            checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
             let got = (driver.cuDeviceGetAttribute)(&raw mut processors, MULTIPROCESSOR_COUNT, device);
-            expect("cuDeviceGetAttribute", got)?;
+            checked("cuDeviceGetAttribute", got)?;
             for event in &mut events {
-                expect("cuEventCreate", (driver.cuEventCreate)(event, NO_FLAGS))?;
+                checked("cuEventCreate", (driver.cuEventCreate)(event, NO_FLAGS))?;
             }
         }
         // As a client's memory is: pieces that are mapped side by side.
@@ -114,11 +114,11 @@ impl<'a> Bench<'a> {
                 };
                 // SAFETY: both allocations hold `bytes` bytes from the offset on, and live to the end.
                 memset.push(rate(&|| unsafe {
-                    expect("memset", (driver.cuMemsetD8Async)(target, repeat as u8, bytes as usize, stream))
+                    checked("memset", (driver.cuMemsetD8Async)(target, repeat as u8, bytes as usize, stream))
                 })?);
                 // SAFETY: as above.
                 copy.push(rate(&|| unsafe {
-                    expect("copy", (driver.cuMemcpyAsync)(target, source, bytes as usize, stream))
+                    checked("copy", (driver.cuMemcpyAsync)(target, source, bytes as usize, stream))
                 })?);
                 // SAFETY: as above.
                 hash.push(rate(&|| unsafe { hasher.enqueue(driver, place, &table, false) })?);
@@ -145,8 +145,8 @@ impl<'a> Bench<'a> {
         // SAFETY: the allocations hold the content, which lives until the copy is done.
         unsafe {
             let copied = (driver.cuMemcpyHtoDAsync_v2)(self.source, content.as_ptr().cast(), content.len(), stream);
-            expect("copy", copied)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            checked("copy", copied)?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
         let expected: Vec<_> = content.chunks(piece as usize).map(|piece| schedule.hash(piece)).collect();
         let table = hasher.table(driver, 0, &pieces)?.ok_or(BenchError::NoTable)?;
@@ -161,8 +161,8 @@ impl<'a> Bench<'a> {
         // SAFETY: as above.
         unsafe {
             let copied = (driver.cuMemcpyDtoHAsync_v2)(back.as_mut_ptr().cast(), self.target, back.len(), stream);
-            expect("copy", copied)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            checked("copy", copied)?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
         if back == content { Ok(()) } else { Err(BenchError::Content) }
     }
@@ -173,11 +173,11 @@ impl<'a> Bench<'a> {
         let mut ms = 0.0_f32;
         // SAFETY: handles are the driver's own, the out parameter is a local.
         unsafe {
-            expect("cuEventRecord", (driver.cuEventRecord)(begin, stream))?;
+            checked("cuEventRecord", (driver.cuEventRecord)(begin, stream))?;
             what()?;
-            expect("cuEventRecord", (driver.cuEventRecord)(end, stream))?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
-            expect("cuEventElapsedTime", (driver.cuEventElapsedTime_v2)(&raw mut ms, begin, end))?;
+            checked("cuEventRecord", (driver.cuEventRecord)(end, stream))?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            checked("cuEventElapsedTime", (driver.cuEventElapsedTime_v2)(&raw mut ms, begin, end))?;
         }
         Ok(f64::from(ms).max(1e-6))
     }

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use rekindle_cuda_abi::types::*;
 use rekindle_images::content::{CHUNK, ContentHash, ContentKey, DIGEST, Schedule, THREADS};
 
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::units::Unit;
 
 const PTX: &str = concat!(include_str!("../../../kernels/hash.ptx"), "\0");
@@ -75,11 +75,11 @@ impl Hasher {
         for loaded in self.devices.iter().flatten() {
             // SAFETY: as in `prepare`; no kernel of ours runs.
             unsafe {
-                expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
+                checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
                 let copy =
                     (driver.cuMemcpyHtoDAsync_v2)(loaded.area, bytes.as_ptr().cast(), bytes.len(), loaded.stream);
-                expect("cuMemcpyHtoDAsync", copy)?;
-                expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+                checked("cuMemcpyHtoDAsync", copy)?;
+                checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
             }
         }
         Ok(())
@@ -111,13 +111,13 @@ impl Hasher {
         let bytes = self.schedule.bytes();
         // SAFETY: out parameters are locals; the image and the names end in a NUL.
         unsafe {
-            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
-            expect("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut module, PTX.as_ptr().cast()))?;
+            checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            checked("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut module, PTX.as_ptr().cast()))?;
             let get = driver.cuModuleGetFunction;
-            expect("cuModuleGetFunction", get(&raw mut hash, module, c"rekindle_hash".as_ptr()))?;
-            expect("cuModuleGetFunction", get(&raw mut copy_hash, module, c"rekindle_copy_hash".as_ptr()))?;
-            expect("cuModuleGetFunction", get(&raw mut finish, module, c"rekindle_finish".as_ptr()))?;
-            expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+            checked("cuModuleGetFunction", get(&raw mut hash, module, c"rekindle_hash".as_ptr()))?;
+            checked("cuModuleGetFunction", get(&raw mut copy_hash, module, c"rekindle_copy_hash".as_ptr()))?;
+            checked("cuModuleGetFunction", get(&raw mut finish, module, c"rekindle_finish".as_ptr()))?;
+            checked("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
         }
         if self.areas[ordinal] == 0 {
             let chunks = self.most_bytes as usize / CHUNK + MOST_PIECES;
@@ -127,8 +127,8 @@ impl Hasher {
         // SAFETY: the area begins with room for the schedule, which the driver has taken when the stream is idle.
         unsafe {
             let copy = (driver.cuMemcpyHtoDAsync_v2)(area, bytes.as_ptr().cast(), bytes.len(), stream);
-            expect("cuMemcpyHtoDAsync", copy)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            checked("cuMemcpyHtoDAsync", copy)?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
         self.devices[ordinal] = Some(Loaded { context: primary, hash, copy_hash, finish, stream, area });
         Ok(())
@@ -168,11 +168,11 @@ impl Hasher {
         }
         // SAFETY: the area has room for MOST_PIECES entries there, and the table lives until the copy is done.
         unsafe {
-            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
+            checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(loaded.context))?;
             let at = loaded.area + self.table_at() as u64;
             let copy = (driver.cuMemcpyHtoDAsync_v2)(at, table.as_ptr().cast(), table.len(), loaded.stream);
-            expect("cuMemcpyHtoDAsync", copy)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+            checked("cuMemcpyHtoDAsync", copy)?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
         }
         Ok(Some(Table { pieces: pieces.len(), chunks }))
     }
@@ -218,8 +218,8 @@ impl Hasher {
         unsafe {
             let at = loaded.area + self.hashes_at() as u64;
             let copy = (driver.cuMemcpyDtoHAsync_v2)(hashes.as_mut_ptr().cast(), at, hashes.len(), loaded.stream);
-            expect("cuMemcpyDtoHAsync", copy)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
+            checked("cuMemcpyDtoHAsync", copy)?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(loaded.stream))?;
         }
         Ok(hashes.as_chunks::<HASH>().0.iter().map(|bytes| ContentHash::from_le_bytes(*bytes)).collect())
     }
@@ -264,11 +264,11 @@ fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<CUdeviceptr, Ca
     let (mut piece, mut area) = (0_u64, 0);
     // SAFETY: out parameters are locals, structures live through the calls.
     unsafe {
-        expect("cuMemAddressReserve", (driver.cuMemAddressReserve)(&raw mut area, size, 0, 0, 0))?;
+        checked("cuMemAddressReserve", (driver.cuMemAddressReserve)(&raw mut area, size, 0, 0, 0))?;
         let made = (driver.cuMemCreate)((&raw mut piece).cast(), size, &raw const properties, 0);
-        expect("cuMemCreate", made)?;
-        expect("cuMemMap", (driver.cuMemMap)(area, size, 0, piece, 0))?;
-        expect("cuMemSetAccess", (driver.cuMemSetAccess)(area, size, &raw const access, 1))?;
+        checked("cuMemCreate", made)?;
+        checked("cuMemMap", (driver.cuMemMap)(area, size, 0, piece, 0))?;
+        checked("cuMemSetAccess", (driver.cuMemSetAccess)(area, size, &raw const access, 1))?;
     }
     Ok(area)
 }
@@ -296,5 +296,5 @@ unsafe fn launch(
     let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
     // SAFETY: `extra` and what it points to live through the call; the rest is the caller's promise.
     let launched = unsafe { (driver.cuLaunchKernel)(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, none, extra) };
-    expect("cuLaunchKernel", launched)
+    checked("cuLaunchKernel", launched)
 }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Everything is synchronous, so this is for counting on small sizes. A command that does not come to an end by itself
-//! (it waits for a later one) is let go after [`PATIENCE`] and not watched, nor are those after it until the device is
+//! (it waits for a later one) is let go after [`TIMEOUT`] and not watched, nor are those after it until the device is
 //! idle. Not looked at are memory that the client has mapped without access or shares with other processes, arrays, and
 //! variables in contexts other than a device's primary one.
 
@@ -35,7 +35,7 @@ use crate::session::Session;
 use crate::session::call::Call;
 
 /// How long a command may take.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// As many kernels of a graph are named at most.
 const NAMED: usize = 4;
 
@@ -140,7 +140,7 @@ impl Observation {
             return None;
         }
         count_command(tracker, &access, header.call);
-        let patience = if self.restless { Duration::ZERO } else { PATIENCE };
+        let patience = if self.restless { Duration::ZERO } else { TIMEOUT };
         let before = self.content(tracker, call, memory, code, patience, true);
         Some(Watch { access, call: header.call, before })
     }
@@ -154,7 +154,7 @@ impl Observation {
         code: &Code,
         watch: Watch,
     ) {
-        let patience = if self.restless { Duration::ZERO } else { PATIENCE };
+        let patience = if self.restless { Duration::ZERO } else { TIMEOUT };
         self.last = None;
         let after = self.content(tracker, call, memory, code, patience, false);
         let (Some(before), Some(after)) = (&watch.before, after) else { return count(|report| report.unwatched += 1) };

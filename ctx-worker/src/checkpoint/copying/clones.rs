@@ -6,7 +6,7 @@ use rekindle_wire::free_ranges::FreeRanges;
 use rekindle_wire::window::{self, PHYSICAL_SIZE};
 use tracing::warn;
 
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 
 /// Clones begin where copies are fast.
 const ALIGN: u64 = 512;
@@ -70,8 +70,8 @@ impl Clones {
             for (piece, size) in room.pieces {
                 // SAFETY: mapped and made in `fill`, used by nothing any more.
                 let gone = unsafe {
-                    expect("cuMemUnmap", (driver.cuMemUnmap)(at, size as usize))
-                        .and(expect("cuMemRelease", (driver.cuMemRelease)(piece)))
+                    checked("cuMemUnmap", (driver.cuMemUnmap)(at, size as usize))
+                        .and(checked("cuMemRelease", (driver.cuMemRelease)(piece)))
                 };
                 if let Err(failed) = gone {
                     warn!("memory for clones stays where it was: {failed}");
@@ -85,7 +85,7 @@ impl Clones {
 impl Room {
     fn fill(&mut self, driver: &Driver, device: CUdevice, primary: CUcontext, wanted: u64) -> Result<(), CallFailed> {
         // SAFETY: the context is the device's primary one.
-        unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))? };
+        unsafe { checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))? };
         let length = wanted.next_multiple_of(MEMORY_GRANULARITY).min(spare(driver)?);
         if length == 0 {
             return Ok(());
@@ -106,7 +106,7 @@ impl Room {
         if self.size > 0 {
             // SAFETY: what was mapped just now; the descriptor lives through the call.
             let set = unsafe { (driver.cuMemSetAccess)(self.base, self.size as usize, &raw const access, 1) };
-            expect("cuMemSetAccess", set)?;
+            checked("cuMemSetAccess", set)?;
             self.free.give(self.base, self.size);
         }
         made
@@ -139,12 +139,12 @@ impl Room {
             // SAFETY: out parameters are locals, the properties live through the call; the addresses are our own.
             unsafe {
                 let made = (driver.cuMemCreate)((&raw mut piece).cast(), size as usize, properties, 0);
-                expect("cuMemCreate", made)?;
+                checked("cuMemCreate", made)?;
                 let mapped = (driver.cuMemMap)(self.base + self.size, size as usize, 0, piece, 0);
                 if mapped != CUDA_SUCCESS {
                     (driver.cuMemRelease)(piece);
                 }
-                expect("cuMemMap", mapped)?;
+                checked("cuMemMap", mapped)?;
             }
             self.pieces.push((piece, size));
             self.size += size;
@@ -157,7 +157,7 @@ impl Room {
 fn spare(driver: &Driver) -> Result<u64, CallFailed> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: out parameters are locals.
-    expect("cuMemGetInfo", unsafe { (driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+    checked("cuMemGetInfo", unsafe { (driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
     Ok((free as u64).saturating_sub(total as u64 / MARGIN) / MEMORY_GRANULARITY * MEMORY_GRANULARITY)
 }
 

@@ -14,7 +14,7 @@ use crate::checkpoint::access::client::ClientView;
 use crate::checkpoint::access::hash::Hasher;
 use crate::checkpoint::access::set::Set;
 use crate::checkpoint::access::tracker::Tracker;
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::memory::BackgroundCopy;
 use crate::resources::units::Unit;
 use crate::resources::{Code, Memory};
@@ -187,11 +187,11 @@ impl Copying {
                     // SAFETY: the job's memory is the client's and stays mapped while the job is not safe; the clone's
                     // was taken for this.
                     let copied = unsafe { (driver.cuMemcpyAsync)(*address, job.address, job.length as usize, stream) };
-                    expect("cuMemcpyAsync", copied)
+                    checked("cuMemcpyAsync", copied)
                 });
             // What was enqueued is over also where something could not be.
             // SAFETY: the stream is ours.
-            let done = expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) });
+            let done = checked("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) });
             enqueued.and(done)?;
         }
         Ok(())

@@ -137,13 +137,13 @@ impl<'a> Bench<'a> {
         let (mut device, mut primary, mut stream, mut buffer) = (0, 0, 0, std::ptr::null_mut());
         // SAFETY: out parameters are locals.
         unsafe {
-            expect("cuInit", (driver.cuInit)(0))?;
-            expect("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, 0))?;
-            expect("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device))?;
-            expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
-            expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NO_FLAGS))?;
+            checked("cuInit", (driver.cuInit)(0))?;
+            checked("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, 0))?;
+            checked("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&raw mut primary, device))?;
+            checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+            checked("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NO_FLAGS))?;
             let allocated = (driver.cuMemHostAlloc)(&raw mut buffer, BUFFER as usize, NO_FLAGS);
-            expect("cuMemHostAlloc", allocated)?;
+            checked("cuMemHostAlloc", allocated)?;
         }
         // As a client's memory is.
         let mut memory = DeviceMemory::new(device, 0);
@@ -154,8 +154,8 @@ impl<'a> Bench<'a> {
         // SAFETY: the allocation holds that much, and lives to the end.
         unsafe {
             let set = (driver.cuMemsetD8Async)(source, 0x5a, largest as usize, stream);
-            expect("cuMemsetD8Async", set)?;
-            expect("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
+            checked("cuMemsetD8Async", set)?;
+            checked("cuStreamSynchronize", (driver.cuStreamSynchronize)(stream))?;
         }
         let mut engine = Engine::new();
         engine.prepare(driver, &[primary])?;
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
     fn link(&self, bytes: u64, at_a_time: u64) -> Result<Duration, CallFailed> {
         let driver = self.driver;
         // SAFETY: the context is the driver's own.
-        expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
+        checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
         let began = Instant::now();
         for offset in (0..bytes).step_by(at_a_time as usize) {
             let length = at_a_time.min(bytes - offset).min(BUFFER) as usize;
@@ -175,11 +175,11 @@ impl<'a> Bench<'a> {
             unsafe {
                 let from = self.source + offset;
                 let copied = (driver.cuMemcpyDtoHAsync_v2)(self.buffer.cast(), from, length, self.stream);
-                expect("cuMemcpyDtoHAsync", copied)?;
+                checked("cuMemcpyDtoHAsync", copied)?;
             }
         }
         // SAFETY: the stream is ours.
-        expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
+        checked("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
         Ok(began.elapsed())
     }
 
@@ -187,14 +187,14 @@ impl<'a> Bench<'a> {
     fn registered(&self, stage: &Stage, bytes: u64) -> Result<(Duration, Duration), CallFailed> {
         let driver = self.driver;
         // SAFETY: the context is the driver's own.
-        expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
+        checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(self.primary) })?;
         let pieces = jobs(self.source, bytes, 0, self.primary);
         let slots: Vec<_> = pieces.filter_map(|job| Some((job, stage.take()?))).collect();
         let began = Instant::now();
         for (_, slot) in &slots {
             // SAFETY: the slot stays mapped until it is unregistered.
             let done = unsafe { (driver.cuMemHostRegister_v2)(slot.place().cast(), PIECE_LENGTH as usize, NO_FLAGS) };
-            expect("cuMemHostRegister", done)?;
+            checked("cuMemHostRegister", done)?;
         }
         let (registered, began) = (began.elapsed(), Instant::now());
         for (job, slot) in &slots {
@@ -202,12 +202,12 @@ impl<'a> Bench<'a> {
             unsafe { job.read(driver, slot.place(), self.stream)? };
         }
         // SAFETY: the stream is ours.
-        expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
+        checked("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(self.stream) })?;
         let copied = began.elapsed();
         for (_, slot) in &slots {
             // SAFETY: registered above, and nothing copies there any more.
             let done = unsafe { (driver.cuMemHostUnregister)(slot.place().cast()) };
-            expect("cuMemHostUnregister", done)?;
+            checked("cuMemHostUnregister", done)?;
         }
         Ok((registered, copied))
     }

@@ -10,7 +10,7 @@ use rekindle_cuda_abi::types::*;
 use rekindle_images::PIECE_LENGTH;
 
 use super::stage::STAGE_END;
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 
 const SIZE: usize = PIECE_LENGTH as usize;
 /// Where the first one is mapped: behind the stage, where the driver finds addresses of its own the same with and without.
@@ -39,7 +39,7 @@ impl Buffers {
         if !buffer.registered {
             // SAFETY: the buffer stays mapped as long as it is registered, or the process ends.
             let registered = unsafe { (driver.cuMemHostRegister_v2)(buffer.address(), SIZE, PORTABLE) };
-            expect("cuMemHostRegister", registered)?;
+            checked("cuMemHostRegister", registered)?;
             buffer.registered = true;
         }
         Ok(buffer.address().cast())

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use rekindle_cuda_abi::types::*;
 
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::job::Job;
 
 /// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.
-pub(super) const LOOK: Duration = Duration::from_micros(20);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// How a lane copies on a device.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ unsafe impl Send for Lane {}
 /// Makes a job's context current in this thread, and says how to copy in it.
 pub(super) fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<Entered, CallFailed> {
     // SAFETY: the context is the driver's own.
-    expect("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
+    checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
     Ok(match lane.ways.get(job.device) {
         Some(Some(way)) if way.primary == job.context => Entered { stream: way.stream, done: Some(way.done) },
         // A context of the client's own making: the thread's default stream in it.
@@ -54,17 +54,17 @@ pub(super) fn wait(driver: &Driver, way: Entered) -> Result<(), CallFailed> {
     let recorded = way.done.filter(|done| unsafe { (driver.cuEventRecord)(*done, way.stream) } == CUDA_SUCCESS);
     let Some(done) = recorded else {
         // SAFETY: as above.
-        return expect("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(way.stream) });
+        return checked("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(way.stream) });
     };
     loop {
         // SAFETY: as above.
         match unsafe { (driver.cuEventQuery)(done) } {
-            CUDA_ERROR_NOT_READY => std::thread::sleep(LOOK),
+            CUDA_ERROR_NOT_READY => std::thread::sleep(POLL_INTERVAL),
             CUDA_SUCCESS => return Ok(()),
             error => {
                 // SAFETY: as above. What still runs would read and write what is nobody's any more.
                 unsafe { (driver.cuStreamSynchronize)(way.stream) };
-                return expect("cuEventQuery", error);
+                return checked("cuEventQuery", error);
             }
         }
     }

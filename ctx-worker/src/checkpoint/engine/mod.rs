@@ -34,7 +34,7 @@ use self::out::Out;
 pub(crate) use self::pace::Pace;
 pub(crate) use self::stage::{Stage, StageError};
 use crate::checkpoint::copying::Copying;
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::job::{EngineError, Job};
 use crate::signal_stack::Thread;
 
@@ -79,22 +79,22 @@ impl Engine {
             let mut stream = 0;
             // SAFETY: out parameters are locals; the context is the driver's own.
             unsafe {
-                expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
-                expect("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+                checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+                checked("cuStreamCreate", (driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
             }
             *slot = Some(stream);
         }
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             // SAFETY: the context is the driver's own.
-            unsafe { expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))? };
+            unsafe { checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(first))? };
             lane.buffer = self.buffers.prepare(driver, number)?;
             for ((slot, &stream), &primary) in lane.ways.iter_mut().zip(&self.streams).zip(primaries) {
                 if let (None, Some(stream)) = (&slot, stream) {
                     let mut done = 0;
                     // SAFETY: as above.
                     unsafe {
-                        expect("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
-                        expect("cuEventCreate", (driver.cuEventCreate)(&raw mut done, DISABLE_TIMING))?;
+                        checked("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(primary))?;
+                        checked("cuEventCreate", (driver.cuEventCreate)(&raw mut done, DISABLE_TIMING))?;
                     }
                     *slot = Some(Way { primary, stream, done });
                 }

@@ -21,7 +21,7 @@ const GIVES_WAY: Duration = Duration::from_millis(2);
 /// What was not taken of a limit may be taken later: this much of it, since lanes wake up late.
 const CREDIT: Duration = Duration::from_millis(10);
 /// How often a lane that waits looks again.
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// How soon one that is held back sees that it need not wait any longer.
 const LONG_LOOK: Duration = Duration::from_millis(5);
 
@@ -133,7 +133,7 @@ impl Pace {
         let Some(link) = self.0.devices.get(device).filter(|link| link.transfers.load(Relaxed) > 0) else { return };
         let began = Instant::now();
         while link.transfers.load(Relaxed) > 0 && began.elapsed() < GIVES_WAY && !given_up() {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.0.gave_way.fetch_add(1, Relaxed);
         self.0.gave_way_ns.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);

@@ -6,7 +6,7 @@ use rekindle_cuda_abi::types::*;
 use tracing::warn;
 
 use super::Engine;
-use super::lane::LOOK;
+use super::lane::POLL_INTERVAL;
 use crate::gpu::driver::Driver;
 use crate::resources::initial::{MOST, ReadDevice};
 
@@ -51,7 +51,7 @@ impl Engine {
             match unsafe { (driver.cuEventQuery)(way.done) } {
                 CUDA_SUCCESS => break,
                 CUDA_ERROR_NOT_READY if began.elapsed() < SPIN.min(limit) => std::hint::spin_loop(),
-                CUDA_ERROR_NOT_READY if began.elapsed() < limit => std::thread::sleep(LOOK),
+                CUDA_ERROR_NOT_READY if began.elapsed() < limit => std::thread::sleep(POLL_INTERVAL),
                 error => done = error,
             }
         }

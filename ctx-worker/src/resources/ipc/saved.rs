@@ -11,7 +11,7 @@ use rekindle_wire::ipc::{PIECES_AT_A_TIME, PieceId};
 
 use super::events_saved::SavedEvents;
 use super::export;
-use crate::gpu::driver::{Driver, expect};
+use crate::gpu::driver::{Driver, checked};
 use crate::resources::Memory;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::vmm::{self, Piece, Sharing};
@@ -82,7 +82,7 @@ impl Memory {
                 self.arrived.files.insert(it.id, export(driver, real).map_err(failed)?);
                 if let Some(twice) = self.arrived.made.insert(it.id, real) {
                     // SAFETY: the driver's own handle, of which nothing is mapped.
-                    expect("cuMemRelease", unsafe { (driver.cuMemRelease)(twice) })?;
+                    checked("cuMemRelease", unsafe { (driver.cuMemRelease)(twice) })?;
                 }
             }
         }

@@ -6,7 +6,7 @@ use rekindle_wire::window;
 use thiserror::Error;
 
 use super::{Piece, Vmm, set_access};
-use crate::gpu::driver::{CallFailed, Driver, expect};
+use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::device::Device;
 
 /// A piece where it is mapped to be saved or loaded.
@@ -69,7 +69,7 @@ pub(crate) fn unmap_aliases(driver: &Driver, aliases: &[Alias]) {
     for alias in aliases {
         let size = alias.piece.size as usize;
         // SAFETY: mapped in `map_alias`, and nobody else's.
-        let gone = unsafe { expect("cuMemUnmap", (driver.cuMemUnmap)(alias.address, size)) };
+        let gone = unsafe { checked("cuMemUnmap", (driver.cuMemUnmap)(alias.address, size)) };
         if let Err(failed) = gone {
             tracing::warn!("what was mapped at {:#x} to be saved stays there: {failed}", alias.address);
         }
@@ -79,14 +79,14 @@ pub(crate) fn unmap_aliases(driver: &Driver, aliases: &[Alias]) {
 fn map_alias(driver: &Driver, alias: &Alias, device: CUdevice) -> Result<(), CallFailed> {
     let Alias { address, piece, .. } = *alias;
     // SAFETY: a piece of the client's, at addresses of our own.
-    let mapped = unsafe { expect("cuMemMap", (driver.cuMemMap)(address, piece.size as usize, 0, piece.real, 0)) };
+    let mapped = unsafe { checked("cuMemMap", (driver.cuMemMap)(address, piece.size as usize, 0, piece.real, 0)) };
     let access = CUmemAccessDesc {
         location_type: CU_MEM_LOCATION_TYPE_DEVICE,
         location_id: device,
         flags: CU_MEM_ACCESS_READWRITE,
     };
     mapped.and_then(|()| {
-        expect("cuMemSetAccess", set_access(driver, address, piece.size, &[access])).inspect_err(|_| {
+        checked("cuMemSetAccess", set_access(driver, address, piece.size, &[access])).inspect_err(|_| {
             // SAFETY: mapped above.
             unsafe { (driver.cuMemUnmap)(address, piece.size as usize) };
         })
