@@ -12,7 +12,7 @@
 //! thousand commands are in flight on a stream, and the executor, which serves all streams, must not.
 //!
 //! A hold spreads: to what is enqueued behind it, to events recorded there and streams that wait for them, between the
-//! legacy default stream and blocking ones, to who synchronises or frees. Who asks is told that it is not done. Held
+//! legacy default stream and blocking ones, to who synchronises or frees. Who asks is told that it is not done. DeferredCommands
 //! commands are part of the saved state, as they came from the ring.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -24,7 +24,7 @@ use rekindle_wire::ring::CommandHeader;
 
 use crate::gpu::driver::Driver;
 use crate::schedule::callbacks::Callbacks;
-use crate::schedule::dependencies::{EventUse, Role, Scope, Turn, Uses};
+use crate::schedule::dependencies::{Dependencies, EventUse, Role, Scope, Turn};
 use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Waiting};
 
@@ -59,7 +59,7 @@ pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) header: CommandHeader,
     pub(crate) parameters: Vec<u8>,
-    pub(crate) uses: Uses,
+    pub(crate) dependencies: Dependencies,
     pub(crate) progress: Progress,
     /// Of a launch: attributes of its function that have been set since.
     pub(crate) settings: Vec<Setting>,
@@ -95,8 +95,8 @@ struct Blocked {
 }
 
 impl Blocked {
-    fn lane(&self, uses: &Uses) -> bool {
-        uses.lane.is_some_and(|lane| {
+    fn lane(&self, dependencies: &Dependencies) -> bool {
+        dependencies.lane.is_some_and(|lane| {
             let context = lane.key.context;
             self.lanes.contains(&lane.key)
                 || match lane.role {
@@ -107,26 +107,26 @@ impl Blocked {
         })
     }
 
-    fn holds(&self, uses: &Uses) -> bool {
+    fn holds(&self, dependencies: &Dependencies) -> bool {
         let event = |&(event, what): &(u64, EventUse)| match what {
             EventUse::Wait => self.recorded.contains(&event),
             EventUse::Record | EventUse::Destroy => self.named.contains(&event),
         };
         self.count > 0
-            && (self.lane(uses)
-                || uses.events.iter().any(event)
-                || self.ending.contains(&uses.context)
-                || match uses.scope {
+            && (self.lane(dependencies)
+                || dependencies.events.iter().any(event)
+                || self.ending.contains(&dependencies.context)
+                || match dependencies.scope {
                     Scope::Nothing => false,
                     Scope::Context(context) => self.contexts.contains(&context),
                     Scope::Everything => true,
                 })
     }
 
-    fn add(&mut self, uses: &Uses) {
+    fn add(&mut self, dependencies: &Dependencies) {
         self.count += 1;
-        self.contexts.insert(uses.context);
-        if let Some(lane) = uses.lane {
+        self.contexts.insert(dependencies.context);
+        if let Some(lane) = dependencies.lane {
             let context = lane.key.context;
             self.contexts.insert(context);
             self.lanes.insert(lane.key);
@@ -136,13 +136,13 @@ impl Blocked {
                 Role::Free => {}
             }
         }
-        for &(event, what) in &uses.events {
+        for &(event, what) in &dependencies.events {
             self.named.insert(event);
             if what == EventUse::Record {
                 self.recorded.insert(event);
             }
         }
-        if let Turn::AtRest(context) = uses.turn
+        if let Turn::AtRest(context) = dependencies.turn
             && context != 0
         {
             self.ending.insert(context);
@@ -152,7 +152,7 @@ impl Blocked {
 
 /// Everything that is held.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct DeferredCommands {
     pub(crate) list: VecDeque<Entry>,
     blocked: Blocked,
     pub(crate) next: u64,
@@ -172,7 +172,7 @@ pub(crate) struct Held {
     pub(crate) waiting_for_room: Vec<(u32, u16)>,
 }
 
-impl Held {
+impl DeferredCommands {
     /// What a held command waited for on the device is done.
     pub(crate) fn arrived(&mut self, id: u64, result: CUresult) {
         self.arrivals.insert(id, result);
@@ -228,13 +228,13 @@ impl Held {
     }
 
     /// Whether anything that is held comes before a command.
-    pub(crate) fn holds(&self, uses: &Uses) -> bool {
-        self.blocked.holds(uses)
+    pub(crate) fn holds(&self, dependencies: &Dependencies) -> bool {
+        self.blocked.holds(dependencies)
     }
 
     /// Whether the command's stream takes it now.
-    pub(crate) fn has_room(&self, driver: &Driver, waiting: &mut Waiting, uses: &Uses) -> bool {
-        let Some(lane) = uses.lane.filter(|_| uses.turn != Turn::Ask) else { return true };
+    pub(crate) fn has_room(&self, driver: &Driver, waiting: &mut Waiting, dependencies: &Dependencies) -> bool {
+        let Some(lane) = dependencies.lane.filter(|_| dependencies.turn != Turn::Ask) else { return true };
         self.stream_has_room(driver, waiting, lane.key)
     }
 
@@ -246,30 +246,35 @@ impl Held {
     }
 
     /// A command of this stream goes to the driver.
-    pub(crate) fn count_step(&mut self, uses: &Uses) {
-        if uses.lane.is_some() && uses.turn != Turn::Ask {
+    pub(crate) fn count_step(&mut self, dependencies: &Dependencies) {
+        if dependencies.lane.is_some() && dependencies.turn != Turn::Ask {
             self.closing = self.closing.map(|steps| steps.saturating_sub(1));
         }
     }
 
     /// Takes note of what a command lacks that is about to be held: room in its stream, or nothing but its turn.
-    pub(crate) fn note_lack(&mut self, driver: &Driver, waiting: &mut Waiting, uses: &Uses) {
-        if self.blocked.holds(uses) {
+    pub(crate) fn note_lack(&mut self, driver: &Driver, waiting: &mut Waiting, dependencies: &Dependencies) {
+        if self.blocked.holds(dependencies) {
             return;
         }
-        match uses.lane {
-            Some(lane) if !self.has_room(driver, waiting, uses) => drop(self.full.insert(lane.key)),
+        match dependencies.lane {
+            Some(lane) if !self.has_room(driver, waiting, dependencies) => drop(self.full.insert(lane.key)),
             // Its turn has come.
             _ => self.changed = true,
         }
     }
 
     /// Whether it records an event that something held names, and could be executed otherwise.
-    pub(crate) fn only_an_event_holds(&self, driver: &Driver, waiting: &mut Waiting, uses: &Uses) -> bool {
-        uses.events.iter().any(|e| e.1 == EventUse::Record && self.blocked.named.contains(&e.0))
-            && !self.blocked.lane(uses)
-            && !self.blocked.ending.contains(&uses.context)
-            && self.has_room(driver, waiting, uses)
+    pub(crate) fn only_an_event_holds(
+        &self,
+        driver: &Driver,
+        waiting: &mut Waiting,
+        dependencies: &Dependencies,
+    ) -> bool {
+        dependencies.events.iter().any(|e| e.1 == EventUse::Record && self.blocked.named.contains(&e.0))
+            && !self.blocked.lane(dependencies)
+            && !self.blocked.ending.contains(&dependencies.context)
+            && self.has_room(driver, waiting, dependencies)
     }
 
     /// Whether a client sends more and more behind what it holds up itself.
@@ -293,15 +298,15 @@ impl Held {
 
     /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
     pub(crate) fn next(&mut self, driver: &Driver, waiting: &mut Waiting, entry: &mut Entry) -> Result<Next, Refused> {
-        if entry.progress == Progress::Queued && !self.has_room(driver, waiting, &entry.uses) {
-            self.full.extend(entry.uses.lane.map(|lane| lane.key));
+        if entry.progress == Progress::Queued && !self.has_room(driver, waiting, &entry.dependencies) {
+            self.full.extend(entry.dependencies.lane.map(|lane| lane.key));
             return Ok(Next::Stays);
         }
         if entry.progress == Progress::Queued {
-            self.count_step(&entry.uses);
+            self.count_step(&entry.dependencies);
         }
         let arrival = self.arrivals.remove(&entry.id);
-        Ok(match (entry.uses.turn, entry.progress, arrival) {
+        Ok(match (entry.dependencies.turn, entry.progress, arrival) {
             (Turn::Callback | Turn::AtRest(_), Progress::Queued, _) => {
                 entry.progress = Progress::OnDevice;
                 Next::WaitsOnDevice
@@ -347,9 +352,15 @@ impl Held {
     }
 
     /// Adds a command behind all others.
-    pub(crate) fn add(&mut self, header: CommandHeader, parameters: Vec<u8>, uses: Uses, progress: Progress) {
+    pub(crate) fn add(
+        &mut self,
+        header: CommandHeader,
+        parameters: Vec<u8>,
+        dependencies: Dependencies,
+        progress: Progress,
+    ) {
         self.next += 1;
-        self.keep(Entry { id: self.next, header, parameters, uses, progress, settings: Vec::new() });
+        self.keep(Entry { id: self.next, header, parameters, dependencies, progress, settings: Vec::new() });
     }
 
     /// Adds a command that was held when it was saved.
@@ -361,7 +372,7 @@ impl Held {
 
     /// Keeps a command behind all others that are held.
     pub(crate) fn keep(&mut self, entry: Entry) {
-        self.blocked.add(&entry.uses);
+        self.blocked.add(&entry.dependencies);
         self.bytes += entry.parameters.len();
         *self.by_thread.entry(entry.header.thread).or_default() += 1;
         self.list.push_back(entry);

@@ -10,8 +10,8 @@ use rekindle_wire::ring::CommandHeader;
 
 use crate::resources::Memory;
 use crate::schedule::Scheduler;
-use crate::schedule::deferred::{Held, Progress};
-use crate::schedule::dependencies::{EventUse, Uses, word};
+use crate::schedule::deferred::{DeferredCommands, Progress};
+use crate::schedule::dependencies::{Dependencies, EventUse, word};
 use crate::schedule::event_fields;
 use crate::session::Session;
 use crate::session::call::Call;
@@ -51,8 +51,8 @@ impl Scheduler {
             self.times.ages.insert(aside, age);
         }
         let is = |e: &(u64, EventUse)| e.0 == event;
-        for entry in self.deferred.list.iter_mut().filter(|e| e.uses.events.iter().any(is)) {
-            for use_ in entry.uses.events.iter_mut().filter(|e| is(e)) {
+        for entry in self.deferred.list.iter_mut().filter(|e| e.dependencies.events.iter().any(is)) {
+            for use_ in entry.dependencies.events.iter_mut().filter(|e| is(e)) {
                 use_.0 = aside;
             }
             event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
@@ -62,22 +62,22 @@ impl Scheduler {
             command::number(&call.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
         let parameters = aside.to_le_bytes().to_vec();
-        let uses = self.uses(&call.session, memory, &header, &parameters);
-        self.deferred.add(header, parameters, uses, Progress::Queued);
+        let dependencies = self.dependencies(&call.session, memory, &header, &parameters);
+        self.deferred.add(header, parameters, dependencies, Progress::Queued);
         self.deferred.changed = true;
         Ok(())
     }
 }
 
-impl Held {
+impl DeferredCommands {
     /// Takes the bytes of a staging chunk over: there are few chunks, and the client needs them for other streams.
     /// `false` where the command names no chunk: it fails when it is executed.
-    pub(crate) fn hold_chunk(
+    pub(crate) fn defer_chunk(
         &mut self,
         session: &Session,
         header: CommandHeader,
         parameters: &[u8],
-        uses: &Uses,
+        dependencies: &Dependencies,
     ) -> Result<bool, Refused> {
         let CopyChunk { device, chunk, bytes, stream } = CopyChunk::read(&mut Reader::new(parameters))?;
         let (chunk, bytes) = (chunk as usize, bytes as usize);
@@ -90,19 +90,19 @@ impl Held {
             let destination = device.wrapping_add(offset as u64);
             CopyBytes { destination, stream, bytes: &copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BYTES, ..header };
-            self.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+            self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued);
         }
         chunk_is_free(session, chunk);
         Ok(true)
     }
 
     /// The same for the rows of a box. It is cut as the box was that did not fit a chunk.
-    pub(crate) fn hold_box_chunk(
+    pub(crate) fn defer_box_chunk(
         &mut self,
         session: &Session,
         header: CommandHeader,
         parameters: &[u8],
-        uses: &Uses,
+        dependencies: &Dependencies,
     ) -> Result<bool, Refused> {
         let copy = CopyBoxChunk::read(&mut Reader::new(parameters))?;
         let chunk = usize::try_from(copy.chunk).ok().filter(|chunk| *chunk < CHUNKS);
@@ -123,7 +123,7 @@ impl Held {
             let (size, stream) = (part.size, copy.stream);
             CopyBoxBytes { first: 0, second: 0, end, size, stream, bytes: &copied }.write(&mut args);
             let header = CommandHeader { call: command::COPY_BOX_BYTES, ..header };
-            self.add(header, args.into_bytes(), uses.clone(), Progress::Queued);
+            self.add(header, args.into_bytes(), dependencies.clone(), Progress::Queued);
         }
         chunk_is_free(session, chunk);
         Ok(true)

@@ -8,12 +8,12 @@ use crate::resources::Memory;
 use crate::resources::memory::Allocation;
 use crate::resources::pool_commands::DeferredFrees;
 use crate::resources::pools::rounded;
-use crate::schedule::deferred::{Entry, Held, Progress};
-use crate::schedule::dependencies::Uses;
+use crate::schedule::deferred::{DeferredCommands, Entry, Progress};
+use crate::schedule::dependencies::Dependencies;
 use crate::session::waiting::PoolAllocation;
 
 /// Deferred frees of memory from pools, with the addresses that they free.
-fn frees<'a>(held: &'a Held, memory: &Memory) -> impl Iterator<Item = (&'a Entry, u64, Allocation)> {
+fn frees<'a>(held: &'a DeferredCommands, memory: &Memory) -> impl Iterator<Item = (&'a Entry, u64, Allocation)> {
     let frees = held.list.iter().filter(|e| e.header.call == command::POOL_FREE);
     frees.filter_map(|entry| {
         let PoolFree { address, .. } = PoolFree::read(&mut Reader::new(&entry.parameters)).ok()?;
@@ -22,7 +22,7 @@ fn frees<'a>(held: &'a Held, memory: &Memory) -> impl Iterator<Item = (&'a Entry
     })
 }
 
-impl DeferredFrees for Held {
+impl DeferredFrees for DeferredCommands {
     fn take_over(
         &mut self,
         memory: &Memory,
@@ -32,7 +32,7 @@ impl DeferredFrees for Held {
     ) -> Option<(u64, Allocation)> {
         let fits = |(entry, address, allocation): (&Entry, u64, Allocation)| {
             let found = rounded(allocation.size).filter(|found| (length..=most).contains(found))?;
-            let in_stream = entry.uses.lane.is_some_and(|lane| lane.key == wanted.key);
+            let in_stream = entry.dependencies.lane.is_some_and(|lane| lane.key == wanted.key);
             (in_stream && allocation.pool == wanted.pool).then_some((found, entry.id, address, allocation))
         };
         let (_, id, address, allocation) = frees(self, memory).filter_map(fits).min_by_key(|found| found.0)?;
@@ -44,8 +44,8 @@ impl DeferredFrees for Held {
         if !frees(self, memory).any(|(_, _, allocation)| memory.pools.device(allocation.pool) == Some(device)) {
             return false;
         }
-        let uses = Uses { context: header.context, ..Default::default() };
-        self.add(header, parameters.to_vec(), uses, Progress::Queued);
+        let dependencies = Dependencies { context: header.context, ..Default::default() };
+        self.add(header, parameters.to_vec(), dependencies, Progress::Queued);
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Held commands as bytes of the saved state. At a quiesce each is as it came from the ring, or a callback that the
+//! Deferred commands as bytes of the saved state. At a quiesce each is as it came from the ring, or a callback that the
 //! application is to run or is running.
 
 use rekindle_images::BlobKind;
@@ -9,9 +9,9 @@ use crate::resources::Memory;
 use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::schedule::Scheduler;
-use crate::schedule::deferred::{Entry, Held, Progress, Setting};
+use crate::schedule::deferred::{DeferredCommands, Entry, Progress, Setting};
 use crate::session::Session;
-use crate::session::state::{self, FormerAttribute, HeldCommand, HeldProgress, StateError, WaitingForRoom};
+use crate::session::state::{self, DeferredCommand, DeferredProgress, FormerAttribute, StateError, WaitingForRoom};
 
 impl Setting {
     /// As an image keeps it.
@@ -26,7 +26,7 @@ impl Setting {
     }
 }
 
-impl Held {
+impl DeferredCommands {
     /// Everything that is held; `None` where nothing is, and nobody waits for it.
     fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
         if self.list.is_empty() && self.callbacks.thread == 0 && self.waiting_for_room.is_empty() {
@@ -40,12 +40,12 @@ impl Held {
         let command = |entry: &Entry| {
             let (progress, status) = match entry.progress {
                 Progress::Callback(status) if self.callbacks.running.contains(&entry.id) => {
-                    (HeldProgress::RUNNING, status)
+                    (DeferredProgress::RUNNING, status)
                 }
-                Progress::Callback(status) => (HeldProgress::READY, status),
-                Progress::Queued | Progress::OnDevice => (HeldProgress::QUEUED, 0),
+                Progress::Callback(status) => (DeferredProgress::READY, status),
+                Progress::Queued | Progress::OnDevice => (DeferredProgress::QUEUED, 0),
             };
-            HeldCommand {
+            DeferredCommand {
                 id: entry.id,
                 call: u32::from(entry.header.call),
                 reply: u32::from(entry.header.reply),
@@ -55,14 +55,14 @@ impl Held {
                 status,
                 parameters: entry.parameters.clone(),
                 settings: entry.settings.iter().map(|setting| setting.saved()).collect(),
-                ..HeldCommand::default()
+                ..DeferredCommand::default()
             }
         };
-        let saved = state::Held {
+        let saved = state::DeferredCommands {
             callback_thread: u32::from(self.callbacks.thread),
             waiting_for_room: self.waiting_for_room.iter().map(waiting).collect(),
             commands: self.list.iter().map(command).collect(),
-            ..state::Held::default()
+            ..state::DeferredCommands::default()
         };
         state::bytes(&saved).map(Some)
     }
@@ -78,15 +78,15 @@ impl Saved for Scheduler {
     }
 
     fn load(&mut self, part: Part, (session, memory): Self::With<'_>) -> Result<(), NotLoaded> {
-        let restored = self.restore_held(session, memory, &part.bytes);
+        let restored = self.restore_deferred(session, memory, &part.bytes);
         restored.map_err(|why| NotLoaded::Part { part: "held commands", why })
     }
 }
 
 impl Scheduler {
-    /// Takes up what [`Held::saved`] gave.
-    fn restore_held(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
-        let saved: state::Held = state::parse(bytes)?;
+    /// Takes up what [`DeferredCommands::saved`] gave.
+    fn restore_deferred(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
+        let saved: state::DeferredCommands = state::parse(bytes)?;
         let slot = |word: u32| u16::try_from(word).map_err(|_| Malformed("a reply slot that does not exist"));
         self.deferred.callbacks.thread = slot(saved.callback_thread)?;
         for it in &saved.waiting_for_room {
@@ -102,17 +102,24 @@ impl Scheduler {
             };
             let progress = it.progress.enum_value().map_err(|_| Malformed("a held command in no known state"))?;
             match progress {
-                HeldProgress::READY => self.deferred.callbacks.ready.push_back(it.id),
-                HeldProgress::RUNNING => drop(self.deferred.callbacks.running.insert(it.id)),
-                HeldProgress::QUEUED => {}
+                DeferredProgress::READY => self.deferred.callbacks.ready.push_back(it.id),
+                DeferredProgress::RUNNING => drop(self.deferred.callbacks.running.insert(it.id)),
+                DeferredProgress::QUEUED => {}
             }
             let progress = match progress {
-                HeldProgress::QUEUED => Progress::Queued,
-                HeldProgress::READY | HeldProgress::RUNNING => Progress::Callback(it.status),
+                DeferredProgress::QUEUED => Progress::Queued,
+                DeferredProgress::READY | DeferredProgress::RUNNING => Progress::Callback(it.status),
             };
-            let uses = self.uses(session, memory, &header, &it.parameters);
+            let dependencies = self.dependencies(session, memory, &header, &it.parameters);
             let settings = it.settings.iter().map(Setting::restored).collect();
-            self.deferred.restore(Entry { id: it.id, header, parameters: it.parameters, uses, progress, settings });
+            self.deferred.restore(Entry {
+                id: it.id,
+                header,
+                parameters: it.parameters,
+                dependencies,
+                progress,
+                settings,
+            });
         }
         Ok(())
     }

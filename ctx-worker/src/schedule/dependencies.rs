@@ -67,7 +67,7 @@ pub(crate) enum Turn {
 
 /// What a command has to do with streams and events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Uses {
+pub(crate) struct Dependencies {
     /// The context that it needs.
     pub(crate) context: u64,
     pub(crate) lane: Option<Lane>,
@@ -247,17 +247,17 @@ pub(crate) fn word(parameters: &[u8], at: usize) -> Option<u64> {
 impl Shapes {
     /// What a command has to do with streams and events. One that names what does not exist has nothing to do with
     /// any: it fails when it is executed, at once.
-    pub(crate) fn uses(
+    pub(crate) fn dependencies(
         &self,
         streams: &FreeStreams,
         session: &Session,
         memory: &Memory,
         header: &CommandHeader,
         parameters: &[u8],
-    ) -> Uses {
+    ) -> Dependencies {
         let Some(shape) = self.get(header.call) else {
             // Of a number that is nobody's: it is refused, after everything that is deferred.
-            return Uses { context: header.context, scope: Scope::Everything, ..Default::default() };
+            return Dependencies { context: header.context, scope: Scope::Everything, ..Default::default() };
         };
         let at = |place: usize| word(parameters, place);
         let mut events: Vec<_> = shape.events.iter().filter_map(|&(place, what)| Some((at(place)?, what))).collect();
@@ -268,7 +268,7 @@ impl Shapes {
         {
             events.extend(launch.events().map(|event| (event, EventUse::Record)));
         }
-        Uses {
+        Dependencies {
             context: shape.context.map_or(header.context, |place| at(place).unwrap_or(0)),
             lane: shape.stream.and_then(at).and_then(|handle| lane(streams, session, header, handle)),
             events,
@@ -331,20 +331,21 @@ mod tests {
                 (0..20).map(word).flat_map(u64::to_le_bytes).collect()
             };
             let header = CommandHeader { call, context: 7, ..Default::default() };
-            let uses = worker.scheduler.uses(&worker.call.session, &worker.memory, &header, &parameters(None));
+            let dependencies =
+                worker.scheduler.dependencies(&worker.call.session, &worker.memory, &header, &parameters(None));
             let in_stream = |at: &usize| {
                 worker
                     .scheduler
-                    .uses(&worker.call.session, &worker.memory, &header, &parameters(Some(*at)))
+                    .dependencies(&worker.call.session, &worker.memory, &header, &parameters(Some(*at)))
                     .lane
                     .is_some()
             };
             let stream: Vec<usize> = (0..20).filter(in_stream).collect();
-            if uses == (Uses { context: 7, ..Default::default() }) && stream.is_empty() {
+            if dependencies == (Dependencies { context: 7, ..Default::default() }) && stream.is_empty() {
                 continue;
             }
-            write!(out, "{name} stream {stream:?} events {:?}", uses.events).unwrap();
-            writeln!(out, " {:?} {:?} in {}", uses.scope, uses.turn, uses.context).unwrap();
+            write!(out, "{name} stream {stream:?} events {:?}", dependencies.events).unwrap();
+            writeln!(out, " {:?} {:?} in {}", dependencies.scope, dependencies.turn, dependencies.context).unwrap();
         }
         out
     }

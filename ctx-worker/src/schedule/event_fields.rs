@@ -134,9 +134,9 @@ mod tests {
         };
         launch.write(&mut bytes);
         let header = CommandHeader { call: command::LAUNCH, context, ..Default::default() };
-        let uses = worker.scheduler.uses(&worker.call.session, &worker.memory, &header, bytes.bytes());
-        assert_eq!(uses.events, [(event, EventUse::Record)]);
-        worker.scheduler.deferred.restore(fixture::entry(1, header, bytes.into_bytes(), uses));
+        let dependencies = worker.scheduler.dependencies(&worker.call.session, &worker.memory, &header, bytes.bytes());
+        assert_eq!(dependencies.events, [(event, EventUse::Record)]);
+        worker.scheduler.deferred.restore(fixture::entry(1, header, bytes.into_bytes(), dependencies));
         let call = &mut worker.call;
         worker.scheduler.set_event_aside(call, &worker.memory, event).unwrap();
 
@@ -146,6 +146,6 @@ mod tests {
         let held = Launch::read(&mut Reader::new(&entry.parameters)).unwrap();
         assert_eq!(held.parameters, event.to_le_bytes());
         assert_eq!(held.events().collect::<Vec<_>>(), [aside]);
-        assert_eq!(entry.uses.events, [(aside, EventUse::Record)]);
+        assert_eq!(entry.dependencies.events, [(aside, EventUse::Record)]);
     }
 }

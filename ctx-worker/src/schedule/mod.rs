@@ -16,8 +16,8 @@ use rekindle_cuda_abi::types::*;
 use rekindle_wire::command;
 use rekindle_wire::ring::CommandHeader;
 
-use self::deferred::Held;
-use self::dependencies::{FreeStreams, Shapes, Uses};
+use self::deferred::DeferredCommands;
+use self::dependencies::{Dependencies, FreeStreams, Shapes};
 use self::times::Times;
 use crate::resources::Memory;
 use crate::session::Session;
@@ -30,7 +30,7 @@ pub(crate) struct Scheduler {
     /// Streams that are not ordered with the legacy default stream.
     pub(crate) free_streams: FreeStreams,
     /// Commands that wait in software.
-    pub(crate) deferred: Held,
+    pub(crate) deferred: DeferredCommands,
     /// When events were recorded.
     pub(crate) times: Times,
     /// What has ended since the last look; kept for its memory.
@@ -50,7 +50,7 @@ impl Scheduler {
         Self {
             shapes: Shapes::new(table),
             free_streams: FreeStreams::default(),
-            deferred: Held::default(),
+            deferred: DeferredCommands::default(),
             times: Times::default(),
             finished: Vec::new(),
             event_record: number("cuEventRecord"),
@@ -60,7 +60,13 @@ impl Scheduler {
     }
 
     /// What a command has to do with streams and events.
-    pub(crate) fn uses(&self, session: &Session, memory: &Memory, header: &CommandHeader, parameters: &[u8]) -> Uses {
-        self.shapes.uses(&self.free_streams, session, memory, header, parameters)
+    pub(crate) fn dependencies(
+        &self,
+        session: &Session,
+        memory: &Memory,
+        header: &CommandHeader,
+        parameters: &[u8],
+    ) -> Dependencies {
+        self.shapes.dependencies(&self.free_streams, session, memory, header, parameters)
     }
 }

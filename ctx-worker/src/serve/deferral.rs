@@ -15,7 +15,7 @@ use rekindle_wire::ring::CommandHeader;
 
 use crate::schedule::deferred::{Entry, Next, Progress};
 use crate::schedule::deferred_settings::{set_as_made, set_back};
-use crate::schedule::dependencies::{Turn, Uses};
+use crate::schedule::dependencies::{Dependencies, Turn};
 use crate::serve::executor::Executor;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
@@ -24,14 +24,14 @@ impl Executor {
     /// Executes a command, or holds it. An error means that the client does not speak our language, and is given up.
     pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.scheduler.times.commands += 1;
-        let uses = self.scheduler.uses(&self.call.session, &self.memory, &header, parameters);
-        let waits = matches!(uses.turn, Turn::Callback | Turn::AtRest(_));
-        if waits || self.scheduler.deferred.holds(&uses) || !self.has_room(&uses) {
-            return self.hold(header, parameters, uses);
+        let dependencies = self.scheduler.dependencies(&self.call.session, &self.memory, &header, parameters);
+        let waits = matches!(dependencies.turn, Turn::Callback | Turn::AtRest(_));
+        if waits || self.scheduler.deferred.holds(&dependencies) || !self.has_room(&dependencies) {
+            return self.defer(header, parameters, dependencies);
         }
-        self.scheduler.deferred.count_step(&uses);
+        self.scheduler.deferred.count_step(&dependencies);
         self.perform(header, parameters)?;
-        self.tick(&uses);
+        self.tick(&dependencies);
         Ok(())
     }
 
@@ -41,36 +41,38 @@ impl Executor {
     }
 
     /// Whether the command's stream takes it now.
-    fn has_room(&mut self, uses: &Uses) -> bool {
-        self.scheduler.deferred.has_room(self.call.gpu.driver, &mut self.call.session.waiting, uses)
+    fn has_room(&mut self, dependencies: &Dependencies) -> bool {
+        self.scheduler.deferred.has_room(self.call.gpu.driver, &mut self.call.session.waiting, dependencies)
     }
 
     /// Records a private event where much has been enqueued, to learn later how much of it is done.
-    fn tick(&mut self, uses: &Uses) {
-        let Some(lane) = uses.lane.filter(|lane| self.call.session.waiting.wants_tick(lane.key)) else { return };
+    fn tick(&mut self, dependencies: &Dependencies) {
+        let Some(lane) = dependencies.lane.filter(|lane| self.call.session.waiting.wants_tick(lane.key)) else {
+            return;
+        };
         if self.enter_context(lane.key.context).is_ok() {
             self.call.session.waiting.tick(self.call.gpu.driver, lane.key);
         }
     }
 
     /// Holds a command behind what it must come after, and does at once what its caller would have from the driver at once.
-    fn hold(&mut self, header: CommandHeader, parameters: &[u8], uses: Uses) -> Result<(), Refused> {
+    fn defer(&mut self, header: CommandHeader, parameters: &[u8], dependencies: Dependencies) -> Result<(), Refused> {
         self.call.header = header;
-        if uses.turn == Turn::Ask {
+        if dependencies.turn == Turn::Ask {
             self.answer(header.reply, CUDA_ERROR_NOT_READY, &[]);
             return Ok(());
         }
         self.memory.ipc_events.hold(header.call, parameters);
         let (driver, waiting) = (self.call.gpu.driver, &mut self.call.session.waiting);
-        self.scheduler.deferred.note_lack(driver, waiting, &uses);
+        self.scheduler.deferred.note_lack(driver, waiting, &dependencies);
         // Its stream goes on: what is held means the event as it was before.
-        if self.scheduler.deferred.only_an_event_holds(driver, waiting, &uses) {
-            for (event, _) in &uses.events {
+        if self.scheduler.deferred.only_an_event_holds(driver, waiting, &dependencies) {
+            for (event, _) in &dependencies.events {
                 self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
             }
-            self.scheduler.deferred.count_step(&uses);
+            self.scheduler.deferred.count_step(&dependencies);
             self.perform(header, parameters)?;
-            self.tick(&uses);
+            self.tick(&dependencies);
             return Ok(());
         }
         match header.call {
@@ -89,19 +91,19 @@ impl Executor {
                     Err(refused) => return Err(refused),
                 }
                 let header = CommandHeader { reply: 0, ..header };
-                self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued);
+                self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued);
             }
             command::COPY_FROM_CHUNK => {
-                if !self.scheduler.deferred.hold_chunk(&self.call.session, header, parameters, &uses)? {
+                if !self.scheduler.deferred.defer_chunk(&self.call.session, header, parameters, &dependencies)? {
                     self.perform(header, parameters)?;
                 }
             }
             command::COPY_BOX_FROM_CHUNK => {
-                if !self.scheduler.deferred.hold_box_chunk(&self.call.session, header, parameters, &uses)? {
+                if !self.scheduler.deferred.defer_box_chunk(&self.call.session, header, parameters, &dependencies)? {
                     self.perform(header, parameters)?;
                 }
             }
-            _ => self.scheduler.deferred.add(header, parameters.to_vec(), uses, Progress::Queued),
+            _ => self.scheduler.deferred.add(header, parameters.to_vec(), dependencies, Progress::Queued),
         }
         if self.scheduler.deferred.is_too_much() {
             self.give_up(&"it sends more and more behind what it holds up itself");
@@ -130,7 +132,7 @@ impl Executor {
 
     fn look_once(&mut self) -> Result<(), Refused> {
         for mut entry in self.scheduler.deferred.take_all() {
-            if self.scheduler.deferred.holds(&entry.uses) || !self.goes(&mut entry)? {
+            if self.scheduler.deferred.holds(&entry.dependencies) || !self.goes(&mut entry)? {
                 self.scheduler.deferred.keep(entry);
             }
         }
@@ -153,7 +155,7 @@ impl Executor {
                 } else {
                     self.perform_as_set(entry)?;
                 }
-                self.tick(&entry.uses);
+                self.tick(&entry.dependencies);
                 Ok(true)
             }
             Next::Ends => Ok(true),
@@ -166,7 +168,7 @@ impl Executor {
             Refused::Code(code) => code,
             _ => CUDA_ERROR_INVALID_VALUE,
         };
-        let streams = match entry.uses.turn {
+        let streams = match entry.dependencies.turn {
             Turn::Callback => {
                 let callback = HostFunc::read(&mut Reader::new(&entry.parameters));
                 let HostFunc { stream, .. } = callback.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
@@ -176,7 +178,7 @@ impl Executor {
             }
             _ => self.call.session.waiting.busy(0),
         };
-        self.when_done(streams, Then::Held(entry.id)).map_err(code)
+        self.when_done(streams, Then::Deferred(entry.id)).map_err(code)
     }
 
     /// Executes a held launch with the attributes that it was made with.

@@ -16,7 +16,7 @@ use crate::checkpoint::access::set::Access;
 use crate::checkpoint::engine::Engine;
 use crate::gpu::driver::{Driver, LoadError};
 use crate::schedule::deferred::{Entry, Progress};
-use crate::schedule::dependencies::Uses;
+use crate::schedule::dependencies::Dependencies;
 use crate::serve::executor::Executor;
 use crate::session::objects::Object;
 
@@ -143,6 +143,6 @@ pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters
 }
 
 /// A held command whose turn has not come.
-pub(crate) fn entry(id: u64, header: CommandHeader, parameters: Vec<u8>, uses: Uses) -> Entry {
-    Entry { id, header, parameters, uses, progress: Progress::Queued, settings: Vec::new() }
+pub(crate) fn entry(id: u64, header: CommandHeader, parameters: Vec<u8>, dependencies: Dependencies) -> Entry {
+    Entry { id, header, parameters, dependencies, progress: Progress::Queued, settings: Vec::new() }
 }

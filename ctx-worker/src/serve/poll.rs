@@ -50,7 +50,7 @@ impl Executor {
                     self.answer(reply, if result == CUDA_SUCCESS { destroyed } else { result }, &[]);
                 }
                 Then::DestroyGraph { exec, graph } => destroy_graph(self.call.gpu.driver, exec, graph),
-                Then::Held(id) => {
+                Then::Deferred(id) => {
                     self.note_sticky(result);
                     self.scheduler.deferred.arrived(id, result);
                 }

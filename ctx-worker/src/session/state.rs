@@ -21,9 +21,9 @@ mod proto {
 }
 
 pub(crate) use proto::state::{
-    Access, Cut, Device, EventCount, EventPage, FormerAttribute, Graph, Graphs, Held, HeldCommand, HeldProgress,
-    Mapped, Mapping, Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent, SharedEvents,
-    SharedPiece, Sharing, State, WaitingForRoom,
+    Access, Cut, DeferredCommand, DeferredCommands, DeferredProgress, Device, EventCount, EventPage, FormerAttribute,
+    Graph, Graphs, Mapped, Mapping, Named, Piece, PinnedMemory, Pool, RecordedEvent, Reservation, Segment, SharedEvent,
+    SharedEvents, SharedPiece, Sharing, State, WaitingForRoom,
 };
 
 /// The version of [`rekindle_images::Client::worker_state`], of what lies in blobs of the worker's, and of the object log that
@@ -175,7 +175,7 @@ mod tests {
         #[test]
         fn hostile_bytes_are_an_error_and_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse::<State>(&bytes);
-            let _ = parse::<Held>(&bytes);
+            let _ = parse::<DeferredCommands>(&bytes);
             let _ = parse::<Graphs>(&bytes);
             let _ = mapped(&State::default(), Some(&bytes));
         }

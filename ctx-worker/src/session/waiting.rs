@@ -148,7 +148,7 @@ pub(crate) enum Then {
     /// A graph of the driver's that the client has destroyed is destroyed.
     DestroyGraph { exec: CUgraphExec, graph: CUgraph },
     /// A held command goes on: what it waited for on the device is done.
-    Held(u64),
+    Deferred(u64),
 }
 
 /// Everything that waits.
