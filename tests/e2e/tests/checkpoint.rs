@@ -203,7 +203,7 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
     let status = until("it ends", || Ok(terminal.try_wait()?))?;
     let shown = String::from_utf8_lossy(&fs::read(&shown)?).into_owned();
     ensure!(status.success(), "{shown}");
-    assert!(shown.contains("by stop (quiesce "), "{shown}");
+    assert!(shown.contains("protocol stop (quiesce "), "{shown}");
     let (_, listed, _) = ended(&node.rekindle(&[OsStr::new("ps")])?);
     assert!(listed.contains("running") && !listed.contains("freeze"), "{listed}");
     drop(gate);
