@@ -47,9 +47,14 @@ fn a_program_that_compiles_code_without_end_is_restored_from_a_log_that_was_cut(
     restored_behind_a_cut("jit", &["--iterations", "160", "--sleep-us", "2000"], [70, 110])
 }
 
+/// The program goes on, and stands still later: it must not have ended when the next daemon is there.
+fn goes_on(app: &App) -> Result {
+    app.reaches(app.progress()? + 1)
+}
+
 #[test]
 fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
-    let arguments = ["--iterations", "400", "--sleep-us", "5000"];
+    let arguments = ["--iterations", "800", "--sleep-us", "5000"];
     let expected = undisturbed("unloads", &arguments)?;
     let mut node = Node::with_gpu(&[FEW])?;
     let app = node.run("unloads", &arguments)?;
@@ -60,7 +65,7 @@ fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
     node.start_daemon(&[FEW, ("SIMGPU_FAULT", "cuModuleLoadData:12+:2")])?;
     // Its worker has joined that daemon.
     node.client(app.pid())?;
-    app.advances()?;
+    goes_on(&app)?;
     let (dump, _) = node.start_dump(&app, Fate::Running)?;
     if !cfg!(debug_assertions) {
         eprintln!(
@@ -71,7 +76,7 @@ fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
         return node.finish();
     }
     dump.wait()?.fails_with("a rehearsal has not placed the code that it has now where it is")?;
-    app.advances()?;
+    goes_on(&app)?;
     assert!(node.stop_daemon()?.success());
     node.start_daemon(&[FEW])?;
     node.client(app.pid())?;
