@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::checkpoint::access::bench as hash;
 use crate::checkpoint::engine::{bench as link, sinks};
 
-/// Why something is not measured.
+/// Why a measurement failed.
 #[derive(Debug, Error)]
 #[error(transparent)]
 pub struct BenchError(#[from] link::BenchError);

@@ -5,8 +5,8 @@
 //!   application ──connection──> [connection thread] ──memfds──> executor
 //! ```
 //!
-//! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has
-//! owners of the worker's state, whose methods take the command under way (`Call`) and what else they need as parameters;
+//! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has owners
+//! of the worker's state. Their methods take the command under way (`Call`) and whatever else they need as parameters;
 //! `Executor` (`serve/executor.rs`) has one of each. Where a lower layer needs what only a higher one can do, it asks through
 //! a trait: `DeferredFrees` for memory that waits in software, `ReadDevice` for the content of variables. A kind of resource
 //! that images keep in parts of its own saves and loads itself (`Saved`); `checkpoint/parts.rs` lists these kinds.
@@ -43,7 +43,7 @@ pub use serve::{confinement, rejoin};
 pub use session::failure;
 pub use session::share;
 
-/// What an image keeps of a worker, as far as a daemon looks at it.
+/// The format of a worker's state in an image, as far as a daemon reads it.
 pub mod state {
     pub use crate::session::state::{StateError, check, is_cut};
 }
@@ -67,7 +67,7 @@ pub fn main(
     confined: Option<Confinement>,
     report_access: Option<u64>,
 ) -> ExitCode {
-    // Stderr may come to be the application's.
+    // Stderr may become the application's, so a panic goes to the log.
     std::panic::set_hook(Box::new(|panic| error!("{panic}")));
     let executor = match start::start(&cuda_driver, confined.as_ref(), report_access) {
         Ok(executor) => executor,

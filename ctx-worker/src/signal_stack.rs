@@ -11,7 +11,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 
-/// What handlers need beside the frame: ours, the standard library's that runs after it, and what both call, unoptimised.
+/// The stack that handlers need beside the frame: ours, the standard library's that runs after it, and the functions that
+/// both call, unoptimised.
 const HANDLERS: usize = 64 << 10;
 
 /// The alternate stack of the thread that made it. It gives way to the one before when it is dropped.
@@ -46,8 +47,8 @@ impl Drop for SignalStack {
     }
 }
 
-/// How a thread of a worker is started: one that has a [`SignalStack`] as long as it works. Without one, where the kernel
-/// refuses it, a crash of that thread may not be logged.
+/// Starts a thread of a worker, which has a [`SignalStack`] as long as it works. Where the kernel refuses the stack, a
+/// crash of that thread may not be logged.
 pub(crate) struct Thread(std::thread::Builder);
 
 impl Thread {

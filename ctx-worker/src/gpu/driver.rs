@@ -33,7 +33,7 @@ pub(crate) enum LoadError {
     Symbol(&'static str),
 }
 
-/// A call that the driver refused where nobody but the worker asked.
+/// A call of the worker's own, with no command of the client behind it, that the driver refused.
 #[derive(Clone, Copy, Debug, Error)]
 #[error("{call} failed: {} ({code})", result_name(*.code))]
 pub(crate) struct CallFailed {
@@ -46,7 +46,7 @@ pub(crate) fn checked(call: &'static str, code: CUresult) -> Result<(), CallFail
     if code == CUDA_SUCCESS { Ok(()) } else { Err(CallFailed { call, code }) }
 }
 
-/// Errors after which the context is lost, and every later call returns the same.
+/// Whether the context is lost after this error, so that every later call returns the same error.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
     matches!(code, CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_NVLINK_UNCORRECTABLE) || loses_process(code)
 }
@@ -96,7 +96,7 @@ pub(crate) fn build(library: &Path) -> String {
     version.filter(is_version).unwrap_or_default().to_owned()
 }
 
-/// Where the loader has found the driver's library; nowhere, if it does not say.
+/// The path at which the loader found the driver's library; empty if the loader does not say.
 pub(crate) fn place(driver: &Driver) -> PathBuf {
     // SAFETY: plain data for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! The command under way: what it is executed with, and what it names.
+//! The command under way: the driver and session that execute it, and the objects that it names.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::ring::CommandHeader;

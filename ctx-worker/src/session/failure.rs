@@ -1,9 +1,9 @@
-//! What kind errors of other crates are of.
+//! Assigns kinds to the errors of other crates.
 
 use rekindle_images::{ErrorKind, ImageError};
 use rekindle_wire::control::FailureKind;
 
-/// The kind of what is wrong with an image, or with the place where one is to be.
+/// The kind of an error about an image, or about the place where an image is to be.
 pub fn of_image(error: &ImageError) -> FailureKind {
     match error.kind() {
         kind if kind.is_bad_image() => FailureKind::BadImage,

@@ -1,9 +1,10 @@
-//! Code and contexts that are gone, and whether they still count.
+//! Unloaded code and destroyed contexts, and whether they still determine addresses.
 //!
-//! The driver gives code the addresses that it finds free, so where code lies depends on what was there when it was
-//! loaded or first used, also on what has been unloaded since. Addresses of functions and variables may be stored
-//! anywhere in device memory, so a restore must place all code where it was. It does so by doing as was done: a module
-//! or library that is unloaded, and a context that is destroyed, keeps its records in the log, with one of its end.
+//! The driver gives code the addresses that it finds free. So the place of code depends on the code that was there when it
+//! was loaded or first used, and also on the code that had been unloaded by then. Addresses of functions and variables may
+//! be stored anywhere in device memory, so a restore must place all code where it was. The restore repeats what the client
+//! did: an unloaded module or library, and a destroyed context, keeps its records in the log, and a record of its end is
+//! added.
 //!
 //! ```text
 //!   load A   load B   unload A   load C   unload C              the log without what no longer counts:
@@ -11,13 +12,15 @@
 //!            └ B is loaded while A is there                     C was alone while it lived
 //! ```
 //!
-//! A life counts if code was placed in it that is still there, or whose own life counts. At each placing that is left in
-//! the log, all that was there then is left too; so what is dropped was never in the way of anything that is kept.
+//! A life counts if code was placed during it that is still there, or whose own life counts. For each placing that is left
+//! in the log, the records of all code that was there then are left too. So the code whose records are dropped was never in
+//! the way of any code that is kept.
 //!
-//! A program that always loads the next code before it unloads the last keeps all of it in the log, until code that was
-//! placed meanwhile is gone too. There is a limit. Past it the log is cut: of the lives that are over, the half is dropped that
-//! began last. Up to the first of them the log stays as it was. Behind it a restore places code where the image says that its
-//! variables were (`checkpoint/cut.rs`), and there it needs no life that is over.
+//! A program that always loads the next code before it unloads the last keeps all of its code in the log, until the code
+//! that was placed meanwhile is gone too. So the log has a limit. When the log passes the limit it is cut: of the lives
+//! that are over, the half that began last is dropped. Up to the beginning of the first dropped life the log stays as it
+//! was. Behind that record a restore places code where the image says that its variables were (`checkpoint/cut.rs`), and
+//! needs no life that is over.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -28,11 +31,11 @@ use crate::session::record::Record;
 /// How many lives that are over the log keeps.
 const MOST: usize = 16_384;
 
-/// With this variable a worker with debug assertions keeps another number of them, so that tests need not make so many.
+/// This variable sets another limit in a worker with debug assertions, so that tests need not make so many lives.
 #[cfg(debug_assertions)]
 const MOST_LIVES: &str = "REKINDLE_MOST_LIVES";
 
-/// [`MOST`], or what a test has asked for.
+/// [`MOST`], or the limit that a test has set.
 fn most() -> usize {
     #[cfg(debug_assertions)]
     if let Some(most) = std::env::var(MOST_LIVES).ok().and_then(|text| text.parse().ok()) {
@@ -41,21 +44,21 @@ fn most() -> usize {
     MOST
 }
 
-/// Whether records of an object place code, or end what did.
+/// Whether records of an object place code, or end an object that placed code.
 pub(crate) fn places_code(handle: u64) -> bool {
     [Kind::Context, Kind::Module, Kind::Library, Kind::Kernel, Kind::Function].iter().any(|kind| kind.owns(handle))
 }
 
-/// What is known of lives that are over and count.
+/// Unloaded code and destroyed contexts that still determine addresses.
 #[derive(Default)]
 pub(crate) struct Lives {
     /// Unloaded code and destroyed contexts, each with the sequence number of the record that ended it.
     ended: HashMap<u64, u64>,
-    /// What was part of each: functions, kernels; modules of a context.
+    /// The parts of each life, with the life: functions and kernels; for a context also its modules.
     parts: HashMap<u64, u64>,
-    /// How many may have ended before it is looked again which count.
+    /// The number of ended lives at which the worker next examines which of them count.
     look_at: usize,
-    /// From where to where lives lasted that were cut out of the log, as sequence numbers.
+    /// The span of the lives that were cut out of the log: the first and last sequence number.
     cut: Option<(u64, u64)>,
 }
 
@@ -66,7 +69,8 @@ impl Lives {
         self.parts.extend(parts.filter(|part| *part != life).map(|part| (part, life)));
     }
 
-    /// A context has been destroyed, with this code in it. What was unloaded in it before is part of its life now.
+    /// A context has been destroyed, with this code in it. Code that was unloaded in it before is now part of the context's
+    /// life.
     pub(crate) fn end_context(&mut self, log: &[Record], context: u64, sequence: u64, code: impl Iterator<Item = u64>) {
         let within = log.iter().filter(|r| r.context == context && Kind::Module.owns(r.owner));
         let modules: HashSet<u64> = within.map(|r| r.owner).filter(|owner| self.ended.contains_key(owner)).collect();
@@ -76,7 +80,7 @@ impl Lives {
         self.ended.insert(context, sequence);
     }
 
-    /// Whose life a record is of, where that is over.
+    /// The life that a record belongs to, if that life is over.
     fn life(&self, record: &Record) -> Option<u64> {
         if let Some(life) = self.parts.get(&record.owner) {
             return Some(*life);
@@ -88,7 +92,8 @@ impl Lives {
     /// Whether a record holds without the context in which it was made: libraries and kernels belong to none.
     fn outlives(&self, record: &Record) -> bool {
         let loads = Kind::Library.owns(record.owner) && record.code.is_some();
-        // That a kernel was used says of the context alone where its code is; what else is said of it holds everywhere.
+        // The record of a kernel's use only determines where its code is in that context. Other records of a kernel hold
+        // everywhere.
         let of_kernel = Kind::Kernel.owns(record.owner) && record.args != record.owner.to_le_bytes();
         loads || of_kernel || self.ends(record)
     }
@@ -103,15 +108,15 @@ impl Lives {
         (code || record.call == command::CONTEXT_CREATE) && !self.ends(record)
     }
 
-    /// Drops the records of lives that do not count any more. Not at each end, where there are many: that would take a
-    /// time that grows with their square.
+    /// Drops the records of lives that do not count any more. Where there are many lives this does not happen at each end,
+    /// since the time would grow with the square of their number.
     pub(crate) fn forget(&mut self, log: &mut Vec<Record>) {
         if self.ended.len() >= self.look_at {
             self.forget_now(log);
         }
     }
 
-    /// The same, at once.
+    /// Does the same as [`Self::forget`], at once.
     pub(crate) fn forget_now(&mut self, log: &mut Vec<Record>) {
         let gone = self.uncounted(log);
         self.drop_lives(log, &gone);
@@ -124,7 +129,7 @@ impl Lives {
     fn uncounted(&self, log: &[Record]) -> HashSet<u64> {
         let mut spans: HashMap<u64, (usize, usize)> = HashMap::new();
         let mut placings: HashMap<u64, Vec<usize>> = HashMap::new();
-        // Where code was placed that is there, or counts.
+        // The places in the log where code was placed that is still there, or whose life counts.
         let mut kept = BTreeSet::new();
         for (at, record) in log.iter().enumerate() {
             let life = self.life(record);
@@ -139,7 +144,8 @@ impl Lives {
                 }
             }
         }
-        // Later lives mostly decide about earlier ones; where it is the other way round, one more turn finds it.
+        // Whether an earlier life counts mostly depends on later lives; where it is the other way round, one more turn
+        // finds it.
         let mut open: Vec<_> = spans.into_iter().collect();
         open.sort_unstable_by_key(|(_, span)| std::cmp::Reverse(*span));
         loop {
@@ -171,7 +177,8 @@ impl Lives {
         self.parts.retain(|_, life| !gone.contains(life));
     }
 
-    /// Drops everything that was done in a context: it is anew. What has no life of its own is left to its owner.
+    /// Drops all records made in a context, since it was reset. Records of objects without a life of their own are left to
+    /// the objects' owners.
     pub(crate) fn drop_context(&mut self, log: &mut Vec<Record>, context: u64) {
         let modules: HashSet<u64> = {
             let within = log.iter().filter(|r| r.context == context && Kind::Module.owns(r.owner));
@@ -182,7 +189,7 @@ impl Lives {
         log.iter_mut().filter(|r| r.context == context).for_each(|r| r.context = 0);
     }
 
-    /// Drops the half of the lives that are over which began last, since they take too much memory; `false` where none is
+    /// Drops the half of the ended lives that began last, since the log takes too much memory; `false` where no life is
     /// over.
     pub(crate) fn cut(&mut self, log: &mut Vec<Record>) -> bool {
         let begins = self.begins(log);
@@ -201,7 +208,7 @@ impl Lives {
         }
     }
 
-    /// With which record each life began that is over.
+    /// The record with which each ended life began.
     fn begins(&self, log: &[Record]) -> HashMap<u64, u64> {
         let mut begins = HashMap::new();
         for record in log {
@@ -217,27 +224,27 @@ impl Lives {
         let gone: HashSet<u64> = begins.iter().filter(|(_, first)| **first >= begin).map(|(life, _)| *life).collect();
         let Some(first) = gone.iter().filter_map(|life| begins.get(life)).min() else { return };
         let last = gone.iter().filter_map(|life| self.ended.get(life)).max().unwrap_or(first);
-        // The record before the first of them is the last of the whole log. An earlier cut that nothing is left of does not
-        // count.
+        // The record before the first of them is the last of the whole log. An earlier cut does not count if nothing is
+        // left that depends on it.
         let (from, to) = (first - 1, *last);
         let before = if self.cut_from(log).is_some() { self.cut } else { None };
         self.cut = Some(before.map_or((from, to), |it| (it.0.min(from), it.1.max(to))));
         self.drop_lives(log, &gone);
     }
 
-    /// A log was replayed that was whole up to the record `from`: behind it, up to `last`, the driver may have placed code
-    /// elsewhere than the log alone would have it.
+    /// A log was replayed that was whole up to the record `from`. Behind it, up to `last`, the driver may have placed code
+    /// at other addresses than the log alone would lead to.
     pub(crate) fn was_cut(&mut self, from: u64, last: u64) {
         self.cut = Some((from, last + 1));
     }
 
-    /// Up to which record the log is whole, if code is there that was placed while something lived that was cut out of it.
+    /// The record up to which the log is whole; `None` if no code is left that was placed during a life that was cut out.
     pub(crate) fn cut_from(&self, log: &[Record]) -> Option<u64> {
         let (from, to) = self.cut?;
         log.iter().any(|r| from < r.sequence && r.sequence < to && self.places(r)).then_some(from)
     }
 
-    /// What is there and had code placed behind a record.
+    /// The objects that are still there and whose code was placed behind a record.
     pub(crate) fn placed_behind(&self, log: &[Record], from: u64) -> HashSet<u64> {
         let behind = log.iter().filter(|r| r.sequence > from && self.places(r) && self.life(r).is_none());
         behind.map(|r| r.owner).collect()

@@ -1,4 +1,4 @@
-//! The client finds no device memory: the daemon says whether clones of other clients will give some back.
+//! Device memory for a client that finds none: the daemon says whether clones of other clients will give some back.
 //!
 //! The worker waits a limited time: on a shared GPU a program must expect to find no memory, and meanwhile the worker
 //! neither executes commands nor answers the daemon.
@@ -12,7 +12,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);
 const MOST: Duration = Duration::from_secs(5);
 
-/// What the daemon has said, see `daemon/memory_pressure.rs`.
+/// The daemon's latest answer, see `daemon/memory_pressure.rs`.
 #[derive(Default)]
 pub(crate) struct MemoryPressure {
     state: Mutex<State>,
@@ -21,7 +21,7 @@ pub(crate) struct MemoryPressure {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
-    /// Nothing, or that none is coming.
+    /// The daemon has said nothing, or that no memory is coming.
     #[default]
     Nothing,
     Asked,
@@ -31,7 +31,8 @@ enum State {
 }
 
 impl MemoryPressure {
-    /// The daemon says whether there is memory coming, asked or not; one that is gone says that there is none.
+    /// The daemon says whether memory is coming, whether or not it was asked. A daemon that is gone says that none is
+    /// coming.
     pub(crate) fn said(&self, coming: bool) {
         let mut state = self.lock();
         *state = if coming { State::Coming { since: Instant::now() } } else { State::Nothing };
@@ -39,7 +40,7 @@ impl MemoryPressure {
         self.changed.notify_all();
     }
 
-    /// Whether a command is to try again, after a moment. Before its first time `ask` has the daemon say.
+    /// Whether a command is to try again, after a moment. Before the first attempt `ask` asks the daemon.
     pub(crate) fn wait(&self, first: bool, ask: impl FnOnce()) -> bool {
         if first {
             *self.lock() = State::Asked;
@@ -56,7 +57,8 @@ impl MemoryPressure {
             State::Coming { since } if since.elapsed() < MOST => {}
             _ => return false,
         }
-        // Once more also where it is over now: that was what it was over with.
+        // The command tries once more even if the daemon says meanwhile that no more is coming: the last memory came before
+        // that.
         drop(self.changed.wait_timeout(self.lock(), PAUSE));
         true
     }
@@ -81,7 +83,7 @@ mod tests {
         assert!(room.wait(false, ask));
         room.said(false);
         assert!(!room.wait(false, ask));
-        // What was said to another command counts no more.
+        // An answer to an earlier command counts no more.
         assert!(room.wait(true, || room.said(true)));
         assert!(!room.wait(true, || room.said(false)));
     }

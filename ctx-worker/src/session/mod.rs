@@ -1,4 +1,4 @@
-//! What belongs to one client besides memory and code: its objects and their log, its streams, and how its commands end.
+//! The state of one client besides memory and code: its objects and their log, its streams, and how its commands end.
 
 pub(crate) mod call;
 pub mod failure;
@@ -23,21 +23,21 @@ use self::outcome::Refused;
 use self::waiting::{StreamKey, Waiting};
 use crate::gpu::Gpu;
 
-/// What the worker has of its client besides memory and code.
+/// The worker's state of its client besides memory and code.
 pub(crate) struct Session {
-    /// The functions of the driver, whose numbers calls have.
+    /// The driver's functions. A call's number is an index into this table.
     pub(crate) table: Vec<Function>,
-    /// What a client hears of the driver and its devices.
+    /// The description of the driver and its devices that a client gets.
     pub(crate) attached: Attached,
     /// The client's objects, and their log.
     pub(crate) objects: Objects,
-    /// The client's streams, and what waits for them.
+    /// The client's streams, and the actions that wait for them.
     pub(crate) waiting: Waiting,
     /// The client's shared memory, once there is a client.
     pub(crate) shared: Option<Shared>,
-    /// The client's staging; null as long as there is no client.
+    /// The client's staging memory; null as long as there is no client.
     pub(crate) staging: *mut u8,
-    /// Why the client cannot be checkpointed from now on, if so.
+    /// Why the client cannot be checkpointed from now on; `None` if it can.
     pub(crate) unsavable: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl Session {
         }
     }
 
-    /// Multiprocessors of a device.
+    /// The number of multiprocessors of a device.
     pub(crate) fn processors(&self, ordinal: usize) -> u32 {
         const MULTIPROCESSOR_COUNT: usize = 16;
         let described = self.attached.devices.get(ordinal);
@@ -93,7 +93,7 @@ impl Session {
         }
     }
 
-    /// A kernel was launched; whether its code calls `malloc` on the device.
+    /// Notes the launch of a kernel. `allocates` says whether its code calls `malloc` on the device.
     pub(crate) fn kernel_launched(&mut self, allocates: bool) {
         if allocates && self.unsavable.is_none() {
             self.unsavable = Some("it has launched a kernel whose code calls malloc on the device".into());

@@ -1,8 +1,8 @@
-//! What the client's handles stand for, and the log from which a restore makes them again.
+//! The objects behind the client's handles, and the log from which a restore makes them again.
 //!
-//! A record is the command that created or changed something, as it came through the ring. A restore executes the
-//! records in their order. What is destroyed takes its records, and those of what depended on it, out of the log, but for
-//! code and contexts: see [`crate::session::lives`].
+//! A record is the command that created or changed an object, as the command came through the ring. A restore executes the
+//! records in their order. When an object is destroyed, its records, and those of objects that depended on it, leave the
+//! log. Code and contexts are the exception: see [`crate::session::lives`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,17 +12,17 @@ use rekindle_wire::command::Kind;
 use crate::session::lives::{Lives, places_code};
 use crate::session::record::Record;
 
-/// What a handle stands for.
+/// The object behind a handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) kind: Kind,
     /// The driver's handle.
     pub(crate) real: u64,
-    /// The context it belongs to; 0 for libraries and kernels, which belong to none.
+    /// The context that the object belongs to; 0 for libraries and kernels, which belong to none.
     pub(crate) context: u64,
-    /// The module, library or kernel it came from, or 0.
+    /// The module, library or kernel that the object came from, or 0.
     pub(crate) parent: u64,
-    /// Of a function or kernel: whether its code reaches the device's `malloc`.
+    /// For a function or kernel: whether its code reaches the device's `malloc`.
     pub(crate) allocates: bool,
 }
 
@@ -32,9 +32,9 @@ pub(crate) struct Objects {
     by_handle: HashMap<u64, Object>,
     log: Vec<Record>,
     next_sequence: u64,
-    /// Of code and contexts that are gone.
+    /// Unloaded code and destroyed contexts.
     lives: Lives,
-    /// Functions whose code is loaded, and kernels with the contexts that theirs is loaded in.
+    /// Functions whose code is loaded, and kernels, each with a context in which its code is loaded.
     used: HashSet<(u64, u64)>,
 }
 
@@ -52,7 +52,7 @@ impl Objects {
         &self.log
     }
 
-    /// Adds an object; `false` where the handle is taken or of another kind: the client's mistake.
+    /// Adds an object; `false` where the handle is taken or names another kind, which is the client's mistake.
     pub(crate) fn insert(&mut self, handle: u64, object: Object) -> bool {
         if !object.kind.owns(handle) || self.by_handle.contains_key(&handle) {
             return false;
@@ -61,17 +61,17 @@ impl Objects {
         true
     }
 
-    /// Changes what a handle stands for.
+    /// Replaces the object behind a handle.
     pub(crate) fn replace(&mut self, handle: u64, object: Object) {
         self.by_handle.insert(handle, object);
     }
 
-    /// Whether a function has been used, a kernel in this context.
+    /// Whether a function has been used; for a kernel, whether it has been used in this context.
     pub(crate) fn is_used(&self, handle: u64, context: u64) -> bool {
         self.used.contains(&self.use_of(handle, context))
     }
 
-    /// Notes a use of a function, or of a kernel in this context; whether it is the first.
+    /// Notes a use of a function, or of a kernel in this context; returns whether it is the first.
     pub(crate) fn first_use(&mut self, handle: u64, context: u64) -> bool {
         self.used.insert(self.use_of(handle, context))
     }
@@ -88,8 +88,8 @@ impl Objects {
         self.log.push(Record { sequence, call, owner, context, args: args.to_vec(), code });
     }
 
-    /// Adds a record of a change. One that said the same before, but for the word that is the new value, is taken out,
-    /// so that a program which changes values for ever does not make the log grow.
+    /// Adds a record of a change. An earlier record of the same change, which may differ only in the word of the new value,
+    /// is removed, so that a program which changes values for ever does not make the log grow.
     pub(crate) fn record_change(&mut self, call: u16, owner: u64, context: u64, args: &[u8], value: Option<usize>) {
         let is_value = |at: usize| value.is_some_and(|word| at / 8 == word);
         let same = |other: &[u8]| {
@@ -100,18 +100,18 @@ impl Objects {
         self.record(call, owner, context, args, None);
     }
 
-    /// Takes a record of a change out that no longer holds.
+    /// Removes the record of a change that no longer holds.
     pub(crate) fn unrecord(&mut self, call: u16, owner: u64, args: &[u8]) {
         self.log.retain(|r| !(r.owner == owner && r.call == call && r.args == args));
     }
 
-    /// Takes records of a call out whose first word is an object that goes.
+    /// Removes the records of a call whose first word names an object that is going away.
     pub(crate) fn unrecord_naming(&mut self, call: u16, handle: u64) {
         self.log.retain(|r| !(r.call == call && r.args.starts_with(&handle.to_le_bytes())));
     }
 
-    /// Takes a module or library out that was unloaded. Its records stay as long as they count ([`crate::session::lives`]), and one
-    /// of the unloading is added.
+    /// Removes an unloaded module or library. Its records stay as long as they count ([`crate::session::lives`]), and a
+    /// record of the unloading is added.
     pub(crate) fn unload(&mut self, handle: u64, call: u16, context: u64, args: &[u8]) {
         let gone = self.take(handle);
         self.record(call, handle, context, args, None);
@@ -119,34 +119,35 @@ impl Objects {
         self.lives.forget(&mut self.log);
     }
 
-    /// Takes all records out that do not count any more, or are of no use behind a cut; that is not done each time.
+    /// Removes all records that do not count any more, or are of no use behind a cut; not every call does the work.
     pub(crate) fn settle(&mut self) {
         self.lives.forget_now(&mut self.log);
         self.lives.forget_behind_cut(&mut self.log);
     }
 
-    /// From which record on the log lacks unloaded code that decided where code is that is loaded now, if so: there was too
-    /// much of it.
+    /// The record from which on the log lacks unloaded code that decided where loaded code is; `None` if the log lacks
+    /// none. A worker drops such code where there is too much of it.
     pub(crate) fn cut_from(&self) -> Option<u64> {
         self.lives.cut_from(&self.log)
     }
 
-    /// Drops half of the unloaded code, since it takes too much memory; `false` where there is none. See [`Self::cut_from`].
+    /// Drops half of the unloaded code, since it takes too much memory; `false` where there is none. See
+    /// [`Self::cut_from`].
     pub(crate) fn cut(&mut self) -> bool {
         self.lives.cut(&mut self.log)
     }
 
-    /// A log was replayed that lacks such code from this record on.
+    /// Notes that the replayed log lacks unloaded code from this record on.
     pub(crate) fn was_cut(&mut self, from: u64) {
         self.lives.was_cut(from, self.next_sequence);
     }
 
-    /// How many records there have been.
+    /// The number of records that the log has ever had.
     pub(crate) fn recorded(&self) -> u64 {
         self.next_sequence
     }
 
-    /// What is there and had code placed behind a record.
+    /// The objects that are still there and whose code was placed behind a record.
     pub(crate) fn placed_behind(&self, from: u64) -> HashSet<u64> {
         self.lives.placed_behind(&self.log, from)
     }
@@ -157,8 +158,7 @@ impl Objects {
         (loaded.filter_map(|r| r.code).collect(), self.log.iter().filter_map(|r| r.code).collect())
     }
 
-    /// Takes an object out, with everything made from it, and their records. Returns what was taken out, the object
-    /// itself last.
+    /// Removes an object, everything made from it, and their records. Returns the removed objects, the object itself last.
     pub(crate) fn remove(&mut self, handle: u64) -> Vec<(u64, Object)> {
         let gone = self.take(handle);
         let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).chain([handle]).collect();
@@ -166,7 +166,7 @@ impl Objects {
         gone
     }
 
-    /// Takes an object out, with everything made from it, and leaves their records.
+    /// Removes an object and everything made from it, and leaves their records.
     fn take(&mut self, handle: u64) -> Vec<(u64, Object)> {
         let mut gone = vec![handle];
         let mut at = 0;
@@ -183,8 +183,8 @@ impl Objects {
         gone.iter().rev().filter_map(|h| Some((*h, self.by_handle.remove(h)?))).collect()
     }
 
-    /// Takes out everything that belongs to a context (not the context itself), and every record made in it. Libraries
-    /// and kernels belong to none: their loading stays, and needs no context.
+    /// Removes everything that belongs to a context (not the context itself), and every record made in it. Libraries and
+    /// kernels belong to no context: the records of their loading stay, and need no context.
     pub(crate) fn remove_context(&mut self, context: u64) -> Vec<(u64, Object)> {
         let gone = self.take_context(context);
         let owners: HashSet<u64> = gone.iter().map(|(handle, _)| *handle).collect();
@@ -194,8 +194,8 @@ impl Objects {
         gone
     }
 
-    /// Takes a context out that was destroyed, with everything that belongs to it, itself last. What loaded code there
-    /// keeps its records as long as they count, and one of the destruction is added.
+    /// Removes a destroyed context and everything that belongs to it, the context itself last. Records that loaded code
+    /// there stay as long as they count, and a record of the destruction is added.
     pub(crate) fn destroy_context(&mut self, context: u64, call: u16, args: &[u8]) -> Vec<(u64, Object)> {
         let mut gone = self.take_context(context);
         gone.extend(self.by_handle.remove(&context).map(|object| (context, object)));
@@ -208,7 +208,7 @@ impl Objects {
         gone
     }
 
-    /// Takes the objects of a context out, and leaves their records.
+    /// Removes the objects of a context, and leaves their records.
     fn take_context(&mut self, context: u64) -> Vec<(u64, Object)> {
         let of_context = self.by_handle.iter().filter(|(h, o)| o.context == context && **h != context);
         let roots: Vec<u64> = of_context.map(|(h, _)| *h).collect();
@@ -291,7 +291,7 @@ mod tests {
             objects.unload(Kind::Module.handle(number), 9, 0, &[]);
             assert_eq!(objects.log().len(), 2 * number as usize + 1);
         }
-        // The last of the chain goes: nothing of it counts for what comes later.
+        // The last module of the chain is unloaded: no part of the chain counts for code that comes later.
         objects.unload(Kind::Module.handle(300), 9, 0, &[]);
         objects.settle();
         assert!(objects.log().is_empty() && objects.cut_from().is_none());
@@ -332,7 +332,7 @@ mod tests {
         objects.unload(Kind::Module.handle(3), 9, here, &[]);
         assert_eq!(objects.destroy_context(there, 10, &[]).len(), 2);
         let log: Vec<_> = objects.log().iter().map(|r| (r.call, r.owner & 0xff)).collect();
-        // The other context was there when the code that is loaded was.
+        // The other context was there when the loaded code was placed.
         assert_eq!(
             log,
             [(command::CONTEXT_CREATE, 1), (command::CONTEXT_CREATE, 2), (1, 3), (1, 4), (1, 5), (9, 3), (10, 2)]
@@ -401,7 +401,7 @@ mod tests {
         let left: Vec<u64> = objects.log().iter().map(|r| r.sequence).collect();
         let exact = |log: &[u64]| log.iter().copied().filter(|sequence| *sequence <= from).collect::<Vec<_>>();
         assert!(exact(&left).len() > 10 && exact(&left) == exact(&before));
-        // Later cuts do not reach farther back, as long as there is something of the first.
+        // Later cuts do not reach farther back, as long as code of the first cut is left.
         chain(&mut objects, 20..40);
         objects.settle();
         assert_eq!(objects.cut_from(), Some(from));
@@ -409,7 +409,7 @@ mod tests {
             |objects: &Objects| objects.log().iter().filter(|r| r.sequence > from).map(|r| r.owner).collect::<Vec<_>>();
         assert!(behind(&objects).contains(&Kind::Module.handle(40)));
         assert_eq!(objects.placed_behind(from), [Kind::Module.handle(40)].into());
-        // What ended behind the cut and began before is there with its end.
+        // A life that ended behind the cut and began before it is in the log with its end.
         assert!(behind(&objects).len() <= 3, "{:?}", behind(&objects));
         objects.was_cut(from);
         assert_eq!(objects.cut_from(), Some(from));

@@ -1,12 +1,14 @@
-//! What the workers of one container use together, in a table that they share: a file with a row for each.
+//! The memory that the workers of one container use together, in a table that they share: a file with a row for each
+//! worker.
 //!
 //! ```text
 //!   row:  owner's pid │ owner's start │ pinned bytes │ bytes on GPU 0 │ 1 │ ... │ 15
 //! ```
 //!
-//! A worker writes what it is about to have into its own row, then adds up all rows; if that is too much it takes it back.
-//! Two that come at the same moment may both be told no, never both yes. The daemon gives out rows, and empties those of
-//! workers that have died. Nobody maps the file, so that a worker that cuts it short harms nobody but its own container.
+//! A worker writes the amount that it is about to use into its own row, then adds up all rows. If the sum is too large the
+//! worker restores its old amount. Two workers that do this at the same moment may both be refused, but never both be
+//! allowed too much. The daemon assigns rows, and empties those of dead workers. Nobody maps the file, so a worker that
+//! truncates it harms only its own container.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +19,7 @@ use rekindle_wire::control::ContainerLimits;
 use rekindle_wire::window::MAX_DEVICES;
 use tracing::warn;
 
-/// Workers of one container, where it has limits.
+/// The most workers of one container, where it has limits.
 pub const ROWS: usize = 256;
 const COLUMNS: usize = 3 + MAX_DEVICES;
 const WORD: usize = size_of::<u64>();
@@ -46,7 +48,8 @@ fn write(file: &File, row: usize, column: usize, words: &[u64]) -> io::Result<()
     file.write_all_at(&bytes, ((row * COLUMNS + column) * WORD) as u64)
 }
 
-/// Gives a row to a worker. `lives` tells whether a row's owner does; those of others are emptied. None if all are taken.
+/// Assigns a row to a worker. `lives` tells whether a row's owner is alive; rows of dead owners are emptied. `None` if all
+/// are taken.
 pub fn claim(file: &File, pid: i32, start: u64, lives: impl Fn(i32, u64) -> bool) -> io::Result<Option<usize>> {
     let mut free = None;
     for (at, row) in rows(file)?.iter().enumerate() {
@@ -73,18 +76,18 @@ pub fn release(file: &File, pid: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// A worker's part.
+/// A worker's row of the table.
 #[derive(Debug)]
 pub struct Share {
     file: File,
     row: usize,
-    /// What the container may have in all.
+    /// The most that the container may use in all.
     pub limits: ContainerLimits,
     /// The column of each of the worker's devices.
     columns: Vec<Option<usize>>,
 }
 
-/// Of what there is so much.
+/// The resource that an amount is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Bytes of pinned host memory.
@@ -94,7 +97,7 @@ pub enum What {
 }
 
 impl Share {
-    /// The row of a worker that sees these devices, in the table of a container that has those.
+    /// The row of a worker that sees the given devices, in the table of a container that has the given devices.
     pub fn new(
         file: File,
         row: usize,
@@ -113,7 +116,7 @@ impl Share {
         }
     }
 
-    /// How much more there may be, when this worker has `own`.
+    /// How much more this worker may use, when it uses `own`.
     pub fn room(&self, what: What, own: u64) -> u64 {
         let Some((column, limit)) = self.column(what) else { return u64::MAX };
         match self.others(column) {
@@ -125,7 +128,7 @@ impl Share {
         }
     }
 
-    /// This worker is about to have `own`. `false` where that is too much; what it had stays.
+    /// Raises this worker's amount to `own`. Returns `false` where that is too much, and leaves the amount at `had`.
     pub fn take(&self, what: What, had: u64, own: u64) -> bool {
         let Some((column, limit)) = self.column(what) else { return true };
         let fits = self.put(column, own).and_then(|()| Ok(self.others(column)?.saturating_add(own) <= limit));
@@ -140,7 +143,7 @@ impl Share {
         }
     }
 
-    /// This worker has `own`.
+    /// Sets this worker's amount to `own`.
     pub fn set(&self, what: What, own: u64) {
         if let Some((column, _)) = self.column(what)
             && let Err(error) = self.put(column, own)
@@ -177,7 +180,7 @@ mod tests {
         let share = |row, sees: Vec<[u8; 16]>| {
             Share::new(file.try_clone().unwrap(), row, LIMITS, &has, sees.into_iter()).unwrap()
         };
-        // Their numbers for the same GPU differ.
+        // The two workers number the same GPU differently.
         let (first, second) = (share(0, vec![[1; 16], [2; 16]]), share(1, vec![[2; 16]]));
         assert!(first.take(What::Device(1), 0, 60));
         assert_eq!(second.room(What::Device(0), 0), 40);
@@ -190,11 +193,11 @@ mod tests {
         assert_eq!(second.room(What::Device(0), 40), 50);
         release(&file, 7).unwrap();
         assert!(second.take(What::Pinned, 0, 10));
-        // Another takes its row, and that of one that has died unseen.
+        // Other workers take its row, and that of a worker that died unnoticed.
         assert_eq!(claim(&file, 9, 1, alive).unwrap(), Some(0));
         assert_eq!(claim(&file, 10, 1, |pid, _| pid != 8).unwrap(), Some(1));
         assert_eq!(share(0, vec![[2; 16]]).room(What::Device(0), 0), 100);
-        // What is not limited is not counted; a device that the container has not is nobody's affair.
+        // Memory without a limit is not counted, nor is memory of a device that the container does not have.
         assert_eq!(share(0, vec![[3; 16]]).room(What::Device(0), 0), u64::MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! What an image keeps of a worker: messages that later releases read (`proto/state.proto`), and their version.
+//! The worker's state in an image: messages that later releases read (`proto/state.proto`), and their version.
 
 use protobuf::Message;
 use rekindle_images::limits::MAX_OPAQUE;
@@ -30,15 +30,15 @@ pub(crate) use proto::state::{
 /// this worker writes.
 pub(crate) const STATE_VERSION: u32 = 10;
 
-/// The oldest that this worker reads. Images stay readable, so this number never rises.
+/// The oldest version that this worker reads. Images stay readable, so this number never rises.
 pub(crate) const OLDEST_STATE: u32 = 9;
 
-/// [`STATE_VERSION`], of what this process pretends to be.
+/// The [`STATE_VERSION`] of the release that this process pretends to be.
 pub(crate) fn version() -> u32 {
     STATE_VERSION + rekindle_wire::version::ahead()
 }
 
-/// Why state is not written or read.
+/// Why state cannot be written or read.
 #[derive(Debug, Error)]
 pub enum StateError {
     /// Another release wrote the state, and this one does not read its version.
@@ -57,7 +57,7 @@ pub enum StateError {
     /// The state cannot be encoded.
     #[error("the state cannot be written: {0}")]
     Write(protobuf::Error),
-    /// The state takes so many bytes, which is more than an image holds.
+    /// The state takes this many bytes, which is more than an image holds.
     #[error(
         "it cannot be checkpointed now: its state takes {0} bytes besides memory, and an image holds {MAX_OPAQUE}; it can be \
         when it has fewer recorded events, exported allocations or blocks of pinned and pooled memory"
@@ -75,7 +75,7 @@ impl Failing for StateError {
     }
 }
 
-/// Whether this worker can take up state of that version.
+/// Whether this worker can read state of that version.
 pub fn check(found: u32) -> Result<(), StateError> {
     let newest = version();
     if (OLDEST_STATE..=newest).contains(&found) {
@@ -85,8 +85,8 @@ pub fn check(found: u32) -> Result<(), StateError> {
     Err(StateError::Version { found, newest, with })
 }
 
-/// Whether a client's log was cut, by its [`rekindle_images::Client::worker_state`]: then a rehearsal must prove that the log
-/// can be replayed.
+/// Whether a client's log was cut, by its [`rekindle_images::Client::worker_state`]. If so, a rehearsal must prove that the
+/// log can be replayed.
 pub fn is_cut(worker_state: &[u8]) -> bool {
     parse::<State>(worker_state).is_ok_and(|state| state.cut.is_some())
 }
@@ -96,13 +96,13 @@ pub(crate) fn bytes(message: &impl Message) -> Result<Vec<u8>, StateError> {
     message.write_to_bytes().map_err(StateError::Write)
 }
 
-/// [`rekindle_images::Client::worker_state`]: what is too long for an image is an error now, and not when memory has been copied.
+/// [`rekindle_images::Client::worker_state`]: state that is too long for an image is an error now, before memory is copied.
 pub(crate) fn opaque(state: &State) -> Result<Vec<u8>, StateError> {
     let bytes = bytes(state)?;
     if bytes.len() as u64 > MAX_OPAQUE { Err(StateError::TooLong(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
-/// What the client maps itself, of which an image has a blob if there is any; earlier ones have it in the worker's state.
+/// The client's own mappings. An image has a blob of them if there are any; older images have them in the worker's state.
 pub(crate) fn mapped(state: &State, blob: Option<&[u8]>) -> Result<Mapped, Malformed> {
     let State { reservations, pieces, exported_pieces, mappings, .. } = state.clone();
     let of_state = Mapped { reservations, pieces, exported_pieces, mappings, ..Mapped::default() };
@@ -113,12 +113,12 @@ pub(crate) fn mapped(state: &State, blob: Option<&[u8]>) -> Result<Mapped, Malfo
     }
 }
 
-/// A message out of an image, which may be anybody's.
+/// Parses a message of an image. Its bytes are untrusted.
 pub(crate) fn parse<M: Message>(bytes: &[u8]) -> Result<M, Malformed> {
     M::parse_from_bytes(bytes).map_err(|_| Malformed("no message of the worker's state"))
 }
 
-/// A name, and what it names.
+/// A name, and the object that it names.
 pub(crate) fn named(name: &[u8; 16], of: u64) -> Named {
     Named { name: name.to_vec(), of, ..Named::default() }
 }

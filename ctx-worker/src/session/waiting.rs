@@ -1,14 +1,14 @@
-//! Waiting without blocking: what has to happen once the device has come to a certain place.
+//! Waiting without blocking: actions that happen once the device has reached a certain place.
 //!
-//! The executor never waits for the device. Where a command must wait, a private event is recorded at its place in the
-//! order, and the executor looks at it between commands.
+//! The executor never waits for the device. Where a command must wait, the executor records a private event at the
+//! command's place in the order, and queries the event between commands.
 //!
-//! Nor must it block in a launch. A context has few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default), and a
-//! launch into one that holds about a thousand commands, of whichever streams, blocks until one is done. A stream that gets
-//! work takes a queue that has none, or else the one that was taken longest ago, and keeps it as long as it has work
-//! (measured on an H100, driver 580: 1,021 commands). So a stream may have [`CREDITS`] commands in flight where no more
-//! streams are busy than there are queues, and those that come to a queue later share what is left of it, each half of
-//! what the one before it may have: one more or less is in none of them too much.
+//! Nor may the executor block in a launch. A context has few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default).
+//! A launch into a queue that holds about a thousand commands, of whichever streams, blocks until one of them is done. A
+//! stream that gets work takes a queue that no stream has, or else the queue that was taken longest ago, and keeps it as
+//! long as the stream has work (measured on an H100, driver 580: 1,021 commands). So a stream may have [`CREDITS`] commands
+//! in flight where no more streams are busy than there are queues. Streams that come to a queue later share what is left of
+//! it: each may have half as many as the stream before it, so one stream more or less does not overfill a queue.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,19 +16,19 @@ use rekindle_cuda_abi::types::*;
 
 use crate::gpu::driver::Driver;
 
-/// How much may be in flight on a stream that is the first in its hardware queue.
+/// The most commands in flight on a stream that is the first in its hardware queue.
 pub(crate) const CREDITS: u64 = 768;
-/// And on the one that comes to it next.
+/// The most commands in flight on the second stream in a hardware queue.
 const SHARED_CREDITS: u64 = 64;
-/// How often a private event is recorded in a stream, to learn how far it is.
+/// The number of commands after which a private event is recorded in a stream, to learn how far the stream is.
 const TICK: u64 = 64;
-/// At least so often while a stream takes what it may have in flight. These events take room, too.
+/// The fewest private events while a stream fills its allowance of commands in flight. These events take room, too.
 const TICKS_IN_FLIGHT: u64 = 4;
 
-/// How often streams are asked whether they are busy, of the times when more are thought to be than there are queues.
+/// Streams are asked whether they are busy once in this many times that more seem busy than there are queues.
 const ASK_EVERY: u32 = 64;
 
-/// How much may be in flight on a stream in whose hardware queue so many others are already.
+/// The most commands in flight on a stream whose hardware queue already has this many other streams.
 const fn credits(others: usize) -> u64 {
     match others {
         0 => CREDITS,
@@ -37,24 +37,24 @@ const fn credits(others: usize) -> u64 {
     }
 }
 
-/// The hardware queues of a context, as the driver takes them from the environment: 1 to 32, or 8.
+/// The number of hardware queues of a context, as the driver takes it from the environment: 1 to 32, or 8.
 fn connections() -> usize {
     let given = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
     given.and_then(|text| text.trim().parse::<usize>().ok()).unwrap_or(8).clamp(1, 32)
 }
 
-/// A stream as the executor tracks it: what it enqueued there, and how much of that is known to be done.
+/// A stream as the executor tracks it: the commands that it enqueued there, and how many of them are known to be done.
 #[derive(Debug, Default)]
 pub(crate) struct Track {
     pub(crate) real: CUstream,
     enqueued: u64,
     done: u64,
-    /// How much may be in flight, from when it last became busy.
+    /// The most commands in flight, as determined when the stream last became busy.
     credits: u64,
     /// Private events at places of the stream, the oldest first.
     ticks: VecDeque<(u64, CUevent)>,
     last_tick: u64,
-    /// What was launched and is not known to be done: place and function.
+    /// Kernels that were launched and are not known to be done: place and function.
     launches: VecDeque<(u64, u64)>,
 }
 
@@ -63,7 +63,7 @@ impl Track {
         self.done == self.enqueued
     }
 
-    /// How much is enqueued between private events.
+    /// The number of commands between private events.
     fn tick(&self) -> u64 {
         (self.credits / TICKS_IN_FLIGHT).clamp(1, TICK)
     }
@@ -99,24 +99,24 @@ pub(crate) struct Mark {
     place: u64,
 }
 
-/// The name of the streams in which the worker waits for events of the client's. They are numbered by `thread`: one
-/// event must not wait for another.
+/// The name of the streams in which the worker waits for events of the client's. `thread` numbers these streams, since the
+/// wait for one event must not delay another.
 const EVENT_STREAM: CUstream = u64::MAX;
-/// The name of streams that the client has destroyed, numbered by `thread`, while something runs in them.
+/// The name of streams that the client has destroyed, numbered by `thread`, while commands run in them.
 const DYING_STREAM: CUstream = u64::MAX - 1;
 
-/// A stream of the worker's, one in each context, in which there never is anything (see `resources/prints.rs`).
+/// A stream of the worker's, one in each context, in which nothing is ever enqueued (see `resources/prints.rs`).
 pub(crate) const PRINT_STREAM: CUstream = u64::MAX - 1;
 
-/// A transfer of the application's that a copy has counted, to give way to it.
+/// A transfer of the application's that a copy has counted, so as to give way to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) device: usize,
-    /// While which copy.
+    /// The copy that was under way.
     pub(crate) copy: u64,
 }
 
-/// An allocation in a stream's order that the client asks for.
+/// A stream-ordered allocation that the client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolAllocation {
     pub(crate) pool: u64,
@@ -124,39 +124,39 @@ pub(crate) struct PoolAllocation {
     pub(crate) key: StreamKey,
 }
 
-/// What happens then.
+/// The action once the marked places are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     /// The call in this reply slot returns.
     Reply(u16),
     /// The staging chunk may be used by the client.
     Chunk(usize),
-    /// A transfer of the application's is done, for which copies have given way.
+    /// A transfer of the application's is done, to which copies have given way.
     Transferred(Transfer),
     /// Device memory is freed, and the call returns.
     Free { address: u64, reply: u16 },
-    /// What the client has mapped is unmapped, and the call returns.
+    /// A mapping of the client's is unmapped, and the call returns.
     Unmap { address: u64, size: u64, reply: u16 },
     /// Pinned memory is unregistered, and the call returns.
     Unpin { address: u64, reply: u16 },
     /// An array is destroyed, and the call returns.
     DestroyArray { array: u64, reply: u16 },
-    /// Frees that an allocation lacks have happened: it is tried again, and the call returns.
+    /// Frees have happened whose memory an allocation needs: the allocation is tried again, and the call returns.
     PoolAlloc { wanted: PoolAllocation, reply: u16 },
     /// A stream that the client has destroyed is destroyed.
     Destroy(StreamKey),
     /// A graph of the driver's that the client has destroyed is destroyed.
     DestroyGraph { exec: CUgraphExec, graph: CUgraph },
-    /// A held command goes on: what it waited for on the device is done.
+    /// A deferred command goes on: the device has reached the place that it waited for.
     Deferred(u64),
 }
 
-/// Everything that waits.
+/// Everything that waits for the device.
 pub(crate) struct Waiting {
     tracks: HashMap<StreamKey, Track>,
-    /// Hardware queues of a context.
+    /// The number of hardware queues of a context.
     queues: usize,
-    /// How often a stream got work while there was no queue without.
+    /// How often a stream got work while every queue was taken.
     crowded: u32,
     spare: HashMap<u64, Vec<CUevent>>,
     list: Vec<(Vec<Mark>, Then)>,
@@ -174,7 +174,7 @@ impl Waiting {
         Self { tracks: HashMap::new(), queues, crowded: 0, spare: HashMap::new(), list: Vec::new(), next_dying: 0 }
     }
 
-    /// The stream's track, made if new with `real`.
+    /// The stream's track; a new track gets `real`.
     fn track(
         &mut self,
         key: StreamKey,
@@ -188,7 +188,7 @@ impl Waiting {
         })
     }
 
-    /// The driver's handle of a stream in which nothing is enqueued, made if new with `real`.
+    /// The driver's handle of a stream in which nothing is enqueued; a new track gets `real`.
     pub(crate) fn stream(
         &mut self,
         key: StreamKey,
@@ -197,8 +197,8 @@ impl Waiting {
         Ok(self.track(key, real)?.real)
     }
 
-    /// A command is about to be enqueued in a stream, whose track is made if new with `real`. Returns the driver's handle.
-    /// `is_busy` asks the driver.
+    /// A command is about to be enqueued in a stream; a new track gets `real`. Returns the driver's handle. `is_busy` asks
+    /// the driver.
     pub(crate) fn enqueue(
         &mut self,
         key: StreamKey,
@@ -214,15 +214,15 @@ impl Waiting {
         Ok(real)
     }
 
-    /// A stream that was idle has work: how much it may have from here on depends on who else has. Of streams in which
-    /// little was enqueued it is not known when they are idle again, so now and then the driver is asked.
+    /// A stream that was idle has work. Its allowance from here on depends on which other streams have work. For streams in
+    /// which little was enqueued the worker does not know when they are idle again, so now and then it asks the driver.
     fn takes_queue(&mut self, key: StreamKey, is_busy: impl Fn(CUstream) -> bool) {
         let is_other = |k: &StreamKey, t: &Track| k.context == key.context && *k != key && !t.is_idle();
         let mut others = self.tracks.iter().filter(|(k, t)| is_other(k, t)).count();
         if others >= self.queues {
             if self.crowded.is_multiple_of(ASK_EVERY) {
                 let spare = self.spare.entry(key.context).or_default();
-                // The default stream's name means the current context's, which need not be this one.
+                // The default stream's name means the current context's, which may be another context.
                 let asked = |k: &StreamKey, t: &Track| is_other(k, t) && k.handle != CU_STREAM_LEGACY;
                 for (_, track) in self.tracks.iter_mut().filter(|(k, t)| asked(k, t)) {
                     if !is_busy(track.real) {
@@ -274,8 +274,8 @@ impl Waiting {
         self.tracks.get(&key).is_none_or(Track::is_idle)
     }
 
-    /// Whether a wait for a stream has nothing to wait for: for the legacy stream also nothing in the streams of its context,
-    /// most of which it waits for.
+    /// Whether a wait for a stream returns at once. For the legacy stream the streams of its context must be idle too,
+    /// since it waits for most of them.
     pub(crate) fn is_at_rest(&self, key: StreamKey) -> bool {
         match key.handle {
             CU_STREAM_LEGACY => self.tracks.iter().all(|(k, t)| k.context != key.context || t.is_idle()),
@@ -283,7 +283,7 @@ impl Waiting {
         }
     }
 
-    /// Takes note of how far a stream is.
+    /// Updates how far a stream is.
     fn look(driver: &Driver, track: &mut Track, spare: &mut Vec<CUevent>) {
         while let Some(&(place, event)) = track.ticks.front() {
             // SAFETY: the event is ours; a query has no other effect. An error ends all that runs, so it counts as done.
@@ -294,7 +294,7 @@ impl Waiting {
         }
     }
 
-    /// Whether the stream has taken so much since its last private event that it is time for another.
+    /// Whether so many commands were enqueued in the stream since its last private event that it is time for another.
     pub(crate) fn wants_tick(&self, key: StreamKey) -> bool {
         self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= t.tick())
     }
@@ -313,7 +313,7 @@ impl Waiting {
         }
     }
 
-    /// More than one command was enqueued in a stream, by so many.
+    /// The client's command enqueued `more` commands beyond the first in a stream.
     pub(crate) fn add_to(&mut self, key: StreamKey, more: u64) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.enqueued += more;
@@ -327,12 +327,12 @@ impl Waiting {
         }
     }
 
-    /// What was launched in a stream and is not known to be done.
+    /// The functions that were launched in a stream and are not known to be done.
     pub(crate) fn launches(&self, key: StreamKey) -> impl Iterator<Item = u64> {
         self.tracks.get(&key).into_iter().flat_map(|t| t.launches.iter().map(|l| l.1))
     }
 
-    /// A stream of the worker's in which nothing waits.
+    /// A stream of the worker's in which no command waits.
     pub(crate) fn event_stream(&self, context: u64) -> StreamKey {
         let key = |thread| StreamKey { context, handle: EVENT_STREAM, thread };
         let idle = |key: &StreamKey| self.tracks.get(key).is_none_or(Track::is_idle);
@@ -373,7 +373,7 @@ impl Waiting {
         }
     }
 
-    /// Adds something that waits.
+    /// Adds an action that waits for these marks.
     pub(crate) fn add(&mut self, marks: Vec<Mark>, then: Then) {
         self.list.push((marks, then));
     }
@@ -383,7 +383,7 @@ impl Waiting {
         self.list.is_empty()
     }
 
-    /// Takes out what is done, in the order it was added, with success or the device's error.
+    /// Removes the actions whose marks are reached, in the order they were added, each with success or the device's error.
     pub(crate) fn finished(&mut self, driver: &Driver, finished: &mut Vec<(Then, CUresult)>) {
         let mut i = 0;
         while i < self.list.len() {
@@ -410,8 +410,8 @@ impl Waiting {
         }
     }
 
-    /// The client has destroyed a stream. What is enqueued in it still runs: unless it is known to be idle, it is kept
-    /// under a name that nobody else has, which is returned, until it is.
+    /// The client has destroyed a stream. Commands enqueued in it still run: unless the stream is known to be idle, it is
+    /// kept until it is, under a new name, which is returned.
     pub(crate) fn retire(&mut self, key: StreamKey) -> Option<StreamKey> {
         let mut track = self.tracks.remove(&key)?;
         if track.is_idle() {
@@ -424,15 +424,15 @@ impl Waiting {
         Some(dying)
     }
 
-    /// Takes a stream out, and returns the driver's handle.
+    /// Removes a stream, and returns the driver's handle.
     pub(crate) fn remove(&mut self, key: StreamKey) -> Option<CUstream> {
         let track = self.tracks.remove(&key)?;
         self.spare.entry(key.context).or_default().extend(track.ticks.iter().map(|t| t.1));
         Some(track.real)
     }
 
-    /// Forgets a context that is about to be reset or destroyed, in which nothing runs any more: what still waits for
-    /// it need not.
+    /// Forgets a context that is about to be reset or destroyed, in which nothing runs any more: actions that still wait
+    /// for it no longer need to.
     pub(crate) fn forget_context(&mut self, context: u64) {
         self.tracks.retain(|k, _| k.context != context);
         self.spare.remove(&context);
@@ -446,7 +446,7 @@ impl Waiting {
 mod tests {
     use super::*;
 
-    /// What an H100 takes of commands in a hardware queue before it blocks.
+    /// The number of commands that a hardware queue of an H100 takes before it blocks.
     const ROOM: u64 = 1017;
 
     fn key(handle: u64) -> StreamKey {
