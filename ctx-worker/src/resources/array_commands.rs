@@ -1,4 +1,4 @@
-//! Commands of arrays, and of textures and surfaces.
+//! Commands about arrays, and about textures and surfaces.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::session::outcome::{Outcome, Refused, check};
 use crate::session::waiting::Then;
 
 impl Memory {
-    /// Executes a command of arrays, textures and surfaces.
+    /// Executes a command about arrays, textures and surfaces.
     pub(crate) fn array_command(
         &mut self,
         call: &mut Call,
@@ -64,7 +64,7 @@ impl Memory {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// Adds an array's object and shape. [`Memory::count_arrays`] is the caller's.
+    /// Adds an array's object and shape. The caller calls [`Memory::count_arrays`].
     pub(crate) fn keep_array(
         &mut self,
         call: &mut Call,
@@ -108,7 +108,7 @@ impl Memory {
             check(unsafe { (driver.cuMipmappedArrayGetLevel)(&raw mut real, object.real, level) })?;
             self.keep_array(call, array, real, handle, desc.level(level))?;
         }
-        // All levels at once: they are counted already.
+        // All levels count at once: the mipmapped array was counted already.
         self.count_arrays(&call.session);
         call.session.objects.record(command::MIPMAP_CREATE, handle, context, args.all(), None);
         Ok(Outcome::Done(CUDA_SUCCESS))
@@ -120,7 +120,7 @@ impl Memory {
             Some(o) if is_array(o) && o.parent == 0 => {}
             _ => return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE)),
         }
-        // Like freed memory: everything before it may still use it.
+        // As with freed memory, everything enqueued before may still use the array.
         let busy = call.session.waiting.busy(0);
         call.when_done(busy, Then::DestroyArray { array: handle, reply: call.header.reply })?;
         Ok(Outcome::Later)
@@ -149,9 +149,9 @@ impl Memory {
         }
     }
 
-    /// Destroys what a context holds that takes memory. Nothing runs in it.
+    /// Destroys the objects of a context that take memory. Nothing runs in the context.
     pub(crate) fn clear_arrays(&mut self, call: &mut Call, context: u64) {
-        // A level goes with the whole.
+        // A level is destroyed with its mipmapped array.
         let whole = |handle: &u64| {
             let object = call.session.objects.get(*handle).filter(|o| o.context == context)?;
             Some(if object.parent == 0 { *handle } else { object.parent })
@@ -162,7 +162,7 @@ impl Memory {
         }
     }
 
-    /// Has the client's arrays count towards its limits.
+    /// Counts the client's arrays towards its limits.
     fn count_arrays(&mut self, session: &Session) {
         for device in 0..self.devices.len() {
             let bytes = self.arrays.bytes(session, device);
@@ -172,7 +172,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that the client has on each device.
+    /// The bytes that the client has on each device.
     pub(crate) fn device_bytes(&self, session: &Session) -> Vec<u64> {
         let devices = self.devices.iter().enumerate();
         devices.map(|(i, d)| d.memory.bytes() + self.arrays.bytes(session, i) + self.vmm.bytes(i)).collect()

@@ -1,6 +1,6 @@
-//! Arrays: made and destroyed for the client, and their content as a checkpoint keeps it.
+//! Arrays: made and destroyed for the client, and their content in a checkpoint.
 //!
-//! The object log makes them again; their content is a blob for each, cut into boxes whose rows follow each other.
+//! The object log makes the arrays again. The content of each is a blob, cut into boxes whose rows follow each other.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ pub(crate) struct Arrays {
 }
 
 impl Arrays {
-    /// Bytes of a row, rows, and slices or layers.
+    /// The bytes of a row, the number of rows, and the number of slices or layers.
     pub(crate) fn extent(&self, array: u64) -> Option<[u64; 3]> {
         Some(self.shapes.get(&array)?.extent()?.map(|n| n as u64))
     }
 
-    /// Bytes of the arrays on a device.
+    /// The bytes of the arrays on a device.
     pub(crate) fn bytes(&self, session: &Session, device: usize) -> u64 {
         let here = |handle: u64| {
             let context = session.objects.get(handle).map_or(0, |o| o.context);
@@ -89,7 +89,7 @@ pub(crate) fn descriptor(size: [u64; 3], format: u32, channels: u32, flags: u32)
     CudaArray3dDescriptor { width, height, depth, format, channels, flags }
 }
 
-/// Why the content of an array is not saved or loaded.
+/// Why the content of an array cannot be saved or loaded.
 #[derive(Debug, Error)]
 pub(crate) enum ArrayError {
     #[error("the array {0:#x} does not exist")]
@@ -102,7 +102,7 @@ pub(crate) enum ArrayError {
     Refused(#[from] Refused),
 }
 
-/// What an array takes of memory.
+/// The bytes of memory that an array takes.
 pub(crate) fn bytes(desc: &CudaArray3dDescriptor) -> u64 {
     desc.bytes().unwrap_or(0) as u64
 }
@@ -112,7 +112,7 @@ pub(crate) fn is_array(object: &Object) -> bool {
     matches!(object.kind, Kind::Array | Kind::MipmappedArray)
 }
 
-/// Only what can be copied out by rows of whole elements can be saved.
+/// Refuses arrays that cannot be saved: only those can that are copied by rows of whole elements.
 pub(crate) fn ensure_savable(desc: &CudaArray3dDescriptor) -> Result<(), Refused> {
     if desc.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return Err(Refused::Code(CUDA_ERROR_NOT_SUPPORTED));

@@ -1,4 +1,4 @@
-//! Commands that copy boxes, between memory, arrays and staging.
+//! Commands that copy boxes between memory, arrays and staging.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes::{self, End};
@@ -15,14 +15,14 @@ use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused, check};
 use crate::session::waiting::StreamKey;
 
-/// One end as the driver takes it, and the context of its array, if it is one.
+/// An end of a copy as the driver takes it, and the context of its array, if the end is an array.
 pub(crate) struct Checked {
     pub(crate) side: CudaMemcpy3dSide,
     array_context: Option<u64>,
 }
 
 impl Memory {
-    /// Executes a command around boxes, arrays, textures and surfaces.
+    /// Executes a command about boxes, arrays, textures and surfaces.
     pub(crate) fn shape_command(
         &mut self,
         call: &mut Call,
@@ -92,7 +92,7 @@ impl Memory {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// A copy that was held. The driver takes the bytes at once: they are few, and this process's ordinary memory.
+    /// Executes a deferred copy. The driver takes the bytes at once: they are few, and in ordinary memory of this process.
     fn copy_box_bytes(
         &mut self,
         call: &mut Call,

@@ -3,7 +3,7 @@
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes::Part;
 
-/// A part of a box that lies in host memory with nothing between its rows.
+/// The part of a box that lies in host memory, its rows without gaps.
 pub(crate) fn packed(host: *mut u8, size: [u64; 3]) -> CudaMemcpy3dSide {
     let [width, height, _] = size.map(|n| n as usize);
     CudaMemcpy3dSide { kind: CU_MEMORYTYPE_HOST, host: host as u64, pitch: width, height, ..Default::default() }
@@ -30,7 +30,7 @@ pub(crate) struct ArrayPart {
 }
 
 impl ArrayPart {
-    /// The copy from the array to `host`, where the part's rows lie with nothing between them, or back.
+    /// The copy between the array and `host`, in either direction. The part's rows lie in `host` without gaps.
     pub(crate) fn copy(&self, host: *mut u8, to_host: bool) -> CudaMemcpy3d {
         let (array, host) = (in_array(self.array, self.part.at), packed(host, self.part.size));
         let (dst, src) = if to_host { (host, array) } else { (array, host) };

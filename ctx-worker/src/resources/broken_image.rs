@@ -1,4 +1,4 @@
-//! What is wrong with an image of code.
+//! Errors in an image of code.
 
 use thiserror::Error;
 

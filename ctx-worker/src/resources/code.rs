@@ -21,11 +21,11 @@ use crate::session::call::Call;
 use crate::session::objects::Object;
 use crate::session::outcome::{Outcome, Refused, check};
 
-/// The most bytes of code images that are kept for code that has been unloaded.
+/// The most bytes of code images that are kept for unloaded code.
 const MOST_UNLOADED_BYTES: usize = 1 << 30;
 
 impl Code {
-    /// Executes a command about code, but for those that unload some.
+    /// Executes a command about code, except for those that unload code.
     pub(crate) fn code_command(
         &mut self,
         call: &mut Call,
@@ -99,7 +99,7 @@ impl Code {
         self.logs.answer(call.header.thread, &options, reply);
         match loaded {
             Ok(()) => Ok(Outcome::Done(CUDA_SUCCESS)),
-            // The compiler's words travel with its error.
+            // The compiler's log travels with its error.
             Err(Refused::Code(code)) => Ok(Outcome::Done(code)),
             Err(refused) => Err(refused),
         }
@@ -159,7 +159,7 @@ impl Code {
         Ok(())
     }
 
-    /// Unloads a module or library, of which nothing runs any more.
+    /// Unloads a module or library whose code no longer runs.
     pub(crate) fn unload(
         &mut self,
         call: &mut Call,
@@ -182,9 +182,9 @@ impl Code {
         Ok(())
     }
 
-    /// Drops the images that no record needs any more, and cuts the log where those of unloaded code are too large.
+    /// Drops the images that no record needs any more, and cuts the log where the images of unloaded code are too large.
     pub(crate) fn forget_code(&mut self, session: &mut Session) {
-        // A restore needs images whose records are still to come.
+        // A restore needs images whose records have not been replayed yet.
         if session.shared.is_none() {
             return;
         }
@@ -197,9 +197,9 @@ impl Code {
         }
     }
 
-    /// Makes sure that the globals of a module or library are placed in the current context, and remembers where. The
-    /// driver places them when they are first asked for; asking at once, in the order of the log, makes a restore
-    /// place them alike.
+    /// Makes sure that the globals of a module or library are placed in the current context, and remembers their places.
+    /// The driver places globals when they are first asked for. The worker asks at once, in the order of the log, so that a
+    /// restore places them alike.
     pub(crate) fn instantiate(
         &mut self,
         call: &mut Call,
@@ -231,7 +231,7 @@ impl Code {
                 loading.read_initial(call, globals, &mut placed);
                 placed
             }
-            // Code for other devices: the driver has loaded nothing.
+            // The code is for other devices: the driver has loaded none of it.
             Err(_) if has_no_binary(call, parent) => Vec::new(),
             Err(why) => {
                 cannot_save(&mut call.session, format!("it has loaded code whose variables cannot be saved: {why}"));
@@ -247,25 +247,25 @@ impl Code {
         Ok(())
     }
 
-    /// Loads a function's code, where that has not been done yet (for a kernel, in the current context), and records
-    /// it. Under lazy loading this is when the driver chooses the code's addresses, by what is loaded already. So the
-    /// first use has its place in the log, and a restore loads the function there. Where the driver refuses, the call
-    /// that uses the function gets the driver's answer.
+    /// Loads a function's code, where that has not been done yet (for a kernel, in the current context), and records the
+    /// load. Under lazy loading the driver chooses the code's addresses at this point, depending on the code that is loaded
+    /// already. So the first use has its place in the log, and a restore loads the function there. Where the driver
+    /// refuses, the call that uses the function gets the driver's answer.
     pub(crate) fn use_function(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) {
         if !call.session.objects.is_used(handle, call.header.context) {
             let _ = self.load_function(call, loading, handle);
         }
     }
 
-    /// The driver's handle of a function that is about to be used, so that its code is loaded; a kernel is as good, as in
-    /// the driver.
+    /// The driver's handle of a function that is about to be used, whose code is loaded first. A kernel may be given in
+    /// place of a function, as in the driver.
     pub(crate) fn function(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) -> Result<u64, Refused> {
         let real = call.session.object(handle, &[Kind::Function, Kind::Kernel])?;
         self.use_function(call, loading, handle);
         Ok(real)
     }
 
-    /// Loads a function's code, with the driver's answer.
+    /// Loads a function's code, and returns the driver's answer.
     pub(crate) fn load_function(
         &mut self,
         call: &mut Call,
@@ -276,7 +276,7 @@ impl Code {
         let context = call.header.context;
         let mut function = object.real;
         if object.kind == Kind::Kernel {
-            // It becomes a function in a context.
+            // The kernel becomes a function in a context.
             if context == 0 {
                 return Ok(());
             }
@@ -292,7 +292,7 @@ impl Code {
         Ok(())
     }
 
-    /// Forgets where globals lay in a context that is gone.
+    /// Forgets the places of globals in a context that is gone.
     pub(crate) fn forget_globals(&mut self, context: u64) {
         self.globals.retain(|(_, c), _| *c != context);
     }
@@ -311,7 +311,7 @@ impl Code {
         let (address, size) = place(call, parent, name)?;
         let known = self.globals.entry((parent, call.header.context)).or_default();
         if !known.iter().any(|g| g.address == address) {
-            // The driver knows a variable that the image does not tell of.
+            // The driver knows a variable that the image does not describe.
             known.push(Placed::new(name, (address, size)));
             let number = if kind == Kind::Module { command::MODULE_GLOBAL } else { command::LIBRARY_GLOBAL };
             call.session.objects.record(number, parent, call.header.context, args.all(), None);
@@ -367,7 +367,7 @@ impl Code {
         // SAFETY: the out parameter is a local, the handle the driver's own, the name a C string.
         check(unsafe { (driver.cuLibraryGetKernel)(&raw mut real, parent, name.as_ptr()) })?;
         if call.header.context == 0 {
-            // Without a context the driver does not tell, and asking it in one would load the library there.
+            // Without a context the driver does not give the layout, and asking in a context would load the library there.
             let name = name.to_string_lossy();
             let params = self.loaded.get(&library).and_then(|i| i.params.get(&*name));
             let params = params.ok_or(Refused::Code(CUDA_ERROR_INVALID_CONTEXT))?;
@@ -486,7 +486,7 @@ pub(crate) fn to_unload(call: &Call, kind: Kind, args: &mut Reader<'_>) -> Resul
     Ok(handle)
 }
 
-/// Writes a kernel's parameter layout: the count, then offset and size of each.
+/// Writes a kernel's parameter layout: the count, then the offset and size of each parameter.
 fn parameter_layout(
     reply: &mut Writer,
     get: impl Fn(usize, *mut usize, *mut usize) -> CUresult,
@@ -510,7 +510,7 @@ fn of_kind(call: &Call, handle: u64, kind: Kind) -> Result<u64, Refused> {
     call.session.object(handle, &[kind])
 }
 
-/// Whether a library has nothing for the current context's device.
+/// Whether a library has no code for the current context's device.
 fn has_no_binary(call: &Call, parent: u64) -> bool {
     let Some(library) = call.session.objects.get(parent).filter(|o| o.kind == Kind::Library) else { return false };
     let mut module = 0;

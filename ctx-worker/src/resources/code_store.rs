@@ -1,4 +1,4 @@
-//! Images of code: arriving in parts, kept for the image, and what they say of themselves.
+//! Images of code: how they arrive in parts, how they are kept for the checkpoint, and what their content declares.
 //!
 //! An image is kept as it came through the ring: the number of its parts, their lengths, and their bytes one after
 //! the other. Most have one part; a program linked on the device side has several.
@@ -16,25 +16,25 @@ use crate::resources::not_loaded::NotLoaded;
 use crate::resources::saved::{Part, Saved};
 use crate::session::state::StateError;
 
-/// The most bytes of all images that are still arriving.
+/// The most bytes of all images that have not arrived completely.
 const MAX_ARRIVING: usize = 2 << 30;
 
-/// One image of code.
+/// An image of code.
 pub(crate) struct Image {
     pub(crate) hash: CodeHash,
-    /// As it is saved.
+    /// The bytes as they are saved.
     pub(crate) bytes: Vec<u8>,
-    /// Each part aligned for the driver.
+    /// The parts, each aligned for the driver.
     parts: Vec<Vec<u64>>,
     /// Kernels whose code reaches the device's `malloc`.
     pub(crate) allocating: HashSet<String>,
-    /// Offset and size of each parameter of the kernels that tell.
+    /// The offset and size of each parameter, for the kernels that declare them.
     pub(crate) params: HashMap<String, Vec<(u64, u64)>>,
-    /// Whether its code may print, or fail an assertion.
+    /// Whether the code may print, or fail an assertion.
     pub(crate) prints: bool,
-    /// Whether its code may keep addresses of functions in memory.
+    /// Whether the code may keep addresses of functions in memory.
     pub(crate) takes_function_addresses: bool,
-    /// Its variables, or why they cannot be known.
+    /// The code's variables, or why they cannot be known.
     pub(crate) globals: Result<Vec<Global>, UnknownGlobals>,
 }
 
@@ -42,14 +42,14 @@ pub(crate) struct Image {
 #[derive(Clone, Debug)]
 pub(crate) struct Global {
     pub(crate) name: CString,
-    /// Whether losing it unnoticed would do no harm: made by the compiler, never written.
+    /// Whether losing the variable unnoticed would do no harm: the compiler made it, and nothing ever writes it.
     pub(crate) constant: bool,
     /// Some of the symbols whose addresses its initial value holds.
     pub(crate) points_to: Vec<String>,
 }
 
 impl Image {
-    /// Reads an image as it came or was saved, for devices of this compute capability.
+    /// Reads an image as it arrived or was saved, for devices of this compute capability.
     pub(crate) fn new(bytes: Vec<u8>, capability: (u32, u32)) -> Result<Self, BrokenImage> {
         let slices = split(&bytes)?;
         let parts = slices.iter().map(|s| aligned(s)).collect();
@@ -108,7 +108,7 @@ fn split(bytes: &[u8]) -> Result<Vec<&[u8]>, BrokenImage> {
 }
 
 fn aligned(bytes: &[u8]) -> Vec<u64> {
-    // One word more, so that PTX ends in a NUL even where the client forgot it.
+    // There is an additional word, so that PTX ends in a NUL even where the client forgot it.
     let mut words = vec![0_u64; bytes.len() / 8 + 1];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
         let mut eight = [0; 8];
@@ -123,7 +123,7 @@ fn made_by_compiler(name: &str) -> bool {
     name.starts_with("$str") || name.starts_with("_ZTV") || name.starts_with("__unnamed") || name.starts_with("$__")
 }
 
-/// Why it is not known which variables an image has.
+/// Why the variables of an image are not known.
 #[derive(Debug, Error)]
 pub(crate) enum UnknownGlobals {
     #[error("none of its entries fits the device")]
@@ -136,7 +136,7 @@ pub(crate) enum UnknownGlobals {
     Code(#[from] CodeError),
 }
 
-/// What an image's code says of itself.
+/// The declarations in an image's code.
 struct Description {
     allocating: HashSet<String>,
     params: HashMap<String, Vec<(u64, u64)>>,
@@ -211,7 +211,7 @@ pub(crate) struct CodeStore {
 }
 
 impl CodeStore {
-    /// A part of an image has come; parts come in order.
+    /// Adds a part of an image; parts come in order.
     pub(crate) fn part(&mut self, number: u64, offset: u64, total: u64, bytes: &[u8]) -> Result<(), BrokenImage> {
         let arriving: usize = self.arriving.values().map(Vec::len).sum();
         if arriving + bytes.len() > MAX_ARRIVING || total > MAX_ARRIVING as u64 {
@@ -225,7 +225,7 @@ impl CodeStore {
         Ok(())
     }
 
-    /// The image with this number is complete. Equal images are kept once.
+    /// Completes the image with this number. Equal images are kept once.
     pub(crate) fn complete(&mut self, number: u64, capability: (u32, u32)) -> Result<Arc<Image>, BrokenImage> {
         let bytes = self.arriving.remove(&number).ok_or(BrokenImage("no part of it has come"))?;
         if let Some(known) = self.images.get(&CodeHash::of(&bytes)) {
@@ -234,7 +234,7 @@ impl CodeStore {
         self.keep(bytes, capability)
     }
 
-    /// The bytes that came as an image with this number, which are no code.
+    /// Takes the bytes that came as an image with this number, and are not code.
     pub(crate) fn take(&mut self, number: u64) -> Result<Vec<u8>, BrokenImage> {
         let bytes = self.arriving.remove(&number).ok_or(BrokenImage("no part of it has come"))?;
         match split(&bytes)?.as_slice() {
@@ -255,7 +255,7 @@ impl CodeStore {
         self.images.retain(|hash, _| needed.contains(hash));
     }
 
-    /// How many bytes the images have that are not among these.
+    /// The number of bytes of the images that are not among these.
     pub(crate) fn bytes_besides(&self, these: &HashSet<CodeHash>) -> usize {
         self.images.iter().filter(|(hash, _)| !these.contains(hash)).map(|(_, image)| image.bytes.len()).sum()
     }
@@ -265,7 +265,7 @@ impl CodeStore {
     }
 }
 
-/// Images whose parts have not all arrived, by their numbers: the parts that have are not in the ring any more.
+/// Images whose parts have not all arrived, by their numbers: the parts that have arrived are no longer in the ring.
 impl Saved for CodeStore {
     const KIND: BlobKind = BlobKind::ArrivingCode;
     type With<'a> = ();

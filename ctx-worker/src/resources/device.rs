@@ -4,15 +4,15 @@ use rekindle_cuda_abi::types::*;
 
 use crate::resources::memory::DeviceMemory;
 
-/// One of the worker's devices.
+/// A device of the worker's.
 pub(crate) struct Device {
     pub(crate) device: CUdevice,
     /// The driver's primary context, retained since the worker started.
     pub(crate) primary: CUcontext,
-    /// The client has released it; a reset makes it new before the next use.
+    /// The client has released the context; a reset makes it new before the next use.
     pub(crate) used: bool,
-    /// It has been reset: the driver then places code elsewhere than in a context of the worker's start, so a restore
-    /// resets it too.
+    /// The context has been reset. The driver then places code elsewhere than in a context of the worker's start, so a
+    /// restore resets the context too.
     pub(crate) reset: bool,
     pub(crate) capability: (u32, u32),
     pub(crate) memory: DeviceMemory,

@@ -13,7 +13,8 @@ pub(crate) struct Placed {
     pub(crate) name: CString,
     pub(crate) address: u64,
     pub(crate) size: u64,
-    /// The hash of what it held when it was placed, where that has addresses and could be read (`initial.rs`).
+    /// The hash of the variable's content when it was placed, if the content has addresses and could be read
+    /// (`initial.rs`).
     pub(crate) initial: Option<InitialHash>,
 }
 
@@ -23,7 +24,7 @@ impl Placed {
     }
 }
 
-/// Where the globals of each module, or library in a context, lie: (module or library, context).
+/// The places of the globals of each module, or library in a context: (module or library, context).
 pub(crate) type Globals = Versioned<HashMap<(u64, u64), Vec<Placed>>>;
 
 /// Whether a range lies in one variable.

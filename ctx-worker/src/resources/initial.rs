@@ -1,12 +1,13 @@
-//! Where the driver has placed functions, as far as that can be read.
+//! The places of functions, as far as they can be inferred from memory.
 //!
-//! The driver says where a variable lies, and not where a function does. But it fills variables whose initial value names
-//! functions (tables of pointers, tables of virtual functions) with the addresses that it has chosen. So their content is
-//! read when they are placed, before a kernel can write them, and again at the same place of a restore's replay: where it
-//! differs, functions lie elsewhere, and pointers to them may be anywhere in the client's memory.
+//! The driver tells where a variable lies, but not where a function lies. However, it fills variables whose initial value
+//! names functions (tables of pointers, tables of virtual functions) with the addresses that it has chosen. So the
+//! worker reads the content of such variables when they are placed, before a kernel can write them, and again at the same
+//! place of a restore's replay. Where the content differs, functions lie elsewhere, and pointers to them may be anywhere in
+//! the client's memory.
 //!
-//! What is read and what is not is the same in both: variables in primary contexts that have not been reset, since the
-//! engine has what it needs for them from the worker's start. Anything else would have to be made now, and would move code.
+//! Both times the worker reads the same variables: those in primary contexts that have not been reset. For these the engine
+//! has had what it needs since the worker's start. For other contexts it would have to be made now, which would move code.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -22,12 +23,13 @@ use crate::resources::{Code, Memory};
 use crate::session::Session;
 use crate::session::call::Call;
 
-/// How long a read may take. What runs on the device holds it up only where it is in the same hardware queue.
+/// The longest time of a read. Commands that run on the device delay the read only where they are in the same hardware
+/// queue.
 const LIMIT: Duration = Duration::from_secs(1);
 /// The most bytes that are read at once.
 pub(crate) const MOST: u64 = PIECE_LENGTH;
-/// As many copies are enqueued at once: they find room in a hardware queue that has all that the client may have there
-/// (`waiting.rs`), so that enqueuing them does not block.
+/// The most copies enqueued at once. So few find room even in a hardware queue that has all the commands that the client
+/// may have there (`waiting.rs`), so that enqueuing them does not block.
 const AT_ONCE: usize = 32;
 
 /// Reads device memory beside whatever the client's streams do.
@@ -46,14 +48,14 @@ pub(crate) trait ReadDevice {
     ) -> Option<Vec<Vec<u8>>>;
 }
 
-/// What a command needs that may have the driver load code: the client's memory, and what reads that.
+/// The needs of a command that may make the driver load code: the client's memory, and a reader of device memory.
 pub(crate) struct Loading<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) reader: &'a mut dyn ReadDevice,
 }
 
 impl Loading<'_> {
-    /// Reads what variables hold that have just been placed in the command's context, which is the current one.
+    /// Reads the content of variables that have just been placed in the command's context, which is the current one.
     pub(super) fn read_initial(&mut self, call: &Call, globals: &[Global], placed: &mut [Placed]) {
         let with_addresses = globals.iter().filter(|global| !global.points_to.is_empty());
         let names: HashSet<&CStr> = with_addresses.map(|global| global.name.as_c_str()).collect();
@@ -73,7 +75,7 @@ impl Loading<'_> {
         let driver = call.driver();
         for some in wanted.chunks_mut(AT_ONCE) {
             let regions: Vec<_> = some.iter().map(|p| (p.address, p.size)).collect();
-            // Where nothing is read, nothing of these will be compared.
+            // Variables that are not read will not be compared.
             // SAFETY: the driver has just said that the variables lie there.
             let Some(contents) = (unsafe { self.reader.read_now(driver, device, &regions, LIMIT) }) else { return };
             for (placed, content) in some.iter_mut().zip(contents) {
@@ -84,18 +86,18 @@ impl Loading<'_> {
 }
 
 impl Memory {
-    /// The device of a context whose variables are read.
+    /// The device of a context, if the worker reads variables in that context.
     fn readable(&self, session: &Session, context: u64) -> Option<usize> {
         let real = session.objects.get(context)?.real;
         let ordinal = session.device_of_context(context).ok()?;
-        // The engine's buffers are of the first one.
+        // The engine's buffers belong to the first device.
         let reset = [0, ordinal].iter().any(|number| self.devices.get(*number).is_none_or(|device| device.reset));
         (!reset && self.devices.get(ordinal)?.primary == real).then_some(ordinal)
     }
 }
 
 impl Code {
-    /// Compares what a variable held here when its code was loaded with what it held then.
+    /// Compares the content of a variable when its code was loaded here with its content when the code was first loaded.
     pub(crate) fn compare_initial(
         &self,
         session: &Session,

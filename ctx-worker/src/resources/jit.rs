@@ -22,7 +22,7 @@ const INFO_BUFFER: u32 = 3;
 const INFO_SIZE: u32 = 4;
 const ERROR_BUFFER: u32 = 5;
 const ERROR_SIZE: u32 = 6;
-/// The first number that is no option of driver 580's.
+/// The first number that is not an option of driver 580.
 const OPTIONS: u32 = 34;
 /// Options that point to names or addresses.
 const POINTERS: [u32; 4] = [17, 18, 25, 27];
@@ -30,7 +30,7 @@ const POINTERS: [u32; 4] = [17, 18, 25, 27];
 /// The most bytes of a log.
 const LOG_LIMIT: usize = 1 << 20;
 
-/// A compilation's options as the driver takes them. Logs are written into buffers of ours, which stay where they are.
+/// A compilation's options as the driver takes them. Logs are written into buffers of the worker's, which do not move.
 #[derive(Default)]
 pub(crate) struct JitOptions {
     numbers: Vec<u32>,
@@ -71,7 +71,7 @@ impl JitOptions {
         Ok(options)
     }
 
-    /// How many there are, their numbers and their values.
+    /// The number of options, their numbers and their values.
     pub(crate) fn arrays(&mut self) -> (u32, *mut u32, *mut *mut c_void) {
         (self.numbers.len() as u32, self.numbers.as_mut_ptr(), self.values.as_mut_ptr())
     }
@@ -80,7 +80,7 @@ impl JitOptions {
         CStr::from_bytes_until_nul(&self.logs[which]).map_or_else(|_| Vec::new(), |text| text.to_bytes().to_vec())
     }
 
-    /// Writes the lengths of the logs, and what has become of each option's value.
+    /// Writes the lengths of the logs, and the final value of each option.
     fn answer(&self, reply: &mut Writer) {
         reply.word(self.log(0).len() as u64);
         reply.word(self.log(1).len() as u64);
@@ -91,15 +91,15 @@ impl JitOptions {
     }
 }
 
-/// What the last compilation of each of the client's threads has said, until the thread has read it.
+/// The logs of the last compilation of each of the client's threads, until the thread has read them.
 #[derive(Default)]
 pub(crate) struct CodeLogs {
-    /// By thread: information, errors.
+    /// By thread: the information log and the error log.
     of_threads: HashMap<u32, [Vec<u8>; 2]>,
 }
 
 impl CodeLogs {
-    /// Answers with what a compilation of this thread has said; its logs can be fetched from now on, once.
+    /// Answers with the logs of a compilation of this thread, which can be fetched from now on, once.
     pub(crate) fn answer(&mut self, thread: u32, options: &JitOptions, reply: &mut Writer) {
         if options.numbers.is_empty() {
             return;
@@ -125,7 +125,7 @@ impl CodeLogs {
         let rest = log.as_ref().and_then(|log| log.get(offset..)).unwrap_or_default();
         let part = &rest[..rest.len().min(REPLY_BYTES - 16)];
         reply.blob(part);
-        // The client has all of it then. A client has any number of threads in its life.
+        // The client then has the whole log, which is dropped: a client may have any number of threads in its life.
         if part.len() == rest.len() {
             log.into_iter().for_each(Vec::clear);
         }
@@ -136,7 +136,7 @@ impl CodeLogs {
     }
 }
 
-/// Logs that their threads may be about to fetch: the handle is twice the thread's number, and one more for errors.
+/// Logs that their threads may be about to fetch: the handle is twice the thread's number, plus one for the error log.
 impl Saved for CodeLogs {
     const KIND: BlobKind = BlobKind::CodeLog;
     type With<'a> = ();

@@ -18,7 +18,7 @@ pub(crate) enum EngineError {
     Image(#[from] ImageError),
     #[error("it was cancelled")]
     Cancelled,
-    /// A job's memory is not as it was at the quiesce.
+    /// A job's memory has changed since the quiesce.
     #[error("mispredicted write: {length} bytes at {address:#x} were written while they were copied")]
     MispredictedWrite { address: u64, length: u64 },
     #[error("a copying thread failed")]
@@ -38,12 +38,12 @@ impl Failing for EngineError {
     }
 }
 
-/// One piece of device memory to copy.
+/// A piece of device memory to copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
-    /// Its first byte on the device.
+    /// The piece's first byte on the device.
     pub(crate) address: u64,
-    /// Its place in its region.
+    /// The piece's place in its region.
     pub(crate) offset: u64,
     /// At most [`PIECE_LENGTH`] when saving.
     pub(crate) length: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Job {
     pub(crate) device: usize,
     /// The driver's context to copy in.
     pub(crate) context: CUcontext,
-    /// Of an array: the part, which has no address.
+    /// For a piece of an array: the part of the array, which has no address.
     pub(crate) array: Option<ArrayPart>,
 }
 

@@ -1,4 +1,4 @@
-//! What the driver would say at once of a launch, for one that waits in software.
+//! The driver's immediate answer to a launch, determined by the worker for a launch that is deferred.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::Reader;
@@ -11,7 +11,7 @@ use crate::session::call::Call;
 use crate::session::outcome::{Refused, check};
 
 impl Code {
-    /// What the driver would say at once of a launch.
+    /// Determines the driver's immediate answer to a launch.
     pub(crate) fn check_launch(
         &mut self,
         call: &mut Call,
@@ -61,7 +61,8 @@ impl Code {
     }
 }
 
-/// That the blocks that must be on the device together have room there: all of a cooperative launch, those of a cluster.
+/// Checks that the blocks that must be on the device together fit there: all of a cooperative launch, or those of a
+/// cluster.
 fn check_together(
     call: &Call,
     loading: &Loading<'_>,

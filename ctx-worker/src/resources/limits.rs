@@ -1,5 +1,5 @@
-//! What the configuration lets one client have of the machine's memory: more is out of memory, as if the device, or the
-//! host, had no more.
+//! Limits that the configuration sets to one client's use of the machine's memory. An allocation above a limit fails as out
+//! of memory, as if the device, or the host, had no more.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);
 pub(crate) struct NoRow;
 
 impl Memory {
-    /// From here on no more than this. What the client has already it keeps.
+    /// Sets the limits from here on. The client keeps the memory that it already has.
     pub(crate) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         for device in &mut self.devices {
@@ -35,7 +35,8 @@ impl Memory {
         }
     }
 
-    /// What the client has counts with what others of its container have; what it has already it keeps.
+    /// Counts the client's memory with that of other clients of its container. The client keeps the memory that it already
+    /// has.
     pub(crate) fn belong(
         &mut self,
         session: &Session,
@@ -54,8 +55,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes what takes memory on a device and is not mapped there, where the client may have so much more. It is counted
-    /// before it is made: of processes that share a limit, all might find room for the same bytes.
+    /// Makes an object that takes memory on a device and is not mapped there, where the client may have so many more bytes.
+    /// The bytes are counted before the object is made: otherwise all processes that share a limit might find room for the
+    /// same bytes.
     pub(crate) fn make_counted<T>(
         &mut self,
         driver: &Driver,
@@ -68,14 +70,14 @@ impl Memory {
             _ => Err(CUDA_ERROR_OUT_OF_MEMORY),
         };
         let mut made = counted(self);
-        // What pools hold and do not use is there to be had.
+        // Memory that pools hold and do not use is available.
         if matches!(made, Err(CUDA_ERROR_OUT_OF_MEMORY)) && self.shrink_pools(driver, device) {
             made = counted(self);
         }
         made.map_err(Refused::Code)
     }
 
-    /// Whether so much more may be pinned.
+    /// Whether so many more bytes may be pinned.
     pub(crate) fn pinned_fits(&self, bytes: u64) -> Result<(), Refused> {
         let pinned = self.pinned.bytes();
         let limit = self.limits.pinned_memory.unwrap_or(u64::MAX);
@@ -83,7 +85,7 @@ impl Memory {
         if fits { Ok(()) } else { Err(OUT_OF_MEMORY) }
     }
 
-    /// What is free and what there is on each device, whatever the client may have.
+    /// The free and the total memory of each device, whatever the client's limits are.
     pub(crate) fn memory_of_devices(&self, gpu: &mut Gpu) -> Result<Vec<nvml::Memory>, Refused> {
         let primaries: Vec<_> = self.devices.iter().map(|d| d.primary).collect();
         let memory = primaries.into_iter().map(|primary| {
@@ -96,7 +98,7 @@ impl Memory {
         memory.collect()
     }
 
-    /// What is free and what there is: of the device, or of what the client may have.
+    /// The free and the total memory: of the device, or of the client's limit.
     pub(crate) fn mem_info(
         &self,
         call: &Call,
@@ -110,7 +112,7 @@ impl Memory {
         // SAFETY: the out parameters are locals.
         check(unsafe { (call.driver().cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         let room = self.devices.get(device).map_or(0, |d| d.memory.room());
-        // What clones take for a while is the client's to have.
+        // Memory that clones take for a while is available to the client.
         let free = (free as u64).saturating_add(taken_by_clones);
         reply.word(free.min(room));
         let most = self.devices.get(device).map_or(u64::MAX, |d| d.memory.most());

@@ -1,5 +1,4 @@
-//! Commands of the linker. A linker that is alive is part of what is saved: its inputs are code images, and a restore
-//! links them again.
+//! Commands of the linker. A linker that is alive is saved: its inputs are code images, and a restore links them again.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -20,7 +19,7 @@ use crate::session::outcome::Refused;
 /// A linker.
 struct Link {
     real: u64,
-    /// The driver writes their logs in every later call.
+    /// The options of the linker's creation; the driver writes their logs in every later call.
     options: JitOptions,
     output: Vec<u8>,
 }
@@ -66,7 +65,7 @@ impl Links {
         Ok(CUDA_SUCCESS)
     }
 
-    /// Adds an input; also for a restore, whose record has the same parameters.
+    /// Adds an input. A restore uses this too, with a record that has the same parameters.
     pub(crate) fn add(
         &mut self,
         call: &mut Call,
@@ -122,7 +121,7 @@ impl Links {
         Ok(result)
     }
 
-    /// Gives the client a part of what was linked.
+    /// Gives the client a part of the linked code.
     pub(crate) fn output(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<CUresult, Refused> {
         let LinkOutput { linker, offset } = LinkOutput::read(args)?;
         let output = &self.link(linker)?.output;
@@ -131,7 +130,7 @@ impl Links {
         Ok(CUDA_SUCCESS)
     }
 
-    /// Destroys the driver's side of a linker, if the handle is one's.
+    /// Destroys the driver's side of a linker, if the handle is a linker's.
     pub(crate) fn forget(&mut self, driver: &Driver, handle: u64) {
         if let Some(link) = self.by_handle.remove(&handle) {
             // SAFETY: the handle is the driver's own, and not used again.

@@ -8,7 +8,7 @@ use crate::resources::globals::Globals;
 use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 
-/// `CUstreamBatchMemOpParams`, of which every member begins alike: operation, address, value, flags.
+/// `CUstreamBatchMemOpParams`, whose members all begin alike: operation, address, value, flags.
 type Params = [u64; 6];
 
 impl Memory {
@@ -30,7 +30,7 @@ impl Memory {
                 self.allow_peer(call, op.address)?;
             }
             params.push(match op.width() {
-                // Its flags lie where the others have their address.
+                // An operation without an address has its flags where the others have their address.
                 0 => [u64::from(op.operation) | u64::from(op.flags) << 32, 0, 0, 0, 0, 0],
                 _ => [u64::from(op.operation), op.address, op.value, u64::from(op.flags), 0, 0],
             });

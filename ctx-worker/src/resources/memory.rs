@@ -28,13 +28,13 @@ const SMALL: u64 = 1 << 20;
 /// The alignment of small allocations and of parts of pools, as the driver gives it.
 pub(crate) const ALIGN: u64 = 512;
 
-/// Why memory was not given.
+/// Why memory was not allocated.
 #[derive(Debug, Error)]
 pub(crate) enum MemoryError {
     /// The client must reserve its side of the window up to this address first.
     #[error("the client's window must reach {0:#x}")]
     Window(u64),
-    /// The address is not free (a restore asks for certain ones).
+    /// The address is not free (a restore asks for particular addresses).
     #[error("device addresses from {0:#x} on are not free")]
     Taken(u64),
     /// The driver refused.
@@ -43,7 +43,7 @@ pub(crate) enum MemoryError {
 }
 
 impl MemoryError {
-    /// What a client is told.
+    /// The result that the client gets.
     pub(crate) fn code(&self) -> CUresult {
         match self {
             MemoryError::Driver(failed) => failed.code,
@@ -58,11 +58,11 @@ pub(crate) struct Allocation {
     pub(crate) size: u64,
     /// 0 for memory from a pool, which belongs to no context.
     pub(crate) context: u64,
-    /// The pool it came from, or 0; its place is then that pool's affair (see [`crate::resources::pools`]).
+    /// The pool that the memory came from, or 0; the pool then keeps its place (see [`crate::resources::pools`]).
     pub(crate) pool: u64,
 }
 
-/// One of the pieces behind an allocation that has a name.
+/// A piece behind an allocation that has a name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exported {
     pub(crate) address: u64,
@@ -70,45 +70,45 @@ pub(crate) struct Exported {
     pub(crate) real: u64,
 }
 
-/// What stands behind a range of addresses.
+/// The physical memory behind a range of addresses.
 enum Backing {
     Large(Vec<u64>),
     Slab { piece: u64, used: BTreeMap<u64, u64> },
 }
 
-/// A copy of device memory that goes on in the background while the client runs.
+/// A copy of device memory that runs in the background while the client runs.
 pub(crate) trait BackgroundCopy: Send + Sync {
-    /// Memory at these addresses is about to be unmapped. Returns when the copy no longer uses it.
+    /// Memory at these addresses is about to be unmapped. Returns when the copy no longer uses that memory.
     fn let_go(&self, start: u64, end: u64);
 }
 
-/// One device's memory.
+/// The memory of one device.
 pub(crate) struct DeviceMemory {
     device: CUdevice,
     window: Range<u64>,
     free: FreeRanges,
-    /// How far the driver has reserved the window for us, and the client for itself.
+    /// The end of the part of the window that the driver has reserved for the worker, and the end of the client's part.
     reserved: u64,
     client_reserved: u64,
     backings: BTreeMap<u64, (u64, Backing)>,
     /// Backings that other devices may use too, by address and device.
     shared: BTreeSet<(u64, CUdevice)>,
-    /// Devices that may use all of it.
+    /// Devices that may use all of this memory.
     peers: BTreeSet<CUdevice>,
     allocations: BTreeMap<u64, Allocation>,
-    /// The most that the client may have, and what it has that is not mapped here: its arrays.
+    /// The most that the client may have, and the memory of the client that is not mapped here: its arrays.
     limit: u64,
     beside: u64,
-    /// And what it maps itself.
+    /// The bytes of the pieces that the client maps itself.
     pieces: u64,
-    /// Names that other processes may know allocations by, and pieces, each by its address.
+    /// The names by which other processes may know allocations and pieces, each with an address.
     exported: BTreeMap<Token, u64>,
     ids: BTreeMap<u64, PieceId>,
-    /// Pieces to be mapped at an address instead of new ones, by the driver's handles.
+    /// Pieces to be mapped at an address in place of new ones, by the driver's handles.
     made: BTreeMap<u64, u64>,
-    /// A copy that is under way: what it needs stays mapped.
+    /// A copy that is under way: the memory that the copy needs stays mapped.
     kept: Option<Arc<dyn BackgroundCopy>>,
-    /// What others of its container have counts too; as which device.
+    /// The container's share, if memory counts with that of other workers; and the device that it counts for.
     share: Option<(Arc<Share>, What)>,
 }
 
@@ -136,41 +136,41 @@ impl DeviceMemory {
         }
     }
 
-    /// What this copy needs stays mapped; or nothing does any more.
+    /// Keeps the memory mapped that this copy needs; with `None`, keeps no memory any more.
     pub(crate) fn set_kept(&mut self, by: Option<Arc<dyn BackgroundCopy>>) {
         self.kept = by;
     }
 
-    /// No more than this is mapped from here on.
+    /// Sets the limit of the memory that is mapped from here on.
     pub(crate) fn set_limit(&mut self, limit: u64) {
         self.limit = limit;
     }
 
-    /// What counts towards the limit and is not mapped here.
+    /// Sets the bytes that count towards the limit and are not mapped here.
     pub(crate) fn set_beside(&mut self, bytes: u64) {
         self.beside = bytes;
         self.publish();
     }
 
-    /// What the client has made to map itself.
+    /// Sets the bytes of the pieces that the client maps itself.
     pub(crate) fn set_pieces(&mut self, bytes: u64) {
         self.pieces = bytes;
         self.publish();
     }
 
-    /// What is used here counts with what others of the container use.
+    /// Counts the memory used here together with that of other workers of the container.
     pub(crate) fn belong(&mut self, share: Arc<Share>, ordinal: usize) {
         self.share = Some((share, What::Device(ordinal)));
         self.publish();
     }
 
-    /// The most that there may be.
+    /// The most memory that the client may have.
     pub(crate) fn most(&self) -> u64 {
         let of_all = self.share.as_ref().and_then(|(share, _)| share.limits.device_memory);
         self.limit.min(of_all.unwrap_or(u64::MAX))
     }
 
-    /// What counts towards limits.
+    /// The bytes that count towards limits.
     fn own(&self) -> u64 {
         let mapped: u64 = self.backings.values().map(|(length, _)| length).sum();
         mapped.saturating_add(self.beside).saturating_add(self.pieces)
@@ -182,14 +182,14 @@ impl DeviceMemory {
         }
     }
 
-    /// Whether so much more may be mapped; then it counts.
+    /// Whether so many more bytes may be mapped; if so, they count.
     pub(crate) fn take_share(&self, length: u64) -> bool {
         let own = self.own();
         let more = own.saturating_add(length);
         more <= self.limit && self.share.as_ref().is_none_or(|(share, what)| share.take(*what, own, more))
     }
 
-    /// How much more the client may have.
+    /// How much more memory the client may have.
     pub(crate) fn room(&self) -> u64 {
         let own = self.own();
         let of_all = self.share.as_ref().map_or(u64::MAX, |(share, what)| share.room(*what, own));
@@ -201,7 +201,7 @@ impl DeviceMemory {
         &self.allocations
     }
 
-    /// Bytes allocated.
+    /// The number of bytes allocated.
     pub(crate) fn bytes(&self) -> u64 {
         self.allocations.values().map(|a| a.size).sum()
     }
@@ -211,7 +211,7 @@ impl DeviceMemory {
         self.client_reserved
     }
 
-    /// The client has reserved its window up to `end`.
+    /// Notes that the client has reserved its window up to `end`.
     pub(crate) fn client_reserves(&mut self, end: u64) {
         if self.window.contains(&end) || end == self.window.end {
             self.client_reserved = self.client_reserved.max(end);
@@ -267,12 +267,12 @@ impl DeviceMemory {
         self.unmap(driver, address)
     }
 
-    /// Adds an allocation whose place a pool has found.
+    /// Adds an allocation whose place a pool has chosen.
     pub(crate) fn add(&mut self, address: u64, allocation: Allocation) {
         self.allocations.insert(address, allocation);
     }
 
-    /// Takes an allocation out whose place a pool keeps.
+    /// Removes an allocation whose place a pool keeps.
     pub(crate) fn take_out(&mut self, address: u64) {
         self.allocations.remove(&address);
     }
@@ -304,10 +304,10 @@ impl DeviceMemory {
         all.into_iter().try_for_each(|base| self.deny(driver, base, device))
     }
 
-    /// Lets those in to a new backing that may use all memory.
+    /// Opens a new backing to the devices that may use all memory.
     fn admit(&mut self, driver: &Driver, base: u64) {
         for device in self.peers.clone() {
-            // They were let in to memory before, so there is no reason why this fails.
+            // Memory was opened to these devices before, so there is no reason why this fails.
             let _ = self.allow(driver, base, device);
         }
     }
@@ -356,7 +356,7 @@ impl DeviceMemory {
         Some(token)
     }
 
-    /// What a name stands for: its place in the pieces behind it and its size, and these.
+    /// The allocation behind a name: its offset in the pieces behind it, its size, and these pieces.
     pub(crate) fn exported(&self, token: &Token) -> Option<(u64, u64, Vec<Exported>)> {
         let address = *self.exported.get(token)?;
         let size = self.allocations.get(&address)?.size;
@@ -379,7 +379,7 @@ impl DeviceMemory {
         Some(id)
     }
 
-    /// Whether other processes may have some of the memory from an address on.
+    /// Whether other processes may have a part of the memory at these addresses.
     pub(crate) fn is_given_away(&self, address: u64, size: u64) -> bool {
         self.ids.range(address & !(MEMORY_GRANULARITY - 1)..address.saturating_add(size)).next().is_some()
     }
@@ -392,7 +392,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Names, for the image.
+    /// Writes the names for the image.
     pub(crate) fn write_names(&self, out: &mut state::Device) {
         let mut exported: Vec<_> = self.exported.iter().map(|(token, address)| (*address, *token)).collect();
         exported.sort_unstable();
@@ -400,7 +400,7 @@ impl DeviceMemory {
         out.pieces = self.ids.iter().map(|(address, id)| state::named(id, *address)).collect();
     }
 
-    /// What [`DeviceMemory::write_names`] wrote.
+    /// Reads the names that [`DeviceMemory::write_names`] wrote.
     pub(crate) fn read_names(&mut self, saved: &state::Device) -> Result<(), Malformed> {
         for it in &saved.exported {
             self.exported.insert(state::name(&it.name)?, it.of);
@@ -411,7 +411,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Has the pieces that have names be these.
+    /// Has the pieces that `take` returns mapped at the addresses of named pieces, in place of new ones.
     pub(crate) fn use_made<E>(&mut self, mut take: impl FnMut(&PieceId) -> Result<u64, E>) -> Result<(), E> {
         for (&address, id) in &self.ids {
             self.made.insert(address, take(id)?);
@@ -419,7 +419,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// After that all pieces are new ones again.
+    /// Ends [`DeviceMemory::use_made`]: from here on all pieces are new ones again.
     pub(crate) fn all_made_are_used(&mut self) {
         self.made.clear();
     }
@@ -464,7 +464,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Makes physical pieces and maps them; what was made before a failure is undone.
+    /// Makes physical pieces and maps them. After a failure, undoes what was done.
     fn map(&mut self, driver: &Driver, address: u64, length: u64) -> Result<Vec<u64>, MemoryError> {
         if !self.take_share(length) {
             checked("the client's limit of GPU memory", CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -485,7 +485,7 @@ impl DeviceMemory {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             location_type: CU_MEM_LOCATION_TYPE_DEVICE,
             location_id: self.device,
-            // Any of it may be asked for by another process.
+            // Another process may ask for any piece.
             handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             ..Default::default()
         };
@@ -520,7 +520,7 @@ impl DeviceMemory {
             Backing::Slab { piece, .. } => vec![piece],
         };
         let result = self.unmap_pieces(driver, base, length, &pieces);
-        // Addresses whose unmapping failed are not given out again.
+        // The worker does not use addresses again whose unmapping failed.
         if result.is_ok() {
             self.give(base, length);
         }

@@ -1,4 +1,4 @@
-//! What a client makes of the GPU: memory of every kind, and code.
+//! The client's GPU resources: memory of every kind, and code.
 
 pub(crate) mod array_commands;
 pub(crate) mod arrays;
@@ -63,7 +63,7 @@ pub(crate) struct Memory {
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,
     pub(crate) pinned: PinnedMemory,
-    /// Pinned memory that a restored client has, until its memfds are here.
+    /// Pinned memory of a restored client whose memfds have not come yet.
     pub(crate) expected_pins: Vec<(u64, pinned::Allocation)>,
     pub(crate) arrays: Arrays,
     pub(crate) textures: Textures,
@@ -97,7 +97,7 @@ pub(crate) struct Code {
     pub(crate) store: CodeStore,
     /// The image that each module or library was loaded from.
     pub(crate) loaded: HashMap<u64, Arc<Image>>,
-    /// Where their variables lie.
+    /// The places of their variables.
     pub(crate) globals: Globals,
     pub(crate) links: Links,
     pub(crate) graphs: Graphs,

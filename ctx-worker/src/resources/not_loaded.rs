@@ -1,4 +1,4 @@
-//! Why a worker does not become the client of an image.
+//! Why a worker cannot become the client of an image.
 
 use std::io;
 
@@ -19,7 +19,7 @@ use crate::session::failure;
 use crate::session::outcome::Refused;
 use crate::session::state::StateError;
 
-/// Why a worker does not become the client of an image.
+/// Why a worker cannot become the client of an image.
 #[derive(Debug, Error)]
 pub(crate) enum NotLoaded {
     #[error(transparent)]
@@ -38,7 +38,7 @@ pub(crate) enum NotLoaded {
     Driver(#[from] CallFailed),
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// What is wrong with the image, in whole words.
+    /// The error in the image, as a complete phrase.
     #[error("{0}")]
     Image(&'static str),
     #[error("the image's {part}: {why}")]

@@ -1,4 +1,4 @@
-//! Commands about how much of a function fits on a device.
+//! Commands about how many blocks or clusters of a function fit on a device.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};

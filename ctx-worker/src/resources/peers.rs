@@ -1,6 +1,6 @@
 //! Memory of one device used by another: peer access, and copies between devices that have none.
 //!
-//! The driver opens what it has allocated itself; mapped pieces are opened here, those that are there and those to come.
+//! The driver opens memory that it has allocated itself. The worker opens mapped pieces, both existing and later ones.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Reader, Writer};
@@ -46,8 +46,8 @@ impl Memory {
         Ok(Outcome::Done(result))
     }
 
-    /// A copy that involves another device's memory, which this context's device cannot be let in to: the driver takes
-    /// it through the host if it is told whose memory each end is. `None` where nothing of the kind is needed.
+    /// Executes a copy that involves another device's memory, where that memory cannot be opened to this context's device:
+    /// the driver copies through the host if it is told the device of each end. `None` where the copy needs no such help.
     pub(crate) fn copy_staged(
         &self,
         call: &Call,
@@ -70,7 +70,7 @@ impl Memory {
         }))
     }
 
-    /// Whether a device can be let in to another's memory.
+    /// Whether a device can access another device's memory.
     pub(crate) fn may_access(&self, driver: &Driver, device: usize, owner: usize) -> bool {
         let (Some(device), Some(owner)) = (self.devices.get(device), self.devices.get(owner)) else {
             return false;

@@ -1,4 +1,4 @@
-//! Pinned host memory on the worker's side: memfds that came over the connection, mapped where the client has them and
+//! Pinned host memory on the worker's side: memfds that came over the connection, mapped at the client's addresses and
 //! registered with the driver.
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,18 +17,18 @@ use crate::resources::not_loaded::NotLoaded;
 use crate::session::share::{Share, What};
 use crate::session::state::{self, State};
 
-/// Memfds that have arrived but are not mapped yet. Filled by the thread that reads the connection.
+/// Memfds that have arrived but are not mapped yet. The thread that reads the connection adds them.
 #[derive(Default)]
 pub(crate) struct Arrived {
     files: Mutex<Vec<(Pinned, OwnedFd)>>,
     more: Condvar,
 }
 
-/// The most memfds that may lie waiting.
+/// The most memfds that may wait to be mapped.
 const MAX_ARRIVED: usize = 1024;
 
 impl Arrived {
-    /// A memfd has come. `false` where a client sends more than it maps.
+    /// Adds a memfd that has come. `false` where a client sends more memfds than it maps.
     pub(crate) fn put(&self, pinned: Pinned, file: OwnedFd) -> bool {
         let Ok(mut files) = self.files.lock() else { return false };
         files.push((pinned, file));
@@ -36,8 +36,9 @@ impl Arrived {
         files.len() <= MAX_ARRIVED
     }
 
-    /// The memfd for an address (and serial number, if one is asked for), waiting a moment for it: it was sent before
-    /// the command, but on another way. Others for the same address are of earlier allocations, and dropped.
+    /// Takes the memfd for an address (and serial number, if one is given), and waits a moment for it: the memfd was sent
+    /// before the command, but over another channel. Other memfds for the same address belong to earlier allocations, and
+    /// are dropped.
     pub(crate) fn take(&self, address: u64, serial: Option<u64>) -> Option<(u64, OwnedFd)> {
         let mut files = self.files.lock().ok()?;
         for _ in 0..50 {
@@ -66,7 +67,7 @@ pub(crate) struct Allocation {
 pub(crate) struct PinnedMemory {
     pub(crate) arrived: Arc<Arrived>,
     allocations: BTreeMap<u64, Allocation>,
-    /// What others of its container have counts too.
+    /// The container's share, if pinned memory counts with that of other workers.
     share: Option<Arc<Share>>,
 }
 
@@ -78,12 +79,12 @@ impl PinnedMemory {
         &self.allocations
     }
 
-    /// Bytes of all.
+    /// The number of bytes of all allocations.
     pub(crate) fn bytes(&self) -> u64 {
         self.allocations.values().map(|it| it.size).sum()
     }
 
-    /// For the image: what its list of pinned memory has no place for.
+    /// Writes for the image what its list of pinned memory has no place for.
     pub(crate) fn write(&self, state: &mut State) {
         let saved = |(&address, it): (&u64, &Allocation)| state::PinnedMemory {
             address,
@@ -93,7 +94,8 @@ impl PinnedMemory {
         state.pinned = self.allocations.iter().map(saved).collect();
     }
 
-    /// What [`PinnedMemory::write`] wrote, with that list: what is to be mapped once its memfds are here.
+    /// Reads what [`PinnedMemory::write`] wrote, with that list. Returns the allocations to map once their memfds have
+    /// come.
     pub(crate) fn read(state: &State, listed: &[images::Pinned]) -> Result<Vec<(u64, Allocation)>, NotLoaded> {
         let contexts: HashMap<u64, u64> = state.pinned.iter().map(|it| (it.address, it.context)).collect();
         let expected = listed.iter().map(|it| {
@@ -104,13 +106,13 @@ impl PinnedMemory {
         expected.collect()
     }
 
-    /// What is pinned here counts with what others of the container have pinned.
+    /// Counts the memory pinned here together with that of other workers of the container.
     pub(crate) fn belong(&mut self, share: Arc<Share>) {
         self.share = Some(share);
         self.publish();
     }
 
-    /// Whether so much more may be pinned; then it counts, until the mapping succeeds or fails.
+    /// Whether so many more bytes may be pinned; if so, they count, until the mapping succeeds or fails.
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let own = self.bytes();
         self.share.as_ref().is_none_or(|share| share.take(What::Pinned, own, own.saturating_add(bytes)))

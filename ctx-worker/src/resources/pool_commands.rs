@@ -17,11 +17,11 @@ use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::{PoolAllocation, StreamKey, Then};
 
-/// Frees that the client has asked for and that wait in software: their memory is in use until they are executed.
+/// Deferred frees: the client has asked for them, and their memory is in use until they are executed.
 pub(crate) trait DeferredFrees {
-    /// Takes over an allocation whose free in the same stream is deferred: what the stream does from here on comes after it.
-    /// It is the smallest of those of `length` to `most` bytes, and stays whole, since what is deferred before its free may
-    /// use all of it; the free is taken out, since its memory is in use again.
+    /// Takes over an allocation whose free in the same stream is deferred: the stream's next commands come after that free.
+    /// The allocation is the smallest of those of `length` to `most` bytes. It stays whole, since commands that are
+    /// deferred before its free may use all of it. The free is removed, since the memory is in use again.
     fn take_over(
         &mut self,
         memory: &Memory,
@@ -30,13 +30,13 @@ pub(crate) trait DeferredFrees {
         most: u64,
     ) -> Option<(u64, Allocation)>;
 
-    /// Defers an allocation where a deferred free gives memory of its device back. Whether it is deferred: then it is tried
-    /// again whenever a deferred command has gone.
+    /// Defers an allocation where a deferred free gives memory of its device back. Returns whether the allocation is
+    /// deferred; if so, it is tried again whenever a deferred command has been executed.
     fn defer_allocation(&mut self, memory: &Memory, device: usize, header: CommandHeader, parameters: &[u8]) -> bool;
 }
 
 impl Memory {
-    /// Executes a command of pools.
+    /// Executes a command about pools.
     pub(crate) fn pool_command(
         &mut self,
         call: &mut Call,
@@ -125,7 +125,7 @@ impl Memory {
         let device = self.device(ordinal)?;
         let owner = self.pools.get(handle).map_err(Refused::Code)?.device;
         let open = access == CU_MEM_ACCESS_READWRITE;
-        // A device keeps its own memory, and there is no reading without writing here.
+        // A device keeps access to its own memory, and no access is read-only here.
         if !open && access != 0 {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
@@ -175,7 +175,7 @@ impl Memory {
         if result != CUDA_ERROR_OUT_OF_MEMORY {
             return Ok(Outcome::Done(result));
         }
-        // Frees that are held or under way may give what is missing.
+        // Frees that are deferred or under way may give the missing memory.
         let device = self.pools.get(pool).map_err(Refused::Code)?.device;
         if frees.defer_allocation(self, device, call.header, parameters) {
             return Ok(Outcome::Later);
@@ -192,8 +192,8 @@ impl Memory {
         Ok(Outcome::Later)
     }
 
-    /// `stream` is the stream as the command under way names it, if that command is the allocation: then it may be made
-    /// to wait.
+    /// `stream` is the stream as the command under way names it, if that command is the allocation. The stream may then be
+    /// made to wait.
     pub(crate) fn allocate_from_pool(
         &mut self,
         call: &mut Call,
@@ -241,13 +241,13 @@ impl Memory {
         Ok(CUDA_SUCCESS)
     }
 
-    /// Maps more memory for a pool: a segment, or where there is too little for that no more than is needed, at last after
-    /// taking what other pools of the device do not use.
+    /// Maps more memory for a pool: a segment. Where there is too little memory for a segment, maps no more than is needed,
+    /// in the last attempt after taking the memory that other pools of the device do not use.
     fn grow_pool(&mut self, driver: &Driver, handle: u64, length: u64) -> Result<(), MemoryError> {
         let Some(pool) = self.pools.by_handle.get(&handle) else { return Err(MemoryError::Window(u64::MAX)) };
         let (device, access) = (pool.device, pool.access.clone());
         let mut result = Err(MemoryError::Window(u64::MAX));
-        // Where there is too little memory for a segment, as little as there can be.
+        // Where there is too little memory for a segment, the pool grows by as little as it can.
         for (attempt, step) in [SEGMENT, MEMORY_GRANULARITY, MEMORY_GRANULARITY].into_iter().enumerate() {
             let size = length.next_multiple_of(step);
             if !self.pools.by_handle.get(&handle).is_some_and(|p| p.may_grow(size)) {
@@ -261,7 +261,7 @@ impl Memory {
                     pool.grow(address, size);
                 }
                 for other in access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect::<Vec<_>>() {
-                    // It was opened to this device before, so there is no reason why this fails.
+                    // Memory was opened to this device before, so there is no reason why this fails.
                     let _ = self.devices[device].memory.allow(driver, address, other);
                 }
             });
@@ -273,7 +273,8 @@ impl Memory {
         result
     }
 
-    /// Memory that another stream has freed and not come to, behind whose free the stream then waits.
+    /// Takes memory that another stream has freed and whose free the device has not reached; the stream then waits for that
+    /// free.
     fn take_behind_fence(
         &mut self,
         call: &mut Call,
@@ -317,8 +318,8 @@ impl Memory {
         Ok(Outcome::Done(recorded))
     }
 
-    /// Ends the pools of a device whose context is reset, and all that was allocated from them. Nothing runs in any context:
-    /// others may have been using them.
+    /// Ends the pools of a device whose context is reset, and all allocations from them. Nothing runs in any context, since
+    /// other contexts may have used the pools.
     pub(crate) fn reset_pools(&mut self, driver: &Driver, device: usize) {
         let gone = self.pools.reset(device).into_iter().map(|address| (device, address)).collect();
         let memory = &mut self.devices[device].memory;
@@ -328,7 +329,7 @@ impl Memory {
         self.unmap_segments(driver, gone);
     }
 
-    /// Maps what an image's pools had.
+    /// Maps the memory of an image's pools.
     pub(crate) fn restore_pools(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
         for (device, address, length, access) in self.pools.segments() {
             let others: Vec<_> = access.iter().filter_map(|d| self.devices.get(*d)).map(|d| d.device).collect();
@@ -343,7 +344,7 @@ impl Memory {
         Ok(())
     }
 
-    /// An allocation of an image's that came from a pool.
+    /// Restores an allocation of an image that came from a pool.
     pub(crate) fn restore_pooled(
         &mut self,
         device: usize,

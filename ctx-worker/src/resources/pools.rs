@@ -1,15 +1,16 @@
-//! Pools of stream-ordered allocation: which parts of a pool's memory are free, and after what.
+//! Pools of stream-ordered allocation: the free parts of a pool's memory, and the events behind which parts become free.
 //!
 //! ```text
 //!   segment (mapped, 32 MiB or a multiple) ── used | free | pending: freed in a stream that may not be there yet
 //! ```
 //!
-//! A pending part is free for the stream that freed it at once, since what that stream does next comes after; for others
-//! once the event behind the free has happened. Nobody waits for that: it is looked at when memory is wanted, and when
-//! the client has waited for something, which is also when unused segments above a pool's threshold are given back.
+//! A pending part is free at once for the stream that freed it, since that stream's next commands come after the free. For
+//! other streams the part is free once the event behind the free has happened. Nobody waits for that event: the worker
+//! queries it when memory is wanted, and when the client has waited for something. On the latter occasion the worker also
+//! gives back unused segments above a pool's threshold.
 //!
-//! A free that is held (see [`crate::schedule::deferred`]) leaves its memory in use. An allocation in the same stream may take that over
-//! at once (see [`crate::resources::pool_commands`]).
+//! A deferred free (see [`crate::schedule::deferred`]) leaves its memory in use. An allocation in the same stream may take
+//! that memory over at once (see [`crate::resources::pool_commands`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -23,7 +24,7 @@ use crate::resources::memory::ALIGN;
 use crate::session::state::{self, State};
 use crate::session::waiting::StreamKey;
 
-/// What a pool's memory grows by, as the driver's does.
+/// The step by which a pool's memory grows, the same as the driver's.
 pub(crate) const SEGMENT: u64 = 32 << 20;
 
 /// An event behind a free.
@@ -34,7 +35,7 @@ pub(crate) struct Fence {
     pub(crate) event: CUevent,
 }
 
-/// A part that is free once its fence has been passed.
+/// A part that is free once the device has passed its fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     address: u64,
@@ -43,18 +44,18 @@ pub(crate) struct Pending {
     pub(crate) fence: Fence,
 }
 
-/// One pool.
+/// A pool.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// The worker's number of the device whose memory it is.
+    /// The worker's number of the device that the memory is on.
     pub(crate) device: usize,
     /// The attributes 1 to 4: three ways of reuse, and the release threshold.
     settings: [u64; 4],
-    /// The most it may take; 0 for no limit.
+    /// The most bytes that the pool may take; 0 for no limit.
     maximum: u64,
-    /// Other devices that may use its memory.
+    /// Other devices that may use the pool's memory.
     pub(crate) access: BTreeSet<usize>,
-    /// It has been destroyed, and goes when the last of its memory is freed.
+    /// The pool has been destroyed, and goes away when the last of its memory is freed.
     pub(crate) dying: bool,
     segments: BTreeMap<u64, u64>,
     free: FreeRanges,
@@ -69,7 +70,7 @@ const OPPORTUNISTIC: u32 = 2;
 const INTERNAL_DEPENDENCIES: u32 = 3;
 const RELEASE_THRESHOLD: u32 = 4;
 
-/// What a size takes in a pool; `None` for one that no memory has.
+/// The bytes that an allocation of this size takes in a pool; `None` for a size that no memory has.
 pub(crate) fn rounded(size: u64) -> Option<u64> {
     size.checked_next_multiple_of(ALIGN).filter(|s| *s < 1 << 48)
 }
@@ -91,7 +92,7 @@ impl Pool {
         })
     }
 
-    /// Sets an attribute; high-water marks can only be set to 0, and begin anew from what is there.
+    /// Sets an attribute. High-water marks can only be set to 0, and start again from the present amount.
     pub(crate) fn set_attribute(&mut self, attribute: u32, value: u64) -> Result<(), CUresult> {
         match attribute {
             FOLLOW_DEPENDENCIES..=RELEASE_THRESHOLD => self.settings[attribute as usize - 1] = value,
@@ -114,17 +115,17 @@ impl Pool {
         self.settings[RELEASE_THRESHOLD as usize - 1]
     }
 
-    /// Bytes mapped for it.
+    /// The number of bytes mapped for the pool.
     pub(crate) fn reserved(&self) -> u64 {
         self.segments.values().sum()
     }
 
-    /// Whether it may grow by this much.
+    /// Whether the pool may grow by this much.
     pub(crate) fn may_grow(&self, length: u64) -> bool {
         self.maximum == 0 || self.reserved().saturating_add(length) <= self.maximum
     }
 
-    /// Whether nothing of it is in use, so that a destroyed pool can go.
+    /// Whether no part of the pool is in use, so that a destroyed pool can go away.
     pub(crate) fn is_unused(&self) -> bool {
         self.used == 0 && self.pending.is_empty()
     }
@@ -152,8 +153,8 @@ impl Pool {
         }
     }
 
-    /// Takes the front of a pending part. What is left keeps its fence; a fence that guards nothing is the caller's to
-    /// give back only when the part is gone, so an empty part stays until it is passed.
+    /// Takes the front of a pending part. The rest keeps its fence. The caller may give a fence back only when the part is
+    /// gone, so an empty part stays until its fence has passed.
     fn take_pending(&mut self, i: usize, length: u64) -> Option<u64> {
         let part = self.pending.get_mut(i)?;
         let address = part.address;
@@ -184,27 +185,27 @@ impl Pool {
         taken
     }
 
-    /// A part that nothing uses any more.
+    /// Frees a part that nothing uses any more.
     pub(crate) fn give(&mut self, address: u64, length: u64) {
         self.used = self.used.saturating_sub(length);
         self.free_within(address, length);
     }
 
-    /// A part that nothing uses once the stream has passed the fence.
+    /// Frees a part that nothing uses once the stream has passed the fence.
     pub(crate) fn give_behind(&mut self, address: u64, length: u64, stream: StreamKey, fence: Fence) {
         self.used = self.used.saturating_sub(length);
         self.pending.push_back(Pending { address, length, stream, fence });
     }
 
-    /// A part is free, and grows together with its free neighbours in the same segment.
+    /// Marks a part as free, and joins it with its free neighbours in the same segment.
     fn free_within(&mut self, address: u64, length: u64) {
         if let Some((&base, &size)) = self.segments.range(..=address).next_back() {
             self.free.give_within(address, length, base..base.saturating_add(size));
         }
     }
 
-    /// Parts whose fences `passed` says to be passed become free; of each stream, those behind the first that is not
-    /// are not asked about. Returns the fences that are no longer needed.
+    /// Parts become free for whose fences `passed` returns true. In each stream, `passed` is not called for the parts
+    /// behind the first whose fence has not passed. Returns the fences that are no longer needed.
     fn settle(&mut self, mut passed: impl FnMut(Fence) -> bool) -> Vec<Fence> {
         let mut blocked: Vec<StreamKey> = Vec::new();
         let mut done = Vec::new();
@@ -222,7 +223,7 @@ impl Pool {
         done
     }
 
-    /// Takes out segments that nothing uses, the last ones first, as long as `keep` bytes remain.
+    /// Removes segments that nothing uses, the last ones first, as long as `keep` bytes remain.
     pub(crate) fn shrink(&mut self, keep: u64) -> Vec<u64> {
         let free: HashSet<(u64, u64)> = self.free.parts().collect();
         let all = self.segments.iter().map(|(address, length)| (*address, *length));
@@ -239,7 +240,7 @@ impl Pool {
         gone
     }
 
-    /// Where its segments begin.
+    /// The addresses at which the pool's segments begin.
     pub(crate) fn segment_addresses(&self) -> impl Iterator<Item = u64> {
         self.segments.keys().copied()
     }
@@ -259,7 +260,7 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
-    /// The default pools of so many devices.
+    /// The default pools of this many devices.
     pub(crate) fn new(devices: usize) -> Self {
         Self {
             by_handle: (0..devices).map(|d| (default_pool(d), Pool::new(d, 0))).collect(),
@@ -283,7 +284,7 @@ impl Pools {
     }
 
     pub(crate) fn set_current(&mut self, device: usize, handle: u64) -> Result<(), CUresult> {
-        // Memory of another device's would not do for allocations on this one.
+        // Memory of another device would not do for allocations on this one.
         if self.get(handle)?.device != device {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -307,7 +308,7 @@ impl Pools {
         }
     }
 
-    /// Looks which frees have happened.
+    /// Queries which frees have happened.
     pub(crate) fn settle(&mut self, driver: &Driver) {
         for pool in self.by_handle.values_mut() {
             // SAFETY: the event is ours; a query has no other effect. After an error nothing runs any more.
@@ -318,14 +319,14 @@ impl Pools {
         }
     }
 
-    /// As [`Pools::settle`], for an allocation from a pool that may ask.
+    /// Does the same as [`Pools::settle`], for an allocation from a pool that may ask.
     pub(crate) fn settle_for(&mut self, driver: &Driver, handle: u64) {
         if self.by_handle.get(&handle).is_some_and(|p| p.is_opportunistic() && !p.pending.is_empty()) {
             self.settle(driver);
         }
     }
 
-    /// A context is about to go, in which nothing runs any more: its events go with it.
+    /// Forgets a context that is about to go away, in which nothing runs any more, with its events.
     pub(crate) fn forget_context(&mut self, context: u64) {
         for pool in self.by_handle.values_mut() {
             for part in std::mem::take(&mut pool.pending) {
@@ -339,7 +340,7 @@ impl Pools {
         self.spare.remove(&context);
     }
 
-    /// The segments that pools need not keep, once the client has waited for something: by pool.
+    /// The segments that pools need not keep, once the client has waited for something, each with its pool's device.
     pub(crate) fn surplus(&mut self) -> Vec<(usize, u64)> {
         let mut surplus = Vec::new();
         for pool in self.by_handle.values_mut() {
@@ -357,7 +358,7 @@ impl Pools {
         self.by_handle.values().any(|p| !p.segments.is_empty())
     }
 
-    /// Ends all pools of a device whose context is reset; the default one begins anew. Returns its segments.
+    /// Ends all pools of a device whose context is reset; the default pool begins anew. Returns their segments.
     pub(crate) fn reset(&mut self, device: usize) -> Vec<u64> {
         let segments =
             self.by_handle.values().filter(|p| p.device == device).flat_map(|p| p.segments.keys().copied()).collect();
@@ -369,7 +370,7 @@ impl Pools {
         segments
     }
 
-    /// What an image keeps: everything but which parts are free, which follows from what is allocated. Nothing is
+    /// Writes the pools for the image. The free parts are left out, since they follow from the allocations. No part is
     /// pending, since every stream is idle.
     pub(crate) fn write(&self, state: &mut State) {
         let segment = |(&address, &size): (&u64, &u64)| state::Segment { address, size, ..Default::default() };
@@ -389,7 +390,7 @@ impl Pools {
         state.current_pools.clone_from(&self.current);
     }
 
-    /// What [`Pools::write`] wrote.
+    /// Reads what [`Pools::write`] wrote.
     pub(crate) fn read(&mut self, state: &State, devices: usize) -> Result<(), Malformed> {
         self.by_handle.clear();
         for saved in &state.pools {
@@ -411,7 +412,7 @@ impl Pools {
         Ok(())
     }
 
-    /// The segments that an image's pools had: device, address, length, and who else may use them.
+    /// The segments of an image's pools: device, address, length, and the other devices that may use each.
     pub(crate) fn segments(&self) -> Vec<(usize, u64, u64, Vec<usize>)> {
         let all = self.by_handle.values();
         all.flat_map(|p| p.segments.iter().map(|(a, l)| (p.device, *a, *l, p.access.iter().copied().collect())))

@@ -1,12 +1,12 @@
-//! What kernels print, and what failed assertions say. The driver writes both to this process's stdout and stderr when
-//! something synchronises; they belong on the application's. So from the first code on that prints, both are memfds
-//! here, which are read after the driver was made to write, and the text waits until the interposer fetches it.
+//! Output of kernels that print, and of failed assertions. The driver writes both to this process's stdout and stderr when
+//! something synchronises; they belong on the application's. So once there is code that prints, both are memfds here. The
+//! worker makes the driver write, and reads the memfds. The text then waits until the interposer fetches it.
 //!
 //! ```text
 //!   kernel ──driver's buffer──> synchronisation ──> memfd ──> pending ──PRINTS──> the application's stdout
 //! ```
 //!
-//! A quiesce has the driver write before it is done, and what is pending then is saved with the client.
+//! A quiesce makes the driver write before the quiesce ends, and the text that is pending then is saved with the client.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -31,10 +31,10 @@ use crate::session::outcome::{Outcome, Refused};
 use crate::session::state::StateError;
 use crate::session::waiting::{PRINT_STREAM, StreamKey};
 
-/// This process's stderr from before it was a memfd: where its own log goes.
+/// This process's stderr from before it was replaced with a memfd: the process's own log goes there.
 static LOG: OnceLock<File> = OnceLock::new();
 
-/// Where the log of this process is written.
+/// The destination of this process's log.
 pub fn log_writer() -> Box<dyn Write> {
     match LOG.get() {
         Some(file) => Box::new(file),
@@ -45,13 +45,13 @@ pub fn log_writer() -> Box<dyn Write> {
 /// Stdout and stderr.
 const OUTPUTS: usize = 2;
 
-/// What stdout or stderr leads to.
+/// A memfd that replaces stdout or stderr.
 ///
-/// The driver may write at any moment, from threads of its own too. So the file is never cut, which could take with it what
-/// has come since it was read: what has been read becomes a hole, which takes no memory.
+/// The driver may write at any moment, from threads of its own too. So the file is never truncated, which could lose text
+/// that has come since it was read. Instead the part that has been read becomes a hole, which takes no memory.
 struct Output {
     file: File,
-    /// How much of it has been read.
+    /// The number of bytes that have been read.
     read: u64,
 }
 
@@ -60,7 +60,7 @@ impl Output {
         Self { file, read: 0 }
     }
 
-    /// Appends what has come since the last time.
+    /// Appends the text that has come since the last time.
     fn take(&mut self, to: &mut Vec<u8>) -> io::Result<()> {
         let written = self.file.metadata()?.len();
         let Some(fresh) = written.checked_sub(self.read).filter(|fresh| *fresh > 0) else { return Ok(()) };
@@ -81,14 +81,14 @@ impl Output {
 /// Text on its way from the driver to the application.
 #[derive(Default)]
 pub(crate) struct Prints {
-    /// What stdout and stderr lead to, once there is code that prints.
+    /// The files that replace stdout and stderr, once there is code that prints.
     files: Option<[Output; OUTPUTS]>,
-    /// What the application has not fetched.
+    /// The text that the application has not fetched.
     pending: [Vec<u8>; OUTPUTS],
 }
 
 impl Prints {
-    /// There is code that prints: from here on what the driver writes is kept.
+    /// Keeps what the driver writes from here on, since there is code that prints.
     pub(crate) fn capture(&mut self) {
         if self.files.is_some() {
             return;
@@ -99,7 +99,7 @@ impl Prints {
         }
     }
 
-    /// Takes what the driver has written.
+    /// Reads what the driver has written.
     fn read(&mut self) {
         let Some(files) = &mut self.files else { return };
         // SAFETY: writes out C's own streams, in whose buffers the driver may have left something.
@@ -116,7 +116,7 @@ impl Prints {
     }
 }
 
-/// What kernels have printed and the application has not fetched, by output: 0 for stdout, 1 for stderr.
+/// Text that kernels have printed and the application has not fetched, by output: 0 for stdout, 1 for stderr.
 impl Saved for Prints {
     const KIND: BlobKind = BlobKind::Printed;
     type With<'a> = ();
@@ -152,8 +152,8 @@ fn capture() -> io::Result<[File; OUTPUTS]> {
 }
 
 impl Prints {
-    /// Something has synchronised: the driver writes what kernels have printed so far, and the client learns that
-    /// there is text.
+    /// Collects text after a synchronisation: the driver writes what kernels have printed so far, and the client learns
+    /// that there is text.
     pub(crate) fn collect(&mut self, call: &mut Call) {
         if self.files.is_none() {
             return;
@@ -168,7 +168,7 @@ impl Prints {
         self.announce(&call.session);
     }
 
-    /// A kernel is launched, at which the driver may have written what others have printed.
+    /// Notes the launch of a kernel, at which the driver may have written what other kernels have printed.
     pub(crate) fn notice(&mut self, session: &Session) {
         if self.files.is_some() {
             self.read();
@@ -183,7 +183,7 @@ impl Prints {
         }
     }
 
-    /// Gives the client a part of what is pending.
+    /// Gives the client a part of the pending text.
     pub(crate) fn fetch(
         &mut self,
         session: &Session,
@@ -208,8 +208,8 @@ impl Prints {
     }
 }
 
-/// Has the driver write what a context's kernels have printed: it does so whenever a stream is waited for, and this
-/// one never has anything to wait for.
+/// Makes the driver write what a context's kernels have printed. The driver does so whenever a stream is waited for, and
+/// this stream is always idle.
 fn flush_driver(call: &mut Call, context: u64) {
     let driver = call.driver();
     let key = StreamKey { context, handle: PRINT_STREAM, thread: 0 };
@@ -224,7 +224,7 @@ fn flush_driver(call: &mut Call, context: u64) {
     });
     let stream = match stream {
         Ok(stream) => stream,
-        // A context that is broken makes no stream, and prints by its default one, in which nothing runs any more.
+        // A broken context makes no stream. Its kernels' text comes by its default stream, in which nothing runs any more.
         Err(error) if is_sticky(error) => CU_STREAM_LEGACY,
         Err(_) => return,
     };
@@ -284,7 +284,7 @@ mod tests {
     fn text_that_cannot_be_read_now_stays_to_be_read_later() {
         let (mut output, mut writer) = appended();
         writer.write_all(b"text").unwrap();
-        // One that can only be written.
+        // This file can only be written.
         let readable = std::mem::replace(&mut output.file, writer);
         let mut text = b"before".to_vec();
         assert!(output.take(&mut text).is_err());

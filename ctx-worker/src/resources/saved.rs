@@ -1,4 +1,4 @@
-//! How a kind of resource is kept in an image, and comes out of it again.
+//! How an image keeps a kind of resource, and how a restore takes it up again.
 
 use rekindle_images::BlobKind;
 
@@ -7,30 +7,30 @@ use crate::session::state::StateError;
 
 /// A part of a client, as an image keeps it.
 pub(crate) struct Part {
-    /// Which one it is of its kind. What that means is the kind's affair.
+    /// The number of the part within its kind. Each kind gives the number a meaning of its own.
     pub(crate) handle: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
 /// A kind of resource that an image keeps in parts of its own. `checkpoint/parts.rs` lists all kinds.
 pub(crate) trait Saved {
-    /// The kind of its blobs, which no other kind of resource gets.
+    /// The kind of its blobs, which no other kind of resource has.
     const KIND: BlobKind;
 
-    /// What a restore needs besides, to take a part up.
+    /// The additional parameters that a restore needs to take up a part.
     type With<'a>;
 
-    /// All parts of it. The client is quiesced.
+    /// All parts of the kind. The client is quiesced.
     ///
     /// # Errors
     ///
     /// The parts cannot be encoded.
     fn save(&self) -> Result<Vec<Part>, StateError>;
 
-    /// Takes up a part that [`Saved::save`] gave, maybe of an earlier release. All objects are there.
+    /// Takes up a part that [`Saved::save`] returned, maybe in an earlier release. All objects exist by then.
     ///
     /// # Errors
     ///
-    /// It is no such part.
+    /// The part is malformed.
     fn load(&mut self, part: Part, with: Self::With<'_>) -> Result<(), NotLoaded>;
 }

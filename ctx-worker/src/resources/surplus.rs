@@ -1,4 +1,4 @@
-//! Memory of pools that goes back: to its pool when it is freed, and from there to the device.
+//! Return of pool memory: to its pool when it is freed, and from the pool to the device.
 
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
@@ -6,7 +6,7 @@ use crate::resources::memory::Allocation;
 use crate::resources::pools::rounded;
 
 impl Memory {
-    /// The client has waited for something: what pools hold beyond their thresholds is given back.
+    /// Gives back the memory that pools hold beyond their thresholds, since the client has waited for something.
     pub(crate) fn release_pools(&mut self, driver: &Driver) {
         if self.pools.hold_memory() {
             self.pools.settle(driver);
@@ -15,7 +15,8 @@ impl Memory {
         }
     }
 
-    /// Gives back all that the pools of a device do not use, whatever their thresholds say. `false` if that is nothing.
+    /// Gives back all memory that the pools of a device do not use, whatever their thresholds say. `false` if there is
+    /// none.
     pub(crate) fn shrink_pools(&mut self, driver: &Driver, device: usize) -> bool {
         self.pools.settle(driver);
         let of_device = self.pools.by_handle.values_mut().filter(|p| p.device == device);
@@ -25,7 +26,7 @@ impl Memory {
         some
     }
 
-    /// Gives memory that pools had mapped back: devices and addresses.
+    /// Unmaps memory of pools, given by devices and addresses.
     pub(crate) fn unmap_segments(&mut self, driver: &Driver, segments: Vec<(usize, u64)>) {
         for (device, address) in segments {
             if let Err(failed) = self.devices[device].memory.unmap_segment(driver, address) {
@@ -41,7 +42,8 @@ impl Memory {
         found.next()
     }
 
-    /// `cuMemFree` of memory from a pool: the driver takes it that nothing uses it any more. `false` for other memory.
+    /// Executes `cuMemFree` of memory from a pool: the driver assumes that nothing uses it any more. `false` for other
+    /// memory.
     pub(crate) fn free_to_pool(&mut self, address: u64) -> bool {
         let Some((ordinal, allocation)) = self.find_allocation(address).filter(|(_, a)| a.pool != 0) else {
             return false;

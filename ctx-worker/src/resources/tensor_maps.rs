@@ -1,5 +1,5 @@
-//! Tensor maps: the driver checks and encodes them, without looking at the memory that they are of. The application keeps
-//! them where it likes, and their addresses are the same after a restore.
+//! Tensor maps: the driver checks and encodes them, without looking at the memory that they describe. The application keeps
+//! them where it likes, and the addresses in them are the same after a restore.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
@@ -9,7 +9,7 @@ use rekindle_wire::tensor_map::{BYTES, Kind, MAX_RANK};
 use crate::gpu::driver::Driver;
 use crate::session::outcome::{Refused, check};
 
-/// A `CUtensorMap`: it must be aligned like this.
+/// A `CUtensorMap`, with the alignment that it must have.
 #[repr(C, align(64))]
 struct TensorMap([u8; BYTES]);
 
@@ -26,7 +26,7 @@ fn array<T: Default + Copy>(
     Ok(array)
 }
 
-/// Encodes a tensor map, or changes its address. Returns the map, and the address of the tensor that it is of.
+/// Encodes a tensor map, or changes its address. Returns the map, and the address of its tensor.
 pub(crate) fn encode(
     driver: &Driver,
     args: &mut Reader<'_>,

@@ -1,9 +1,9 @@
 //! Texture and surface objects.
 //!
-//! A kernel gets a texture by its value, which may be stored anywhere in the client's memory: so the client has the
-//! driver's own value, and a restore must come to the same. The driver gives numbers of its table that are free: so a
-//! restore makes them in the order of their values, and where there are gaps, objects that nobody keeps fill them until
-//! all are made.
+//! A kernel gets a texture by its value, which may be stored anywhere in the client's memory. So the client has the
+//! driver's own value, and a restore must produce the same value. The driver's values are free numbers of its table. So a
+//! restore makes the objects in the order of their values, and fills gaps with objects that nobody keeps, until all are
+//! made.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
@@ -15,17 +15,18 @@ use crate::session::call::Call;
 use crate::session::objects::Object;
 use crate::session::outcome::{Outcome, Refused, check};
 
-/// How many objects a restore makes, at most, to come to a value.
+/// The most filler objects that a restore makes to reach a value.
 const MOST_FILLERS: usize = 4096;
 
-/// What a client asks to be made, as the driver takes it.
+/// The texture or surface that a client asks for, as the driver takes it.
 pub(crate) struct Descriptors {
     resource: CudaResourceDesc,
     texture: Option<CudaTextureDesc>,
     view: Option<CudaResourceViewDesc>,
-    /// The client's array that it is of, or 0.
+    /// The client's array behind the object, or 0.
     parent: u64,
-    /// Address and length of the memory that it is of, unless it is of an array. Whoever makes it has checked them.
+    /// The address and length of the memory behind the object, unless an array is. The caller that makes the object has
+    /// checked them.
     pub(crate) memory: Option<(u64, u64)>,
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn needs_memory(call: u16) -> bool {
 /// The textures and surfaces of the client.
 #[derive(Default)]
 pub(crate) struct Textures {
-    /// Those that a restore has made only to come to the values of others.
+    /// Objects that a restore has made only to reach the values of others.
     fillers: Vec<Filler>,
 }
 
@@ -71,7 +72,7 @@ impl Textures {
             return Err(Malformed("a new handle that is taken, or of another kind").into());
         }
         let number = if kind == Kind::TexObject { command::TEXTURE_CREATE } else { command::SURFACE_CREATE };
-        // A restore must come to the value that it got.
+        // A restore must produce the value that the object got.
         let mut record = Writer::new();
         TextureCreate { value, ..wanted.clone() }.write(&mut record);
         call.session.objects.record(number, wanted.handle, context, record.bytes(), None);
@@ -79,7 +80,7 @@ impl Textures {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// Makes an object, of this value if it is not 0.
+    /// Makes an object, with the value `wanted` if that is not 0.
     fn make_with_value(&mut self, call: &Call, d: &Descriptors, wanted: u64) -> Result<u64, Refused> {
         let (context, texture) = (call.header.context, d.texture.is_some());
         let is_it = |f: &Filler| f.value == wanted && f.context == context && f.texture == texture;
@@ -97,7 +98,7 @@ impl Textures {
         Err(Refused::Code(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION))
     }
 
-    /// Destroys what filled gaps: all that a restore makes is made.
+    /// Destroys the objects that filled gaps, once a restore has made all objects.
     pub(crate) fn destroy_fillers(&mut self, call: &mut Call) {
         for filler in std::mem::take(&mut self.fillers) {
             if call.enter(filler.context).is_ok() {
@@ -107,7 +108,7 @@ impl Textures {
     }
 }
 
-/// Reads what a texture is of, and names it as the driver does.
+/// Reads the memory or array behind a texture, and names it as the driver does.
 pub(crate) fn descriptors(session: &Session, wanted: &TextureCreate<'_>) -> Result<Descriptors, Refused> {
     let broken = || Malformed("a descriptor of a broken length");
     let mut resource: CudaResourceDesc = from_bytes(wanted.resource).ok_or_else(broken)?;
@@ -158,7 +159,7 @@ fn unmake(driver: &Driver, value: u64, texture: bool) -> CUresult {
 pub(crate) fn texture_destroy(call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
     let TextureDestroy { handle } = TextureDestroy::read(args)?;
     let Some(object) = call.session.objects.get(handle).copied() else {
-        // It went with its array, or its memory was gone at the restore.
+        // The texture was destroyed with its array, or its memory was gone at the restore.
         return Ok(Outcome::Done(CUDA_SUCCESS));
     };
     if !matches!(object.kind, Kind::TexObject | Kind::SurfObject) {
@@ -171,7 +172,7 @@ pub(crate) fn texture_destroy(call: &mut Call, args: &mut Reader<'_>) -> Result<
     Ok(Outcome::Done(result))
 }
 
-/// Destroys what was of an array that is being destroyed: nothing can be read of it any more.
+/// Destroys the textures and surfaces of an array that is being destroyed: they can no longer be read.
 pub(crate) fn destroy_textures(driver: &Driver, gone: &[(u64, Object)]) {
     for (_, object) in gone {
         if matches!(object.kind, Kind::TexObject | Kind::SurfObject) {
@@ -180,8 +181,8 @@ pub(crate) fn destroy_textures(driver: &Driver, gone: &[(u64, Object)]) {
     }
 }
 
-/// The memory that a recorded texture is of, if it is of memory. Where the client has freed that since, nothing can be made
-/// again, and nothing needs to be.
+/// The memory behind a recorded texture, if memory is behind it. Where the client has since freed that memory, the texture
+/// cannot be made again, and need not be.
 pub(crate) fn recorded_memory(call: u16, args: &[u8]) -> Option<(u64, u64)> {
     let wanted = TextureCreate::read(&mut Reader::new(args)).ok().filter(|_| needs_memory(call))?;
     let resource: CudaResourceDesc = from_bytes(wanted.resource)?;

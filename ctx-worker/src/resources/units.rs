@@ -2,12 +2,12 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// What is tracked as one: an allocation, a run of the client's own mappings without a gap, a variable of its code, a
-/// pinned allocation; or an array, by its handle, which is no address.
+/// A unit of tracking: an allocation, a run of the client's own mappings without a gap, a variable of its code, or a pinned
+/// allocation; or an array, by its handle, which is no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Unit {
     pub(crate) start: u64,
-    /// Behind its last byte.
+    /// The address behind the last byte.
     pub(crate) end: u64,
 }
 
@@ -26,7 +26,7 @@ impl Unit {
     }
 }
 
-/// A value with the number of times it may have changed: whoever has looked at it knows whether to look again.
+/// A value with the number of times that it may have changed: a reader compares the number to know whether to read again.
 #[derive(Debug, Default)]
 pub(crate) struct Versioned<T> {
     value: T,
@@ -60,7 +60,7 @@ impl<T> DerefMut for Versioned<T> {
     }
 }
 
-/// Joins ranges that follow each other without a gap. They are sorted.
+/// Joins ranges that follow each other without a gap. The ranges are sorted.
 pub(crate) fn join(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<Unit> {
     let mut runs: Vec<Unit> = Vec::new();
     for (start, size) in ranges {

@@ -97,7 +97,7 @@ pub enum What {
 }
 
 impl Share {
-    /// The row of a worker that sees the given devices, in the table of a container that has the given devices.
+    /// The row of a worker that sees the devices `sees`, in the table of a container that has the devices `has`.
     pub fn new(
         file: File,
         row: usize,

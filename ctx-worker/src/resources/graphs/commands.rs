@@ -1,4 +1,4 @@
-//! Commands of executable graphs: the driver's graph of each is made here, changed and launched.
+//! Commands about executable graphs, which make, change and launch the driver's graphs.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader};
@@ -16,7 +16,7 @@ use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused, check};
 use crate::session::waiting::Then;
 
-/// What a kernel's step has that an executable graph of the driver's cannot be given anew.
+/// The flags and attributes of a kernel's step, which cannot be changed in an executable graph of the driver's.
 fn attributes_of(task: &Task) -> Option<(u32, Vec<u8>)> {
     match task {
         Task::Kernel(launch) => Launch::read(&mut Reader::new(launch)).ok().map(|l| (l.flags, l.attributes.to_vec())),
@@ -85,7 +85,7 @@ impl Code {
         Ok(())
     }
 
-    /// Has the driver make a graph of a program.
+    /// Makes the driver's graph of a program.
     fn make_graph(
         &mut self,
         call: &mut Call,
@@ -151,10 +151,10 @@ impl Code {
         Ok(nodes)
     }
 
-    /// A step's parameters, checked: the worker's own memory must not be read or written for a client.
+    /// The parameters of a step, checked: the worker's own memory must not be read or written for a client.
     fn step_params(&mut self, call: &mut Call, loading: &mut Loading<'_>, step: &Step) -> Result<Params, Refused> {
         if step.task == Task::Nothing {
-            // It runs in no context in particular.
+            // The step runs in no particular context.
             return Ok(Params::Nothing);
         }
         let before = std::mem::replace(&mut call.header.context, step.context);
@@ -275,11 +275,12 @@ impl Code {
         }
         let Some((exec, node)) = made else { return Ok(()) };
         if self.set_step(call, loading, exec, node, &change, &step).is_err() {
-            // The driver does not change a node into everything that another could have been.
+            // The driver cannot change a node in every way in which a new node could differ.
             let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
             let (program, flags) = (graph.program.clone(), graph.flags);
             let remade = self.make_graph(call, loading, &program, flags);
-            // Where that fails there is none: better no launch than one of what the program has changed.
+            // Where that fails there is no executable graph: better no launch than a launch of the program before its
+            // change.
             let (made, failed) = match remade {
                 Ok(made) => (Some(made), None),
                 Err(refused) => (None, Some(refused)),
@@ -315,7 +316,7 @@ impl Code {
                     Params::Fill(fill, context) => {
                         (driver.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const fill, context)
                     }
-                    // Attributes belong to the node of a graph, not of an executable one.
+                    // Attributes belong to a node of a graph, not to a node of an executable graph.
                     Params::Kernel { .. } if attributes_of(&old.task) != attributes_of(&step.task) => {
                         CUDA_ERROR_INVALID_VALUE
                     }
@@ -335,7 +336,7 @@ impl Code {
         Ok(())
     }
 
-    /// The driver's executable graph, made now if a restore has not.
+    /// The driver's executable graph; makes it if a restore has not.
     fn exec_of(&mut self, call: &mut Call, loading: &mut Loading<'_>, handle: u64) -> Result<CUgraphExec, Refused> {
         let graph = self.graphs.get(&handle).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         if let Some(made) = &graph.made {
@@ -388,7 +389,7 @@ impl Code {
         Ok(Outcome::Done(unsafe { (call.driver().cuGraphUpload)(exec, real) }))
     }
 
-    /// A context goes, in which nothing runs any more, and what was made in it.
+    /// Drops the graphs of a context that goes away, in which nothing runs any more.
     pub(crate) fn clear_graphs(&mut self, driver: &Driver, context: u64) {
         let uses = |g: &Graph| g.context == context || g.program.steps.iter().any(|s| s.context == context);
         let gone: Vec<u64> = self.graphs.iter().filter(|(_, g)| uses(g)).map(|(handle, _)| *handle).collect();
@@ -399,7 +400,7 @@ impl Code {
         }
     }
 
-    /// The client's memory is all there after a restore: graphs are made, so that no launch waits for that.
+    /// Makes graphs after a restore, once all of the client's memory is there, so that no launch waits for that.
     pub(crate) fn make_graphs(&mut self, call: &mut Call, loading: &mut Loading<'_>) {
         let handles: Vec<u64> = self.graphs.keys().copied().collect();
         for handle in handles {
@@ -407,14 +408,14 @@ impl Code {
             call.header.context = context;
             let made = call.enter(context).and_then(|()| self.exec_of(call, loading, handle));
             if let Err(refused) = made {
-                // It is tried again when it is launched, and answers then.
+                // The launch of the graph tries again, and answers then.
                 warn!("graph {handle:#x} cannot be made yet: {refused}");
             }
         }
     }
 }
 
-/// Has the driver end a graph when everything that runs now has ended: a launch of it may be under way.
+/// Makes the driver destroy a graph when all commands that run now have ended: a launch of the graph may be under way.
 fn end_made(call: &mut Call, made: Option<Made>) -> Result<(), Refused> {
     let Some(Made { exec, graph, .. }) = made else { return Ok(()) };
     let busy = call.session.waiting.busy(0);

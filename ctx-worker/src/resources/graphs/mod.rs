@@ -1,5 +1,5 @@
-//! Executable graphs. The client keeps graphs; the worker has a program of each executable one, and the driver's graph
-//! that is made of it.
+//! Executable graphs. The client keeps graphs. The worker has a program for each executable graph, and the driver's graph
+//! that is made from the program.
 //!
 //! ```text
 //!   GRAPH_CREATE ──> program ──> driver's graph ──> driver's executable graph <── GRAPH_LAUNCH
@@ -27,16 +27,16 @@ use crate::session::state::{self, StateError};
 
 /// An executable graph of the client's.
 pub(crate) struct Graph {
-    /// The context that was current when it was made.
+    /// The context that was current when the graph was made.
     context: u64,
     flags: u64,
     program: Program,
-    /// The functions that it launches.
+    /// The functions that the graph launches.
     functions: BTreeSet<u64>,
     made: Option<Made>,
 }
 
-/// What the driver has of one.
+/// The driver's objects of an executable graph.
 #[derive(Clone, Debug)]
 struct Made {
     exec: CUgraphExec,
@@ -45,11 +45,11 @@ struct Made {
     nodes: Vec<CUgraphNode>,
 }
 
-/// All of them, by the client's handle.
+/// All executable graphs, by the client's handle.
 pub(crate) type Graphs = BTreeMap<u64, Graph>;
 
 impl Graph {
-    /// What it does.
+    /// The graph's program.
     pub(crate) fn program(&self) -> &Program {
         &self.program
     }
@@ -72,7 +72,7 @@ fn functions(program: &Program) -> BTreeSet<u64> {
     program.steps.iter().filter_map(function).collect()
 }
 
-/// Has the driver end a graph that does not run.
+/// Makes the driver destroy a graph that does not run.
 pub(crate) fn destroy_graph(driver: &Driver, exec: CUgraphExec, graph: CUgraph) {
     // SAFETY: both handles are the driver's own, and not used again.
     unsafe {

@@ -1,4 +1,4 @@
-//! Commands about memory and events that processes share, and what other workers ask of them.
+//! Commands about memory and events that processes share, and requests of other workers for them.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ fn import_all(driver: &Driver, files: &[OwnedFd], pieces: &[SharedPiece]) -> Res
 }
 
 impl Memory {
-    /// Executes a command about memory that is shared.
+    /// Executes a command about shared memory.
     pub(crate) fn ipc_command(
         &mut self,
         call: &mut Call,
@@ -63,7 +63,7 @@ impl Memory {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// Executes a command about events that are shared.
+    /// Executes a command about shared events.
     pub(crate) fn ipc_event_command(
         &mut self,
         call: &mut Call,
@@ -77,7 +77,7 @@ impl Memory {
 
     fn name_piece(&mut self, driver: &Driver, handle: u64) -> Result<Token, CUresult> {
         let piece = self.vmm.pieces.get_mut(&handle).filter(|p| p.held).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // The driver says whether it may be given away.
+        // The driver says whether the piece may be given away.
         export(driver, piece.real)?;
         if let Some((token, _)) = self.vmm.exported.iter().find(|(_, named)| **named == handle) {
             return Ok(*token);
@@ -104,9 +104,10 @@ impl Memory {
             return Err(Refused::Code(CUDA_ERROR_INVALID_VALUE));
         }
         let device = call.session.attached.devices.iter().position(|d| d.uuid == shared.device);
-        // One that this process may not use.
+        // The device may be one that this process may not use.
         let device = device.ok_or(Refused::Code(CUDA_ERROR_INVALID_DEVICE))?;
-        // As with what it makes: there must be room before it is there. What it has already needs none.
+        // As for pieces that the client makes, there must be room before a new piece comes. A piece that the client already
+        // has needs none.
         let mut new = BTreeSet::new();
         let more = shared.pieces.iter().filter(|piece| !self.vmm.has(&piece.id) && new.insert(piece.id));
         let bytes = more.fold(0_u64, |sum, piece| sum.saturating_add(piece.size));
@@ -132,7 +133,7 @@ impl Memory {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// What a name stands for, for another worker: descriptors of the pieces from `first` on.
+    /// The memory or event behind a name, for another worker: descriptors of the pieces from `first` on.
     pub(crate) fn export_named(
         &mut self,
         call: &Call,
@@ -185,7 +186,7 @@ impl Memory {
         None
     }
 
-    /// The ids of pieces that it has given away or may have, and of those that came from others.
+    /// The ids of pieces that the client has given away or may have, and of pieces that came from other processes.
     pub(crate) fn shares(&mut self, call: &mut Call) -> (Vec<PieceId>, Vec<PieceId>) {
         let primary = self.first_primary();
         self.ipc_events.forget(call, primary);
@@ -199,7 +200,7 @@ impl Memory {
         (own.collect(), ids(came).chain(arrived).chain(events).collect())
     }
 
-    /// Takes note of the pieces that other processes save. A piece that this client has twice is saved once.
+    /// Notes the pieces that other processes save. A piece that this client has twice is saved once.
     pub(crate) fn leave_out(&mut self, call: &mut Call, elsewhere: &BTreeSet<PieceId>) {
         let primary = self.first_primary();
         self.ipc_events.forget(call, primary);

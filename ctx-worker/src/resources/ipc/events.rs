@@ -1,14 +1,14 @@
-//! Events that processes share. Each is an event of the driver's in every process that has it, and beside it words of memory
-//! that all of them have mapped and registered:
+//! Events that processes share. Each is an event of the driver's in every process that has it. With it go words of memory
+//! that all of these processes have mapped and registered:
 //!
 //! ```text
 //!   page (a memfd)  ├─ recorded │ slot 1 │ ... │ slot 31 ─┼─ recorded │ ...        an event each
 //! ```
 //!
-//! A record counts `recorded` up to n at once, and has its stream write n into slot n % 31 when it comes there. Whoever waits
-//! looks how far the event is recorded now, and waits (a stream, on the device) until that slot has come so far. A record
-//! whose slot has not come to its last use waits for that: no value is overwritten by an earlier one. So neither has to know
-//! who else has the event, and no process needs rights over another's.
+//! A record counts `recorded` up to n at once, and its stream writes n into slot n % 31 when the stream comes to that
+//! place. A waiter looks how far the event is recorded now, and waits (a stream, on the device) until that slot has reached
+//! that value. A record whose slot has not reached its last value waits for that value: no value is overwritten by an
+//! earlier one. So no process has to know which others have the event, and no process needs rights over another.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -45,24 +45,24 @@ const WRITE: u64 = 5;
 pub(super) struct Page {
     file: OwnedFd,
     at: u64,
-    /// Whether it is another process's.
+    /// Whether the page came from another process.
     pub(super) came: bool,
-    /// Whether its state is in another client's part of the image.
+    /// Whether the page's state is in another client's part of the image.
     pub(super) elsewhere: bool,
-    /// Events of it that have been used, of one of our own.
+    /// The events that have been used, in a page of this process's own.
     pub(super) used: u64,
 }
 
-/// Where an event is.
+/// The place of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) page: PieceId,
     pub(super) index: u64,
-    /// Records that are held: what they have counted up to.
+    /// The values that deferred records have counted up to.
     pub(super) held: VecDeque<u64>,
 }
 
-/// All events that others have, or may have.
+/// All events that other processes have, or may have.
 #[derive(Debug, Default)]
 pub(crate) struct IpcEvents {
     pub(super) pages: BTreeMap<PieceId, Page>,
@@ -89,7 +89,7 @@ impl Page {
     }
 }
 
-/// Whether a slot has come to a record, or a later one in the same slot, as streams compare.
+/// Whether a slot has reached the value of a record, or of a later record in the same slot, as streams compare.
 pub(super) fn has_come(slot: &AtomicU64, count: u64) -> bool {
     slot.load(Acquire).wrapping_sub(count).cast_signed() >= 0
 }
@@ -122,7 +122,7 @@ impl IpcEvents {
         }
     }
 
-    /// The ids of pages that others may have, of its own and of theirs.
+    /// The ids of pages that other processes may have: this process's own, and those that came.
     pub(crate) fn shares(&self) -> (Vec<PieceId>, Vec<PieceId>) {
         let named: BTreeSet<u64> = self.exported.values().copied().collect();
         let of = |came: bool| {
@@ -133,17 +133,17 @@ impl IpcEvents {
         (of(false), of(true))
     }
 
-    /// Takes note of the pages whose state other processes save.
+    /// Notes the pages whose state other processes save.
     pub(crate) fn leave_out(&mut self, elsewhere: &BTreeSet<PieceId>) {
         self.pages.iter_mut().for_each(|(id, page)| page.elsewhere = elsewhere.contains(id));
     }
 
-    /// Whether a record is held.
+    /// Whether a record is deferred.
     pub(crate) fn holds_any(&self) -> bool {
         self.by_handle.values().any(|place| !place.held.is_empty())
     }
 
-    /// An event's record is held.
+    /// Notes that an event's record is deferred.
     pub(crate) fn hold(&mut self, call: u16, parameters: &[u8]) {
         let event = Reader::new(parameters).word().ok();
         if Some(call) == self.record
@@ -154,7 +154,7 @@ impl IpcEvents {
         }
     }
 
-    /// Executes a command about events that are shared.
+    /// Executes a command about shared events.
     pub(crate) fn command(
         &mut self,
         call: &mut Call,
@@ -173,7 +173,7 @@ impl IpcEvents {
             }
             command::EVENT_EXPORT => {
                 let OfEvent { event: handle } = OfEvent::read(args)?;
-                // Of one that came from elsewhere it has no handle to give.
+                // For an event that came from another process there is no handle to give.
                 let own = |place: &Place| self.pages.get(&place.page).is_some_and(|page| !page.came);
                 if !self.by_handle.get(&handle).is_some_and(own) {
                     return Err(Refused::Code(CUDA_ERROR_INVALID_HANDLE));
@@ -198,7 +198,7 @@ impl IpcEvents {
                 let place = Place { page: piece.id, index: shared.offset, held: VecDeque::new() };
                 self.by_handle.insert(handle, place);
             }
-            // Whatever came before it has been executed, or is held.
+            // All commands before this one have been executed, or are deferred.
             _ => {
                 EventFence::read(args)?;
             }
@@ -206,7 +206,7 @@ impl IpcEvents {
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// An event that nobody has had.
+    /// The place of an event that has never been used.
     fn free_event(&mut self, call: &mut Call, primary: CUcontext) -> Result<(PieceId, u64), CUresult> {
         self.forget(call, primary);
         let free = self.pages.iter_mut().find(|(_, page)| !page.came && page.used < PER_PAGE);
@@ -222,7 +222,7 @@ impl IpcEvents {
         Ok((id, 0))
     }
 
-    /// Drops events that are destroyed, and pages of which none is left once nothing uses them any more.
+    /// Drops destroyed events, and pages without events once nothing uses them any more.
     pub(crate) fn forget(&mut self, call: &mut Call, primary: CUcontext) {
         let objects = &call.session.objects;
         self.by_handle.retain(|handle, _| objects.get(*handle).is_some());
@@ -268,7 +268,7 @@ impl IpcEvents {
         Ok(())
     }
 
-    /// A device's context is about to be reset, and forgets then which pages are registered.
+    /// Unregisters the pages on a device whose context is about to be reset: the reset forgets which pages are registered.
     pub(crate) fn unregister(&self, call: &mut Call, primary: CUcontext, ordinal: usize) {
         let pages: Vec<u64> = self.pages.values().map(|page| page.at).collect();
         pages.into_iter().filter(|_| ordinal == 0).for_each(|at| unregister_page(call, primary, at));
@@ -284,7 +284,7 @@ impl IpcEvents {
             .map_err(Refused::Code)
     }
 
-    /// What a call about an event that is shared does beside what the driver has done.
+    /// Completes a call about a shared event, after the driver has executed it.
     pub(crate) fn after_call(&mut self, call: &mut Call, number: u16, parameters: &[u8]) -> Result<CUresult, Refused> {
         if self.by_handle.is_empty() {
             return Ok(CUDA_SUCCESS);
@@ -326,7 +326,7 @@ impl IpcEvents {
         check(stream_op(call.driver(), real, [WRITE, address, count]))
     }
 
-    /// The slot that must come to a value before an event is as far as it is recorded now; None if it is.
+    /// The slot and the value that it must reach before the event is as far as it is recorded now; None if it is.
     fn waits_for(&self, event: u64) -> Option<(u64, u64)> {
         let place = self.by_handle.get(&event)?;
         let page = self.pages.get(&place.page)?;
@@ -335,7 +335,7 @@ impl IpcEvents {
         (!has_come(slot, count)).then_some((std::ptr::from_ref(slot) as u64, count))
     }
 
-    /// Has a stream of the worker's own wait for an event.
+    /// Makes a stream of the worker's own wait for an event.
     pub(crate) fn wait_for(&self, driver: &Driver, event: u64, stream: CUstream) -> CUresult {
         match self.waits_for(event) {
             Some((address, count)) => stream_op(driver, stream, [WAIT, address, count]),
@@ -343,7 +343,7 @@ impl IpcEvents {
         }
     }
 
-    /// What an event's name stands for.
+    /// The event behind a name.
     pub(crate) fn named(&self, token: &Token) -> Option<(Shared, OwnedFd)> {
         let place = self.by_handle.get(self.exported.get(token)?)?;
         let page = self.pages.get(&place.page)?;

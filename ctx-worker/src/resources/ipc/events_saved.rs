@@ -1,4 +1,4 @@
-//! What an image keeps of events that processes share.
+//! The state in an image of events that processes share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use crate::session::call::Call;
 use crate::session::state;
 
 impl IpcEvents {
-    /// For the image. Nothing is under way, so of each event its count says all.
+    /// Writes the events for the image. No record is under way, so an event's count is its whole state.
     pub(crate) fn write(&self) -> state::SharedEvents {
         let page = |(id, page): (&PieceId, &Page)| {
             let used: BTreeSet<u64> = self.by_handle.values().filter(|p| p.page == *id).map(|p| p.index).collect();
@@ -48,7 +48,7 @@ impl IpcEvents {
         }
     }
 
-    /// Events of an image's client, whose pages were made, or came, before.
+    /// Restores the events of an image's client. Their pages were made, or came, before.
     pub(super) fn restore(
         &mut self,
         call: &mut Call,
@@ -85,7 +85,7 @@ pub(crate) struct SavedPage {
     counts: Vec<(u64, u64)>,
 }
 
-/// What [`IpcEvents::write`] wrote.
+/// The events that [`IpcEvents::write`] wrote.
 #[derive(Debug, Default)]
 pub(crate) struct SavedEvents {
     pub(crate) pages: Vec<SavedPage>,
@@ -113,7 +113,7 @@ impl SavedEvents {
 }
 
 impl SavedPage {
-    /// A page anew, in which all is done that was recorded, but for what is `held`.
+    /// Makes a page anew, in which all records are done except for those in `held`.
     pub(crate) fn make(&self, held: &SavedEvents) -> Option<OwnedFd> {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::from(page_file()?);

@@ -1,13 +1,13 @@
-//! Memory that the client shares with other processes: names of what it gives them, and pieces that came from them.
+//! Memory that the client shares with other processes: names of memory that it gives them, and pieces that came from them.
 //!
 //! ```text
 //!   MEMORY_EXPORT, PIECE_EXPORT ──► a name ──(the application passes it on)──► Export ──► descriptors of the pieces
 //!   Import ──► arrived, under a ticket ──► PIECE_IMPORT ──► pieces of the client's (`vmm`), which it maps
 //! ```
 //!
-//! A piece that has been given away or has come from somewhere has an id, the same in every process that has it. In an image
-//! one process has its content, in whose part the others find it; in a restore that one makes it anew, and they get it
-//! ([`Arrived`]).
+//! A piece that has been given away or has come from elsewhere has an id, the same in every process that has the piece. In
+//! an image, one process's part has the content, and the others find it there. In a restore, that process makes the piece
+//! anew, and the others get it from that process ([`Arrived`]).
 
 mod commands;
 pub(crate) mod events;
@@ -26,14 +26,14 @@ use thiserror::Error;
 use crate::gpu::driver::Driver;
 use crate::resources::not_loaded::NotLoaded;
 
-/// What has come and was not asked for: no more than this at a time.
+/// The most deliveries that may wait for the client to ask for them.
 const MAX_TICKETS: usize = 16;
 
-/// What has come from other workers.
+/// Memory and events that have come from other workers.
 #[derive(Debug, Default)]
 pub(crate) struct Arrived {
     tickets: BTreeMap<u64, (Shared, Vec<OwnedFd>)>,
-    /// Of a restore: pieces that were made here and nobody has taken, and descriptors of all.
+    /// In a restore: pieces that were made here and that nobody has taken, and descriptors of all pieces.
     made: BTreeMap<PieceId, u64>,
     files: BTreeMap<PieceId, OwnedFd>,
 }
@@ -68,7 +68,7 @@ fn import(driver: &Driver, file: &OwnedFd) -> Result<u64, CUresult> {
 }
 
 impl Arrived {
-    /// Keeps what comes from another worker until the client asks for it.
+    /// Keeps a delivery from another worker until the client asks for it.
     pub(crate) fn put(&mut self, ticket: u64, shared: Shared, files: Vec<OwnedFd>) -> Result<(), ShareError> {
         if shared.pieces.len() != files.len() || shared.count > MAX_PIECES {
             return Err(ShareError::Unfit);
@@ -79,7 +79,7 @@ impl Arrived {
             its_files.extend(files);
             return Ok(());
         }
-        // The processes that asked for the oldest were killed or restored in between.
+        // The processes that asked for the oldest deliveries were killed or restored in between.
         while tickets.len() >= MAX_TICKETS {
             tickets.pop_first();
         }
@@ -87,22 +87,22 @@ impl Arrived {
         Ok(())
     }
 
-    /// What came for a ticket.
+    /// Takes the delivery for a ticket.
     pub(crate) fn ticket(&mut self, ticket: u64) -> Option<(Shared, Vec<OwnedFd>)> {
         self.tickets.remove(&ticket)
     }
 
-    /// The ids of pieces that came and were not asked for yet.
+    /// The ids of pieces that came and that the client has not asked for yet.
     fn ids(&self) -> impl Iterator<Item = PieceId> {
         self.tickets.values().flat_map(|(shared, _)| shared.pieces.iter().map(|piece| piece.id))
     }
 
-    /// The descriptor of a page of events, of a restore.
+    /// The descriptor of a page of events, in a restore.
     pub(crate) fn file(&self, id: &PieceId) -> Option<OwnedFd> {
         self.files.get(id)?.try_clone().ok()
     }
 
-    /// A piece of a restore, by the driver's handle, which is the caller's.
+    /// Takes a piece in a restore. Returns the driver's handle, which then belongs to the caller.
     pub(crate) fn take(&mut self, driver: &Driver, id: &PieceId) -> Result<u64, NotLoaded> {
         if let Some(real) = self.made.remove(id) {
             return Ok(real);
@@ -111,14 +111,14 @@ impl Arrived {
         import(driver, file).map_err(|code| NotLoaded::Shared { what: "taken", code })
     }
 
-    /// A restore has all that it needs.
+    /// Ends the restore, which has all pieces that it needs.
     fn all_taken(&mut self) {
         self.made.clear();
         self.files.clear();
     }
 }
 
-/// Why memory is not given to another worker, or not taken from one.
+/// Why memory cannot be given to another worker, or taken from one.
 #[derive(Debug, Error)]
 pub(crate) enum ShareError {
     #[error("it has nothing of this name")]

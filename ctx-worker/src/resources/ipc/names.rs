@@ -1,4 +1,4 @@
-//! Names by which processes know what they share.
+//! The names by which processes know shared memory and events.
 
 use rekindle_wire::codec::Writer;
 use rekindle_wire::ipc;
@@ -8,7 +8,7 @@ pub(crate) fn write_name(out: &mut Writer, name: &[u8; 16]) {
     ipc::words(name).into_iter().for_each(|word| out.word(word));
 }
 
-/// A name that nobody guesses.
+/// A name that cannot be guessed.
 pub(crate) fn new_name() -> Option<[u8; 16]> {
     let mut name = [0_u8; 16];
     // SAFETY: writes at most sixteen bytes into the local.

@@ -1,4 +1,4 @@
-//! What an image keeps of shared memory, and how the workers of a restore come to have the same memory again.
+//! The state in an image of shared memory, and how the workers of a restore come to share the same memory again.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -18,14 +18,14 @@ use crate::resources::vmm::{self, Piece, Sharing};
 use crate::session::call::Call;
 use crate::session::state::{self, State};
 
-/// A piece that an image's client has and others may have.
+/// A piece that an image's client has and other processes may have.
 struct Wanted {
     id: PieceId,
     device: usize,
     size: u64,
     handle_types: u32,
     flags: PieceFlags,
-    /// Whether its content is elsewhere.
+    /// Whether another client's part of the image has the content.
     elsewhere: bool,
 }
 
@@ -61,12 +61,12 @@ impl Memory {
         out.shared_events = Some(self.ipc_events.write()).into();
     }
 
-    /// Makes the pieces anew whose content an image's client has, and says which there are, with descriptors from `first`
-    /// on, and which it needs from others.
+    /// Makes the pieces anew whose content an image's client has. Returns these, with descriptors from `first` on, and the
+    /// pieces that the client needs from others.
     pub(crate) fn make_shared(&mut self, driver: &Driver, blob: &[u8], first: usize) -> Result<Made, NotLoaded> {
         let client = Client::from_bytes(blob)?;
         if state::check(client.worker_version).is_err() {
-            // Said better when it is loaded.
+            // The load of the image reports this error better.
             return Ok(Made::default());
         }
         let malformed = NotLoaded::worker_state;
@@ -103,12 +103,12 @@ impl Memory {
         Ok(made)
     }
 
-    /// Pieces that others have made.
+    /// Takes pieces that other workers have made.
     pub(crate) fn take_shared(&mut self, ids: Vec<PieceId>, files: Vec<OwnedFd>) {
         self.arrived.files.extend(ids.into_iter().zip(files));
     }
 
-    /// Has the pieces of a restored client that others share be the ones that were made, or came, before.
+    /// Has the pieces that were made, or came, before mapped as the shared pieces of a restored client.
     pub(crate) fn map_made(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
         for device in &mut self.devices {
             device.memory.use_made(|id| self.arrived.take(driver, id))?;
@@ -116,7 +116,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Maps what else is shared. From now on pieces are new ones.
+    /// Maps the remaining shared memory. From now on pieces are new ones.
     pub(crate) fn all_shared_is_mapped(&mut self, call: &mut Call, state: &State) -> Result<(), NotLoaded> {
         let (_, events) = read_shared(state).map_err(NotLoaded::worker_state)?;
         let primary = self.first_primary();
@@ -127,7 +127,7 @@ impl Memory {
     }
 }
 
-/// What [`Memory::make_shared`] says.
+/// The result of [`Memory::make_shared`].
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     pub(crate) count: usize,
@@ -136,7 +136,7 @@ pub(crate) struct Made {
     pub(crate) needed: Vec<PieceId>,
 }
 
-/// What [`Memory::write_shared`] wrote.
+/// Reads what [`Memory::write_shared`] wrote.
 fn read_shared(state: &State) -> Result<(Vec<Wanted>, SavedEvents), Malformed> {
     let piece = |it: &state::SharedPiece| {
         Ok(Wanted {

@@ -1,5 +1,5 @@
-//! Mappings of the worker's own, through which pieces are saved and loaded: the client may have none, or none that can be
-//! read.
+//! Mappings of the worker's own, through which pieces are saved and loaded: the client may have no mapping of a piece, or
+//! none that can be read.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::window;
@@ -9,7 +9,7 @@ use super::{Piece, Vmm, set_access};
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::device::Device;
 
-/// A piece where it is mapped to be saved or loaded.
+/// A piece, and the place where it is mapped to be saved or loaded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alias {
     pub(crate) address: u64,
@@ -18,8 +18,8 @@ pub(crate) struct Alias {
 }
 
 impl Vmm {
-    /// Where each piece whose content is this client's to save is mapped for that, and to be loaded: side by side, in the
-    /// order of their handles. None where there is too much.
+    /// The places at which pieces are mapped to be saved and loaded, for each piece whose content this client saves: side
+    /// by side, in the order of their handles. None where the pieces do not fit.
     fn places(&self) -> Option<Vec<Alias>> {
         let mut at = window::aliases().start;
         let here = |(_, piece): &(&u64, &Piece)| !piece.sharing.is_some_and(|it| it.elsewhere);
@@ -31,7 +31,7 @@ impl Vmm {
         places.collect()
     }
 
-    /// Maps every piece where it can be read and written. [`unmap_aliases`] ends that.
+    /// Maps every piece where it can be read and written. [`unmap_aliases`] unmaps them.
     pub(crate) fn map_aliases(&mut self, driver: &Driver, devices: &[Device]) -> Result<Vec<Alias>, AliasError> {
         let places = self.places().ok_or(AliasError::TooMuch)?;
         if !places.is_empty() {
@@ -53,7 +53,7 @@ impl Vmm {
     }
 }
 
-/// Why pieces are not mapped to be copied.
+/// Why pieces cannot be mapped to be copied.
 #[derive(Debug, Error)]
 pub(crate) enum AliasError {
     #[error("it has more memory of its own mapping than can be saved")]
@@ -64,7 +64,7 @@ pub(crate) enum AliasError {
     Driver(#[from] CallFailed),
 }
 
-/// Ends what [`Vmm::map_aliases`] began. The engine is done with them.
+/// Unmaps what [`Vmm::map_aliases`] mapped. The engine no longer uses these mappings.
 pub(crate) fn unmap_aliases(driver: &Driver, aliases: &[Alias]) {
     for alias in aliases {
         let size = alias.piece.size as usize;

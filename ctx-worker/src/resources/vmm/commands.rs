@@ -1,4 +1,4 @@
-//! Commands of virtual memory management.
+//! Commands about virtual memory management.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::session::waiting::Then;
 const INVALID_VALUE: Refused = Refused::Code(CUDA_ERROR_INVALID_VALUE);
 
 impl Memory {
-    /// Executes a command of virtual memory management.
+    /// Executes a command about virtual memory management.
     pub(crate) fn vmm_command(
         &mut self,
         call: &mut Call,
@@ -91,7 +91,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What counts towards the client's limits.
+    /// Updates the pieces' bytes that count towards the client's limits.
     pub(crate) fn count_pieces(&mut self) {
         for (ordinal, device) in self.devices.iter_mut().enumerate() {
             device.memory.set_pieces(self.vmm.counted(ordinal));
@@ -115,13 +115,13 @@ impl Memory {
         if !self.vmm.is_reserved(address, size) {
             return Err(INVALID_VALUE);
         }
-        // As in the driver, nothing uses it any more when it goes.
+        // As in the driver, nothing uses the mapping any more when it is unmapped.
         let busy = call.session.waiting.busy(0);
         call.when_done(busy, Then::Unmap { address, size, reply: call.header.reply })?;
         Ok(Outcome::Later)
     }
 
-    /// Unmaps what nothing uses any more.
+    /// Unmaps a range that nothing uses any more.
     pub(crate) fn unmap_pieces(&mut self, driver: &Driver, address: u64, size: u64) -> CUresult {
         // SAFETY: addresses that the client has reserved; the driver refuses what is not whole mappings.
         let mut result = unsafe { (driver.cuMemUnmap)(address, size as usize) };
@@ -157,7 +157,7 @@ impl Memory {
             })
             .collect();
         check(set_access(call.driver(), address, size, &access))?;
-        // The driver sets it for whole mappings.
+        // The driver sets access for whole mappings.
         for (_, mapping) in self.vmm.mappings.range_mut(..address + size).filter(|(base, m)| **base + m.size > address)
         {
             for &(ordinal, flags, _) in &wanted {

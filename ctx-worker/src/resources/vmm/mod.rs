@@ -1,8 +1,9 @@
-//! The client's own virtual memory management: addresses it has reserved, pieces of physical memory it has made, and
-//! mappings of one at the other.
+//! The client's own virtual memory management: addresses that it has reserved, pieces of physical memory that it has made,
+//! and mappings of pieces at addresses.
 //!
-//! The driver keeps only large reservations where they are asked for (measured on 580: 64 MiB and more, not 8), so one that
-//! holds both windows is made when the first of them is needed, and stays; the client's are parts of it.
+//! The driver makes only large reservations at the requested address (measured on 580: 64 MiB and more, not 8). So the
+//! worker makes one reservation that holds both windows when the first of them is needed, and keeps it. The client's
+//! reservations are parts of it.
 //!
 //! ```text
 //!   reservations   ├──────────── addresses ────────────┤      at the client's places in `window::reserved`
@@ -10,8 +11,8 @@
 //!   pieces         1, 2, 3 ...                                also those that are mapped twice, or nowhere
 //! ```
 //!
-//! A piece lives as long as the client has its handle or a mapping of it. Its content is saved and loaded through a
-//! mapping of the worker's own in `window::aliases`, since the client may have none, or none that can be read.
+//! A piece lives as long as the client has its handle or a mapping of it. The worker saves and loads the content through a
+//! mapping of its own in `window::aliases`, since the client may have no mapping, or none that can be read.
 
 pub(crate) mod aliases;
 mod commands;
@@ -28,27 +29,27 @@ use rekindle_wire::window;
 use crate::gpu::driver::Driver;
 use crate::resources::units::{self, Unit, Versioned};
 
-/// Physical memory.
+/// A piece of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The driver's handle; 0 in an image, until it is made again.
+    /// The driver's handle; 0 in an image, until the piece is made again.
     pub(crate) real: u64,
     pub(crate) size: u64,
     pub(crate) device: usize,
     pub(crate) handle_types: u32,
     pub(crate) flags: PieceFlags,
-    /// Whether the client has its handle.
+    /// Whether the client has the piece's handle.
     pub(crate) held: bool,
     pub(crate) sharing: Option<Sharing>,
 }
 
-/// What a piece has that other processes may have too.
+/// The sharing of a piece that other processes may have too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharing {
     pub(crate) id: PieceId,
-    /// Whether it came from another process.
+    /// Whether the piece came from another process.
     pub(crate) came: bool,
-    /// Whether somebody else's part of the image has its content.
+    /// Whether another client's part of the image has the content.
     pub(crate) elsewhere: bool,
 }
 
@@ -57,37 +58,37 @@ pub(crate) struct Sharing {
 struct Mapping {
     size: u64,
     piece: u64,
-    /// What each device may do there, by `CUmemAccess_flags`; none may do anything at first.
+    /// The access of each device, as `CUmemAccess_flags`; at first no device has access.
     access: BTreeMap<usize, u32>,
 }
 
-/// All of it.
+/// The client's reservations, pieces and mappings.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
     reservations: BTreeMap<u64, u64>,
     pub(crate) pieces: BTreeMap<u64, Piece>,
     mappings: Versioned<BTreeMap<u64, Mapping>>,
-    /// Pieces that the client has given names.
+    /// Pieces that have names.
     pub(crate) exported: BTreeMap<Token, u64>,
     /// Whether the driver keeps the windows free.
     kept: bool,
 }
 
 impl Vmm {
-    /// What counts towards the client's limit on a device: what came from others as well, which is there for as long as
-    /// this client has it, but what is one piece once.
+    /// The bytes that count towards the client's limit on a device. Pieces that came from other processes count too, since
+    /// they exist for as long as this client has them. A piece that the client has twice counts once.
     pub(crate) fn counted(&self, device: usize) -> u64 {
         let mut seen = BTreeSet::new();
         let first = |p: &&Piece| p.device == device && p.sharing.is_none_or(|it| seen.insert(it.id));
         self.pieces.values().filter(first).map(|p| p.size).sum()
     }
 
-    /// Whether it has the piece of this id.
+    /// Whether the client has the piece of this id.
     pub(crate) fn has(&self, id: &PieceId) -> bool {
         self.pieces.values().any(|p| p.sharing.is_some_and(|it| it.id == *id))
     }
 
-    /// Bytes of pieces on a device that are this client's to save, if others do not save them.
+    /// The bytes of pieces on a device that this client saves, unless other processes save them.
     pub(crate) fn bytes(&self, device: usize) -> u64 {
         let own = |p: &&Piece| p.device == device && !p.sharing.is_some_and(|it| it.came);
         self.pieces.values().filter(own).map(|p| p.size).sum()
@@ -112,7 +113,7 @@ impl Vmm {
         mapped.map(|(_, mapping)| mapping.piece)
     }
 
-    /// Changes whenever mappings may have.
+    /// A number that changes whenever mappings may have changed.
     pub(crate) fn version(&self) -> u64 {
         self.mappings.version()
     }
@@ -122,7 +123,7 @@ impl Vmm {
         units::join(self.mappings.iter().map(|(base, mapping)| (*base, mapping.size)))
     }
 
-    /// Runs that have a piece in common, each with each.
+    /// Pairs of runs that have a piece in common.
     pub(crate) fn shared_runs(&self) -> Vec<(Unit, Unit)> {
         let mut places: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (base, mapping) in self.mappings.iter() {
@@ -138,7 +139,7 @@ impl Vmm {
         shared
     }
 
-    /// The device whose memory a run is, where that device may read all of it and no other process has any of it.
+    /// The device that a run's memory is on, where that device may read all of the run and no other process has any of it.
     pub(crate) fn readable(&self, run: &Unit) -> Option<usize> {
         let mut device = None;
         for (_, mapping) in self.mappings.range(run.start..run.end) {
@@ -160,7 +161,7 @@ impl Vmm {
         reservation.zip(end).is_some_and(|((base, length), end)| end <= base + length)
     }
 
-    /// Has the driver keep both windows free.
+    /// Makes the driver keep both windows free.
     fn keep_windows(&mut self, driver: &Driver) -> Result<(), CUresult> {
         if !self.kept {
             reserve_at(driver, window::RESERVED_BASE, window::RESERVED_SIZE + window::ALIAS_SIZE)?;
@@ -181,7 +182,7 @@ impl Vmm {
         before.is_some_and(|(base, mapping)| base + mapping.size > address)
     }
 
-    /// Lets go of a piece that nobody has any more.
+    /// Releases a piece that has neither a handle nor a mapping.
     fn drop_unused(&mut self, driver: &Driver, handle: u64) -> CUresult {
         let used = self.mappings.values().any(|m| m.piece == handle);
         match self.pieces.get(&handle) {
@@ -216,7 +217,7 @@ pub(crate) fn properties(device: CUdevice, handle_types: u32, flags: PieceFlags)
     }
 }
 
-/// Has the driver make a piece.
+/// Makes a piece with the driver.
 pub(crate) fn create(driver: &Driver, size: u64, properties: &CUmemAllocationProp) -> Result<u64, CUresult> {
     let mut real = 0_u64;
     // SAFETY: the out parameter is a local, the properties live through the call.
@@ -241,7 +242,7 @@ fn reserve_at(driver: &Driver, address: u64, size: u64) -> Result<(), CUresult> 
     }
 }
 
-/// Says what devices may do at a range.
+/// Sets the access of devices to a range.
 fn set_access(driver: &Driver, address: u64, size: u64, access: &[CUmemAccessDesc]) -> CUresult {
     // SAFETY: the descriptors live through the call.
     unsafe { (driver.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len()) }
@@ -254,7 +255,7 @@ mod tests {
     pub(super) const MIB: u64 = 1 << 20;
     const BASE: u64 = window::RESERVED_BASE;
 
-    /// A client's memory: two pieces, of which one came from another process, mapped at three places.
+    /// A client's memory: two pieces, one of which came from another process, mapped at three places.
     pub(super) fn sample() -> Vmm {
         let piece = |real| Piece {
             real,
@@ -301,7 +302,7 @@ mod tests {
         assert_eq!(vmm.runs(), [low, high]);
         assert_eq!(vmm.shared_runs(), [(low, high), (high, low)]);
         assert_eq!(vmm.readable(&high), Some(1));
-        // One of its pieces came from another process.
+        // A piece of this run came from another process.
         assert_eq!(vmm.readable(&low), None);
     }
 
@@ -309,7 +310,7 @@ mod tests {
     fn what_came_counts_and_what_is_one_piece_counts_once() {
         let mut vmm = sample();
         assert_eq!((vmm.bytes(1), vmm.counted(1), vmm.counted(0)), (2 * MIB, 4 * MIB, 0));
-        // Its own, under a second handle.
+        // The client has its own piece under a second handle.
         vmm.pieces.insert(3, Piece { held: true, ..vmm.pieces[&2] });
         assert_eq!((vmm.bytes(1), vmm.counted(1)), (2 * MIB, 4 * MIB));
         assert!(vmm.has(&[3; 16]) && !vmm.has(&[4; 16]));

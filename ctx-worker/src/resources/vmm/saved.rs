@@ -1,4 +1,4 @@
-//! What an image keeps of reservations, pieces and mappings, and how a restore makes them again.
+//! The state in an image of reservations, pieces and mappings, and how a restore makes them again.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_images::BlobKind;
@@ -14,7 +14,7 @@ use crate::resources::saved::{Part, Saved};
 use crate::session::state::{self, Mapped, StateError};
 
 impl Vmm {
-    /// For the image. None where there is nothing.
+    /// The state for the image. `None` where the client has made no such objects.
     pub(crate) fn mapped(&self) -> Option<Mapped> {
         let mut out = Mapped::default();
         let reservation = |(&address, &size): (&u64, &u64)| state::Reservation { address, size, ..Default::default() };
@@ -50,7 +50,7 @@ impl Vmm {
         (out != Mapped::default()).then_some(out)
     }
 
-    /// What [`Vmm::mapped`] gave, of a client that has so many devices. Nothing of it is there yet.
+    /// Reads what [`Vmm::mapped`] returned, for a client with this many devices. The driver's objects are not made yet.
     pub(crate) fn read(&mut self, saved: &Mapped, devices: usize) -> Result<(), Malformed> {
         let ordinal = |device: u32| {
             let device = Some(device as usize).filter(|d| *d < devices);
@@ -89,7 +89,8 @@ impl Vmm {
     }
 }
 
-/// All of it, in one part. A restore reads it before it maps memory ([`Vmm::read`]), so nothing is left to take up.
+/// The whole state, in one part. A restore reads it before it maps memory ([`Vmm::read`]), so there is nothing left to
+/// load.
 impl Saved for Vmm {
     const KIND: BlobKind = BlobKind::Mapped;
     type With<'a> = ();
@@ -105,7 +106,7 @@ impl Saved for Vmm {
 }
 
 impl Memory {
-    /// Makes what an image's client had: reservations, pieces (empty yet), mappings with their access.
+    /// Makes the reservations, pieces (empty yet) and mappings of an image's client, with their access.
     pub(crate) fn restore_vmm(&mut self, driver: &Driver) -> Result<(), NotLoaded> {
         let failed = |what, at, code| NotLoaded::NotToBeHad { what, at, code };
         if !self.vmm.reservations.is_empty() {
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(again.pieces[&2].flags.rdma, 1);
         assert_eq!(again.pieces[&2].sharing, vmm.pieces[&2].sharing);
         assert_eq!(again.exported, vmm.exported);
-        // Of a device that there is not; a mapping at no reserved place, or of no piece; a name of no piece.
+        // A piece of a device that does not exist; a mapping at no reserved place, or of no piece; a name of no piece.
         assert!(Vmm::default().read(&out, 1).is_err());
         let changes: [fn(&mut Mapped); 4] = [
             |state| state.reservations.clear(),
