@@ -1,4 +1,4 @@
-//! Measurements that need no daemon and no client, for `rekindle-bench`. Each prints JSON.
+//! Measurements that need no daemon and no client, for `rekindle-bench`. Each measurement prints JSON.
 
 use std::path::Path;
 
@@ -20,7 +20,8 @@ pub fn hash(driver: &Path, sizes: &[u64], piece: u64, repeats: usize) -> Result<
     Ok(hash::bench(driver, sizes, piece, repeats)?)
 }
 
-/// Measures how fast the copy engine brings so many bytes of device memory to the host, and how fast the link is.
+/// Measures how fast the copy engine transfers regions of these sizes from device memory to the host, and how fast the link
+/// is.
 ///
 /// # Errors
 /// The driver is missing or fails, or a copy is wrong.
@@ -28,7 +29,7 @@ pub fn link(driver: &Path, sizes: &[u64], repeats: usize) -> Result<(), BenchErr
     Ok(link::bench(driver, sizes, repeats)?)
 }
 
-/// Measures how fast files in a folder take so many bytes from so many threads.
+/// Measures how fast files in a folder take `bytes` bytes from each number of threads.
 ///
 /// # Errors
 /// A file cannot be written.

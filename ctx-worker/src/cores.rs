@@ -1,8 +1,9 @@
-//! The cores that a worker has.
+//! The cores that a worker may use.
 
 use std::sync::OnceLock;
 
-/// How many cores this process may use. Asked for once, before the sandbox: cgroups have a part in it.
+/// The number of cores that this process may use. The process asks once, before the sandbox, since the answer depends on
+/// cgroups.
 pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))

@@ -7,9 +7,10 @@
 //!
 //! The files lie in layers. A file imports from its own layer and from those above it in this table. Each layer has owners
 //! of the worker's state. Their methods take the command under way (`Call`) and whatever else they need as parameters;
-//! `Executor` (`serve/executor.rs`) has one of each. Where a lower layer needs what only a higher one can do, it asks through
-//! a trait: `DeferredFrees` for memory that waits in software, `ReadDevice` for the content of variables. A kind of resource
-//! that images keep in parts of its own saves and loads itself (`Saved`); `checkpoint/parts.rs` lists these kinds.
+//! `Executor` (`serve/executor.rs`) has one of each. Where a lower layer needs a function that only a higher layer has, the
+//! lower layer asks through a trait: `DeferredFrees` for memory of deferred frees, `ReadDevice` for the content of
+//! variables. A kind of resource with parts of its own in an image saves and loads itself (`Saved`); `checkpoint/parts.rs`
+//! lists these kinds.
 //!
 //! | layer | holds | owner |
 //! |---|---|---|
@@ -22,9 +23,10 @@
 //!
 //! The life of a command: `serve/request_loop.rs` takes it from the ring, `serve/deferral.rs` executes it or keeps it while
 //! `schedule/deferred.rs` says that it may not go to the driver yet, `serve/executor.rs` hands it to the driver (through
-//! generated dispatch, `serve/commands.rs` or `serve/launch.rs`), `serve/poll.rs` answers it later if it waits. The life of a
-//! checkpoint: `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore:
-//! `serve/load.rs`, `checkpoint/load.rs`, then `Connect` in `serve/request_loop.rs`. The worker's states are in `serve/state.rs`.
+//! generated dispatch, `serve/commands.rs` or `serve/launch.rs`), `serve/poll.rs` answers it later if it waits. The life of
+//! a checkpoint: `Quiesce` in `serve/request_loop.rs`, `checkpoint/save.rs`, `checkpoint/engine`; of a restore:
+//! `serve/load.rs`, `checkpoint/load.rs`, then `Connect` in `serve/request_loop.rs`. The worker's states are in
+//! `serve/state.rs`.
 
 pub mod bench;
 mod checkpoint;
@@ -58,9 +60,9 @@ use tracing::error;
 use crate::serve::confinement::Confinement;
 use crate::serve::{request_loop, start};
 
-/// Runs a worker until its client is gone. `channel` leads to the daemon; `cuda_driver` is the library to load;
-/// `confined` what is given up before there is a client; `report_access` how much memory is compared around commands, in
-/// the reporting mode.
+/// Runs a worker until its client is gone. `channel` leads to the daemon. `cuda_driver` is the library to load. `confined`
+/// describes the rights that the worker gives up before there is a client. `report_access` is the amount of memory that is
+/// compared around commands in the reporting mode.
 pub fn main(
     channel: UnixStream,
     cuda_driver: PathBuf,

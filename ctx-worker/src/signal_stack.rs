@@ -1,9 +1,9 @@
 //! Stacks on which a worker's threads handle signals.
 //!
 //! The kernel saves all registers of the processor in a signal frame: 3.4 KB with AVX-512, 11 KB with AMX. The standard
-//! library's alternate stack has 8 KB, and what the frame leaves of that is too little for the handler of
-//! [`crate::serve::crash`]. So each thread of a worker has an alternate stack of its own, as large as a frame may be and the
-//! handlers need.
+//! library's alternate stack has 8 KB, and the rest that the frame leaves is too small for the handler of
+//! [`crate::serve::crash`]. So each thread of a worker has an alternate stack of its own, large enough for the largest
+//! frame and the handlers.
 //!
 //! The memory comes from the heap. A mapping would move what the driver maps later, see [`crate::serve::start`].
 
@@ -15,10 +15,10 @@ use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 /// both call, unoptimised.
 const HANDLERS: usize = 64 << 10;
 
-/// The alternate stack of the thread that made it. It gives way to the one before when it is dropped.
+/// The alternate stack of the thread that made it. Dropping it brings the earlier stack back.
 pub(crate) struct SignalStack {
     before: libc::stack_t,
-    /// Handlers run on it, and nothing else uses it.
+    /// The memory of the stack. Handlers run on it, and nothing else uses it.
     _memory: Box<[MaybeUninit<u8>]>,
 }
 
@@ -27,7 +27,7 @@ impl SignalStack {
     ///
     /// # Errors
     ///
-    /// The kernel refuses the stack, for one because the thread is in a handler already.
+    /// The kernel refuses the stack, for example because the thread is in a handler already.
     pub(crate) fn install() -> io::Result<Self> {
         let mut memory = Box::new_uninit_slice(size(minimum()));
         let new = libc::stack_t { ss_sp: memory.as_mut_ptr().cast(), ss_flags: 0, ss_size: memory.len() };

@@ -51,7 +51,7 @@ pub(crate) fn is_sticky(code: CUresult) -> bool {
     matches!(code, CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_NVLINK_UNCORRECTABLE) || loses_process(code)
 }
 
-/// Whether something runs or waits in one of the driver's streams.
+/// Whether commands run or wait in one of the driver's streams.
 pub(crate) fn stream_is_busy(driver: &Driver, stream: CUstream) -> bool {
     // SAFETY: the stream is the driver's own; a query has no other effect. After an error nothing runs any more.
     unsafe { (driver.cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY }
@@ -86,8 +86,8 @@ fn dl_error() -> String {
     }
 }
 
-/// The driver's version as the name of its library's file says it: NVIDIA installs `libcuda.so.580.159.04` and leads
-/// `libcuda.so.1` there. Empty for a library of another name.
+/// The driver's version, from the file name of its library: NVIDIA installs `libcuda.so.580.159.04`, and `libcuda.so.1` is
+/// a link to it. Empty for a library of another name.
 pub(crate) fn build(library: &Path) -> String {
     let file =
         library.canonicalize().ok().and_then(|it| it.file_name().map(|name| name.to_string_lossy().into_owned()));

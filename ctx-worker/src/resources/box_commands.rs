@@ -138,7 +138,7 @@ impl Memory {
     }
 }
 
-/// Enqueues a copy in the current context. Arrays of other contexts are reached by a copy between peers.
+/// Enqueues a copy in the current context. A copy between peers reaches arrays of other contexts.
 fn enqueue_box(
     call: &Call,
     copy: &mut CudaMemcpy3d,

@@ -479,7 +479,7 @@ impl Code {
     }
 }
 
-/// Reads a command that unloads a module or library: its handle, of that kind.
+/// Reads the parameters of a command that unloads a module or library: a handle of that kind.
 pub(crate) fn to_unload(call: &Call, kind: Kind, args: &mut Reader<'_>) -> Result<u64, Refused> {
     let UnloadCode { handle } = UnloadCode::read(args)?;
     of_kind(call, handle, kind)?;
@@ -519,12 +519,12 @@ fn has_no_binary(call: &Call, parent: u64) -> bool {
     answer == CUDA_ERROR_NO_BINARY_FOR_GPU
 }
 
-/// Notes the first reason why the client cannot be saved.
+/// Notes why the client cannot be saved; the first reason stays.
 fn cannot_save(session: &mut Session, why: String) {
     session.unsavable.get_or_insert(why);
 }
 
-/// Where the driver has placed a variable, and its size.
+/// The address and the size of a variable that the driver has placed.
 fn place(call: &Call, parent: u64, name: &CStr) -> Result<(u64, u64), Refused> {
     let object = call.session.objects.get(parent).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
     let (mut address, mut size) = (0, 0);

@@ -1,7 +1,7 @@
 //! Images of code: how they arrive in parts, how they are kept for the checkpoint, and what their content declares.
 //!
-//! An image is kept as it came through the ring: the number of its parts, their lengths, and their bytes one after
-//! the other. Most have one part; a program linked on the device side has several.
+//! An image is kept as it came through the ring: the number of its parts, their lengths, and their bytes one after the
+//! other. Most images have one part; a program linked on the device side has several.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
@@ -44,7 +44,7 @@ pub(crate) struct Global {
     pub(crate) name: CString,
     /// Whether losing the variable unnoticed would do no harm: the compiler made it, and nothing ever writes it.
     pub(crate) constant: bool,
-    /// Some of the symbols whose addresses its initial value holds.
+    /// Some of the symbols whose addresses the initial value holds.
     pub(crate) points_to: Vec<String>,
 }
 

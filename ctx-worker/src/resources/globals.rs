@@ -7,7 +7,7 @@ use rekindle_images::InitialHash;
 
 use crate::resources::units::Versioned;
 
-/// A global variable of a module or library, as it lies in a context.
+/// A global variable of a module or library, at its place in a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) name: CString,

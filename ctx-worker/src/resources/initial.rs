@@ -34,8 +34,8 @@ const AT_ONCE: usize = 32;
 
 /// Reads device memory beside whatever the client's streams do.
 pub(crate) trait ReadDevice {
-    /// Reads regions of a device's memory, given by address and length, of [`MOST`] bytes together, and waits for that up to
-    /// `limit`. `None` where it cannot be read now.
+    /// Reads regions of a device's memory, given by address and length, of [`MOST`] bytes together. Waits up to `limit` for
+    /// the reads. `None` where the regions cannot be read now.
     ///
     /// # Safety
     /// The regions are mapped, and the device may read them.

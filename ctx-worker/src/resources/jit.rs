@@ -27,7 +27,7 @@ const OPTIONS: u32 = 34;
 /// Options that point to names or addresses.
 const POINTERS: [u32; 4] = [17, 18, 25, 27];
 
-/// The most bytes of a log.
+/// The most bytes that a log may have.
 const LOG_LIMIT: usize = 1 << 20;
 
 /// A compilation's options as the driver takes them. Logs are written into buffers of the worker's, which do not move.

@@ -45,7 +45,7 @@ pub(crate) struct Job {
     pub(crate) address: u64,
     /// The piece's place in its region.
     pub(crate) offset: u64,
-    /// At most [`PIECE_LENGTH`] when saving.
+    /// The length in bytes, at most [`PIECE_LENGTH`] when saving.
     pub(crate) length: u64,
     /// The worker's number of the device.
     pub(crate) device: usize,

@@ -21,7 +21,7 @@ use crate::session::share::Share;
 
 const OUT_OF_MEMORY: Refused = Refused::Code(CUDA_ERROR_OUT_OF_MEMORY);
 
-/// Why a client does not count with others of its container.
+/// Why a client cannot be counted with others of its container.
 #[derive(Debug, Error)]
 #[error("there is no such row in a container's table")]
 pub(crate) struct NoRow;

@@ -5,8 +5,8 @@
 //!             small ones      pieces of 64 MiB at most
 //! ```
 //!
-//! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large one is a range of its own, made of
-//! pieces that are mapped side by side and given access once.
+//! Small allocations share slabs of [`MEMORY_GRANULARITY`], at the driver's alignment. A large allocation is a range of its
+//! own, made of pieces that are mapped side by side and given access once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -297,7 +297,7 @@ impl DeviceMemory {
         all.into_iter().try_for_each(|base| self.allow(driver, base, device))
     }
 
-    /// Ends what [`DeviceMemory::open_to`] began.
+    /// Undoes [`DeviceMemory::open_to`].
     pub(crate) fn close_to(&mut self, driver: &Driver, device: CUdevice) -> Result<(), CallFailed> {
         self.peers.remove(&device);
         let all: Vec<u64> = self.backings.keys().copied().collect();
@@ -312,7 +312,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Ends what [`DeviceMemory::allow`] began.
+    /// Undoes [`DeviceMemory::allow`].
     pub(crate) fn deny(&mut self, driver: &Driver, address: u64, device: CUdevice) -> Result<(), CallFailed> {
         let Some((&base, (length, _))) = self.backings.range(..=address).next_back() else { return Ok(()) };
         if !self.shared.remove(&(base, device)) {
@@ -341,8 +341,8 @@ impl DeviceMemory {
         Some(self.unmap(driver, address))
     }
 
-    /// The name by which other processes may get the allocation that holds an address; `new` becomes it where there is none
-    /// yet. None where there is no allocation, or only a pool's.
+    /// The name by which other processes may get the allocation that holds an address. An allocation without a name gets
+    /// `new`. `None` where there is no allocation, or only a pool's.
     pub(crate) fn export(&mut self, address: u64, new: impl FnOnce() -> Option<Token>) -> Option<Token> {
         let (&base, allocation) = self.allocations.range(..=address).next_back()?;
         if address - base >= allocation.size || allocation.pool != 0 {
@@ -369,7 +369,7 @@ impl DeviceMemory {
         Some((address - base, size, cut(*length).zip(pieces).map(piece).collect()))
     }
 
-    /// The name of the piece at an address; `new` becomes it where there is none yet.
+    /// The name of the piece at an address. A piece without a name gets `new`.
     pub(crate) fn id(&mut self, address: u64, new: impl FnOnce() -> Option<PieceId>) -> Option<PieceId> {
         if let Some(id) = self.ids.get(&address) {
             return Some(*id);
@@ -384,7 +384,7 @@ impl DeviceMemory {
         self.ids.range(address & !(MEMORY_GRANULARITY - 1)..address.saturating_add(size)).next().is_some()
     }
 
-    /// The names of all pieces that have one, with their addresses and sizes.
+    /// The names of all named pieces, with their addresses and sizes.
     pub(crate) fn ids(&self) -> impl Iterator<Item = (PieceId, u64, u64)> {
         self.ids.iter().filter_map(|(&address, &id)| {
             let (&base, (length, _)) = self.backings.range(..=address).next_back()?;

@@ -67,7 +67,7 @@ pub(crate) struct Memory {
     pub(crate) expected_pins: Vec<(u64, pinned::Allocation)>,
     pub(crate) arrays: Arrays,
     pub(crate) textures: Textures,
-    /// Memory of other processes that has come and is not imported yet.
+    /// Memory of other processes that has come and has not been imported yet.
     pub(crate) arrived: Arrived,
     pub(crate) ipc_events: IpcEvents,
     pub(crate) limits: Limits,
@@ -91,7 +91,7 @@ impl Memory {
     }
 }
 
-/// The client's code: modules and libraries, linkers, graphs, and what kernels print.
+/// The client's code: modules and libraries, linkers, graphs, and the output of kernels that print.
 pub(crate) struct Code {
     /// Images of code, by their hashes.
     pub(crate) store: CodeStore,
@@ -103,7 +103,7 @@ pub(crate) struct Code {
     pub(crate) graphs: Graphs,
     pub(crate) logs: CodeLogs,
     pub(crate) prints: Prints,
-    /// The number of `cuFuncLoad`.
+    /// The number of the call `cuFuncLoad`.
     pub(crate) function_load: u16,
 }
 

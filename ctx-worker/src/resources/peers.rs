@@ -1,4 +1,4 @@
-//! Memory of one device used by another: peer access, and copies between devices that have none.
+//! Use of one device's memory by another: peer access, and copies between devices without peer access.
 //!
 //! The driver opens memory that it has allocated itself. The worker opens mapped pieces, both existing and later ones.
 

@@ -169,7 +169,7 @@ impl PinnedMemory {
             if result == CUDA_SUCCESS {
                 libc::munmap(address as *mut _, allocation.size as usize);
             } else {
-                // The device may still write the pages: they stay mapped here, out of the client's sight.
+                // The device may still write the pages. They stay mapped in the worker, where the client cannot reach them.
                 warn!(address, result, "pinned memory could not be unregistered");
             }
             result

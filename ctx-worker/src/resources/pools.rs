@@ -164,7 +164,7 @@ impl Pool {
         Some(address)
     }
 
-    /// A part that another stream has freed and that is large enough, with the fence to wait for.
+    /// Takes a part that another stream has freed and that is large enough, with the fence to wait for.
     pub(crate) fn take_behind_fence(&mut self, length: u64) -> Option<(u64, Fence)> {
         let fits = self.pending.iter().enumerate().filter(|(_, p)| p.length >= length);
         let (i, fence) = fits.min_by_key(|(_, p)| p.length).map(|(i, p)| (i, p.fence))?;
@@ -176,7 +176,7 @@ impl Pool {
         self.used_high = self.used_high.max(self.used);
     }
 
-    /// Takes a certain part, which must be free; for a restore.
+    /// Takes a particular part, which must be free; for a restore.
     pub(crate) fn take_at(&mut self, address: u64, length: u64) -> bool {
         let taken = self.free.take_at(address, length);
         if taken {

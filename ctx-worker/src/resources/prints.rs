@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
-    /// A memfd, and another description of it that appends, as the driver's writes do.
+    /// A memfd, and another description of it that appends, as the description that the driver writes to does.
     fn appended() -> (Output, File) {
         // SAFETY: the name is a C string, the descriptor new.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };

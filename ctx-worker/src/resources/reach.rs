@@ -43,7 +43,7 @@ impl Memory {
         memory.allow(driver, address, device).map_err(|failed| Refused::Code(failed.code))
     }
 
-    /// Frees device memory that nothing uses.
+    /// Frees device memory that nothing uses any more.
     pub(crate) fn free_memory(&mut self, driver: &Driver, address: u64) -> CUresult {
         for device in &mut self.devices {
             match device.memory.free(driver, address) {

@@ -5,7 +5,7 @@ use rekindle_images::BlobKind;
 use crate::resources::not_loaded::NotLoaded;
 use crate::session::state::StateError;
 
-/// A part of a client, as an image keeps it.
+/// A part of a client's state in an image.
 pub(crate) struct Part {
     /// The number of the part within its kind. Each kind gives the number a meaning of its own.
     pub(crate) handle: u64,

@@ -13,7 +13,7 @@ use crate::session::outcome::{Refused, check};
 #[repr(C, align(64))]
 struct TensorMap([u8; BYTES]);
 
-/// An array of a parameter, of which the first so many are of the tensor's rank.
+/// Reads an array of `length` elements; the elements behind them have default values.
 fn array<T: Default + Copy>(
     args: &mut Reader<'_>,
     length: usize,

@@ -38,12 +38,12 @@ struct Filler {
     texture: bool,
 }
 
-/// The value that a record of the log has.
+/// The value in a record of the log.
 pub(crate) fn recorded_value(args: &[u8]) -> u64 {
     TextureCreate::read(&mut Reader::new(args)).map_or(0, |wanted| wanted.value)
 }
 
-/// Whether a record of the log needs the client's memory to be there.
+/// Whether the client's memory must exist when a record of the log is executed.
 pub(crate) fn needs_memory(call: u16) -> bool {
     matches!(call, command::TEXTURE_CREATE | command::SURFACE_CREATE)
 }
@@ -56,7 +56,7 @@ pub(crate) struct Textures {
 }
 
 impl Textures {
-    /// Makes a texture or a surface, whose memory was checked.
+    /// Makes a texture or a surface. The caller has checked its memory.
     pub(crate) fn create(
         &mut self,
         call: &mut Call,

@@ -9,11 +9,11 @@ use crate::session::Session;
 use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Then};
 
-/// The command under way, with the driver and the session that it is executed in.
+/// The command under way, and the driver and session that execute it.
 pub(crate) struct Call {
     pub(crate) gpu: Gpu,
     pub(crate) session: Session,
-    /// The command's header. Its context and its thread say what the command's parameters mean.
+    /// The command's header. The command's parameters refer to the header's context and thread.
     pub(crate) header: CommandHeader,
 }
 
@@ -63,7 +63,8 @@ impl Call {
         real.map_err(Refused::Code)
     }
 
-    /// Waits for everything in these streams, then does something. Streams of other contexts are marked in theirs.
+    /// Waits for everything in these streams, then executes an action. Streams of other contexts are marked in their own
+    /// contexts.
     pub(crate) fn when_done(&mut self, streams: Vec<StreamKey>, then: Then) -> Result<(), Refused> {
         let mut marks = Vec::with_capacity(streams.len());
         for key in streams {

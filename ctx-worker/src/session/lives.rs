@@ -28,7 +28,7 @@ use rekindle_wire::command::{self, Kind};
 
 use crate::session::record::Record;
 
-/// How many lives that are over the log keeps.
+/// The number of ended lives that the log keeps.
 const MOST: usize = 16_384;
 
 /// This variable sets another limit in a worker with debug assertions, so that tests need not make so many lives.
@@ -63,7 +63,7 @@ pub(crate) struct Lives {
 }
 
 impl Lives {
-    /// A module or library has been unloaded, with these parts.
+    /// Notes that a module or library has been unloaded, with these parts.
     pub(crate) fn end(&mut self, life: u64, sequence: u64, parts: impl Iterator<Item = u64>) {
         self.ended.insert(life, sequence);
         self.parts.extend(parts.filter(|part| *part != life).map(|part| (part, life)));
@@ -89,7 +89,7 @@ impl Lives {
         own.or_else(|| (self.ended.contains_key(&record.context) && !self.outlives(record)).then_some(record.context))
     }
 
-    /// Whether a record holds without the context in which it was made: libraries and kernels belong to none.
+    /// Whether a record holds without the context in which it was made: libraries and kernels belong to no context.
     fn outlives(&self, record: &Record) -> bool {
         let loads = Kind::Library.owns(record.owner) && record.code.is_some();
         // The record of a kernel's use only determines where its code is in that context. Other records of a kernel hold

@@ -6,9 +6,9 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the daemon may take to answer.
+/// The longest time that the worker waits for the daemon's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause between two attempts to allocate, and how long the worker tries.
+/// The pause between two attempts to allocate, and the longest time that the worker tries.
 const PAUSE: Duration = Duration::from_millis(5);
 const MOST: Duration = Duration::from_secs(5);
 

@@ -76,7 +76,7 @@ impl Objects {
         self.used.insert(self.use_of(handle, context))
     }
 
-    /// A function belongs to one context, whatever the current one is.
+    /// The key of a use. A function belongs to one context, whatever the current one is.
     fn use_of(&self, handle: u64, context: u64) -> (u64, u64) {
         (handle, if Kind::Kernel.owns(handle) { context } else { 0 })
     }

@@ -26,8 +26,8 @@ pub(crate) use proto::state::{
     SharedEvents, SharedPiece, Sharing, State, WaitingForRoom,
 };
 
-/// The version of [`rekindle_images::Client::worker_state`], of what lies in blobs of the worker's, and of the object log that
-/// this worker writes.
+/// The version in which this worker writes [`rekindle_images::Client::worker_state`], the content of the worker's blobs,
+/// and the object log.
 pub(crate) const STATE_VERSION: u32 = 10;
 
 /// The oldest version that this worker reads. Images stay readable, so this number never rises.
@@ -49,9 +49,9 @@ pub enum StateError {
     Version {
         /// The state's version.
         found: u32,
-        /// The newest that this release reads.
+        /// The newest version that this release reads.
         newest: u32,
-        /// Which release to restore with.
+        /// The release to restore with.
         with: &'static str,
     },
     /// The state cannot be encoded.

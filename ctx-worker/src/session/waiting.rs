@@ -68,7 +68,7 @@ impl Track {
         (self.credits / TICKS_IN_FLIGHT).clamp(1, TICK)
     }
 
-    /// Everything up to a place is done; returns the events that are no longer needed.
+    /// Notes that everything up to a place is done; returns the events that are no longer needed.
     fn reached(&mut self, place: u64, spare: &mut Vec<CUevent>) {
         self.done = self.done.max(place);
         while self.ticks.front().is_some_and(|t| t.0 <= self.done) {
@@ -85,14 +85,14 @@ impl Track {
 pub(crate) struct StreamKey {
     pub(crate) context: u64,
     pub(crate) handle: CUstream,
-    /// 0 unless it is the thread's default stream.
+    /// The client's thread if the stream is a thread's default stream, or 0.
     pub(crate) thread: u32,
 }
 
 /// A private event, recorded in a stream at a certain place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
-    /// The client's context, whose event this is.
+    /// The client's context that the event belongs to.
     pub(crate) context: u64,
     event: CUevent,
     stream: StreamKey,
@@ -129,7 +129,7 @@ pub(crate) struct PoolAllocation {
 pub(crate) enum Then {
     /// The call in this reply slot returns.
     Reply(u16),
-    /// The staging chunk may be used by the client.
+    /// The client may use the staging chunk again.
     Chunk(usize),
     /// A transfer of the application's is done, to which copies have given way.
     Transferred(Transfer),
@@ -252,7 +252,7 @@ impl Waiting {
         self.tracks.get(&key).map(|t| t.real)
     }
 
-    /// Everything enqueued in the stream so far is known to be done.
+    /// Notes that everything enqueued in the stream so far is done.
     pub(crate) fn all_done(&mut self, key: StreamKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.reached(track.enqueued, self.spare.entry(key.context).or_default());
@@ -299,7 +299,7 @@ impl Waiting {
         self.tracks.get(&key).is_some_and(|t| t.enqueued - t.last_tick >= t.tick())
     }
 
-    /// Records a private event in a stream. Its context is current.
+    /// Records a private event in a stream whose context is current.
     pub(crate) fn tick(&mut self, driver: &Driver, key: StreamKey) {
         let Ok(event) = self.event(driver, key.context) else { return };
         let spare = self.spare.entry(key.context).or_default();
@@ -320,7 +320,7 @@ impl Waiting {
         }
     }
 
-    /// A kernel was launched in a stream.
+    /// Notes that a kernel was launched in a stream.
     pub(crate) fn launched(&mut self, key: StreamKey, function: u64) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.launches.push_back((track.enqueued, function));
@@ -345,7 +345,7 @@ impl Waiting {
         self.tracks.keys().filter(of_thread).copied().collect()
     }
 
-    /// Records a private event in a stream. Its context is current.
+    /// Records a private event in a stream whose context is current.
     pub(crate) fn mark(&mut self, driver: &Driver, key: StreamKey) -> Result<Mark, CUresult> {
         let (real, place) = self.tracks.get(&key).map(|t| (t.real, t.enqueued)).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let event = self.event(driver, key.context)?;
@@ -359,7 +359,7 @@ impl Waiting {
         }
     }
 
-    /// A private event of a context, which is current.
+    /// A private event of a context that is current.
     fn event(&mut self, driver: &Driver, context: u64) -> Result<CUevent, CUresult> {
         if let Some(event) = self.spare.get_mut(&context).and_then(Vec::pop) {
             return Ok(event);

@@ -45,7 +45,7 @@ fn extra(bytes: &mut [u8], size: &mut usize) -> [*mut std::ffi::c_void; 5] {
 }
 
 impl Code {
-    /// Executes a command of executable graphs.
+    /// Executes a command about executable graphs.
     pub(crate) fn graph_command(
         &mut self,
         call: &mut Call,

@@ -7,8 +7,8 @@
 //!   a restore ────> program; the rest once the client's pinned memory is there
 //! ```
 //!
-//! A stream takes about a thousand launches without blocking, however many steps each has (seen with a thousand), so a
-//! launch counts as one command there.
+//! A stream takes about a thousand launches of graphs without blocking, however many steps each graph has (measured with a
+//! thousand steps). So a launch counts as one command there.
 
 mod commands;
 
@@ -41,7 +41,7 @@ pub(crate) struct Graph {
 struct Made {
     exec: CUgraphExec,
     graph: CUgraph,
-    /// The node of each step.
+    /// The driver's node of each step.
     nodes: Vec<CUgraphNode>,
 }
 

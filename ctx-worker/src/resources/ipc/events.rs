@@ -28,13 +28,13 @@ use crate::resources::pinned::{is_sealed, map_at};
 use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused, check};
 
-/// Bytes of a page, and of an event in it.
+/// The size of a page in bytes, and that of an event in a page.
 const PAGE: u64 = 64 << 10;
 pub(super) const EVENT: u64 = 256;
 pub(super) const PER_PAGE: u64 = PAGE / EVENT;
-/// Slots of an event, in which records take turns.
+/// The number of slots of an event, in which records take turns.
 pub(super) const SLOTS: u64 = EVENT / 8 - 1;
-/// Where pages are mapped: above ring and staging, for the same reason.
+/// The address at which pages are mapped: above ring and staging, for the same reason.
 const PAGES_AT: u64 = 0x7001_0000_0000;
 /// `CU_STREAM_MEM_OP_WAIT_VALUE_64` and `CU_STREAM_MEM_OP_WRITE_VALUE_64`.
 const WAIT: u64 = 4;

@@ -75,7 +75,7 @@ impl IpcEvents {
     }
 }
 
-/// A page as an image has it.
+/// A page of events in an image.
 #[derive(Debug)]
 pub(crate) struct SavedPage {
     pub(crate) id: PieceId,
@@ -122,7 +122,7 @@ impl SavedPage {
             let waiting: BTreeSet<u64> = places.flat_map(|p| p.held.iter().copied()).collect();
             let mut words = vec![count];
             for slot in 0..SLOTS {
-                // The last record in this slot that is done.
+                // The last completed record in this slot.
                 let last = (0..=count).rev().take_while(|n| count - n < SLOTS).find(|n| n % SLOTS == slot).unwrap_or(0);
                 words.push(if waiting.contains(&last) { last.saturating_sub(SLOTS) } else { last });
             }

@@ -30,7 +30,7 @@ struct Wanted {
 }
 
 impl Memory {
-    /// All pieces that have ids, and events that processes share, for the image.
+    /// Writes all pieces that have ids, and shared events, for the image.
     pub(crate) fn write_shared(&self, out: &mut State) {
         let mut all = Vec::new();
         for (device, it) in self.devices.iter().enumerate() {
