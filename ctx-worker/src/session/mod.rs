@@ -25,7 +25,7 @@ use crate::gpu::Gpu;
 
 /// The worker's state of its client besides memory and code.
 pub(crate) struct Session {
-    /// The driver's functions. A call's number is an index into this table.
+    /// The driver's functions. The number of a driver's call is its place in this table.
     pub(crate) table: Vec<Function>,
     /// The description of the driver and its devices that a client gets.
     pub(crate) attached: Attached,
