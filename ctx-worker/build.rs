@@ -1,9 +1,9 @@
-//! Generates the worker's typed entry points into the driver, and its side of generated calls, from the table of
-//! driver functions; and the messages in which images keep its state.
+//! Generates the worker's typed entry points into the driver and its side of generated calls from the table of driver
+//! functions; and the messages in which images keep its state.
 
 use rekindle_cuda_abi::{build_script, generate};
 
-/// What the worker calls besides the calls that travel by the table.
+/// The functions that the worker calls besides the calls of the table.
 const ALSO: &[&str] = &[
     "cuInit",
     "cuMemGetInfo_v2",
@@ -116,7 +116,7 @@ fn main() {
     state();
 }
 
-/// What images keep of workers, with the pure Rust compiler, so that a build needs no `protoc`.
+/// Compiles the messages of saved workers with the pure Rust compiler, so that a build needs no `protoc`.
 fn state() {
     println!("cargo::rerun-if-changed=proto/state.proto");
     protobuf_codegen::Codegen::new()

@@ -1,5 +1,5 @@
-//! The kernels that workers load: `hash.ptx` is what `build` makes of `hash.cu`, and computes what `rekindle_images::content`
-//! does, to the bit. It is executed here as the software GPU executes it.
+//! Tests of the kernels that workers load: `hash.ptx` is compiled by `build` from `hash.cu`, and computes bit for bit the same
+//! as `rekindle_images::content`. The software GPU's interpreter executes it here.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "only tests use this")]
 
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn folder() -> PathBuf {
 
 #[test]
 fn what_is_committed_is_what_the_script_makes() {
-    // Set by scripts/test; elsewhere there may be no compiler.
+    // Set by scripts/test; other environments may lack the compiler.
     let Some(nvcc) = std::env::var_os("REKINDLE_NVCC") else { return };
     let made = tempfile::NamedTempFile::new().unwrap();
     let built = Command::new(folder().join("build")).arg(made.path()).env("REKINDLE_NVCC", nvcc).status().unwrap();
@@ -59,7 +59,7 @@ impl Gpu {
         unsafe { std::slice::from_raw_parts_mut(self.cells.as_mut_ptr().cast::<u8>().add(offset), length) }
     }
 
-    /// Memory at an address that is this much off an alignment of 16.
+    /// Allocates memory at an address with this offset from an alignment of 16.
     fn alloc(&mut self, length: usize, off: usize) -> u64 {
         let at = self.used.next_multiple_of(16) + off;
         self.used = at + length;
@@ -84,10 +84,10 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Contents with how far off an alignment they and their copies lie.
+/// Contents, with the offsets of them and of their copies from an alignment.
 type Pieces = Vec<(Vec<u8>, usize, usize)>;
 
-/// Hashes pieces, and copies them if wanted; answers the hashes, and the copies.
+/// Hashes pieces, and copies them if `copy` is set. Returns the hashes and the copies.
 fn on_the_gpu(schedule: &Schedule, pieces: &Pieces, copy: bool, blocks: usize) -> (Vec<ContentHash>, Vec<Vec<u8>>) {
     let total: usize = pieces.iter().map(|(content, ..)| content.len()).sum();
     let chunks: usize = pieces.iter().map(|(content, ..)| content.len().div_ceil(CHUNK)).sum();

@@ -1,4 +1,4 @@
-//! A copy that goes on in the background: its thread, what has become of it, and who waits for its end.
+//! A copy in the background: its thread, its progress, and the functions that wait for its end.
 //!
 //! ```text
 //!   begin (save or pre-copy) ──engine──► thread "copy": lanes; seal; aliases unmapped, room given back
@@ -29,19 +29,19 @@ use crate::resources::memory::BackgroundCopy;
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::signal_stack::Thread;
 
-/// What a copy in the background is given.
+/// The input of a copy in the background.
 pub(crate) struct Begin {
     pub(crate) copying: Arc<Copying>,
     pub(crate) writer: Arc<DataWriter>,
     pub(crate) cancel: Arc<Cancel>,
-    /// Mappings that it ends when it is over.
+    /// Mappings that the copy removes at its end.
     pub(crate) aliases: Vec<Alias>,
-    /// Of a save.
+    /// The draft of the manifest, if the copy is for a save.
     pub(crate) draft: Option<Draft>,
 }
 
 impl Checkpoint {
-    /// Makes what the engine lacks of buffers and streams.
+    /// Makes the buffers and streams that the engine lacks.
     pub(crate) fn prepare_engine(&mut self, gpu: &mut Gpu, devices: &[Device]) -> Result<(), CopyError> {
         let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
         let engine = self.engine.as_mut().ok_or(CopyError::Already)?;
@@ -50,7 +50,7 @@ impl Checkpoint {
         Ok(prepared?)
     }
 
-    /// Begins to copy in a thread of its own.
+    /// Begins to copy in a separate thread.
     pub(crate) fn copy_in_background(
         &mut self,
         driver: &'static Driver,
@@ -69,7 +69,7 @@ impl Checkpoint {
                 Some(texts) => finish(&of_thread, &writer, &texts),
                 None => Ok(Vec::new()),
             });
-            // No lane is at work any more, and soon no clone is being made: what they used may go away.
+            // No lane is working any more, and soon no clone is being made: their resources may be released.
             let room = of_thread.stop();
             unmap_aliases(driver, &aliases);
             room.into_iter().for_each(|room| room.release(driver));
@@ -83,7 +83,7 @@ impl Checkpoint {
             (started, engine) => {
                 self.engine = engine;
                 self.copying.guard = None;
-                // Where there is a thread, it ends without an engine.
+                // If the thread was started, it ends without an engine.
                 drop(hand_over);
                 drop(started.map(JoinHandle::join));
                 unmap_aliases(driver, &to_unmap);
@@ -97,13 +97,13 @@ impl Checkpoint {
             device.memory.set_kept(Some(copying));
         }
         cancel.begun(&copying);
-        // It waits for the engine alone.
+        // The thread waits only for the engine.
         let _ = hand_over.send(engine);
         self.copying.background = Some(Background { copying, thread: Some(thread), result: None, draft });
         Ok(())
     }
 
-    /// How far the copy is. Once it is over this is said once.
+    /// The progress of the copy. The end of the copy is reported once.
     pub(crate) fn progress(&mut self, memory: &mut Memory) -> Result<Progress, CopyError> {
         let copying = match &self.copying.background {
             None => return Err(CopyError::Nothing),
@@ -143,7 +143,7 @@ impl Checkpoint {
         Ok(Progress::Saved { client, bytes, waits })
     }
 
-    /// Takes the engine back from a copy that is over, or about to be.
+    /// Takes the engine back from a copy that is over or about to be.
     fn join_background(&mut self) {
         let Some(background) = &mut self.copying.background else { return };
         if let Some(thread) = background.thread.take() {
@@ -156,14 +156,14 @@ impl Checkpoint {
         }
     }
 
-    /// Forgets a copy that nobody asks about any more: one that is over, or that was given up and is about to be.
+    /// Discards a copy that nobody asks about any more: a copy that is over, or that was given up and is about to be over.
     pub(crate) fn discard_finished(&mut self, memory: &mut Memory) {
         self.discard(memory, |copying| {
             copying.is_over() || copying.has_failed() && copying.wait_until_over_for(GIVEN_UP)
         });
     }
 
-    /// Forgets a copy that is over and that nobody will ask about.
+    /// Discards a copy that is over and that nobody will ask about.
     pub(crate) fn discard_cancelled(&mut self, memory: &mut Memory) {
         self.discard(memory, |copying| copying.is_over() && copying.is_cancelled());
     }
@@ -176,11 +176,11 @@ impl Checkpoint {
         }
     }
 
-    /// Waits until nothing is copied in the background any more, nor memory set aside, and has the engine back; what came
-    /// of the copy is told by [`Checkpoint::progress`].
+    /// Waits until no memory is copied or reserved in the background any more, and takes the engine back.
+    /// [`Checkpoint::progress`] reports the result of the copy.
     ///
-    /// The daemon gives up a copy that does not come further for as long as its configuration says. What such a copy has on
-    /// the host may wait for its disk for ever, and the engine with it: then the engine stays away, but no lane uses a
+    /// The daemon gives up a copy that makes no progress for as long as its configuration says. The content that such a copy
+    /// has on the host may wait for its disk for ever, and the engine with it: then the engine stays away, but no lane uses a
     /// device any more, nor will.
     pub(crate) fn wait_for_background(&mut self) {
         self.join_reserving();
@@ -197,8 +197,8 @@ impl Checkpoint {
         self.join_background();
     }
 
-    /// The ring is about to be opened: a copy that needs it closed is given up, and what was prepared for one that did not
-    /// begin is given back.
+    /// Called before the ring is opened: gives up a copy that needs the ring closed, and releases the preparations for a copy
+    /// that did not begin.
     pub(crate) fn before_opening(&mut self, driver: &Driver) {
         if let Some(background) = &self.copying.background
             && (!background.copying.may_open() || background.draft.is_none())
@@ -214,7 +214,7 @@ impl Checkpoint {
         self.give_up_reserved(driver);
     }
 
-    /// Nothing is looked at any more. Says what was waited for, and the names of kernels that ran meanwhile.
+    /// Ends the checks of commands. Returns how long commands waited, and the names of kernels that ran meanwhile.
     fn end_guard(&mut self, memory: &mut Memory) -> (Waits, BTreeSet<String>) {
         let Some(guard) = self.copying.guard.take() else { return Default::default() };
         for device in &mut memory.devices {
@@ -225,7 +225,7 @@ impl Checkpoint {
         (guard.waits, guard.ran.iter().filter_map(name).collect())
     }
 
-    /// A copy has failed for one of these kernels: the next one relies less on what is thought of them.
+    /// A copy has failed because of one of these kernels: the next copy relies less on the predictions about them.
     fn note_mispredicted(&mut self, copying: &Copying, ran: &BTreeSet<String>) {
         self.copying.mispredicted.extend(copying.wrong_places());
         self.tracker.one_was_wrong(ran);
@@ -249,7 +249,7 @@ mod tests {
         worker.checkpoint.prepare_engine(&mut worker.call.gpu, &worker.memory.devices)
     }
 
-    /// A worker whose copy is about to write what a lane has read.
+    /// A worker whose copy is about to write the content that a lane has read.
     fn copying(goes_on: Receiver<()>) -> (Executor, Taken) {
         let mut worker = fixture::executor();
         let memory = DeviceMemory::new(0, 0);
@@ -289,7 +289,7 @@ mod tests {
             worker.reset_primary(0).unwrap();
             says.send("reset").unwrap();
             assert!(worker.checkpoint.engine.is_none() && worker.memory.devices[0].reset);
-            // The lane that hangs may read its buffer yet.
+            // The lane that hangs may still read its buffer.
             assert!(buffers.are_mapped());
             assert!(matches!(prepare(&mut worker), Err(CopyError::Already)));
             disk.send(()).unwrap();
@@ -297,13 +297,13 @@ mod tests {
             let Executor { checkpoint, memory, .. } = &mut worker;
             checkpoint.discard_finished(memory);
             assert!(worker.checkpoint.copying.background.is_none() && worker.checkpoint.reset_meanwhile.is_empty());
-            // With streams and events of the context as it is now.
+            // The streams and events belong to the new context.
             assert!(worker.checkpoint.engine.as_ref().is_some_and(|engine| engine.has_nothing_of(0)));
             prepare(&mut worker).unwrap();
             says.send("prepared").unwrap();
         });
         let copying: Arc<Copying> = given_up.recv().unwrap();
-        // Not before it is given up.
+        // The copy does not end before it is given up.
         done.recv_timeout(Duration::from_millis(100)).unwrap_err();
         copying.cancel();
         assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok("reset"));

@@ -1,4 +1,4 @@
-//! Whether a client could be saved now, and why not.
+//! Whether a client could be saved now, and the reasons if not.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use crate::checkpoint::cut::cannot_be_placed_again;
 use crate::resources::{Code, Memory};
 use crate::session::Session;
 
-/// Why a dump would fail now. Nothing tells beforehand whether the devices would come to rest in time.
+/// Reasons why a dump would fail now. Whether the devices become idle in time cannot be predicted.
 pub(crate) fn obstacles(session: &Session, memory: &Memory, code: &Code) -> Vec<String> {
     let mut found: Vec<String> = session.unsavable.iter().cloned().collect();
     let sticky = session.shared.map_or(0, |shared| shared.header().sticky.load(Ordering::Acquire));
@@ -20,8 +20,8 @@ pub(crate) fn obstacles(session: &Session, memory: &Memory, code: &Code) -> Vec<
     found
 }
 
-/// Why a client with a deferred record of a shared event cannot be saved: the process that saves the event's page knows of its
-/// own records only.
+/// Why a client with a deferred record of a shared event cannot be saved: the process that saves the event's page knows only
+/// its own records.
 pub(crate) fn deferred_for_others(memory: &Memory) -> Option<&'static str> {
     let why = "an event that other processes have is recorded behind a callback that has not returned";
     memory.ipc_events.holds_any().then_some(why)

@@ -1,5 +1,5 @@
-//! What a command that goes to the driver means for a checkpoint: it may write memory that is not copied yet, and change
-//! what is known of the client.
+//! How a command that goes to the driver affects a checkpoint: the command may write memory that is not copied yet, or make
+//! predictions about the client outdated.
 
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, GraphCreate, GraphDestroy, GraphSet};
@@ -12,26 +12,27 @@ use crate::resources::{Code, Memory};
 use crate::session::call::Call;
 
 impl Checkpoint {
-    /// A command is about to go to the driver, while memory is not copied yet that it may write.
+    /// Called before a command goes to the driver, while memory that the command may write is not copied yet.
     pub(crate) fn look_out(&mut self, call: &mut Call, memory: &Memory, code: &Code, parameters: &[u8]) {
         if let Some(guard) = &mut self.copying.guard {
             guard.look_out(&mut self.tracker, &self.hasher, call, memory, code, parameters);
         }
     }
 
-    /// A command is about to be executed, whose writes are looked at. `None` where none are, or it concerns no memory.
+    /// Called before a command whose writes are observed is executed. Returns `None` if no writes are observed or the command
+    /// accesses no memory.
     pub(crate) fn watch(&mut self, call: &mut Call, memory: &Memory, code: &Code, parameters: &[u8]) -> Option<Watch> {
         self.observed.as_mut()?.watch(&mut self.tracker, call, memory, code, parameters)
     }
 
-    /// The command has been handed to the driver.
+    /// Called after the command has been handed to the driver.
     pub(crate) fn watched(&mut self, call: &mut Call, memory: &Memory, code: &Code, watch: Watch) {
         if let Some(observation) = &mut self.observed {
             observation.watched(&mut self.tracker, call, memory, code, watch);
         }
     }
 
-    /// A primary context is about to be reset.
+    /// Called before a primary context is reset.
     pub(crate) fn release_hashers(&mut self, driver: &Driver, ordinal: usize) {
         self.hasher.release(driver, ordinal);
         if let Some(observation) = &mut self.observed {
@@ -39,7 +40,7 @@ impl Checkpoint {
         }
     }
 
-    /// A command changes what is known of a graph.
+    /// Discards the predictions for a graph that a command changes.
     pub(crate) fn graph_may_change(&mut self, header: &CommandHeader, parameters: &[u8]) {
         let mut args = Reader::new(parameters);
         let exec = match header.call {

@@ -1,4 +1,4 @@
-//! Clients whose log was cut (`session/lives.rs`): whether they can be saved, and what an image says of them.
+//! Clients whose log was cut (`session/lives.rs`): whether they can be saved, and how an image describes the cut.
 //! `serve/replay.rs` executes the log again.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!                                         └ from here on the log lacks what was unloaded
 //! ```
 //!
-//! Behind the cut, place holders have the driver place each variable where it was (`checkpoint/holders.rs`). Functions come to
-//! lie elsewhere. So code that may keep addresses of functions in memory must have been placed before the cut.
+//! Behind the cut, place holders make the driver place each variable at its old address (`checkpoint/holders.rs`). Functions
+//! are placed elsewhere. So code that may keep addresses of functions in memory must have been placed before the cut.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::session::state::{Cut, State};
 const NOT_REHEARSED: &str = "it has unloaded more code than is kept, and the daemon, which is of an earlier release, does \
     not prove that the code it has now can be placed where it is: restart the daemon";
 
-/// Why a client whose log was cut cannot be saved, if so. `rehearses`: the daemon has another worker prove that
-/// the log can be replayed.
+/// Why a client whose log was cut cannot be saved, if so. `rehearses`: the daemon has another worker prove that the log can be
+/// replayed.
 pub(crate) fn cannot_be_placed_again(session: &Session, code: &Code, rehearses: bool) -> Option<String> {
     let from = session.objects.cut_from()?;
     if !rehearses {
@@ -36,7 +36,7 @@ pub(crate) fn cannot_be_placed_again(session: &Session, code: &Code, rehearses: 
     })
 }
 
-/// The module or library that has a function's code.
+/// The module or library that contains a function's code.
 fn image_of(session: &Session, code: &Code, mut owner: u64) -> u64 {
     while let Some(object) = session.objects.get(owner).filter(|_| !code.loaded.contains_key(&owner)) {
         match object.parent {
@@ -47,7 +47,7 @@ fn image_of(session: &Session, code: &Code, mut owner: u64) -> u64 {
     owner
 }
 
-/// What of a module's or library's code nobody can follow.
+/// Why the addresses of a module's or library's code cannot be followed, if so.
 fn is_not_followed(code: &Code, module: u64) -> Option<String> {
     let image = code.loaded.get(&module)?;
     if image.takes_function_addresses {
@@ -63,7 +63,7 @@ fn is_not_followed(code: &Code, module: u64) -> Option<String> {
     ))
 }
 
-/// Says in the state where the log was cut, and in which contexts the image's variables lie.
+/// Records in the state where the log was cut, and in which contexts the image's variables lie.
 pub(crate) fn write_cut(session: &Session, code: &Code, state: &mut State) {
     let Some(from) = session.objects.cut_from() else { return };
     let mut places: Vec<_> = code.globals.iter().collect();

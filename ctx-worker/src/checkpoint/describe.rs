@@ -1,4 +1,4 @@
-//! What an image says of a client besides its memory's content: each function writes one part of the manifest.
+//! Describes a client in an image, besides its memory's content: each function writes one part of the manifest.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::schedule::times::Ages;
 use crate::session::Session;
 use crate::session::state::{self, State, StateError};
 
-/// The client's device memory, and the copies that make its content.
+/// The client's device memory, and the jobs that copy its content.
 pub(crate) fn describe_allocations(
     memory: &Memory,
     aliases: &[Alias],
@@ -58,7 +58,7 @@ pub(crate) fn describe_allocations(
     list
 }
 
-/// The variables of the client's code, likewise.
+/// The variables of the client's code, and the jobs that copy their content.
 pub(crate) fn describe_globals(
     session: &Session,
     code: &Code,
@@ -113,7 +113,7 @@ pub(crate) fn describe_windows(memory: &Memory) -> Vec<Window> {
     windows
 }
 
-/// The calls that records of the object log are of.
+/// The driver calls that the object log's records name.
 pub(crate) fn describe_kinds(session: &Session) -> Vec<ObjectKind> {
     let calls: BTreeSet<u16> = session.objects.log().iter().map(|r| r.call).collect();
     let name = |call| command::name(&session.table, call).unwrap_or("?").to_owned();
@@ -145,7 +145,7 @@ pub(crate) fn describe_pinned(memory: &Memory) -> Vec<Pinned> {
         .collect()
 }
 
-/// What has no place of its own in the manifest.
+/// State that has no field of its own in the manifest.
 pub(crate) fn state_bytes(layers: &Layers<'_>, ages: &Ages) -> Result<Vec<u8>, StateError> {
     let (memory, scheduler) = (&*layers.memory, &*layers.scheduler);
     let mut state = State::default();

@@ -2,22 +2,22 @@
 
 use rekindle_images::{Blob, BlobKind, Client, DataWriter, ImageError, Piece};
 
-/// A client's part of the manifest, but for where the content of its memory is.
+/// A client's part of the manifest, without the places at which the content of its memory is stored.
 pub(crate) struct Draft {
     pub(super) client: Client,
     pub(super) texts: Vec<Text>,
     pub(super) arrays: Vec<Blob>,
-    /// For each job, whose it is.
+    /// For each job, the region that it belongs to.
     pub(super) regions: Vec<Region>,
 }
 
 impl Draft {
-    /// What is to be written besides memory: not by the executor, which must be there when a disk hangs.
+    /// The blobs to be written besides memory. The executor does not write them, since it must respond while a disk hangs.
     pub(crate) fn take_texts(&mut self) -> Vec<Text> {
         std::mem::take(&mut self.texts)
     }
 
-    /// With the jobs' pieces, in their order, and what became of the texts.
+    /// Completes the draft with the jobs' pieces, in the jobs' order, and the blobs of the texts.
     pub(crate) fn complete(self, pieces: Vec<Piece>, texts: Vec<Blob>) -> Client {
         let Self { mut client, mut arrays, regions, .. } = self;
         for (region, piece) in regions.iter().zip(pieces) {
@@ -33,7 +33,7 @@ impl Draft {
     }
 }
 
-/// Something of a client's that is no memory, for a blob.
+/// State of a client other than memory, to be stored as a blob.
 pub(crate) struct Text {
     pub(super) kind: BlobKind,
     pub(super) handle: u64,
@@ -41,14 +41,14 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// Appends it to the data files.
+    /// Appends the text to the data files.
     pub(crate) fn write(&self, writer: &DataWriter) -> Result<Blob, ImageError> {
         let pieces = writer.append_all(&self.bytes)?;
         Ok(Blob { kind: self.kind.into(), handle: self.handle, device: 0, size: self.bytes.len() as u64, pieces })
     }
 }
 
-/// The region that a piece belongs to, by its place in its list.
+/// The region that a piece belongs to, by its index in its list.
 #[derive(Clone, Copy)]
 pub(crate) enum Region {
     Allocation(usize),

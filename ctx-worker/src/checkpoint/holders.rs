@@ -1,9 +1,9 @@
-//! Place holders: they keep room for code that a restore has yet to load.
+//! Place holders: variables that keep room for code that a restore has yet to load.
 //!
-//! The driver places code in the first free room that fits, in blocks that it makes for each context. If the log lacks unloaded code (`session/lives.rs`), a replay
-//! finds room free that was taken then, and would place code there. So variables of no use, the place holders, take all
-//! room below the highest address that is wanted. Where code is about to be loaded, they give way to that code only:
-//!
+//! The driver places code in the first free room that fits, in blocks that it makes for each context. If the log lacks unloaded
+//! code (`session/lives.rs`), a replay finds room free that was taken at the time, and would place code there. So variables
+//! without use, the place holders, take all room below the highest wanted address. When code is about to be loaded, the holders
+//! make room for that code only:
 //! ```text
 //!   at first     ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒        ▒ holders, placed by the driver from the lowest free room on
 //!   make_room    ▒▒▒▒▒▒▒▒▒░░░░░░▒▒▒▒▒▒▒▒▒▒░░▒▒▒▒▒▒▒▒        ░ free: the places of this code's variables
@@ -11,53 +11,54 @@
 //!   end                   AAAAAA          BB
 //! ```
 //!
-//! In the log's own order this leads to the same addresses. Of all places that were free and large enough the driver chose one:
-//! the lowest, or the smallest. Now it chooses by the same rule among fewer, of which that place is one. What nobody wants
-//! to be at an address (code of functions, and code that is unloaded later) finds room in new blocks.
+//! In the log's own order this leads to the same addresses. Among all places that were free and large enough, the driver chose
+//! the lowest or the smallest. Now the driver chooses by the same rule among fewer places, which include that place. Code that
+//! is not wanted at any address (code of functions, and code that is unloaded later) finds room in new blocks.
 //!
 //! Contexts take room from each other in larger blocks. So the room below the lowest wanted address is taken first, in the
-//! context that wants that address, then the room up to the next one, and so on. What is left below the highest of all lies in
-//! blocks of other contexts. It is taken there too, so that code that may lie anywhere does not keep a block from becoming
-//! free; and when something is unloaded, holders leave the blocks in which another context wants room.
+//! context that wants that address, then the room up to the next wanted address, and so on. The remaining room below the
+//! highest wanted address lies in blocks of other contexts. Holders take this room too, so that code that may lie anywhere does
+//! not keep a block from becoming free; and when something is unloaded, holders leave the blocks in which another context wants
+//! room.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use crate::resources::not_loaded::NotLoaded;
 
-/// The smallest holder: places of code are multiples of this, or of more ([`Habit`]).
+/// The smallest holder. Places of code are multiples of this, or of more ([`Habit`]).
 const LEAST: u64 = 256;
-/// So many holders show how far apart places are.
+/// The number of holders that show how far apart places are.
 const MEASURED: usize = 64;
 /// The largest holder.
 const LARGEST: u64 = 512 << 10;
-/// What the driver takes at a time for code. A variable of half of that and more has blocks of its own.
+/// The size of the blocks that the driver allocates for code. A variable of half a block or more has blocks of its own.
 const BLOCK: u64 = 2 << 20;
 /// The most holders.
 const MOST: usize = 65_536;
-/// So often a room is widened.
+/// The maximum number of times that a room is widened.
 const WIDENINGS: usize = 32;
-/// So many blocks are held in which nothing is wanted: they lie below those in which something is.
+/// The maximum number of blocks held that contain no wanted place: they lie below the blocks that contain wanted places.
 const MOST_USELESS: usize = 128;
 /// The most bytes of holders: device memory that the client does not have.
 const MOST_BYTES: u64 = 512 << 20;
 
-/// Who places holders.
+/// Places and removes holders: the worker, or a model in tests.
 pub(crate) trait Placer {
-    /// Places a variable of so many bytes in a context.
+    /// Places a variable of this many bytes in a context.
     fn place(&mut self, context: u64, size: u64) -> Result<Taken, NotLoaded>;
 
-    /// The contexts that there are, each with its device.
+    /// The contexts that exist, each with its device.
     fn contexts(&self) -> Vec<(u64, u64)>;
 
-    /// Removes what was placed in a context.
+    /// Removes code that was placed in a context.
     fn remove(&mut self, context: u64, code: u64) -> Result<(), NotLoaded>;
 }
 
-/// A variable of no use, where it was placed.
+/// A variable without use, and where it was placed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
-    /// The module that has it.
+    /// The module that contains the variable.
     pub(crate) code: u64,
     pub(crate) address: u64,
 }
@@ -77,7 +78,7 @@ type Code = (u64, u64);
 pub(crate) struct Habit {
     /// Places are multiples of this.
     unit: u64,
-    /// It chooses the smallest room that fits, and not the lowest.
+    /// The driver chooses the smallest room that fits, instead of the lowest.
     smallest: bool,
 }
 
@@ -86,12 +87,12 @@ pub(crate) fn measure(placer: &mut impl Placer, context: u64) -> Result<Habit, N
     let mut taken = (0..MEASURED).map(|_| placer.place(context, LEAST)).collect::<Result<Vec<_>, _>>()?;
     taken.sort_unstable_by_key(|it| it.address);
     let least = taken.windows(2).map(|pair| pair[1].address - pair[0].address).min().unwrap_or(LEAST);
-    // Anything else is a driver that places code in another way, which shows when room is made.
+    // Other results mean a driver that places code in another way, which shows when room is made.
     let unit = least.clamp(LEAST, LARGEST).next_power_of_two();
     let is_row = |row: &[Taken]| row.windows(2).all(|pair| pair[1].address - pair[0].address == unit);
     let mut smallest = false;
     if let Some(row) = taken.windows(6).position(is_row) {
-        // A room of two, and one of a single unit behind it.
+        // A room of two units, and behind it a room of a single unit.
         for gone in [row + 4, row + 2, row + 1] {
             placer.remove(context, taken.remove(gone).code)?;
         }
@@ -103,23 +104,23 @@ pub(crate) fn measure(placer: &mut impl Placer, context: u64) -> Result<Habit, N
     Ok(Habit { unit, smallest })
 }
 
-/// The holders of a restore, and for what they keep room.
+/// The holders of a restore, and the places for which they keep room.
 #[derive(Default)]
 pub(crate) struct Holders {
     unit: u64,
     smallest: bool,
     /// Where code that is not loaded yet had its variables.
     wanted: BTreeMap<Code, Vec<Range<u64>>>,
-    /// The same in the order in which the driver places them.
+    /// The same places, in the order in which the driver fills them.
     ordered: BTreeMap<Code, Vec<Range<u64>>>,
-    /// By address.
+    /// Holders by address.
     held: BTreeMap<u64, Held>,
     bytes: u64,
     useless: usize,
 }
 
 impl Holders {
-    /// For code with variables at these addresses and of these sizes.
+    /// Holders for code with variables at these addresses and of these sizes.
     pub(crate) fn new(
         Habit { unit, smallest }: Habit,
         variables: impl IntoIterator<Item = (Code, (u64, u64))>,
@@ -135,8 +136,8 @@ impl Holders {
         Ok(Self { unit, smallest, wanted, ordered, ..Self::default() })
     }
 
-    /// Takes all room that is wanted, and all that might be taken instead. Whenever room may have become free this is done
-    /// again.
+    /// Takes all wanted room, and all room that the driver might choose instead. Called again whenever room may have become
+    /// free.
     pub(crate) fn fill(&mut self, placer: &mut impl Placer) -> Result<(), NotLoaded> {
         let wanting = self.wanting();
         let in_the_way = |at: u64, held: &Held| {
@@ -193,8 +194,8 @@ impl Holders {
         Ok(())
     }
 
-    /// Whether a new block at the beginning of this range is to be kept: as long as something that the context wants in the
-    /// range is not held, or would itself get a new block. So many of them have no wanted place in them.
+    /// Whether to keep a new block at the beginning of this range: yes, as long as a place that the context wants in the range
+    /// is not held, or would itself get a new block. [`MOST_USELESS`] limits such blocks without a wanted place.
     fn is_useful(&mut self, context: u64, range: Range<u64>) -> bool {
         let of_context = self.wanted.iter().filter(|((_, wanting), _)| *wanting == context);
         let mut ahead =
@@ -209,7 +210,7 @@ impl Holders {
         self.useless <= MOST_USELESS
     }
 
-    /// The holders that have all of a place.
+    /// The holders that together cover a place.
     fn holders_of(&self, context: u64, place: &Range<u64>) -> Option<Vec<(u64, Held)>> {
         let mut holders = Vec::new();
         let mut covered = place.start;
@@ -241,13 +242,13 @@ impl Holders {
         gone.values().try_for_each(|held| placer.remove(held.context, held.code))
     }
 
-    /// This code is about to be loaded in this context: holders leave the places of its variables, and nothing else.
+    /// Called before this code is loaded in this context: holders leave the places of its variables, and no other place.
     pub(crate) fn make_room(&mut self, placer: &mut impl Placer, code: u64, context: u64) -> Result<(), NotLoaded> {
         let Some(end) = self.wanted.get(&(code, context)).and_then(|places| places.last()).map(|place| place.end)
         else {
             return Ok(());
         };
-        // What was placed since may lie in a new block, with room.
+        // Code that was placed since may lie in a new block, with free room.
         self.fill_up_to(placer, context, end)?;
         let mut places = self.wanted.remove(&(code, context)).unwrap_or_default();
         let ordered = self.ordered.remove(&(code, context)).unwrap_or_default();
@@ -258,7 +259,7 @@ impl Holders {
         for place in &places {
             giving.extend(self.holders_of(context, place).ok_or(NotLoaded::NotHeld { address: place.start })?);
         }
-        // What takes the places until all around them is taken again.
+        // Temporary holders, which take the places until all room around them is taken again.
         let mut keepers = Vec::new();
         for (at, held) in giving {
             self.held.remove(&at);
@@ -277,8 +278,8 @@ impl Holders {
         keepers.into_iter().try_for_each(|keeper| placer.remove(context, keeper.code))
     }
 
-    /// Rooms that are wider than what is wanted, so that a driver which chooses the smallest chooses each in its turn. What is
-    /// left of a room is filled again before the next code is loaded.
+    /// Rooms that are wider than the wanted places, so that a driver which chooses the smallest room chooses each in its turn.
+    /// The rest of a room is filled again before the next code is loaded.
     fn widened(&self, context: u64, places: &[Range<u64>], ordered: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
         let mut rooms = places.to_vec();
         for _ in 0..WIDENINGS {
@@ -296,7 +297,7 @@ impl Holders {
         None
     }
 
-    /// Fills a range, which is the only free room, with holders, or with what is returned in `keepers`.
+    /// Fills a range, which is the only free room, with holders. With `keepers` they are temporary, and added there.
     fn place_between(
         &mut self,
         placer: &mut impl Placer,
@@ -322,7 +323,7 @@ impl Holders {
         Ok(())
     }
 
-    /// A context is about to end, and its holders with it.
+    /// Called before a context ends, and its holders with it.
     pub(crate) fn leave(&mut self, placer: &mut impl Placer, context: u64) -> Result<(), NotLoaded> {
         self.let_go(placer, |_, held| held.context == context)
     }
@@ -333,10 +334,10 @@ impl Holders {
     }
 }
 
-/// Which room a driver that chooses the smallest would choose before its turn, if any, and how large the one is that it should
-/// choose.
+/// The room that a driver which chooses the smallest would choose before its turn, if any, and the size of the room that it
+/// should choose.
 fn wrong_room(rooms: &[Range<u64>], ordered: &[Range<u64>]) -> Option<(usize, u64)> {
-    // Two places may share a unit: then the driver places both at once.
+    // Two places may share a unit: then the driver fills both at once.
     let mut left: Vec<Range<u64>> = rooms.to_vec();
     for place in ordered {
         let Some(right) = left.iter().position(|room| room.start == place.start && room.end >= place.end) else {
@@ -353,8 +354,8 @@ fn wrong_room(rooms: &[Range<u64>], ordered: &[Range<u64>]) -> Option<(usize, u6
     None
 }
 
-/// Whether a block was made for what was just placed: then nothing else is in it. Where less than [`LARGEST`] was placed, there
-/// is no room for that in any older block.
+/// Whether the driver made a block for the variable just placed: then the block contains nothing else. If less than [`LARGEST`]
+/// was placed, no older block has room for it.
 fn is_in_new_block(placer: &mut impl Placer, context: u64, placed: Taken) -> Result<bool, NotLoaded> {
     if !placed.address.is_multiple_of(BLOCK) {
         return Ok(false);
@@ -364,7 +365,7 @@ fn is_in_new_block(placer: &mut impl Placer, context: u64, placed: Taken) -> Res
     Ok(probes.iter().all(|probe| probe.address / BLOCK == placed.address / BLOCK))
 }
 
-/// The room that the driver takes for a variable. A large one has whole blocks.
+/// The room that the driver takes for a variable. A large variable has whole blocks.
 fn place_of(unit: u64, address: u64, size: u64) -> Option<Range<u64>> {
     let start = address / unit * unit;
     let end = address.checked_add(size)?.checked_next_multiple_of(unit)?;

@@ -1,4 +1,4 @@
-//! The layers below: what a checkpoint saves and a restore fills.
+//! The layers below: a checkpoint saves their state and a restore fills them.
 
 use crate::resources::vmm::aliases::{Alias, AliasError};
 use crate::resources::{Code, Memory};
@@ -15,7 +15,7 @@ pub(crate) struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Maps what the client maps itself where it can be read and written.
+    /// Maps the client's own mappings at addresses where they can be read and written.
     pub(crate) fn map_aliases(&mut self) -> Result<Vec<Alias>, AliasError> {
         self.memory.vmm.map_aliases(self.call.driver(), &self.memory.devices)
     }

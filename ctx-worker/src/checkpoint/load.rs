@@ -1,4 +1,4 @@
-//! What a restore fills: device memory at its addresses, its content, and what the client had besides.
+//! The parts of a restore: device memory at its addresses, its content, and the client's other state.
 
 use std::sync::atomic::AtomicBool;
 
@@ -17,7 +17,7 @@ use crate::resources::vmm::Vmm;
 use crate::resources::vmm::aliases::Alias;
 use crate::session::state::{self, Mapped, State};
 
-/// Maps a saved client's device memory again, where it was.
+/// Maps a saved client's device memory again at its old addresses.
 pub(crate) fn restore_allocations(memory: &mut Memory, driver: &Driver, client: &Client) -> Result<(), NotLoaded> {
     memory.restore_pools(driver)?;
     memory.map_made(driver)?;
@@ -33,7 +33,7 @@ pub(crate) fn restore_allocations(memory: &mut Memory, driver: &Driver, client: 
             continue;
         }
         let device = memory.devices.get_mut(allocation.device as usize).ok_or(NotLoaded::NoDevice)?;
-        // The driver maps in the current context's process; any context of the device will do.
+        // The driver maps in the current context's process; any context of the device suffices.
         device.memory.allocate_at(driver, allocation.address, allocated).map_err(|source| NotLoaded::Memory {
             what: "device",
             address: allocation.address,
@@ -43,7 +43,7 @@ pub(crate) fn restore_allocations(memory: &mut Memory, driver: &Driver, client: 
     Ok(())
 }
 
-/// The content of pieces goes to where they are mapped for it: each to its own.
+/// Checks that each piece's content is loaded through its own mapping.
 pub(crate) fn check_pieces(client: &Client, aliases: &[Alias]) -> Result<(), NotLoaded> {
     let saved = client.allocations.iter().filter(|a| a.flags & Allocation::PHYSICAL != 0);
     let saved = saved.map(|a| (a.address, a.handle, a.size, a.device as usize));
@@ -51,8 +51,8 @@ pub(crate) fn check_pieces(client: &Client, aliases: &[Alias]) -> Result<(), Not
     if saved.eq(here) { Ok(()) } else { Err(NotLoaded::Image("the image's memory is not what its state says")) }
 }
 
-/// Addresses of variables and functions may be stored anywhere in the client's memory: each must be what it was, as
-/// far as that can be told.
+/// Addresses of variables and functions may be stored anywhere in the client's memory: each must be the same as before, as far
+/// as that can be determined.
 pub(crate) fn compare_globals(layers: &Layers<'_>, client: &Client) -> Result<(), NotLoaded> {
     let (session, memory, code) = (&layers.call.session, &*layers.memory, &*layers.code);
     for global in &client.globals {
@@ -117,7 +117,7 @@ fn context_of_global(layers: &Layers<'_>, module: u64, address: u64) -> Option<u
 fn restore_blobs(layers: &mut Layers<'_>, client: &Client, reader: &DataReader) -> Result<(), NotLoaded> {
     for blob in &client.blobs {
         let kind = BlobKind::try_from(blob.kind).map_err(|unknown| NotLoaded::UnknownPart(unknown.0))?;
-        // Content of arrays is loaded with that of memory, and what the client maps itself was read before.
+        // The content of arrays is loaded with that of memory, and the client's own mappings were read before.
         if !matches!(kind, BlobKind::ArrayContent | Vmm::KIND) {
             load_part(layers, kind, Part { handle: blob.handle, bytes: read_blob(blob, reader)? })?;
         }
@@ -138,7 +138,7 @@ fn read_blob(blob: &Blob, reader: &DataReader) -> Result<Vec<u8>, NotLoaded> {
     Ok(bytes)
 }
 
-/// What the client maps itself.
+/// Reads the client's own mappings.
 pub(crate) fn read_mapped(client: &Client, state: &State, reader: &DataReader) -> Result<Mapped, NotLoaded> {
     let mut blobs = client.blobs.iter().filter(|blob| blob.is(Vmm::KIND));
     let blob = blobs.next().map(|blob| read_blob(blob, reader)).transpose()?;

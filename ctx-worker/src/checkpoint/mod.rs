@@ -1,4 +1,4 @@
-//! A checkpoint and a restore: what commands access, copies of memory, saved state.
+//! Checkpoint and restore: predicting the accesses of commands, copying memory, saving and loading state.
 
 pub(crate) mod access;
 pub(crate) mod background;
@@ -33,43 +33,43 @@ use self::copying::reserving::Reserving;
 use self::copying::{Clones, Place, Precopied};
 use self::engine::{Buffers, Engine, Pace, Stage};
 
-/// What copies the client's memory, and knows what commands do to it.
+/// Copies the client's memory and predicts how commands access it.
 pub(crate) struct Checkpoint {
-    /// What copies; not here while it does so in the background.
+    /// The copy engine. `None` while it copies in the background.
     pub(crate) engine: Option<Engine>,
-    /// Devices whose primary contexts were reset while the engine was away.
+    /// Devices whose primary contexts were reset while the engine was copying in the background.
     pub(crate) reset_meanwhile: Vec<usize>,
-    /// The engine's, to be had while it is away.
+    /// The engine's buffers, accessible while it copies in the background.
     pub(crate) buffers: Buffers,
     pub(crate) stage: Stage,
     pub(crate) pace: Pace,
     /// Hashes device memory.
     pub(crate) hasher: Hasher,
-    /// What is known of the memory that commands use.
+    /// Predicts which memory commands access.
     pub(crate) tracker: Box<Tracker>,
-    /// What looks at the client's accesses, where the daemon's configuration asks for that.
+    /// Compares the client's writes with the predicted ones, if the daemon's configuration asks for that.
     pub(crate) observed: Option<Box<Observation>>,
     pub(crate) copying: CopyState,
 }
 
-/// The state of copies of the client's memory: one in the background, and what the last one has left.
+/// The state of copies of the client's memory: the copy in the background, and the results of the last copy.
 #[derive(Default)]
 pub(crate) struct CopyState {
-    /// A copy that goes on in the background.
+    /// The copy that runs in the background.
     pub(crate) background: Option<Background>,
-    /// What commands have to look at before they are executed, meanwhile.
+    /// Checks commands before they are executed, while that copy runs.
     pub(crate) guard: Option<Guard>,
     /// Reserves device memory for clones.
     pub(crate) reserving: Option<Reserving>,
     /// Device memory that was reserved for clones.
     pub(crate) reserved: Arc<Mutex<Option<Clones>>>,
-    /// Whether memory that others' clones take may be there soon; waits a moment.
+    /// Whether memory that the clones of other processes occupy may be free soon. The function waits a moment.
     pub(crate) memory_pressure: Option<Box<dyn Fn(bool) -> bool + Send>>,
-    /// What was copied before the quiesce.
+    /// The result of pre-copies, made before the quiesce.
     pub(crate) precopied: Option<Precopied>,
-    /// Memory that was written by a command that was not expected to write it.
+    /// Memory that a mispredicted write has changed.
     pub(crate) mispredicted: HashSet<Place>,
-    /// When commands first wrote each during the last copy: 0, 1, ... They may do so again.
+    /// The order in which commands first wrote each place during the last copy: 0, 1, ... They may do so again.
     pub(crate) written_soon: HashMap<Place, u32>,
 }
 

@@ -1,5 +1,5 @@
-//! The kinds of resources that images keep in parts of their own: each saves and loads itself ([`Saved`]). A new kind gets a
-//! line here, and a test that its parts come back.
+//! The kinds of resources that images keep in separate parts. Each kind saves and loads its own parts ([`Saved`]). A new kind
+//! gets a line here, and a test that loads its saved parts again.
 
 use rekindle_images::BlobKind;
 
@@ -15,7 +15,7 @@ use crate::resources::vmm::Vmm;
 use crate::schedule::Scheduler;
 use crate::session::state::StateError;
 
-/// A kind of resource, and where it is.
+/// A kind of resource, and how its parts are saved and loaded.
 struct Kind {
     kind: BlobKind,
     save: fn(&Layers<'_>) -> Result<Vec<Part>, StateError>,
@@ -36,7 +36,7 @@ const KINDS: [Kind; 6] = [
     Kind { kind: CodeLogs::KIND, save: |it| it.code.logs.save(), load: |it, part| it.code.logs.load(part, ()) },
 ];
 
-/// What the worker has of the client in parts of their own. Empty ones are left out.
+/// The client's resources that images keep in separate parts. Empty parts are omitted.
 pub(crate) fn save_parts(layers: &Layers<'_>) -> Result<Vec<Text>, StateError> {
     let mut texts = Vec::new();
     for kind in &KINDS {
@@ -46,7 +46,7 @@ pub(crate) fn save_parts(layers: &Layers<'_>) -> Result<Vec<Text>, StateError> {
     Ok(texts)
 }
 
-/// Takes up a part of an image's client.
+/// Loads one part of a saved client.
 pub(crate) fn load_part(layers: &mut Layers<'_>, kind: BlobKind, part: Part) -> Result<(), NotLoaded> {
     let kind = KINDS.iter().find(|it| it.kind == kind).ok_or(NotLoaded::UnknownPart(kind.into()))?;
     (kind.load)(layers, part)

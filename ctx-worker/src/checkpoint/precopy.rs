@@ -1,4 +1,4 @@
-//! A copy that is made while the client runs, before its quiesce.
+//! Pre-copies: copies made while the client runs, before its quiesce.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::checkpoint::layers::Layers;
 use crate::schedule::times::Ages;
 
 impl Checkpoint {
-    /// Begins to copy while the client runs; or again what has changed since, into the same file.
+    /// Begins a pre-copy while the client runs, or a further round that copies the changes since, into the same file.
     pub(crate) fn begin_precopy(
         &mut self,
         layers: &mut Layers<'_>,
@@ -24,18 +24,18 @@ impl Checkpoint {
         if self.copying.background.is_some() {
             return Err(CopyError::Already);
         }
-        // Before anything is copied that no image could be made of; the ages of events are not known yet.
+        // Checked before memory is copied for an image that could not be made. The ages of events are not known yet.
         state_bytes(layers, &Ages::new())?;
         self.prepare_engine(&mut layers.call.gpu, &layers.memory.devices)?;
-        // Another image's is of no use.
+        // A pre-copy for another image cannot be used.
         let precopied = self.copying.precopied.take().filter(|precopied| precopied.writer.has_files_of(&writer));
         let precopied = precopied.unwrap_or_else(|| Precopied::new(Arc::new(writer)));
         let aliases = layers.map_aliases()?;
         let mut all = Vec::new();
         describe_allocations(layers.memory, &aliases, &mut all);
         let tasks = all.into_iter().map(|(_, place, job)| self.task(layers.memory, place, job));
-        // What others write too is copied when all are at rest. What has not changed since an earlier round is not written
-        // again.
+        // Memory that other processes write too is copied when all are quiesced. Pieces that have not changed since an earlier
+        // round are not written again.
         let mut tasks: Vec<_> = tasks.filter(|task| task.preservation != Preservation::Closed).collect();
         for task in &mut tasks {
             (task.preservation, task.expected) = (Preservation::None, None);

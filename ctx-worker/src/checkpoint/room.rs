@@ -1,5 +1,5 @@
-//! Memory that is set aside before a quiesce: of the device for clones, and what happens to it when the client needs it; of
-//! the host for what is on its way into a file.
+//! Memory that is reserved before a quiesce: device memory for clones, which goes back when the client needs it, and host
+//! memory for pieces on their way into a file.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::checkpoint::engine::StageError;
 use crate::gpu::driver::Driver;
 use crate::resources::Memory;
 
-/// How soon who waits for clones to go sees that nobody waits any longer.
+/// How soon a thread that waits for clones to be released notices that nobody waits any longer.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Checkpoint {
-    /// Sets device memory aside for clones, and says `done` when that has been done.
+    /// Reserves device memory for clones, and calls `done` afterwards.
     pub(crate) fn reserve_clones(
         &mut self,
         driver: &'static Driver,
@@ -32,7 +32,7 @@ impl Checkpoint {
             let allocated = memory.devices.get(ordinal).map_or(0, |d| d.memory.bytes());
             allocated.saturating_add(memory.vmm.bytes(ordinal))
         };
-        // Each job begins at a boundary of its own.
+        // Each job begins at an aligned address.
         let wanted: Vec<u64> =
             (0..devices.len()).map(|i| has(i).min(bytes.unwrap_or(u64::MAX))).map(|b| b + b / 64).collect();
         let reserved = Arc::clone(&self.copying.reserved);
@@ -40,7 +40,7 @@ impl Checkpoint {
         let hurry = Arc::new(AtomicBool::new(false));
         let hurries = Arc::clone(&hurry);
         let work = move || {
-            // One that was given up has its clones where these are to be.
+            // A copy that was given up still has its clones at the addresses of the new ones.
             if let Some(before) = before.filter(|before| before.has_failed()) {
                 let until = Instant::now() + GIVEN_UP;
                 while !hurries.load(Relaxed) && Instant::now() < until && !before.wait_until_over_for(POLL_INTERVAL) {}
@@ -55,7 +55,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Maps what the daemon lends of its host memory, and says whether that is done.
+    /// Maps host memory that the daemon lends.
     pub(crate) fn set_stage(
         &mut self,
         memory: &mut Memory,
@@ -68,9 +68,9 @@ impl Checkpoint {
             true => self.discard_cancelled(memory),
             false => self.discard_finished(memory),
         }
-        // What came of a copy is told to who asks about it, and not lost for this.
+        // The result of a copy is kept for the request that asks for it.
         let Some(engine) = self.engine.as_ref().filter(|_| self.copying.background.is_none()) else {
-            // What lies there stays until it is written, and no more is put there.
+            // Pieces on the stage stay until they are written, and no more are put there.
             self.stage.end();
             return Err(CopyError::Already);
         };
@@ -81,39 +81,39 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Waits until memory has been set aside that is being so: with what there is now.
+    /// Waits until a reservation that is under way has ended, with the memory that is free now.
     pub(crate) fn join_reserving(&mut self) {
         if let Some(reserving) = self.copying.reserving.take() {
             reserving.join();
         }
     }
 
-    /// Bytes of a device's memory that clones take.
+    /// Bytes of a device's memory that clones occupy.
     pub(crate) fn taken_by_clones(&self, device: usize) -> u64 {
         let aside = self.copying.reserved.lock().ok().and_then(|reserved| Some(reserved.as_ref()?.bytes(device)));
         let used = self.copying.background.as_ref().map(|background| background.copying.reserved(device));
         aside.unwrap_or(0).saturating_add(used.unwrap_or(0))
     }
 
-    /// There is no memory for what the client asks for: whether there may be now, after clones have been given up, or
-    /// copied, its own or others'. `first`: the command has not tried again yet.
+    /// Called when the client's allocation found no memory. Returns whether there may be memory now, after clones of this or
+    /// other processes have been given up or copied. `first`: the command has not been retried yet.
     pub(crate) fn make_room(&mut self, driver: &Driver, devices: usize, first: bool) -> bool {
         self.join_reserving();
         if (0..devices).all(|device| self.taken_by_clones(device) == 0) {
             return self.copying.memory_pressure.as_ref().is_some_and(|is_coming| is_coming(first));
         }
         self.give_up_reserved(driver);
-        // One that was given up may hang for a disk's sake.
+        // A copy that was given up may hang because a disk hangs.
         self.copying.background.as_ref().is_none_or(|background| background.copying.wait_unless_failed())
     }
 
-    /// Another client finds no memory: what is set aside and not used yet is given back.
+    /// Called when another client finds no memory: releases reserved memory that is not used yet.
     pub(crate) fn give_way(&mut self, driver: &Driver) {
         self.join_reserving();
         self.give_up_reserved(driver);
     }
 
-    /// Gives back device memory that was set aside and is not used.
+    /// Releases reserved device memory that is not used.
     pub(crate) fn give_up_reserved(&mut self, driver: &Driver) {
         let reserved = self.copying.reserved.lock().ok().and_then(|mut reserved| reserved.take());
         reserved.into_iter().for_each(|reserved| reserved.release(driver));

@@ -1,4 +1,4 @@
-//! Saving a quiesced client: its device memory into the data file, everything else into its part of the manifest.
+//! Saves a quiesced client: its device memory into the data file, all other state into its part of the manifest.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ use crate::resources::job::Job;
 use crate::resources::vmm::aliases::{Alias, unmap_aliases};
 use crate::session::state;
 
-/// What is asked of a save.
+/// The parameters of a save.
 pub(crate) struct Wanted {
     /// The position of the first command that is not executed yet.
     pub(crate) head: u64,
     pub(crate) key: ContentKey,
-    /// Of the data file; not used where a pre-copy has one already.
+    /// The writer of the data file. Not used if a pre-copy has one already.
     pub(crate) writer: DataWriter,
     /// Whether a pre-copy was made for this image.
     pub(crate) precopied: bool,
@@ -46,9 +46,9 @@ pub(crate) struct Wanted {
 }
 
 impl Checkpoint {
-    /// Begins to save the client but for memory that is elsewhere in the image. Nothing runs on the device, and nothing
-    /// is written to memory that the client shares. What it says is true of this moment; the copy goes on in the
-    /// background, see [`Checkpoint::progress`].
+    /// Begins to save the client, except for memory that is elsewhere in the image. Nothing runs on the device, and memory that
+    /// the client shares is not written. The saved state is that of this moment; the copy continues in the background, see
+    /// [`Checkpoint::progress`].
     pub(crate) fn begin_saving(
         &mut self,
         layers: &mut Layers<'_>,
@@ -85,7 +85,7 @@ impl Checkpoint {
     ) -> Result<(Vec<SavedCode>, Secured), SaveError> {
         let driver = layers.call.driver();
         self.prepare_engine(&mut layers.call.gpu, &layers.memory.devices)?;
-        // Every stream is idle: what was freed in its order is free.
+        // Every stream is idle, so memory that was freed in stream order is free.
         layers.memory.pools.settle(driver);
         self.join_reserving();
         let precopied = if wanted.precopied { self.copying.precopied.take() } else { None };
@@ -104,7 +104,7 @@ impl Checkpoint {
         }
         let (regions, mut tasks): (Vec<_>, Vec<_>) =
             all.into_iter().map(|(region, place, job)| (region, self.task(layers.memory, place, job))).unzip();
-        // What `stop` has no use for stays for another copy of this state; who opens the ring gives it up.
+        // Reserved memory that `stop` does not need stays for another copy of this state; opening the ring releases it.
         let mut room = match wanted.how {
             How::Stop => None,
             _ => self.copying.reserved.lock().ok().and_then(|mut reserved| reserved.take()),
@@ -136,7 +136,7 @@ impl Checkpoint {
         Ok((code, secured))
     }
 
-    /// A job, kept closed where nothing else keeps it.
+    /// Makes a job, with the ring closed for it if nothing else preserves its memory.
     pub(crate) fn task(&self, memory: &Memory, place: Place, job: Job) -> Task {
         let shared = match place {
             Place::Allocation(address) => {
@@ -159,7 +159,7 @@ impl Checkpoint {
     }
 }
 
-/// The client's part of the manifest, but for where the content of its memory is; and the code that it has.
+/// Describes the client's part of the manifest, except for the places of its memory's content; and returns the client's code.
 fn describe(
     layers: &mut Layers<'_>,
     head: u64,
@@ -211,7 +211,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// So many pieces of 2 MiB, each mapped for two devices.
+    /// This many pieces of 2 MiB, each mapped for two devices.
     fn many(pieces: u64) -> Mapped {
         let place = |i: u64| window::RESERVED_BASE + i * 2 * MIB;
         let reservation = Reservation { address: place(0), size: pieces * 2 * MIB, ..Reservation::default() };

@@ -1,4 +1,4 @@
-//! Why a client is not saved.
+//! Reasons why a client is not saved.
 
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;

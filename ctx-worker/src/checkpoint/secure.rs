@@ -15,7 +15,8 @@ use crate::gpu::driver::CallFailed;
 use crate::resources::job::Job;
 
 impl Checkpoint {
-    /// Decides how each job is kept, and does what that needs while nothing runs. Jobs that are closed by now stay so.
+    /// Decides how each job is preserved, and makes the hashes and clones while nothing runs. Jobs that are closed by now stay
+    /// closed.
     pub(crate) fn secure(
         &mut self,
         layers: &mut Layers<'_>,
@@ -35,7 +36,7 @@ impl Checkpoint {
         if let How::Clone = how
             && let Some(room) = room.as_mut()
         {
-            // What may be written soon first, should there not be room for all.
+            // If there is not room for all, jobs that may be written soon come first.
             let mut all: Vec<&mut Task> = tasks.iter_mut().filter(|task| open(task)).collect();
             all.sort_by_key(|task| task.soon);
             for task in all {
@@ -70,7 +71,7 @@ impl Checkpoint {
                 |task: &Task| !matches!(task.preservation, Preservation::Closed | Preservation::AlreadyStored(_));
             for task in tasks.iter_mut().filter(|task| open(task)) {
                 let still = |hash| precopied.still(task.place, task.job.offset, task.job.length, hash);
-                // What has changed is copied again while the ring is closed.
+                // Changed memory is copied again while the ring is closed.
                 task.before = precopied.before(task.place, task.job.offset, task.job.length);
                 task.preservation =
                     task.expected.and_then(still).map_or(Preservation::Closed, Preservation::AlreadyStored);
@@ -81,7 +82,7 @@ impl Checkpoint {
         Ok(secured)
     }
 
-    /// Hashes those of the jobs, as many at a time as there is room for; clones are made in passing.
+    /// Hashes these jobs, as many at a time as there is room for, and clones some in the same step.
     fn hash_tasks(
         &mut self,
         layers: &Layers<'_>,

@@ -10,20 +10,20 @@ use crate::session::call::Call;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
 
-/// Callbacks whose streams have come to them, by the numbers of their commands.
+/// Callbacks that their streams have reached, by the numbers of their commands.
 #[derive(Debug, Default)]
 pub(crate) struct Callbacks {
-    /// To be run.
+    /// The callbacks that are to be run.
     pub(super) ready: VecDeque<u64>,
-    /// The application runs them.
+    /// The callbacks that the application is running.
     pub(super) running: HashSet<u64>,
-    /// Their commands are over.
+    /// The callbacks whose commands are over.
     pub(super) returned: HashSet<u64>,
     /// The reply slot in which the client's callback thread waits, 0 for none.
     pub(crate) thread: u16,
 }
 
-/// A thread of the application's has ended: its default streams are destroyed once they are idle.
+/// A thread of the application has ended: its default streams are destroyed once they are idle.
 pub(crate) fn thread_end(call: &mut Call, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
     ThreadEnd::read(args)?;
     for key in call.session.waiting.streams_of_thread(call.header.thread) {

@@ -7,13 +7,13 @@
 //!                                                                                      or a stream has room again
 //! ```
 //!
-//! Two things begin a hold. A **host callback**: what follows it on its stream waits until the application has run it,
-//! and a stream that waits for nothing else is idle. And a stream that is **full**: the driver blocks when about a
-//! thousand commands are in flight on a stream, and the executor, which serves all streams, must not.
+//! Two conditions begin a hold. A **host callback**: later commands on its stream wait until the application has run it, and a
+//! stream that waits for nothing else is idle. And a stream that is **full**: the driver blocks when about a thousand commands
+//! are in flight on a stream, and the executor, which serves all streams, must not block.
 //!
-//! A hold spreads: to what is enqueued behind it, to events recorded there and streams that wait for them, between the
-//! legacy default stream and blocking ones, to who synchronises or frees. Who asks is told that it is not done. DeferredCommands
-//! commands are part of the saved state, as they came from the ring.
+//! A hold spreads: to commands enqueued behind it, to events recorded there and streams that wait for them, between the legacy
+//! default stream and blocking streams, and to callers that synchronise or free. Queries are answered that the work is not
+//! done. Deferred commands are part of the saved state, as they came from the ring.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -28,26 +28,26 @@ use crate::schedule::dependencies::{Dependencies, EventUse, Role, Scope, Turn};
 use crate::session::outcome::Refused;
 use crate::session::waiting::{StreamKey, Waiting};
 
-/// More held commands of one thread than this make it wait until there are half as many.
+/// A thread with more held commands than this waits until there are half as many.
 const MANY: usize = 4096;
-/// A client whose held commands take more than this does not keep to that.
+/// A client whose held commands take more memory than this does not obey that limit.
 const MOST_BYTES: usize = 1 << 30;
 
-/// How far a held command is that needs more than its turn.
+/// The progress of a held command that needs more than its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Its turn has not come.
+    /// The command's turn has not come.
     Queued,
-    /// It waits for the device.
+    /// The command waits for the device.
     OnDevice,
-    /// A callback: the stream has come to it, with this result. It is to be run, or is running.
+    /// The stream has reached a callback, with this result. The callback is to be run, or is running.
     Callback(CUresult),
 }
 
 /// A value that an attribute had when a launch was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// Whether it was set of the kernel, for its device, and not of the function in one context.
+    /// Whether the value was set for the kernel, on its device, and not for the function in one context.
     pub(super) of_kernel: bool,
     pub(super) attribute: u32,
     pub(super) value: i32,
@@ -61,24 +61,24 @@ pub(crate) struct Entry {
     pub(crate) parameters: Vec<u8>,
     pub(crate) dependencies: Dependencies,
     pub(crate) progress: Progress,
-    /// Of a launch: attributes of its function that have been set since.
+    /// For a launch, the attributes of its function that have been set since.
     pub(crate) settings: Vec<Setting>,
 }
 
-/// What becomes of a held command that nothing before it holds.
+/// The next step for a held command that no earlier command holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It stays held.
+    /// The command stays held.
     Stays,
-    /// It stays held until the device has come to it, which is to be waited for.
+    /// The command stays held until the device has reached it; the executor must wait for that.
     WaitsOnDevice,
-    /// It goes to the driver.
+    /// The command goes to the driver.
     Goes,
-    /// It is over.
+    /// The command is over.
     Ends,
 }
 
-/// What is held, in summary: what comes after any of it is held too.
+/// A summary of the held commands: a command that must follow any of them is held too.
 #[derive(Debug, Default)]
 struct Blocked {
     count: usize,
@@ -86,10 +86,10 @@ struct Blocked {
     /// Contexts whose legacy default stream, or one of whose blocking streams, is in `lanes`.
     legacy: HashSet<u64>,
     blocking: HashSet<u64>,
-    /// Events whose record is held; all events that something held names.
+    /// Events whose record is held; all events that held commands name.
     recorded: HashSet<u64>,
     named: HashSet<u64>,
-    /// Contexts with something held; those that something held ends.
+    /// Contexts with held commands; contexts that held commands end.
     contexts: HashSet<u64>,
     ending: HashSet<u64>,
 }
@@ -150,20 +150,20 @@ impl Blocked {
     }
 }
 
-/// Everything that is held.
+/// All held commands.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredCommands {
     pub(crate) list: VecDeque<Entry>,
     blocked: Blocked,
     pub(crate) next: u64,
     bytes: usize,
-    /// Streams whose only lack is room.
+    /// Streams that lack only room.
     full: HashSet<StreamKey>,
-    /// Something has happened: the list must be looked through.
+    /// Whether the list must be checked, because something has happened.
     pub(crate) changed: bool,
-    /// The list is being looked through.
+    /// Whether the list is being checked.
     pub(crate) looking: bool,
-    /// While a quiesce goes on, streams take commands only when they are idle, and only so many.
+    /// During a quiesce, streams take commands only when they are idle, and only this many.
     closing: Option<u32>,
     arrivals: HashMap<u64, CUresult>,
     pub(crate) callbacks: Callbacks,
@@ -173,13 +173,13 @@ pub(crate) struct DeferredCommands {
 }
 
 impl DeferredCommands {
-    /// What a held command waited for on the device is done.
+    /// Called when a held command's wait for the device is over.
     pub(crate) fn arrived(&mut self, id: u64, result: CUresult) {
         self.arrivals.insert(id, result);
         self.changed = true;
     }
 
-    /// A callback has returned.
+    /// Called when a callback has returned.
     pub(crate) fn callback_returned(&mut self, id: u64) -> bool {
         let was_running = self.callbacks.running.remove(&id);
         if was_running {
@@ -189,7 +189,7 @@ impl DeferredCommands {
         was_running
     }
 
-    /// The next callback that is to be run, as the application's callback thread takes it.
+    /// The next callback to be run, in the form for the application's callback thread.
     pub(crate) fn next_callback(&mut self) -> Option<Writer> {
         while let Some(id) = self.callbacks.ready.pop_front() {
             let Some(entry) = self.entry(id) else { continue };
@@ -206,12 +206,12 @@ impl DeferredCommands {
         None
     }
 
-    /// Whether nothing here goes on unless the application does something.
+    /// Whether no held command can continue unless the application does something.
     pub(crate) fn is_at_rest(&self) -> bool {
         !self.changed && self.arrivals.is_empty() && (self.full.is_empty() || self.closing.is_some())
     }
 
-    /// A quiesce begins, or goes on by `steps` commands for the device.
+    /// Called when a quiesce begins, or continues by `steps` commands for the device.
     pub(crate) fn close(&mut self, steps: u32) {
         self.closing = Some(steps);
     }
@@ -221,18 +221,18 @@ impl DeferredCommands {
         self.closing == Some(0)
     }
 
-    /// A quiesce is over, with or without success.
+    /// Called when a quiesce is over, with or without success.
     pub(crate) fn open(&mut self) {
         self.closing = None;
         self.changed = true;
     }
 
-    /// Whether anything that is held comes before a command.
+    /// Whether a command must follow any held command.
     pub(crate) fn holds(&self, dependencies: &Dependencies) -> bool {
         self.blocked.holds(dependencies)
     }
 
-    /// Whether the command's stream takes it now.
+    /// Whether the command's stream has room for it now.
     pub(crate) fn has_room(&self, driver: &Driver, waiting: &mut Waiting, dependencies: &Dependencies) -> bool {
         let Some(lane) = dependencies.lane.filter(|_| dependencies.turn != Turn::Ask) else { return true };
         self.stream_has_room(driver, waiting, lane.key)
@@ -245,26 +245,26 @@ impl DeferredCommands {
         }
     }
 
-    /// A command of this stream goes to the driver.
+    /// Counts a command of this stream that goes to the driver.
     pub(crate) fn count_step(&mut self, dependencies: &Dependencies) {
         if dependencies.lane.is_some() && dependencies.turn != Turn::Ask {
             self.closing = self.closing.map(|steps| steps.saturating_sub(1));
         }
     }
 
-    /// Takes note of what a command lacks that is about to be held: room in its stream, or nothing but its turn.
+    /// Notes what a command that is about to be held lacks: room in its stream, or only its turn.
     pub(crate) fn note_lack(&mut self, driver: &Driver, waiting: &mut Waiting, dependencies: &Dependencies) {
         if self.blocked.holds(dependencies) {
             return;
         }
         match dependencies.lane {
             Some(lane) if !self.has_room(driver, waiting, dependencies) => drop(self.full.insert(lane.key)),
-            // Its turn has come.
+            // The command's turn has come.
             _ => self.changed = true,
         }
     }
 
-    /// Whether it records an event that something held names, and could be executed otherwise.
+    /// Whether the command records an event that a held command names, and could otherwise be executed.
     pub(crate) fn only_an_event_holds(
         &self,
         driver: &Driver,
@@ -277,26 +277,27 @@ impl DeferredCommands {
             && self.has_room(driver, waiting, dependencies)
     }
 
-    /// Whether a client sends more and more behind what it holds up itself.
+    /// Whether a client sends more and more commands behind work that it holds up itself.
     pub(crate) fn is_too_much(&self) -> bool {
         self.bytes > MOST_BYTES
     }
 
-    /// Looks whether a stream that was full has room again: then the list must be looked through.
+    /// Checks whether a stream that was full has room again: then the list must be checked.
     pub(crate) fn find_room(&mut self, driver: &Driver, waiting: &mut Waiting) {
         if self.full.iter().any(|stream| self.stream_has_room(driver, waiting, *stream)) {
             self.changed = true;
         }
     }
 
-    /// Takes out everything that is held, to be looked through and kept again.
+    /// Removes all held commands, to be checked and kept again.
     pub(crate) fn take_all(&mut self) -> VecDeque<Entry> {
         self.blocked = Blocked::default();
         (self.bytes, self.by_thread, self.full) = (0, HashMap::new(), HashSet::new());
         std::mem::take(&mut self.list)
     }
 
-    /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
+    /// Called when no earlier command holds a held command. Returns whether the command goes to the driver, or waits for
+    /// another reason.
     pub(crate) fn next(&mut self, driver: &Driver, waiting: &mut Waiting, entry: &mut Entry) -> Result<Next, Refused> {
         if entry.progress == Progress::Queued && !self.has_room(driver, waiting, &entry.dependencies) {
             self.full.extend(entry.dependencies.lane.map(|lane| lane.key));
@@ -315,7 +316,7 @@ impl DeferredCommands {
             (Turn::Callback, Progress::OnDevice, Some(result)) => {
                 let HostFunc { kind, .. } = HostFunc::read(&mut Reader::new(&entry.parameters))?;
                 if result != CUDA_SUCCESS && kind == command::HOST_FUNCTION {
-                    // Not called in a broken context.
+                    // Callbacks are not called in a broken context.
                     return Ok(Next::Ends);
                 }
                 entry.progress = Progress::Callback(result);
@@ -333,7 +334,7 @@ impl DeferredCommands {
         self.by_thread.values().any(|n| *n > MANY)
     }
 
-    /// Takes out the reply slots of threads that waited because they were far ahead, and no longer are.
+    /// Removes and returns the reply slots of threads that waited because they were far ahead, and are not any more.
     pub(crate) fn relieved(&mut self) -> Vec<u16> {
         let threads = std::mem::take(&mut self.waiting_for_room);
         let mut relieved = Vec::new();
@@ -382,8 +383,8 @@ impl DeferredCommands {
         self.list.iter().find(|e| e.id == id)
     }
 
-    /// Takes a command out that need not be executed any more. What it held up stays held until the next look, which
-    /// comes because of what it was behind.
+    /// Removes a command that need not be executed any more. Commands behind it stay held until the next check, which the
+    /// command before it will cause.
     pub(crate) fn take_out(&mut self, id: u64) {
         let at = self.list.iter().position(|e| e.id == id);
         let Some(entry) = at.and_then(|at| self.list.remove(at)) else { return };

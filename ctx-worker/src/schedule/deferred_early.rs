@@ -1,4 +1,4 @@
-//! What is done at once for a command that is held: what its caller would have from the driver at once.
+//! The part of a held command that is done at once, since the caller would have its result from the driver at once.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::boxes;
@@ -21,8 +21,7 @@ use crate::session::outcome::Refused;
 const CHUNK_BYTES: u64 = CHUNK_SIZE as u64;
 
 impl Scheduler {
-    /// Gives what is held another event in place of this one, with what was recorded in it, so that this one can be
-    /// recorded anew.
+    /// Gives held commands another event in place of this one, with its record, so that this event can be recorded anew.
     pub(crate) fn set_event_aside(&mut self, call: &mut Call, memory: &Memory, event: u64) -> Result<(), Refused> {
         let object = *call.session.objects.get(event).ok_or(Refused::Code(CUDA_ERROR_INVALID_HANDLE))?;
         let created = call.session.objects.log().iter().find(|r| r.owner == event).cloned();
@@ -35,7 +34,7 @@ impl Scheduler {
             CUDA_SUCCESS => {}
             error => return Err(Refused::Code(error)),
         }
-        // Numbers of clients count up from 1.
+        // The client's numbers count up from 1.
         self.deferred.next += 1;
         let aside = Kind::Event.handle(1 << 47 | self.deferred.next);
         let mut args = Writer::new();
@@ -57,7 +56,7 @@ impl Scheduler {
             }
             event_fields::rename(&self.shapes, entry.header.call, &mut entry.parameters, event, aside)?;
         }
-        // It goes when nothing held names it any more.
+        // The event is destroyed when no held command names it any more.
         let destroy =
             command::number(&call.session.table, "cuEventDestroy_v2").ok_or(Refused::UnknownCall(u16::MAX))?;
         let header = CommandHeader { call: destroy, context: object.context, ..Default::default() };
@@ -70,8 +69,8 @@ impl Scheduler {
 }
 
 impl DeferredCommands {
-    /// Takes the bytes of a staging chunk over: there are few chunks, and the client needs them for other streams.
-    /// `false` where the command names no chunk: it fails when it is executed.
+    /// Copies the bytes of a staging chunk: there are few chunks, and the client needs them for other streams. Returns `false`
+    /// if the command names no chunk: then it fails when it is executed.
     pub(crate) fn defer_chunk(
         &mut self,
         session: &Session,
@@ -96,7 +95,7 @@ impl DeferredCommands {
         Ok(true)
     }
 
-    /// The same for the rows of a box. It is cut as the box was that did not fit a chunk.
+    /// The same for the rows of a box. The copy is divided like a box that does not fit into a chunk.
     pub(crate) fn defer_box_chunk(
         &mut self,
         session: &Session,
@@ -130,7 +129,7 @@ impl DeferredCommands {
     }
 }
 
-/// Bytes of a chunk, all of which are inside.
+/// Bytes of a chunk. The range lies within the chunk.
 fn staged_bytes(session: &Session, chunk: usize, offset: usize, length: usize) -> Vec<u8> {
     let mut copied = vec![0; length];
     // SAFETY: inside the staging, which is mapped as long as there is a client; what the client writes there

@@ -1,4 +1,4 @@
-//! Deferred frees of memory from pools: an allocation that comes after one in its stream takes its memory over.
+//! Deferred frees of memory from pools: an allocation that follows a deferred free in its stream takes over its memory.
 
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, PoolFree};

@@ -1,8 +1,8 @@
 //! Attributes of functions that are set while launches of these functions are held.
 //!
-//! The driver sets an attribute at once, for launches from then on, whatever its streams wait for; so the call is
-//! executed when it comes, and who made it goes on. A launch that came before it and is held keeps the value that there
-//! was. It gets that back for the moment in which it goes to the driver.
+//! The driver sets an attribute at once, for launches from then on, whatever its streams wait for; so the call is executed when
+//! it arrives, and its caller continues. An earlier launch that is held keeps the old value. The old value is restored for the
+//! moment in which the launch goes to the driver.
 
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::{self, Kind, Launch};
@@ -17,12 +17,12 @@ use crate::session::Session;
 use crate::session::call::Call;
 use crate::session::outcome::{Refused, check};
 
-/// A call that is about to set an attribute, and the held launches that it is not for.
+/// A call that is about to set an attribute, and the held launches to which the new value does not apply.
 #[derive(Debug)]
 pub(crate) struct Change {
     of_kernel: bool,
     attribute: u32,
-    /// Their numbers, contexts and functions, and the value that the attribute has there.
+    /// The launches' numbers, contexts and functions, and the attribute's value there.
     launches: Vec<(u64, u64, u64, i32)>,
 }
 
@@ -33,7 +33,7 @@ fn launched(entry: &Entry) -> Option<u64> {
 }
 
 impl Scheduler {
-    /// Takes note of what held launches have of an attribute that this call is about to set.
+    /// Notes the values that held launches have of an attribute that this call is about to set.
     pub(crate) fn about_to_set(
         &mut self,
         call: &mut Call,
@@ -58,7 +58,7 @@ impl Scheduler {
         Some(Change { of_kernel, attribute, launches })
     }
 
-    /// The call has set the attribute: held launches that it has changed it for keep what they had.
+    /// Called when the call has set the attribute: held launches for which the value has changed keep the old one.
     pub(crate) fn has_set(&mut self, call: &mut Call, loading: &mut Loading<'_>, code: &mut Code, change: Change) {
         let Change { of_kernel, attribute, launches } = change;
         let now = launches.iter().map(|(id, context, function, _)| (*id, *context, *function)).collect();
@@ -74,8 +74,8 @@ impl Scheduler {
     }
 }
 
-/// Gives a held launch's function the attributes that the launch was made with. What they were is added to `changed`, for
-/// [`set_back`], also where that fails on the way.
+/// Gives a held launch's function the attributes with which the launch was made. The replaced values are added to `changed`,
+/// for [`set_back`], also if an error occurs on the way.
 pub(crate) fn set_as_made(
     call: &mut Call,
     loading: &mut Loading<'_>,
@@ -92,7 +92,7 @@ pub(crate) fn set_as_made(
     Ok(())
 }
 
-/// Ends what [`set_as_made`] began.
+/// Reverts the changes of [`set_as_made`].
 pub(crate) fn set_back(
     call: &mut Call,
     loading: &mut Loading<'_>,
@@ -108,7 +108,7 @@ pub(crate) fn set_back(
     }
 }
 
-/// Adds the value that an attribute has in the context of each launch. Where it has none, there is nothing to keep.
+/// Adds the attribute's value in the context of each launch. If there is none, nothing needs to be kept.
 fn with_values(
     call: &mut Call,
     loading: &mut Loading<'_>,
@@ -132,7 +132,7 @@ fn with_values(
     valued
 }
 
-/// Whether two handles name one function, or a kernel and its function in a context.
+/// Whether two handles name the same function, or a kernel and its function in a context.
 fn is_same_code(session: &Session, one: u64, other: u64) -> bool {
     let of = |handle: u64| {
         let object = session.objects.get(handle)?;
@@ -143,7 +143,7 @@ fn is_same_code(session: &Session, one: u64, other: u64) -> bool {
     one.0 == other.0 || one.1 == other.1
 }
 
-/// The driver's function that a function or kernel is in a context, which is current then.
+/// The driver's function for a function or kernel in a context. The context is current afterwards.
 fn function_in(
     call: &mut Call,
     loading: &mut Loading<'_>,

@@ -1,5 +1,5 @@
-//! Deferred commands as bytes of the saved state. At a quiesce each is as it came from the ring, or a callback that the
-//! application is to run or is running.
+//! Deferred commands as bytes of the saved state. At a quiesce each deferred command is either as it came from the ring, or a
+//! callback that the application is to run or is running.
 
 use rekindle_images::BlobKind;
 use rekindle_wire::codec::Malformed;
@@ -14,20 +14,20 @@ use crate::session::Session;
 use crate::session::state::{self, DeferredCommand, DeferredProgress, FormerAttribute, StateError, WaitingForRoom};
 
 impl Setting {
-    /// As an image keeps it.
+    /// The form in which an image keeps the setting.
     pub(crate) fn saved(&self) -> FormerAttribute {
         let Self { of_kernel, attribute, value } = *self;
         FormerAttribute { of_kernel, attribute, value, ..FormerAttribute::default() }
     }
 
-    /// What [`Setting::saved`] gave.
+    /// Restores a setting from the result of [`Setting::saved`].
     pub(crate) fn restored(saved: &FormerAttribute) -> Self {
         Self { of_kernel: saved.of_kernel, attribute: saved.attribute, value: saved.value }
     }
 }
 
 impl DeferredCommands {
-    /// Everything that is held; `None` where nothing is, and nobody waits for it.
+    /// All held commands; `None` if no command is held and nobody waits for room.
     fn saved(&self) -> Result<Option<Vec<u8>>, StateError> {
         if self.list.is_empty() && self.callbacks.thread == 0 && self.waiting_for_room.is_empty() {
             return Ok(None);
@@ -68,7 +68,7 @@ impl DeferredCommands {
     }
 }
 
-/// All commands that are held, in one part.
+/// All held commands are saved in one part.
 impl Saved for Scheduler {
     const KIND: BlobKind = BlobKind::DeferredCommands;
     type With<'a> = (&'a Session, &'a Memory);
@@ -84,7 +84,7 @@ impl Saved for Scheduler {
 }
 
 impl Scheduler {
-    /// Takes up what [`DeferredCommands::saved`] gave.
+    /// Restores the result of [`DeferredCommands::saved`].
     fn restore_deferred(&mut self, session: &Session, memory: &Memory, bytes: &[u8]) -> Result<(), Malformed> {
         let saved: state::DeferredCommands = state::parse(bytes)?;
         let slot = |word: u32| u16::try_from(word).map_err(|_| Malformed("a reply slot that does not exist"));

@@ -1,4 +1,4 @@
-//! What a command has to do with streams and events: what it must come after, and what must come after it.
+//! The streams and events of a command: which commands it must follow, and which must follow it.
 
 use std::collections::HashSet;
 
@@ -15,60 +15,62 @@ use crate::session::waiting::StreamKey;
 /// How a stream is ordered with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It is that stream: each of its commands comes after all earlier ones of blocking streams, and before all later.
+    /// The legacy default stream itself: each of its commands follows all earlier commands of blocking streams, and precedes
+    /// all later ones.
     Legacy,
-    /// Ordered with it.
+    /// The stream is ordered with the legacy default stream.
     Blocking,
-    /// Not ordered with it.
+    /// The stream is not ordered with it.
     Free,
 }
 
-/// A stream that a command is enqueued in.
+/// A stream in which a command is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) key: StreamKey,
     pub(crate) role: Role,
 }
 
-/// What a command does with an event.
+/// The use that a command makes of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventUse {
     Record,
-    /// Makes a stream or a caller wait for the event's last record, or asks for it.
+    /// Makes a stream or a caller wait for the event's last record, or queries it.
     Wait,
-    /// Nothing that names it may come before, or be before it.
+    /// Commands that name the event may neither overtake this one nor be overtaken by it.
     Destroy,
 }
 
-/// What else a command must come after.
+/// Further commands that a command must follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Scope {
     #[default]
     Nothing,
-    /// Everything in a context.
+    /// All commands in a context.
     Context(u64),
-    /// Everything in all contexts.
+    /// All commands in all contexts.
     Everything,
 }
 
-/// How a command's turn is taken.
+/// How a command is executed when its turn comes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It goes to the driver.
+    /// The command goes to the driver.
     #[default]
     Execute,
-    /// It asks whether something is done. Rather than being held it is told that it is not.
+    /// The command asks whether work is done. If it would be held, the answer is that the work is not done.
     Ask,
-    /// The application runs a callback, when the stream has come to it.
+    /// The application runs a callback, when the stream has reached it.
     Callback,
-    /// It goes to the driver when the device has done all that it has, in all streams; and it ends this context, 0 for none.
+    /// The command goes to the driver when the device has completed all work, in all streams. The command ends this context (0
+    /// for none).
     AtRest(u64),
 }
 
-/// What a command has to do with streams and events.
+/// The streams, events and contexts that determine a command's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dependencies {
-    /// The context that it needs.
+    /// The context that the command needs.
     pub(crate) context: u64,
     pub(crate) lane: Option<Lane>,
     pub(crate) events: Vec<(u64, EventUse)>,
@@ -76,15 +78,15 @@ pub(crate) struct Dependencies {
     pub(crate) turn: Turn,
 }
 
-/// The same for all commands of one number: in which words of its parameters each is.
+/// The same for all commands with one number: the words of the parameters that contain each.
 #[derive(Debug, Default)]
 struct Shape {
-    /// The context that it needs, where that is not the current one.
+    /// The context that the command needs, if that is not the current one.
     context: Option<usize>,
     stream: Option<usize>,
     /// Words that name events.
     events: Vec<(usize, EventUse)>,
-    /// Words that name what is ordered like an event, and is none.
+    /// Words that name objects that are ordered like events, but are not events.
     alone: Vec<usize>,
     /// Launch attributes, which may name events.
     attributes: Option<usize>,
@@ -108,15 +110,15 @@ enum TurnShape {
     Callback,
     AtRest,
     EndsContext(usize),
-    /// At rest, where the context of the device was used and let go.
+    /// At rest, if the context of the device was used and released.
     Renews(usize),
 }
 
-/// All lines of the table, and all commands that are declared besides.
+/// The shapes of all lines of the table, and of all other declared commands.
 #[derive(Debug)]
 pub(crate) struct Shapes {
     lines: Vec<Shape>,
-    /// By the number behind [`command::FIRST`].
+    /// Indexed by the number from [`command::FIRST`] on.
     commands: Vec<Option<Shape>>,
 }
 
@@ -140,7 +142,7 @@ impl Shapes {
         }
     }
 
-    /// Which words of a command's parameters name events.
+    /// The words of a command's parameters that name events.
     pub(crate) fn events(&self, call: u16) -> impl Iterator<Item = usize> {
         self.get(call).into_iter().flat_map(|shape| shape.events.iter().map(|(word, _)| *word))
     }
@@ -151,7 +153,7 @@ impl Shapes {
     }
 }
 
-/// What a command's declaration says.
+/// The shape from a command's declaration.
 fn declared(clauses: &[Clause]) -> Shape {
     let mut shape = Shape::default();
     for clause in clauses {
@@ -172,7 +174,7 @@ fn declared(clauses: &[Clause]) -> Shape {
                 shape.turn = TurnShape::Renews(device);
             }
             Clause::Callback => shape.turn = TurnShape::Callback,
-            // About memory.
+            // Clauses about memory.
             Clause::Through(_)
             | Clause::Writes { .. }
             | Clause::Reads { .. }
@@ -187,7 +189,7 @@ fn declared(clauses: &[Clause]) -> Shape {
     shape
 }
 
-/// What a line of the table says.
+/// The shape of a line of the table.
 fn shape(function: &Function) -> Shape {
     let mut shape = Shape::default();
     if !function.route.travels() {
@@ -198,7 +200,7 @@ fn shape(function: &Function) -> Shape {
         (_, "cuEventRecord") => EventUse::Record,
         _ => EventUse::Wait,
     };
-    // Parameters are words up to the first text.
+    // Parameters are words up to the first text parameter.
     let params = function.params.iter().flatten().take_while(|p| p.c_type != "const char *");
     for (word, param) in params.enumerate() {
         match param.c_type.as_str() {
@@ -212,8 +214,8 @@ fn shape(function: &Function) -> Shape {
     {
         shape.turn = TurnShape::Ask;
     }
-    // What else sets something the driver does at once, and held launches keep what they had (`deferred_settings`). For a limit
-    // it waits itself.
+    // The driver applies other settings at once, and held launches keep their values (`deferred_settings`). For a limit the
+    // driver itself waits.
     if function.symbol == "cuCtxSetLimit" {
         shape.scope = ScopeShape::Everything;
     }
@@ -225,7 +227,7 @@ fn shape(function: &Function) -> Shape {
 pub(crate) struct FreeStreams(HashSet<u64>);
 
 impl FreeStreams {
-    /// `cuStreamCreateWithPriority` was executed.
+    /// Called when `cuStreamCreateWithPriority` was executed.
     pub(crate) fn created(&mut self, handle: u64, args: &Reader<'_>) {
         const NON_BLOCKING: u64 = 1;
         if word(args.all(), 1) == Some(NON_BLOCKING) {
@@ -233,7 +235,7 @@ impl FreeStreams {
         }
     }
 
-    /// An object was destroyed, which may have been a stream.
+    /// Called when an object was destroyed, which may have been a stream.
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.0.remove(&handle);
     }
@@ -245,8 +247,8 @@ pub(crate) fn word(parameters: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Shapes {
-    /// What a command has to do with streams and events. One that names what does not exist has nothing to do with
-    /// any: it fails when it is executed, at once.
+    /// The streams and events of a command. A command that names an unknown object has none: it fails when it is executed, at
+    /// once.
     pub(crate) fn dependencies(
         &self,
         streams: &FreeStreams,
@@ -256,7 +258,7 @@ impl Shapes {
         parameters: &[u8],
     ) -> Dependencies {
         let Some(shape) = self.get(header.call) else {
-            // Of a number that is nobody's: it is refused, after everything that is deferred.
+            // The number belongs to no command: the command is refused, after all deferred commands.
             return Dependencies { context: header.context, scope: Scope::Everything, ..Default::default() };
         };
         let at = |place: usize| word(parameters, place);
@@ -283,7 +285,7 @@ impl Shapes {
                 TurnShape::Callback => Turn::Callback,
                 TurnShape::AtRest => Turn::AtRest(0),
                 TurnShape::EndsContext(place) => Turn::AtRest(at(place).unwrap_or(0)),
-                // A context that was let go is made anew.
+                // A context that was released is created anew.
                 TurnShape::Renews(place) if is_let_go(memory, at(place)) => Turn::AtRest(0),
                 TurnShape::Renews(_) => Turn::Execute,
             },
@@ -291,7 +293,7 @@ impl Shapes {
     }
 }
 
-/// Whether the primary context of a device was used, and let go.
+/// Whether the primary context of a device was used, and released.
 fn is_let_go(memory: &Memory, ordinal: Option<u64>) -> bool {
     let ordinal = ordinal.and_then(|o| usize::try_from(o).ok());
     ordinal.and_then(|o| memory.devices.get(o)).is_some_and(|device| device.used)
@@ -318,8 +320,8 @@ mod tests {
     use crate::serve::fixture;
     use std::fmt::Write;
 
-    /// What each command has to do with streams and events, found by parameters that tell their places: word 5 holds 1005.
-    /// Commands that have nothing to do with any are left out.
+    /// The streams and events of each command, found with parameters that tell their places: word 5 contains 1005. Commands
+    /// without streams and events are omitted.
     fn observed() -> String {
         let worker = fixture::executor();
         let table = rekindle_cuda_abi::table::parse(rekindle_cuda_abi::table::TEXT).unwrap();

@@ -1,5 +1,5 @@
-//! The fields of a command that name events. Any other word of its parameters is the client's own: a number, an address
-//! or what a kernel takes, which may equal an event's handle by chance or by intent.
+//! The fields of a command that name events. Any other word of its parameters belongs to the client: a number, an address or a
+//! kernel parameter, which may equal an event's handle by chance or by intent.
 
 use rekindle_wire::codec::{Reader, Writer};
 use rekindle_wire::command::{ATTRIBUTE_BYTES, EVENT_ATTRIBUTES, Launch};
@@ -7,8 +7,8 @@ use rekindle_wire::command::{ATTRIBUTE_BYTES, EVENT_ATTRIBUTES, Launch};
 use crate::schedule::dependencies::Shapes;
 use crate::session::outcome::Refused;
 
-/// Has a command name the event `to` wherever it names the event `from`. All other bytes stay as they are, and so does
-/// the length.
+/// Replaces the event `from` by the event `to` wherever a command names it. All other bytes stay the same, and so does the
+/// length.
 pub(crate) fn rename(shapes: &Shapes, call: u16, parameters: &mut Vec<u8>, from: u64, to: u64) -> Result<(), Refused> {
     let mut word = |at: usize| {
         let field = parameters.get_mut(at * 8..at * 8 + 8).filter(|field| **field == from.to_le_bytes());
@@ -61,7 +61,7 @@ mod tests {
             let mut attributes = attribute(COOPERATIVE, [from; 8]);
             attributes.extend(attribute(event, [named, from, 0, 0, 0, 0, 0, 0]));
             attributes.extend(attribute(event, [other, 0, 0, 0, 0, 0, 0, 0]));
-            // Its last parameter is shorter than a word.
+            // The last parameter is shorter than a word.
             let mut parameters = words(&[from, 1, from]);
             parameters.extend([1, 2, 3]);
             let mut bytes = Writer::new();
@@ -140,7 +140,7 @@ mod tests {
         let call = &mut worker.call;
         worker.scheduler.set_event_aside(call, &worker.memory, event).unwrap();
 
-        // The command that destroys it is held behind, and has the next number.
+        // The command that destroys the event is held behind, and has the next number.
         let aside = Kind::Event.handle(1 << 47 | (worker.scheduler.deferred.next - 1));
         let entry = worker.scheduler.deferred.entry(1).unwrap();
         let held = Launch::read(&mut Reader::new(&entry.parameters)).unwrap();

@@ -1,4 +1,4 @@
-//! Which command goes to the driver when: dependencies, deferred commands, waiting without blocking, rest.
+//! Decides when each command goes to the driver: dependencies, deferred commands, waiting without blocking, rest.
 
 pub(crate) mod callbacks;
 pub(crate) mod deferred;
@@ -23,17 +23,17 @@ use crate::resources::Memory;
 use crate::session::Session;
 use crate::session::waiting::Then;
 
-/// What decides which command goes to the driver when.
+/// Decides when each command goes to the driver.
 pub(crate) struct Scheduler {
-    /// What each line of the table has to do with streams and events.
+    /// The streams and events of each line of the table.
     pub(crate) shapes: Shapes,
     /// Streams that are not ordered with the legacy default stream.
     pub(crate) free_streams: FreeStreams,
     /// Commands that wait in software.
     pub(crate) deferred: DeferredCommands,
-    /// When events were recorded.
+    /// The times at which events were recorded.
     pub(crate) times: Times,
-    /// What has ended since the last look; kept for its memory.
+    /// Waits that have ended since the last check; kept to reuse its memory.
     pub(crate) finished: Vec<(Then, CUresult)>,
     /// The number of `cuEventRecord`.
     pub(crate) event_record: u16,
@@ -59,7 +59,7 @@ impl Scheduler {
         }
     }
 
-    /// What a command has to do with streams and events.
+    /// The streams and events of a command.
     pub(crate) fn dependencies(
         &self,
         session: &Session,

@@ -1,4 +1,4 @@
-//! Bringing the device to rest, and naming what keeps it from that.
+//! Waits until the device is idle, and names the work that prevents this.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -16,20 +16,20 @@ use crate::session::waiting::StreamKey;
 /// How a wait for the device ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
-    /// Nothing runs, and nothing waits but for the application.
+    /// Nothing runs, and all waits are for the application.
     Idle,
-    /// Time is up, and this is what still runs.
+    /// The time is up. The text names the work that still runs.
     Busy(String),
 }
 
-/// How long the device may take before it is thought to wait for a command that it does not have, at first.
+/// How long the device may take, at first, before the worker assumes that the device waits for a command that it does not have.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a worker knows of its streams while a quiesce goes on.
+/// The worker's view of its streams during a quiesce.
 #[derive(Debug)]
 pub(crate) struct Closing {
     busy: HashSet<StreamKey>,
-    /// When that last changed.
+    /// When the view last changed.
     since: Instant,
     patience: Duration,
 }
@@ -39,13 +39,13 @@ impl Closing {
         Self { busy: HashSet::new(), since: Instant::now(), patience: TIMEOUT }
     }
 
-    /// How much longer what runs may merely be long.
+    /// How much longer the running work may be just long.
     pub(crate) fn patience(&self) -> Duration {
         if self.busy.is_empty() { Duration::ZERO } else { self.patience.saturating_sub(self.since.elapsed()) }
     }
 
-    /// Takes note of what is busy now. Where a step has added to it, the next one must be thought over for longer: two
-    /// streams of long kernels must not take turns for ever.
+    /// Notes which streams are busy now. If a step has added work, the following wait is longer: two streams of long kernels
+    /// must not alternate for ever.
     pub(crate) fn look(&mut self, busy: Vec<StreamKey>) {
         let busy: HashSet<_> = busy.into_iter().collect();
         if busy.difference(&self.busy).next().is_some() && !self.busy.is_empty() {
@@ -58,7 +58,7 @@ impl Closing {
     }
 }
 
-/// An earlier error has broken the context, so that nothing comes to rest.
+/// An earlier error has broken the context, so that the device never becomes idle.
 #[derive(Clone, Copy, Debug, Error)]
 #[error("the context is broken: {}", result_name(*.0))]
 pub(crate) struct Broken(pub(crate) CUresult);
@@ -69,7 +69,7 @@ impl Failing for Broken {
     }
 }
 
-/// Asks the driver which streams are idle, and returns one that is not. An error of a stream's has broken its context.
+/// Asks the driver which streams are idle, and returns one that is not. An error of a stream means that its context is broken.
 pub(crate) fn busy_stream(call: &mut Call) -> Result<Option<StreamKey>, Broken> {
     let mut busy = None;
     for key in call.session.waiting.busy(0) {
@@ -87,10 +87,10 @@ pub(crate) fn busy_stream(call: &mut Call) -> Result<Option<StreamKey>, Broken> 
     Ok(busy)
 }
 
-/// As many kernels are named at most.
+/// The maximum number of kernels that are named.
 const NAMED: usize = 3;
 
-/// Names what keeps a stream busy.
+/// Names the work that keeps a stream busy.
 pub(crate) fn what_runs(session: &Session, key: StreamKey) -> String {
     let stream = match key.handle {
         CU_STREAM_LEGACY => "the default stream".into(),

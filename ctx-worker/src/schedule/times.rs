@@ -6,13 +6,14 @@
 //!                               |<──────────────>|       └ the moment of the restore: an event of the worker's
 //! ```
 //!
-//! A save notes how long before it each event came. A restore records the events again, since they must say that they are
-//! done, and one of its own in each context: the moment of the restore, which stands for all of them. The time between two
-//! events of before is what it was, and from one of before to one of after it is as if the program had gone on at once.
+//! A save notes how long before it each event was recorded. A restore records the events again, since their queries must report
+//! that they are done. It also records one event of its own in each context: the moment of the restore, which stands for all of
+//! them. The time between two old events is the same as before. The time from an old event to a new one is as if the program
+//! had continued at once.
 //!
-//! The driver gives times as `f32`, whose error grows with the time: an hour ago is known to a quarter of a millisecond.
-//! So ages are summed up from event to event, whose distances the driver gives as exactly as it would give them to the
-//! program.
+//! The driver returns times as `f32`, whose error grows with the time: the time to an event an hour ago is accurate to a
+//! quarter of a millisecond. So ages are sums of the times from event to event. The driver returns each of these as exactly as
+//! it would return it to the program.
 
 use std::collections::HashMap;
 
@@ -25,24 +26,24 @@ use crate::schedule::dependencies::word;
 use crate::session::call::Call;
 use crate::session::state::{RecordedEvent, State};
 
-/// Events that were recorded before a restore and not since: how many milliseconds before the save.
+/// Events that were recorded before a restore and not since, each with its age in milliseconds at the save.
 pub(crate) type Ages = HashMap<u64, f64>;
 
-/// When events were recorded, and before a restore.
+/// The times at which events were recorded, also before a restore.
 #[derive(Default)]
 pub(crate) struct Times {
-    /// How many commands have come.
+    /// The number of commands so far.
     pub(crate) commands: u64,
-    /// Events that were recorded, and by which command: its number.
+    /// The recorded events, each with the number of the command that recorded it.
     pub(crate) recorded: HashMap<u64, u64>,
     /// Events that were recorded before a restore.
     pub(crate) ages: Ages,
-    /// In each context that has such events, one that was recorded at the restore.
+    /// In each context that has such events, an event that was recorded at the restore.
     pub(crate) restored_at: HashMap<u64, CUevent>,
 }
 
-/// How many milliseconds before `now` each event came; `None` for one that keeps no time. `elapsed` is the time from one
-/// to the other, `None` where there is none.
+/// The age in milliseconds of each event at `now`; `None` for an event that keeps no time. `elapsed` is the time from one event
+/// to another, `None` if there is none.
 fn ages_before(
     now: CUevent,
     events: &[CUevent],
@@ -64,19 +65,19 @@ fn ages_before(
 }
 
 impl Times {
-    /// A command has recorded an event.
+    /// Called when a command has recorded an event.
     pub(crate) fn event_recorded(&mut self, event: u64) {
         self.recorded.insert(event, self.commands);
         self.ages.remove(&event);
     }
 
-    /// An object is gone, which may have been an event.
+    /// Called when an object is destroyed, which may be an event.
     pub(crate) fn forget(&mut self, handle: u64) {
         self.recorded.remove(&handle);
         self.ages.remove(&handle);
     }
 
-    /// A context is about to go.
+    /// Called before a context is destroyed.
     pub(crate) fn forget_context(&mut self, driver: &Driver, context: u64) {
         if let Some(moment) = self.restored_at.remove(&context) {
             // SAFETY: made by `mark_restore`, and not used again.
@@ -84,7 +85,7 @@ impl Times {
         }
     }
 
-    /// For the image: the recorded events in their order, with their ages.
+    /// Writes the recorded events for the image, in their order, with their ages.
     pub(crate) fn write(&self, ages: &Ages, state: &mut State) {
         let mut recorded: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         recorded.sort_unstable();
@@ -97,7 +98,7 @@ impl Times {
         state.recorded = recorded.into_iter().map(event).collect();
     }
 
-    /// What [`Times::write`] wrote.
+    /// Reads the data that [`Times::write`] wrote.
     pub(crate) fn read(&mut self, state: &State) {
         for (when, event) in (0..).zip(&state.recorded) {
             self.recorded.insert(event.handle, when);
@@ -107,7 +108,7 @@ impl Times {
         }
     }
 
-    /// How many milliseconds ago each recorded event came, of those whose times are kept. The device is at rest.
+    /// The age in milliseconds of each recorded event that keeps its time. The device is idle.
     pub(crate) fn event_ages(&self, call: &mut Call) -> Ages {
         let mut by_context: HashMap<u64, Vec<(u64, CUevent)>> = HashMap::new();
         for event in self.recorded.keys() {
@@ -128,9 +129,9 @@ impl Times {
         ages
     }
 
-    /// Adds the ages of a context's events, which is current.
+    /// Adds the ages of the events of a context, which is current.
     fn add_ages(&self, driver: &Driver, ages: &mut Ages, context: u64, events: &[(u64, CUevent)], now: CUevent) {
-        // An event of before the restore stands where the restore stands.
+        // An event from before the restore has the time of the restore.
         let moment = self.restored_at.get(&context).copied();
         let stands_for = |event: u64, real| self.ages.get(&event).and(moment).unwrap_or(real);
         let reals: Vec<CUevent> = events.iter().map(|(event, real)| stands_for(*event, *real)).collect();
@@ -140,7 +141,7 @@ impl Times {
         }
     }
 
-    /// From now on the moment of the restore stands for the events of before it.
+    /// From now on the moment of the restore stands for the events from before it.
     fn mark_restore(&mut self, call: &mut Call) {
         let mut contexts: Vec<u64> =
             self.ages.keys().filter_map(|event| call.session.objects.get(*event)).map(|event| event.context).collect();
@@ -155,8 +156,7 @@ impl Times {
         }
     }
 
-    /// Corrects the answer of `cuEventElapsedTime`, which has succeeded, where one of the events comes from before a
-    /// restore.
+    /// Corrects the answer of `cuEventElapsedTime`, which has succeeded, if one of the events is from before a restore.
     pub(crate) fn correct_elapsed(&self, call: &Call, parameters: &[u8], payload: &mut Writer) {
         let event = |at| word(parameters, at).and_then(|event| Some((event, call.session.objects.get(event)?)));
         let Some(((start, of_start), (end, of_end))) = event(0).zip(event(1)) else { return };
@@ -176,12 +176,12 @@ impl Times {
         *payload = corrected;
     }
 
-    /// An event that was recorded is recorded again: all that it stood for is done, and it must say so. In the order in
-    /// which they were recorded, so that no time between two comes out negative.
+    /// Records the recorded events again: their work is done, and queries must report so. The events are recorded in their
+    /// original order, so that no time between two is negative.
     pub(crate) fn record_events(&mut self, call: &mut Call) -> Result<(), NotLoaded> {
         let mut events: Vec<(u64, u64)> = self.recorded.iter().map(|(event, when)| (*when, *event)).collect();
         events.sort_unstable();
-        // Later records come after these.
+        // Later records have higher numbers.
         self.commands = self.commands.max(events.len() as u64);
         for (_, event) in events {
             let Some(object) = call.session.objects.get(event).copied() else { continue };
@@ -195,7 +195,7 @@ impl Times {
     }
 }
 
-/// The time between two events of the driver's, as it gives it.
+/// The time between two events, as the driver returns it.
 fn elapsed(driver: &Driver, start: CUevent, end: CUevent) -> Option<f32> {
     let mut elapsed = 0.0;
     // SAFETY: the out parameter is a local, the handles are the driver's own. An event without times is an error.
@@ -203,7 +203,7 @@ fn elapsed(driver: &Driver, start: CUevent, end: CUevent) -> Option<f32> {
     (result == CUDA_SUCCESS).then_some(elapsed)
 }
 
-/// An event that is recorded now, in the current context.
+/// Records a new event in the current context.
 fn record_now(driver: &Driver) -> Option<CUevent> {
     let mut event = 0;
     // SAFETY: the out parameter is a local, the context current; nothing runs that the wait could be long for.
@@ -232,7 +232,7 @@ mod tests {
         ((end as f64 - start as f64) / 1e6) as f32
     }
 
-    /// What the client is answered.
+    /// The answer to the client.
     fn answered(worker: &mut Executor, start: u64, end: u64) -> f32 {
         let real = |event: u64| worker.call.session.objects.get(event).unwrap().real;
         let (mut parameters, mut payload) = (Writer::new(), Writer::new());
@@ -244,13 +244,13 @@ mod tests {
         f32::from_bits(Reader::new(payload.bytes()).word().unwrap() as u32)
     }
 
-    /// How long ago each event came.
+    /// The age of each event.
     fn ages(worker: &mut Executor) -> Ages {
         let Executor { call, scheduler, .. } = worker;
         scheduler.times.event_ages(call)
     }
 
-    /// A worker that has these events, recorded in that order: by their numbers, and when.
+    /// A worker with these recorded events, in that order: their numbers and times.
     fn recorded(events: &[(u64, u64)]) -> (Executor, u64) {
         let mut worker = fixture::executor();
         let context = fixture::context(&mut worker);
@@ -265,7 +265,7 @@ mod tests {
         (worker, context)
     }
 
-    /// A worker that was restored from what another would save now. The restore takes its time over each event.
+    /// A worker that was restored from the state that another would save now. The restore takes some time for each event.
     fn restored(saved: &mut Executor, events: &[(u64, u64)]) -> Executor {
         let (ages, now) = (ages(saved), clock::now());
         let (mut worker, _) = recorded(events);
@@ -298,7 +298,7 @@ mod tests {
     fn a_time_across_a_restore_does_not_depend_on_how_long_the_restore_took_for_each_event() {
         let events: Vec<(u64, u64)> = (0..200).map(|i| (i + 1, i)).collect();
         let (mut saved, context) = recorded(&events);
-        // A second later it is saved, and a second after its restore an event is recorded.
+        // The worker is saved a second later, and an event is recorded a second after the restore.
         clock::set(1_000_000_000);
         let mut worker = restored(&mut saved, &events);
         clock::advance(1_000_000_000);
@@ -312,7 +312,7 @@ mod tests {
                 assert!((between - 2000.0).abs() < 0.001, "{number}: {between}");
             }
         }
-        // So it is after another.
+        // The same holds after another restore.
         let ages = ages(&mut worker);
         let between = ages.get(&Kind::Event.handle(1)).unwrap() - ages.get(&new).unwrap();
         assert!((between - 2000.0).abs() < 0.001, "{between}");
@@ -343,7 +343,7 @@ mod tests {
             times in proptest::collection::vec(0..100 * HOUR, 2..40),
             close in 1..10_000_000_u64,
         ) {
-            // Each has a neighbour.
+            // Each event has a neighbour.
             let times: Vec<u64> = times.iter().flat_map(|time| [*time, time + close]).collect();
             let now = 200 * HOUR;
             let ages = ages_before(now, &times, |start, end| Some(given(start, end)));
@@ -351,7 +351,7 @@ mod tests {
                 for (j, end) in times.iter().enumerate() {
                     let exact = (*end as f64 - *start as f64) / 1e6;
                     let between = ages[i].unwrap() - ages[j].unwrap();
-                    // As an f32, and what the order of those that are as good as equal adds.
+                    // The error of an f32, and the error from the order of nearly equal times.
                     let allowed = exact.abs() * f64::from(f32::EPSILON) + 1e-3;
                     prop_assert!((between - exact).abs() <= allowed, "{} {}", between, exact);
                 }

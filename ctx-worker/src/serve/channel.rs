@@ -1,5 +1,5 @@
-//! The worker's two sockets: the channel to the daemon, and the connection to the client. Each has a thread that reads
-//! it, and the channel one that writes, so that the executor never waits for either: a daemon may be stopped.
+//! The worker's two sockets: the channel to the daemon, and the connection to the client. A thread reads each, and a further
+//! thread writes to the channel, so that the executor never waits for either: a daemon may be stopped.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,18 +21,18 @@ use crate::serve::silence::{self, Silence};
 use crate::session::memory_pressure::MemoryPressure;
 use crate::signal_stack::Thread;
 
-/// What comes from the daemon, or about it.
+/// A message from the daemon, or news about it.
 pub(crate) enum Event {
-    /// A request, to be answered.
+    /// A request that must be answered.
     Request(Box<Message<WorkerRequest>>, Asker),
     /// The daemon is gone.
     DaemonGone,
 }
 
-/// The daemon that has asked: an answer is for it alone, also when another has taken over meanwhile.
+/// The daemon that has sent a request: only this daemon gets the answer, also when another has taken over meanwhile.
 pub(crate) type Asker = Arc<UnixStream>;
 
-/// A reply, and the daemon that it is for.
+/// A reply, and the daemon that receives it.
 struct Answer {
     socket: Asker,
     reply: WorkerReply,
@@ -40,25 +40,25 @@ struct Answer {
     files: Vec<OwnedFd>,
 }
 
-/// What the threads share with the executor.
+/// The data that the threads share with the executor.
 pub(crate) struct Channel {
-    /// Where replies go; replaced when another daemon takes over.
+    /// The socket for replies; replaced when another daemon takes over.
     socket: Mutex<Asker>,
-    /// Their way to the thread that writes them.
+    /// Sends replies to the thread that writes them.
     answers: Sender<Answer>,
-    /// How long the daemon has said nothing.
+    /// How long the daemon has been silent.
     pub(crate) silence: Silence,
-    /// Set when a save is to be cut short.
+    /// Cancels a save.
     pub(crate) cancel: Arc<Cancel>,
-    /// Memory that others' clones take.
+    /// Memory that the clones of other processes occupy.
     memory_pressure: MemoryPressure,
-    /// Something has come for the executor to look at.
+    /// Whether there is news for the executor.
     pub(crate) news: AtomicBool,
     /// The ring whose doorbell wakes the executor, while it may sleep there.
     sleeping_on: Mutex<Option<Shared>>,
-    /// The client's connection, to be shown to another daemon.
+    /// The client's connection, which is shown to another daemon.
     client: Mutex<Option<(Attach, Attached, OwnedFd)>>,
-    /// The connection's way to the thread that reads it.
+    /// Sends the connection to the thread that reads it.
     connections: Sender<(UnixStream, Arc<Arrived>)>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn start(socket: UnixStream) -> std::io::Result<(Arc<Channel>, Receiv
         client: Mutex::new(None),
         connections,
     });
-    // Started now for the sake of its stack, see `start`.
+    // Started now, so that its stack is mapped early, see `start`.
     Thread::named("connection").spawn(move || {
         if let Ok((connection, arrived)) = coming.recv() {
             read_connection(&connection, &arrived);
@@ -96,7 +96,7 @@ impl Channel {
         let Some(mut asker) = self.asker() else { return };
         loop {
             if !self.silence.wait_readable(&socket) {
-                // The executor sees it too, once it is through with what it was saving.
+                // The executor notices it too, after the save has ended.
                 self.cancel.fire();
                 std::thread::sleep(silence::POLL_INTERVAL);
                 continue;
@@ -104,7 +104,7 @@ impl Channel {
             let received = frame::receive_known::<WorkerRequest>(&socket, frame::MAX_BLOB);
             self.silence.heard();
             let received = match received {
-                // The daemon is of a later release. What it asks for is not done, and the client goes on.
+                // The daemon is of a later release. The request is refused, and the client continues.
                 Ok(Message { body: Err(error), .. }) => {
                     let reason = format!(
                         "a worker of Rekindle {} does not know this: {error}; start the program anew to have a newer one",
@@ -121,7 +121,7 @@ impl Channel {
                 Ok(Message { body: WorkerRequest::Alive, .. }) => {}
                 Ok(Message { body: WorkerRequest::Room { coming }, .. }) => self.memory_pressure.said(coming),
                 Ok(message) => {
-                    // Here and not when the executor comes to it: a `Cancel` may follow at once.
+                    // Done here, before the executor takes the request: a `Cancel` may follow at once.
                     if matches!(message.body, WorkerRequest::Save { .. } | WorkerRequest::Precopy { .. }) {
                         self.cancel.expect_another();
                     }
@@ -139,7 +139,7 @@ impl Channel {
                     }
                     self.wake();
                     let Some(next) = self.rejoin() else {
-                        // A worker without a client, or whose client is going too, has nothing left to do.
+                        // A worker without a client, or whose client is ending too, has nothing left to do.
                         // SAFETY: ends the process without the driver's exit handlers; the kernel frees everything.
                         unsafe { libc::_exit(0) }
                     };
@@ -164,7 +164,7 @@ impl Channel {
         crate::serve::rejoin::rejoin(&attach, &attached, connection.as_fd(), || false)
     }
 
-    /// Makes the executor look, wherever it is.
+    /// Makes the executor check for news, wherever it waits.
     fn wake(&self) {
         self.news.store(true, Ordering::Release);
         if let Ok(ring) = self.sleeping_on.lock()
@@ -174,7 +174,7 @@ impl Channel {
         }
     }
 
-    /// From now on the executor may sleep on this ring (`None`: no longer). While it does not, nothing here writes to
+    /// Says that from now on the executor may sleep on this ring (`None`: no longer). While it does not, nothing here writes to
     /// the client's memory.
     pub(crate) fn sleeps_on(&self, ring: Option<Shared>) {
         if let Ok(mut sleeping_on) = self.sleeping_on.lock() {
@@ -182,12 +182,13 @@ impl Channel {
         }
     }
 
-    /// The daemon that there is now.
+    /// The current daemon.
     pub(crate) fn asker(&self) -> Option<Asker> {
         self.socket.lock().ok().map(|it| Arc::clone(&it))
     }
 
-    /// The client finds no device memory: whether to try again, after a moment. `first`: it has not been tried again yet.
+    /// Called when the client finds no device memory. Returns, after a moment, whether to try again. `first`: the command has
+    /// not been retried yet.
     pub(crate) fn is_room_coming(&self, first: bool) -> bool {
         self.memory_pressure.wait(first, || {
             if let Some(daemon) = self.asker() {
@@ -208,7 +209,7 @@ impl Channel {
         }
     }
 
-    /// What the next daemon is to know of the client.
+    /// Stores what the next daemon must know of the client.
     pub(crate) fn remember(&self, protocol: Option<String>) {
         if let Ok(mut client) = self.client.lock()
             && let Some((attach, ..)) = client.as_mut()
@@ -234,7 +235,7 @@ impl Channel {
     }
 }
 
-/// Writes answers, each to the daemon that has asked.
+/// Writes answers, each to the daemon that sent the request.
 fn write_answers(answers: &Receiver<Answer>) {
     for Answer { socket, reply, blob, files } in answers {
         let fds: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
@@ -244,7 +245,7 @@ fn write_answers(answers: &Receiver<Answer>) {
     }
 }
 
-/// Takes the memfds that the client sends; when the connection closes, the client is gone, and so is the worker.
+/// Receives the memfds that the client sends. When the connection closes, the client is gone, and the worker ends.
 fn read_connection(connection: &UnixStream, arrived: &Arrived) {
     loop {
         match frame::receive::<Pinned>(connection) {

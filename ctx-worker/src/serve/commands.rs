@@ -1,4 +1,4 @@
-//! The commands that are not lines of the driver table: what each does on the worker's side.
+//! The commands that are not lines of the driver table: the worker's side of each.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::codec::{Malformed, Reader, Writer};
@@ -91,7 +91,7 @@ impl Executor {
 
     fn unload(&mut self, kind: Kind, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let handle = to_unload(&self.call, kind, args)?;
-        // What runs from it must be done: the driver waits here too.
+        // Work that runs from the code must be done: the driver waits here too.
         self.finish_streams(0)?;
         self.code.unload(&mut self.call, kind, handle, args)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
@@ -104,7 +104,7 @@ impl Executor {
         self.memory.mem_info(&self.call, taken, args, reply)
     }
 
-    /// Executes a command around boxes, arrays, textures and surfaces.
+    /// Executes a command for boxes, arrays, textures and surfaces.
     fn shape_command(&mut self, number: u16, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         if number == command::COPY_BOX_FROM_CHUNK || number == command::COPY_BOX_TO_CHUNK {
             return self.copy_box_chunk(args, number == command::COPY_BOX_FROM_CHUNK);
@@ -125,7 +125,7 @@ impl Executor {
         self.memory.pool_command(&mut self.call, &mut self.scheduler.deferred, number, args, reply)
     }
 
-    /// The frees that an allocation from a pool has waited for have happened.
+    /// Called when the frees for which an allocation from a pool has waited are done.
     pub(crate) fn retry_pool_alloc(&mut self, wanted: &PoolAllocation, reply: u16) {
         self.memory.pools.settle(self.driver());
         let mut payload = Writer::new();
@@ -148,7 +148,7 @@ impl Executor {
 
     fn tensor_map(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let (map, address) = tensor_maps::encode(self.driver(), args, reply)?;
-        // Where accesses are tracked, a map names what it was encoded for.
+        // While accesses are tracked, a map names the address for which it was encoded.
         self.checkpoint.tracker.encoded(map, address);
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
@@ -230,7 +230,7 @@ impl Executor {
         let OfStream { stream } = OfStream::read(args)?;
         let key = self.stream_key(stream)?;
         if self.call.session.waiting.is_at_rest(key) {
-            // What ended in an error counts as done, too: the driver says which it was.
+            // A wait that ended in an error counts as done too: the driver returns the error.
             let answer = match self.call.session.waiting.real(key) {
                 Some(real) => {
                     self.enter_context(key.context)?;
@@ -253,7 +253,7 @@ impl Executor {
     fn event_sync(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let SyncEvent { event } = SyncEvent::read(args)?;
         let real = self.handle_event(event)?;
-        // The event's record as it is now, whatever is recorded later: a stream of our own waits for it, one in which
+        // Refers to the event's record as it is now, whatever is recorded later: a stream of our own waits for it, in which
         // nothing else waits.
         let context = self.call.session.objects.get(event).map_or(0, |o| o.context);
         self.enter_context(context)?;
@@ -321,7 +321,7 @@ impl Executor {
         if self.memory.free_to_pool(address) {
             return Ok(Outcome::Done(CUDA_SUCCESS));
         }
-        // Like the driver, free waits for everything, in all contexts: another device may be copying from here.
+        // Like the driver, a free waits for all work, in all contexts: another device may be copying from here.
         let busy = self.call.session.waiting.busy(0);
         self.when_done(busy, Then::Free { address, reply: self.call.header.reply })?;
         Ok(Outcome::Later)
@@ -338,7 +338,7 @@ impl Executor {
         let PinnedMap { address, size, flags, serial } = PinnedMap::read(args)?;
         let allocation = pinned::Allocation { size, flags, context: self.call.header.context };
         if let Err(refused) = self.memory.pinned_fits(size) {
-            // It is not waited for any longer.
+            // Nobody waits for the memory any longer.
             self.memory.pinned.arrived.take(address, Some(serial));
             return Err(refused);
         }
@@ -410,14 +410,13 @@ impl Executor {
         self.api_version(real, reply)
     }
 
-    /// Brings everything in a context to rest, and takes down what the worker keeps for it: all of its objects, as
-    /// `take` does.
+    /// Waits until a context is idle, and removes the worker's data for it: all of its objects, as `take` does.
     fn clear_context(
         &mut self,
         handle: u64,
         take: impl FnOnce(&mut Objects) -> Vec<(u64, Object)>,
     ) -> Result<(), Refused> {
-        // The commands before it have been executed, but the device may still be at work.
+        // The earlier commands have been executed, but the device may still be busy.
         self.finish_streams(handle)?;
         self.enter_context(handle)?;
         let driver = self.driver();
@@ -472,28 +471,28 @@ impl Executor {
 
     fn context_reset(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         let ordinal = self.release_primary(args)?;
-        // Other contexts may be using what was allocated from them.
+        // Other contexts may use memory that was allocated from these pools.
         self.finish_streams(0)?;
         self.memory.reset_pools(self.call.gpu.driver, ordinal);
         self.reset_primary(ordinal)?;
         Ok(Outcome::Done(CUDA_SUCCESS))
     }
 
-    /// Takes down everything of the client's in a primary context, and says whose it is.
+    /// Removes all of the client's objects in a primary context, and returns its device.
     fn release_primary(&mut self, args: &mut Reader<'_>) -> Result<usize, Refused> {
         let EndContext { context: handle } = EndContext::read(args)?;
         let ordinal = self.device_of_context(handle)?;
         self.clear_context(handle, |objects| objects.remove_context(handle))?;
         self.call.session.objects.remove(handle);
-        // The command came in a context that is no more.
+        // The context of the command does not exist any more.
         self.call.header.context = 0;
         self.memory.devices[ordinal].used = true;
         Ok(ordinal)
     }
 
-    /// Makes a primary context as new. What the worker itself has in it is taken out before and put back after.
+    /// Resets a primary context. The worker's own resources in it are removed before and restored afterwards.
     pub(crate) fn reset_primary(&mut self, ordinal: usize) -> Result<(), Refused> {
-        // Copies of other devices go through the same staging.
+        // Copies of other devices use the same staging.
         self.finish_streams(0)?;
         self.checkpoint.wait_for_background();
         let driver = self.driver();
@@ -522,7 +521,7 @@ impl Executor {
         self.memory.devices[ordinal].primary = real;
         self.memory.devices[ordinal].used = false;
         self.memory.devices[ordinal].reset = true;
-        // As a worker's start does, for the sake of the addresses that later code gets.
+        // Done as at a worker's start, so that later code gets the same addresses.
         let hasher = self.checkpoint.hasher.prepare(self.driver(), (ordinal, device), real);
         self.context_changed();
         hasher.map_err(|failed| Refused::Code(failed.code))?;
@@ -578,7 +577,7 @@ mod tests {
             worker.call.session.objects.record(command::CONTEXT_CREATE, context, 0, &[], None);
             let text = format!(".version 7.0\n.target sm_75\n.global .u32 a{number};");
             let image = [&1_u64.to_le_bytes(), &(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
-            // As on a device, which this worker has not: there it would know nothing of the code.
+            // As on a device. This worker has none, and its driver would know nothing of the code.
             worker.code.store.keep(image.clone(), (9, 0)).unwrap();
             worker.code.store.part(number, 0, image.len() as u64, &image).unwrap();
             worker.call.header = CommandHeader { call: command::MODULE_LOAD, context, ..CommandHeader::default() };

@@ -1,33 +1,33 @@
-//! What a worker gives up before it has a client, as its daemon tells it on the command line.
+//! The privileges that a worker drops before it has a client, as its daemon tells it on the command line.
 //!
-//! The daemon knows what this machine can do (`daemon::sandbox`), and says so once; a worker does all of it
+//! The daemon determines once which measures this machine supports (`daemon::sandbox`). A worker applies all of them
 //! (`serve/sandbox`), or does not start.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What is to be done; `--confined` has it as JSON.
+/// The measures to apply; `--confined` contains them as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
-    /// Who the worker becomes. None where its daemon is not root: it then stays who it is.
+    /// The user that the worker becomes. `None` if its daemon is not root: then the user stays the same.
     pub identity: Option<Identity>,
-    /// Only what the driver needs is opened by its path.
+    /// Whether the worker may open only the paths that the driver needs.
     pub landlock: bool,
-    /// System calls that nobody here needs fail.
+    /// Whether system calls that neither worker nor driver needs fail.
     pub seccomp: bool,
-    /// What the administrator lets it read besides.
+    /// Further paths that the administrator lets the worker read.
     pub read: Vec<PathBuf>,
 }
 
-/// A user of a worker's own.
+/// A user for this worker alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// No other worker's that lives.
+    /// No other living worker has this user.
     pub uid: u32,
     /// The group of all workers, which lets them use the daemon's endpoint for workers and nothing else.
     pub gid: u32,
-    /// The driver's devices' group, where they are not for everybody.
+    /// The group of the driver's devices, unless everybody may use them.
     pub device_group: Option<u32>,
 }
 
@@ -45,7 +45,7 @@ impl std::fmt::Display for Confinement {
     }
 }
 
-/// The version of landlock that this kernel enforces; 0 where it is not there, or not switched on.
+/// The version of landlock that this kernel enforces; 0 if landlock is missing or not enabled.
 pub fn landlock_version() -> i32 {
     const CREATE_RULESET_VERSION: u32 = 1;
     // SAFETY: with this flag the kernel looks at no attributes.

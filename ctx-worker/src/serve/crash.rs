@@ -1,8 +1,8 @@
-//! What a worker that crashes says before it is gone: which access failed, in which library and thread. A worker leaves
-//! no core file (see [`crate::serve::sandbox`]), so a user's report has nothing else to go by.
+//! The report of a worker that crashes: which access failed, in which library and thread. A worker leaves no core file (see
+//! [`crate::serve::sandbox`]), so a user's report has no other information.
 //!
-//! The crash stays one: whoever handled the signal before, the standard library's look for an overflown stack among
-//! them, does so afterwards, and the process ends by it.
+//! The crash is not hidden: earlier handlers of the signal, such as the standard library's check for a stack overflow, run
+//! afterwards, and the signal ends the process.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::{self, Write};
@@ -15,14 +15,14 @@ use crate::signal_stack::SignalStack;
 /// The signals of a crash, with their names.
 const SIGNALS: [(c_int, &str); 4] =
     [(libc::SIGSEGV, "SIGSEGV"), (libc::SIGBUS, "SIGBUS"), (libc::SIGILL, "SIGILL"), (libc::SIGFPE, "SIGFPE")];
-/// How much of the stack is looked through for callers, and as many are said.
+/// How many words of the stack are searched for callers.
 const STACK_WORDS: usize = 512;
 const CALLERS: usize = 12;
 const LINE: usize = 1024;
-/// An access as near to the stack's end may be one that there was no stack for.
+/// An access this near to the stack's end may be a stack overflow.
 const STACK_NEAR: u64 = 1 << 20;
 
-/// Code of a library or the program: its addresses, from where offsets count, its file's name.
+/// Code of a library or the program: its addresses, the base of offsets, and its file name.
 struct Code {
     start: u64,
     end: u64,
@@ -30,7 +30,7 @@ struct Code {
     name: String,
 }
 
-/// All that a handler needs, made before: it may neither allocate nor lock.
+/// The data that a handler needs, made before: a handler may neither allocate nor lock.
 struct Known {
     log: c_int,
     code: Vec<Code>,
@@ -39,10 +39,10 @@ struct Known {
 
 static KNOWN: OnceLock<Known> = OnceLock::new();
 
-/// From now on the log says where a crash was. To be called when libraries are loaded, the log is still stderr, and by the
-/// thread that goes on to be the executor.
+/// Writes the place of a crash into the log from now on. To be called when libraries are loaded and the log is still stderr, by
+/// the thread that becomes the executor.
 pub(crate) fn say() -> io::Result<()> {
-    // This thread's until the process ends.
+    // The stack belongs to this thread until the process ends.
     std::mem::forget(SignalStack::install()?);
     let log = io::stderr().as_fd().try_clone_to_owned()?;
     // SAFETY: all zero is a valid action: the default one.
@@ -56,7 +56,7 @@ pub(crate) fn say() -> io::Result<()> {
     if KNOWN.set(Known { log: log.as_raw_fd(), code: loaded(), before }).is_err() {
         return Ok(());
     }
-    // The handler's from here on.
+    // The handler owns the log from here on.
     let _ = log.into_raw_fd();
     for (signal, _) in SIGNALS {
         // SAFETY: the handler does only what one may.
@@ -72,7 +72,7 @@ pub(crate) fn say() -> io::Result<()> {
     Ok(())
 }
 
-/// The code that is loaded now.
+/// The currently loaded code.
 fn loaded() -> Vec<Code> {
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _size: usize, list: *mut c_void) -> c_int {
         // SAFETY: the list is the caller's, the description is the loader's.
@@ -98,7 +98,7 @@ fn loaded() -> Vec<Code> {
     list
 }
 
-/// A line that is made without allocating; what does not fit is left out.
+/// A line that is formatted without allocating; text that does not fit is omitted.
 struct Line {
     bytes: [u8; LINE],
     length: usize,
@@ -106,7 +106,7 @@ struct Line {
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // But for the end of the line.
+        // One byte is reserved for the end of the line.
         let left = &mut self.bytes[self.length..LINE - 1];
         let count = text.len().min(left.len());
         left[..count].copy_from_slice(&text.as_bytes()[..count]);
@@ -115,7 +115,7 @@ impl Write for Line {
     }
 }
 
-/// An address as a place in a library, if it is one.
+/// An address, shown as a place in a library if it is one.
 struct Place<'a>(&'a [Code], u64);
 
 impl Place<'_> {
@@ -174,7 +174,7 @@ extern "C" fn crashed(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
 
 impl Known {
     fn write(&self, line: &Line) {
-        // Whoever reads the log may hang, and a crash must not.
+        // The reader of the log may hang, and a crash must not.
         let mut takes = libc::pollfd { fd: self.log, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one description; the next call as below.
         if unsafe { libc::poll(&raw mut takes, 1, 0) } != 1 {
@@ -184,7 +184,7 @@ impl Known {
         unsafe { libc::write(self.log, line.bytes.as_ptr().cast(), line.length) };
     }
 
-    /// As if this handler had never been.
+    /// Hands the signal on, as if this handler had never been installed.
     fn hand_on(&self, at: usize, signal: c_int, info: &libc::siginfo_t, context: *mut c_void) {
         let before = &self.before[at];
         if before.sa_flags & libc::SA_SIGINFO != 0 && before.sa_sigaction > libc::SIG_IGN {
@@ -196,14 +196,14 @@ impl Known {
             by_default(signal);
         }
         if info.si_code <= 0 {
-            // It does not come by itself again.
+            // The signal does not come again by itself.
             // SAFETY: no pointers; it comes when this handler has returned.
             unsafe { libc::raise(signal) };
         }
     }
 }
 
-/// What has failed fails again when the handler returns, and that is the end.
+/// Restores the default action: the failed access fails again when the handler returns, which ends the process.
 fn by_default(signal: c_int) {
     // SAFETY: sets the default action.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -217,7 +217,7 @@ mod tests {
 
     const CRASH: &str = "REKINDLE_TEST_CRASH";
 
-    /// Run by the tests below in a process of its own.
+    /// Run by the tests below in a separate process.
     #[test]
     #[ignore = "ends its process"]
     fn crashes() {
@@ -225,7 +225,7 @@ mod tests {
         match std::env::var(CRASH).as_deref() {
             // SAFETY: it is not, which is the point.
             Ok("write") => unsafe { (0x10 as *mut u8).write_volatile(1) },
-            // To this thread: the test program's main thread has no signal stack of a worker's.
+            // Sent to this thread: the test program's main thread has no signal stack of a worker.
             // SAFETY: the thread is this one.
             Ok("sent") => assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGSEGV) }, 0),
             Ok("overflow") => assert_ne!(overflow(1), 0),
@@ -239,7 +239,7 @@ mod tests {
         overflow(depth + 1) + here[depth as usize % 64]
     }
 
-    /// How it ended, and what it said.
+    /// The exit status and the output of the process.
     fn crash(how: &str) -> (Option<i32>, String) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let command = command.args(["--ignored", "--exact", "serve::crash::tests::crashes", "--nocapture"]);

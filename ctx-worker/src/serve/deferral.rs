@@ -1,4 +1,4 @@
-//! Commands are executed, or held in software. `schedule/deferred.rs` decides which of the two.
+//! Executes commands or holds them in software. `schedule/deferred.rs` decides between the two.
 //!
 //! ```text
 //!   ring ──> execute ──nothing holds it──> perform ──> driver
@@ -21,7 +21,7 @@ use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::Then;
 
 impl Executor {
-    /// Executes a command, or holds it. An error means that the client does not speak our language, and is given up.
+    /// Executes a command, or holds it. An error means that the client violates the protocol; the worker gives it up.
     pub(crate) fn execute(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.scheduler.times.commands += 1;
         let dependencies = self.scheduler.dependencies(&self.call.session, &self.memory, &header, parameters);
@@ -35,17 +35,17 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether something waits that the executor must look at again and again.
+    /// Whether work is waiting that the executor must check repeatedly.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.call.session.waiting.is_empty() || !self.scheduler.deferred.is_at_rest()
     }
 
-    /// Whether the command's stream takes it now.
+    /// Whether the command's stream has room for it now.
     fn has_room(&mut self, dependencies: &Dependencies) -> bool {
         self.scheduler.deferred.has_room(self.call.gpu.driver, &mut self.call.session.waiting, dependencies)
     }
 
-    /// Records a private event where much has been enqueued, to learn later how much of it is done.
+    /// Records a private event after many commands were enqueued, to learn later how many of them are done.
     fn tick(&mut self, dependencies: &Dependencies) {
         let Some(lane) = dependencies.lane.filter(|lane| self.call.session.waiting.wants_tick(lane.key)) else {
             return;
@@ -55,7 +55,8 @@ impl Executor {
         }
     }
 
-    /// Holds a command behind what it must come after, and does at once what its caller would have from the driver at once.
+    /// Holds a command behind the commands that it must follow, and does at once the part that its caller would have from the
+    /// driver at once.
     fn defer(&mut self, header: CommandHeader, parameters: &[u8], dependencies: Dependencies) -> Result<(), Refused> {
         self.call.header = header;
         if dependencies.turn == Turn::Ask {
@@ -65,7 +66,7 @@ impl Executor {
         self.memory.ipc_events.hold(header.call, parameters);
         let (driver, waiting) = (self.call.gpu.driver, &mut self.call.session.waiting);
         self.scheduler.deferred.note_lack(driver, waiting, &dependencies);
-        // Its stream goes on: what is held means the event as it was before.
+        // The event's stream continues: held commands mean the event as it was before.
         if self.scheduler.deferred.only_an_event_holds(driver, waiting, &dependencies) {
             for (event, _) in &dependencies.events {
                 self.scheduler.set_event_aside(&mut self.call, &self.memory, *event)?;
@@ -77,7 +78,8 @@ impl Executor {
         }
         match header.call {
             command::LAUNCH if header.reply != 0 => {
-                // The driver would say now whether it may be, and its caller may have to go on for it ever to be.
+                // The driver would say at once whether the launch is allowed, and its caller may have to continue before the
+                // launch can run.
                 let allowed = self.enter_context(header.context).and_then(|()| {
                     let (call, mut loading, code) = self.code_parts();
                     code.check_launch(call, &mut loading, parameters)
@@ -113,7 +115,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Executes what need not be held any more, in its order.
+    /// Executes commands that need not be held any more, in their order.
     pub(crate) fn look_at_held(&mut self) {
         if self.scheduler.deferred.looking {
             return;
@@ -139,7 +141,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Nothing before a held command holds it: whether it goes, or waits for something of its own.
+    /// Called when no earlier command holds a held command. Returns whether the command goes to the driver, or waits for
+    /// another reason.
     fn goes(&mut self, entry: &mut Entry) -> Result<bool, Refused> {
         match self.scheduler.deferred.next(self.call.gpu.driver, &mut self.call.session.waiting, entry)? {
             Next::Stays => Ok(false),
@@ -181,7 +184,7 @@ impl Executor {
         self.when_done(streams, Then::Deferred(entry.id)).map_err(code)
     }
 
-    /// Executes a held launch with the attributes that it was made with.
+    /// Executes a held launch with the attributes that applied when it was made.
     fn perform_as_set(&mut self, entry: &Entry) -> Result<(), Refused> {
         let mut changed = Vec::new();
         let (call, mut loading, code) = self.code_parts();
@@ -199,7 +202,7 @@ impl Executor {
         performed
     }
 
-    /// Says whether some thread is far ahead, and lets those go on that no longer are.
+    /// Publishes whether some thread is far ahead, and lets threads continue that are not any more.
     fn show_pressure(&mut self) {
         let Some(shared) = self.call.session.shared else { return };
         shared.header().pressure.store(u32::from(self.scheduler.deferred.has_many()), Release);
@@ -208,7 +211,7 @@ impl Executor {
         }
     }
 
-    /// A thread of the application's asks to go on when little of what it sent is held.
+    /// A thread of the application asks to continue when few of its commands are held.
     pub(crate) fn held_room(&mut self, args: &mut Reader<'_>) -> Result<Outcome, Refused> {
         HeldRoom::read(args)?;
         self.scheduler.deferred.waiting_for_room.push((self.call.header.thread, self.call.header.reply));
@@ -216,7 +219,7 @@ impl Executor {
         Ok(Outcome::Later)
     }
 
-    /// The application's callback thread has run one, and asks for the next.
+    /// The application's callback thread has run a callback, and asks for the next.
     pub(crate) fn callback_next(&mut self, args: &mut Reader<'_>, reply: &mut Writer) -> Result<Outcome, Refused> {
         let CallbackNext { done } = CallbackNext::read(args)?;
         if (done != 0 && !self.scheduler.deferred.callback_returned(done))
@@ -238,7 +241,7 @@ impl Executor {
         }
     }
 
-    /// Has the waiting callback thread run what is ready.
+    /// Has the waiting callback thread run a callback that is ready.
     fn run_callback(&mut self) {
         if self.scheduler.deferred.callbacks.thread == 0 {
             return;

@@ -1,5 +1,5 @@
-//! The executor: takes commands from the ring in their order, and does what the daemon asks between them.
-//! `state.rs` has the states that the worker is in meanwhile.
+//! The executor: takes commands from the ring in their order, and serves the daemon's requests between them. `state.rs`
+//! describes the states of the worker.
 
 use rekindle_cuda_abi::table;
 use rekindle_cuda_abi::types::*;
@@ -27,7 +27,7 @@ use crate::session::objects::Object;
 use crate::session::outcome::{Outcome, Refused};
 use crate::session::waiting::{StreamKey, Then};
 
-/// The worker's state around the driver: an owner for each layer.
+/// The worker's state around the driver: one owner for each layer.
 pub(crate) struct Executor {
     /// The driver, the session, and the command under way.
     pub(crate) call: Call,
@@ -59,7 +59,7 @@ impl Executor {
         }
     }
 
-    /// The command under way, with what it needs that may have the driver load code.
+    /// The command under way, with the parts of the worker that are needed when the driver loads code.
     pub(crate) fn code_parts(&mut self) -> (&mut Call, Loading<'_>, &mut Code) {
         let loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
         (&mut self.call, loading, &mut self.code)
@@ -71,12 +71,12 @@ impl Executor {
         (Layers { call, memory, code, scheduler }, &mut self.checkpoint)
     }
 
-    /// Whether there may be memory now for what the client asks for, of which there was none.
+    /// Called when an allocation of the client found no memory. Returns whether there may be memory now.
     pub(crate) fn make_room(&mut self, first: bool) -> bool {
         self.checkpoint.make_room(self.call.gpu.driver, self.memory.devices.len(), first)
     }
 
-    /// Refuses memory that is not the client's.
+    /// Refuses memory that does not belong to the client.
     pub(crate) fn reachable(&self, address: u64, bytes: u64) -> Result<(), Refused> {
         self.memory.reachable(&self.code.globals, address, bytes)
     }
@@ -86,7 +86,7 @@ impl Executor {
         self.memory.allow_peer(&self.call, address)
     }
 
-    /// Something has synchronised: takes what kernels have printed.
+    /// Called after a synchronisation: reads the output that kernels have printed.
     pub(crate) fn collect_prints(&mut self) {
         self.code.prints.collect(&mut self.call);
     }
@@ -95,7 +95,7 @@ impl Executor {
         self.call.gpu.driver
     }
 
-    /// Hands one command to the driver. An error means that the client does not speak our language, and is given up.
+    /// Hands one command to the driver. An error means that the client violates the protocol; the worker gives it up.
     pub(crate) fn perform(&mut self, header: CommandHeader, parameters: &[u8]) -> Result<(), Refused> {
         self.call.header = header;
         self.checkpoint.graph_may_change(&header, parameters);
@@ -121,7 +121,7 @@ impl Executor {
             Ok(Outcome::Later) => {}
             Ok(Outcome::Done(result)) => self.answer(header.reply, result, payload.bytes()),
             Err(Refused::Code(code)) => {
-                // Whoever waits for a chunk gets the error from it.
+                // The thread that waits for a chunk gets the error from the chunk.
                 if !matches!(header.call, command::COPY_TO_CHUNK | command::COPY_BOX_TO_CHUNK) {
                     self.answer(header.reply, code, &[]);
                 }
@@ -175,19 +175,19 @@ impl Executor {
         })
     }
 
-    /// Takes note of what held launches have of an attribute that this call is about to set.
+    /// Notes the values that held launches have of an attribute that this call is about to set.
     fn about_to_set(&mut self, header: &CommandHeader, parameters: &[u8]) -> Option<Change> {
         let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
         self.scheduler.about_to_set(&mut self.call, &mut loading, &mut self.code, header, parameters)
     }
 
-    /// The call has set the attribute.
+    /// Called when the call has set the attribute.
     fn has_set(&mut self, change: Change) {
         let mut loading = Loading { memory: &mut self.memory, reader: &mut self.checkpoint.engine };
         self.scheduler.has_set(&mut self.call, &mut loading, &mut self.code, change);
     }
 
-    /// A copy through a staging chunk does not happen: nobody must wait for it.
+    /// Fails a copy through a staging chunk, so that nobody waits for it.
     fn fail_chunk(&mut self, chunk: u64, code: CUresult) {
         if let Some(shared) = self.call.session.shared
             && chunk < rekindle_wire::layout::CHUNKS as u64
@@ -197,8 +197,8 @@ impl Executor {
         }
     }
 
-    /// Keeps an error after which the context is lost, so that every later call returns it. Whoever sees it finds what
-    /// kernels have printed before it.
+    /// Keeps an error after which the context is lost, so that every later call returns it. Output that kernels have printed
+    /// before the error is read first.
     pub(crate) fn note_sticky(&mut self, code: CUresult) {
         let Some(shared) = self.call.session.shared else { return };
         let sticky = &shared.header().sticky;
@@ -208,7 +208,7 @@ impl Executor {
         }
     }
 
-    /// Executes a generated call; for a restore.
+    /// Executes a generated call, for a restore.
     pub(crate) fn dispatch(
         &mut self,
         call: u16,
@@ -218,7 +218,7 @@ impl Executor {
         dispatch(self, call, args, reply)
     }
 
-    /// Answers a call; the error of one that nobody waits for is kept for a later call.
+    /// Answers a call. If nobody waits for the answer, an error is kept for a later call.
     pub(crate) fn answer(&mut self, reply_slot: u16, result: CUresult, payload: &[u8]) {
         let Some(shared) = self.call.session.shared else { return };
         self.note_sticky(result);
@@ -249,12 +249,12 @@ impl Executor {
         self.call.gpu.enter(real).map_err(Refused::Code)
     }
 
-    /// The driver's current context was changed, or destroyed, by something else.
+    /// Called when other code has changed or destroyed the driver's current context.
     pub(crate) fn context_changed(&mut self) {
         self.call.gpu.leave();
     }
 
-    // What the generated dispatch asks for.
+    // Functions that the generated dispatch calls.
 
     pub(crate) fn device(&self, ordinal: u64) -> Result<CUdevice, Refused> {
         self.memory.device(ordinal)
@@ -264,18 +264,18 @@ impl Executor {
         self.call.session.object(handle, &[Kind::Event])
     }
 
-    /// A function that is about to be used, so that its code is loaded; a kernel is as good, as in the driver.
+    /// Resolves a function that is about to be used, so that its code is loaded. A kernel is accepted too, as in the driver.
     pub(crate) fn handle_function(&mut self, handle: u64) -> Result<u64, Refused> {
         let (call, mut loading, code) = self.code_parts();
         code.function(call, &mut loading, handle)
     }
 
-    /// A function that is asked about and not used.
+    /// Resolves a function that is queried and not used.
     pub(crate) fn handle_unused_function(&self, handle: u64) -> Result<u64, Refused> {
         self.call.session.object(handle, &[Kind::Function, Kind::Kernel])
     }
 
-    /// Places the variables of a module or library in the current context, where that has not been done yet.
+    /// Places the variables of a module or library in the current context, unless they have been placed there.
     pub(crate) fn instantiate(&mut self, parent: u64) -> Result<(), Refused> {
         let (call, mut loading, code) = self.code_parts();
         code.instantiate(call, &mut loading, parent)
@@ -285,7 +285,7 @@ impl Executor {
         self.handle_function(handle)
     }
 
-    /// A stream in which something is about to be enqueued.
+    /// Resolves a stream in which work is about to be enqueued.
     pub(crate) fn handle_stream(&mut self, handle: u64) -> Result<u64, Refused> {
         self.call.stream(handle)
     }
@@ -295,7 +295,7 @@ impl Executor {
         self.call.session.stream_key(&self.call.header, handle)
     }
 
-    /// A generated call has created an object.
+    /// Called when a generated call has created an object.
     pub(crate) fn created(
         &mut self,
         kind: &str,
@@ -320,16 +320,17 @@ impl Executor {
         Ok(())
     }
 
-    /// A generated call has destroyed an object.
+    /// Called when a generated call has destroyed an object.
     pub(crate) fn destroyed(&mut self, handle: u64) {
         self.call.session.objects.remove(handle);
         self.scheduler.times.forget(handle);
         self.scheduler.free_streams.destroyed(handle);
     }
 
-    /// A generated call has changed an object (0: the context); `value` is the place of the parameter that says to what.
+    /// Called when a generated call has changed an object (0: the context). `value` is the place of the parameter with the new
+    /// value.
     pub(crate) fn changed(&mut self, handle: u64, call: u16, args: &Reader<'_>, value: Option<usize>) {
-        // A function is loaded at its first use, which has its record.
+        // A function is loaded at its first use, which has its own record.
         if call == self.code.function_load {
             return;
         }
@@ -343,22 +344,22 @@ impl Executor {
         );
     }
 
-    /// Waits for everything in these streams, then does something. Streams of other contexts are marked in theirs.
+    /// Waits for all work in these streams, then executes `then`. Streams of other contexts are marked in their contexts.
     pub(crate) fn when_done(&mut self, streams: Vec<StreamKey>, then: Then) -> Result<(), Refused> {
         self.call.when_done(streams, then)
     }
 
-    /// The command under way has enqueued a transfer from a device to the host in a stream, which copies look out for. Where
-    /// none is under way this is a look at a word.
+    /// Notes a transfer from a device to the host that the command under way has enqueued in a stream. Copies give way to such
+    /// transfers. If no copy is under way, this costs one check of a word.
     pub(crate) fn note_transfer(&mut self, device: Option<usize>, stream: StreamKey) {
         let Some(transfer) = device.and_then(|device| self.checkpoint.pace.transfer(device)) else { return };
-        // The transfer itself goes on, whether it is known when it ends or not.
+        // The transfer itself proceeds even if its end is not noticed.
         if self.when_done(vec![stream], Then::Transferred(transfer)).is_err() {
             self.checkpoint.pace.transferred(transfer);
         }
     }
 
-    /// The client has broken its ring or sent what no interposer sends.
+    /// Ends the worker: the client has broken its ring, or has sent a message that no interposer sends.
     pub(crate) fn give_up(&self, why: &dyn std::fmt::Display) -> ! {
         error!("the client's ring is broken ({why}); giving it up");
         // SAFETY: ends the process without running the driver's exit handlers, which could wait for the device. The
@@ -367,7 +368,7 @@ impl Executor {
     }
 }
 
-/// Whether a command that has failed can be executed again: it has taken nothing with it.
+/// Whether a command that has failed can be executed again, since it has consumed nothing.
 fn is_repeatable(call: u16) -> bool {
     use command::{ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC};
     call < command::FIRST || [ARRAY_CREATE, LAUNCH, MEM_ALLOC, MIPMAP_CREATE, PIECE_CREATE, POOL_ALLOC].contains(&call)

@@ -1,4 +1,4 @@
-//! An executor for tests of what it does by itself: its driver succeeds at everything and does nothing.
+//! An executor for tests of its own logic: every call of its driver succeeds and does nothing.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -37,7 +37,7 @@ fn driver() -> &'static Driver {
     })
 }
 
-/// The driver's events: they note when they were recorded, by a clock that the calling thread sets.
+/// The driver's events: they store when they were recorded, by a clock that the calling thread sets.
 pub(crate) mod clock {
     use std::cell::{Cell, RefCell};
     use std::collections::HashMap;
@@ -50,7 +50,7 @@ pub(crate) mod clock {
         static RECORDED: RefCell<HashMap<CUevent, u64>> = RefCell::default();
     }
 
-    /// It is so many nanoseconds after the clock's beginning.
+    /// Sets the clock, in nanoseconds since its beginning.
     pub(crate) fn set(now: u64) {
         NOW.set(now);
     }
@@ -60,17 +60,17 @@ pub(crate) mod clock {
         NOW.get()
     }
 
-    /// So many nanoseconds go by.
+    /// Advances the clock by this many nanoseconds.
     pub(crate) fn advance(by: u64) {
         NOW.set(NOW.get() + by);
     }
 
-    /// So many nanoseconds go by whenever an event is recorded.
+    /// Advances the clock by this many nanoseconds whenever an event is recorded.
     pub(crate) fn advance_at_each_record(by: u64) {
         STEP.set(by);
     }
 
-    /// An event is recorded, and done.
+    /// Records an event, which is done at once.
     pub(crate) fn record(event: CUevent) {
         advance(STEP.get());
         RECORDED.with_borrow_mut(|recorded| recorded.insert(event, NOW.get()));
@@ -135,7 +135,7 @@ pub(crate) fn event(worker: &mut Executor, context: u64, handle: u64) {
     worker.call.session.objects.record(create, handle, context, args.bytes(), None);
 }
 
-/// What a command may do.
+/// The predicted accesses of a command.
 pub(crate) fn access_of(worker: &mut Executor, header: CommandHeader, parameters: &[u8]) -> Access {
     let Executor { call, memory, code, checkpoint, .. } = worker;
     let client = ClientView { driver: call.driver(), session: &call.session, memory, code };

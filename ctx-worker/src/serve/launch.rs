@@ -66,7 +66,7 @@ impl Executor {
         if result == CUDA_SUCCESS {
             self.call.session.waiting.launched(self.stream_key(launch.stream)?, launch.function);
             self.call.session.kernel_launched(object.allocates);
-            // The launch was one of the events' records too.
+            // The launch was also one of the events' records.
             for event in launch.events() {
                 if self.call.session.objects.get(event).is_some() {
                     self.scheduler.times.event_recorded(event);
@@ -82,7 +82,7 @@ impl Executor {
         if launches.len() > window::MAX_DEVICES {
             return Err(Malformed("more launches than there are devices").into());
         }
-        // Each launch's parameters, and where each parameter of them lies.
+        // Each launch's parameters, and the place of each of its parameters.
         let mut parameters: Vec<(Vec<u64>, Vec<*mut c_void>)> = Vec::new();
         let (mut list, mut keys) = (Vec::new(), Vec::new());
         let mut allocates = false;
@@ -132,7 +132,7 @@ impl Executor {
         Ok(Outcome::Done(result))
     }
 
-    /// Pointers to a function's parameters in a buffer that holds them all.
+    /// Pointers to a function's parameters in a buffer that holds all of them.
     fn parameter_places(&self, function: u64, bytes: &mut [u64]) -> Result<Vec<*mut c_void>, Refused> {
         let mut places = Vec::new();
         loop {

@@ -1,5 +1,5 @@
-//! Becoming a saved client: device memory at its addresses, code and objects made again in their order, content loaded.
-//! Its shared memory comes later, with the restored process.
+//! Restores a saved client: device memory at its addresses, code and objects in their order, and the content of memory. The
+//! client's shared memory comes later, with the restored process.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::serve::executor::Executor;
 use crate::session::state::{self, Mapped, State};
 
 impl Executor {
-    /// Restores everything but what the client shares. After an error the worker is of no use any more.
+    /// Restores everything except the memory that the client shares. After an error the worker cannot be used any more.
     pub(crate) fn load_client(
         &mut self,
         client: &Client,
@@ -30,7 +30,7 @@ impl Executor {
         let (kinds, state) = self.begin_loading(client, code)?;
         let mapped = read_mapped(client, &state, reader)?;
         self.restore_state(client, &state, &mapped)?;
-        // Textures may be of memory, which must be there then.
+        // Textures may refer to memory, which must exist by then.
         let call = |object: &Object| kinds.get(&object.kind).copied().unwrap_or_default();
         let (mut later, first): (Vec<_>, Vec<_>) = client.objects.iter().partition(|o| needs_memory(call(o)));
         let mut holders = self.replay_log(client, &state, first, &kinds)?;
@@ -55,8 +55,8 @@ impl Executor {
         layers.scheduler.times.record_events(layers.call)
     }
 
-    /// Takes the code that came, and reads what the worker that saved the client has said: the calls that its log's
-    /// kinds stand for, and its state.
+    /// Loads the received code, and reads the data of the worker that saved the client: the calls that its log's kinds stand
+    /// for, and its state.
     pub(crate) fn begin_loading(
         &mut self,
         client: &Client,

@@ -1,4 +1,4 @@
-//! The life of the worker: its start, its loop, what it does for commands and for requests of the daemon.
+//! The life of the worker: its start, its loop, how it executes commands and serves the daemon's requests.
 
 pub(crate) mod channel;
 pub(crate) mod commands;

@@ -1,5 +1,4 @@
-//! Work that waits for the device: the executor looks at it between commands, and waits for it where everything must be at
-//! rest.
+//! Work that waits for the device: the executor checks it between commands, and waits for it where everything must be idle.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use crate::session::outcome::Refused;
 use crate::session::waiting::Then;
 
 impl Executor {
-    /// Looks at what waits, and finishes what is done.
+    /// Checks waiting work, and completes work that is done.
     pub(crate) fn poll(&mut self) {
         let mut finished = std::mem::take(&mut self.scheduler.finished);
         self.call.session.waiting.finished(self.call.gpu.driver, &mut finished);
@@ -72,7 +71,8 @@ impl Executor {
         self.look_at_held();
     }
 
-    /// Waits until every stream of a context (of all, for 0) is idle. An error of the device's is left to who asks next.
+    /// Waits until every stream of a context (of all contexts, for 0) is idle. An error of the device is returned to the next
+    /// command that asks.
     pub(crate) fn finish_streams(&mut self, context: u64) -> Result<(), Refused> {
         for key in self.call.session.waiting.busy(context) {
             if let Some(real) = self.call.session.waiting.real(key) {
@@ -87,7 +87,7 @@ impl Executor {
         self.enter_context(self.call.header.context)
     }
 
-    /// Waits until every stream is idle and nothing waits for the device. The ring is not looked at meanwhile.
+    /// Waits until every stream is idle and nothing waits for the device. No command is taken from the ring meanwhile.
     pub(crate) fn drain(&mut self, timeout: Duration) -> Result<Rest, Broken> {
         let deadline = Instant::now() + timeout;
         loop {

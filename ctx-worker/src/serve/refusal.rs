@@ -1,4 +1,4 @@
-//! Why a request of the daemon's is not done.
+//! Reasons why a request of the daemon is refused.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use crate::schedule::rest::Broken;
 use crate::session::failure;
 use crate::session::outcome::Refused;
 
-/// Why a request of the daemon's is not done.
+/// Reasons why a request of the daemon is refused.
 #[derive(Debug, Error)]
 pub(crate) enum Refusal {
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub(crate) enum Refusal {
     Io(io::Error),
     #[error("no thread for the client's connection: {0}")]
     NoThread(io::Error),
-    /// What a request or what came before it did not bring, in whole words.
+    /// The request, or messages before it, lacked something; in whole words.
     #[error("{0}")]
     Lacks(&'static str),
     #[error("no {0} came with the client")]

@@ -1,8 +1,8 @@
-//! A rehearsal: a spare worker loads another client's code as a restore would, to prove that it can be done.
+//! A rehearsal: a spare worker loads another client's code as a restore would, to prove that a restore is possible.
 //!
-//! A client whose log was cut is placed again by holders (`checkpoint/cut.rs`), and only the driver knows whether this leads
-//! to the same addresses. So the daemon has a spare worker rehearse before it commits the image. The worker allocates
-//! none of the client's memory, and is of no use afterwards.
+//! Place holders restore the code of a client whose log was cut (`checkpoint/cut.rs`), and only the driver knows whether this
+//! leads to the same addresses. So the daemon has a spare worker rehearse before it commits the image. The worker allocates
+//! none of the client's memory, and cannot be used afterwards.
 
 use std::fs::File;
 
@@ -15,7 +15,7 @@ use crate::resources::textures::needs_memory;
 use crate::serve::executor::Executor;
 
 impl Executor {
-    /// Loads a client's code, and compares where it lies as a restore does.
+    /// Loads a client's code, and compares its addresses as a restore does.
     pub(crate) fn rehearse(&mut self, client: &Client, code: Vec<(String, File)>) -> Result<(), NotLoaded> {
         let (kinds, state) = self.begin_loading(client, code)?;
         for (number, _) in state.devices.iter().enumerate().filter(|(_, saved)| saved.reset) {
@@ -30,7 +30,7 @@ impl Executor {
     }
 }
 
-/// Whether an object is memory, or made of memory. The driver finds addresses for these in other places than for code.
+/// Whether an object is memory, or made of memory. The driver finds addresses for these elsewhere than for code.
 fn is_memory(handle: u64) -> bool {
     let kinds = [Kind::Array, Kind::MipmappedArray, Kind::TexObject, Kind::SurfObject, Kind::MemPool, Kind::Piece];
     kinds.iter().any(|kind| kind.owns(handle))

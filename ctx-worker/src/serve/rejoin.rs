@@ -1,4 +1,4 @@
-//! How a worker that serves a client finds a daemon again when its own is gone.
+//! How a worker that serves a client connects to a new daemon when its own is gone.
 //!
 //! ```text
 //!   channel closes ─► (give up what was being saved, open the ring) ─► connect, Rejoin + [client's connection]
@@ -22,7 +22,7 @@ use tracing::{info, warn};
 /// The path of the workers' endpoint is that of the control socket, which workers may not use, with this suffix.
 pub const WORKERS_SUFFIX: &str = ".workers";
 
-/// Where a worker's daemon says where it listens.
+/// The variable in which a worker's daemon states where it listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
 
 const RETRY: Duration = Duration::from_secs(1);
@@ -39,10 +39,12 @@ enum RejoinError {
     Frame(#[from] frame::FrameError),
 }
 
-/// Offers this worker to whatever daemon listens where its own did, until one takes it: then its new channel. `None`
-/// when `client_is_gone` says so, or when nobody ever said where daemons listen: there is nothing left to serve.
+/// Offers this worker to the daemon that listens at the address of the previous one, until a daemon accepts. Returns the new
+/// channel. Returns `None` if `client_is_gone` says so, or if no address of daemons is known: then there is nothing left to
+/// serve.
 ///
-/// `client` is the client's connection, which stays the caller's: the daemon compares it with what the one before it has recorded.
+/// `client` is the client's connection, which the caller keeps: the daemon compares it with the recorded connection of its
+/// predecessor.
 pub fn rejoin<G: Fn() -> bool>(
     attach: &Attach,
     attached: &Attached,

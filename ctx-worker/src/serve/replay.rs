@@ -1,4 +1,4 @@
-//! The object log executed again: exactly as it was, or, behind a cut, with place holders (`checkpoint/cut.rs`).
+//! Executes the object log again: exactly as it was, or, behind a cut, with place holders (`checkpoint/cut.rs`).
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -16,7 +16,7 @@ use crate::session::outcome::{Outcome, Refused};
 use crate::session::state::State;
 
 impl Executor {
-    /// Executes records of the log in their order. What is returned holds places until the whole log has been replayed.
+    /// Executes records of the log in their order. The returned value holds places until the whole log has been replayed.
     pub(crate) fn replay_log(
         &mut self,
         client: &Client,
@@ -32,7 +32,7 @@ impl Executor {
         let (exact, behind): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| object.sequence <= cut.from);
         exact.into_iter().try_for_each(|object| self.replay(object, kinds))?;
         let from = self.call.session.objects.recorded();
-        // Contexts take room from each other, so all must be there before any place is held.
+        // Contexts take room from each other, so all contexts must exist before any place is held.
         let makes_context =
             |object: &&Object| matches!(call(object), command::CONTEXT_CREATE | command::CONTEXT_RETAIN);
         let (contexts, behind): (Vec<_>, Vec<_>) = behind.into_iter().partition(makes_context);
@@ -64,7 +64,7 @@ impl Executor {
         Ok(holders)
     }
 
-    /// The module or library whose variables a record may be the first to have placed in its context.
+    /// The module or library whose variables a record may be the first to place in its context.
     fn brings(&self, call: u16, object: &Object) -> Option<u64> {
         let handle = object.handle;
         let library_of = |kernel: u64| self.call.session.objects.get(kernel).map(|kernel| kernel.parent);
@@ -106,7 +106,7 @@ impl Executor {
                     add.and_then(|add| code.links.add(call, &mut code.logs, &add, &object.args, &image, &mut reply));
                 added.map(Outcome::Done)
             }
-            // Done by the loading itself or asked for here, in the recorded order either way.
+            // The variables are placed by the loading itself or by this request, in the recorded order either way.
             command::INSTANTIATE => self.instantiate(object.handle).map(|()| Outcome::Done(0)),
             call if call == self.code.function_load => {
                 let (call, mut loading, code) = self.code_parts();

@@ -1,5 +1,5 @@
-//! The worker's loop: commands of the client, requests of the daemon, and what waits, in turn. The functions here that take
-//! a state and return the next are the transitions of `state.rs`.
+//! The worker's loop: commands of the client, requests of the daemon, and waiting work, in turn. The functions here that take a
+//! state and return the next are the transitions of `state.rs`.
 
 use std::fs::File;
 use std::io;
@@ -38,36 +38,36 @@ use crate::serve::silence;
 use crate::serve::state::{Closed, Loaded, Spare, State};
 use crate::transition::{Machine, step};
 
-/// Commands taken before anything else is looked at.
+/// The number of commands executed before other events are checked.
 const BATCH: usize = 64;
-/// How long a hot worker spins for the next command before it sleeps, and a caller for its reply. Not at all on
-/// machines with few cores, where spinning keeps the other side from running.
+/// How long a hot worker spins for the next command before it sleeps, and a caller for its reply. Zero on machines with few
+/// cores, where spinning keeps the other side from running.
 const WORKER_SPIN: Duration = Duration::from_micros(200);
 const CALLER_SPIN_US: u32 = 2000;
 const CORES_TO_SPIN: usize = 4;
-/// How long a device may be waited for by looking again and again, and how long the pauses are after that.
+/// How long a device is polled, and how long the pauses between checks are after that.
 const HOT_WAIT: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Where the worker maps ring and staging: above the windows, and outside of where the kernel places mappings. The driver
-/// takes addresses for the code of later contexts there, and must find the same ones free in a restore, when ring and
-/// staging come last (see [`crate::serve::start`]).
+/// Where the worker maps ring and staging: above the windows, and outside of the range in which the kernel places mappings. The
+/// driver takes addresses in that range for the code of later contexts, and must find the same addresses free in a restore,
+/// when ring and staging are mapped last (see [`crate::serve::start`]).
 const RING_AT: u64 = 0x7000_0000_0000;
 const STAGING_AT: u64 = RING_AT + (1 << 30);
 
-/// What a request is answered with.
+/// The answer to a request.
 type Answered = Result<(WorkerReply, Vec<u8>), Refusal>;
 
 fn done<T>(result: Result<T, Refusal>) -> Answered {
     result.map(|_| (WorkerReply::Done, Vec::new()))
 }
 
-/// What ends a wait for something to do.
+/// The events that end a wait.
 enum News {
     Event(Event),
     /// The daemon of a worker whose ring is closed has been silent for too long.
     Silence,
-    /// Nobody will ask for anything any more.
+    /// No request will arrive any more.
     End,
 }
 
@@ -87,7 +87,8 @@ pub(crate) fn serve(mut executor: Executor, socket: UnixStream) -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    // Whoever started it; not kept, so that its connection ends with it.
+    // The daemon that started the worker gets this reply. Its socket is not kept here, so that the connection ends with the
+    // daemon.
     let ready = WorkerReply::Ready {
         attached: executor.call.session.attached.clone(),
         wire: control_version(),
@@ -113,7 +114,7 @@ fn cannot_write(image: &Image, error: &io::Error) -> Failure {
     Failure::new(Failing::kind(error), reason)
 }
 
-/// Writes data files, but for what is known from other images. They may have come twice.
+/// A writer of data files, which skips pieces known from other images. The files may have been sent twice.
 fn writer(
     fds: impl Iterator<Item = OwnedFd>,
     numbers: &[u32],
@@ -155,7 +156,7 @@ impl Server {
         }
     }
 
-    /// Waits for news. A worker whose ring is open executes commands meanwhile.
+    /// Waits for an event. A worker whose ring is open executes commands meanwhile.
     fn wait(&mut self, state: &mut State, events: &Receiver<Event>) -> News {
         match state {
             State::Closing(_) | State::Quiesced(_) => loop {
@@ -170,7 +171,7 @@ impl Server {
                 if let Ok(event) = events.try_recv() {
                     return News::Event(event);
                 }
-                // An event that comes after the look above sets this.
+                // An event that arrives after the check above sets this.
                 if !self.channel.news.swap(false, Ordering::AcqRel) {
                     self.work(consumer);
                 }
@@ -181,7 +182,7 @@ impl Server {
         }
     }
 
-    /// Executes commands and finishes what waits, until there is news; sleeps when there is nothing to do.
+    /// Executes commands and completes waiting work until there is news; sleeps when there is nothing to do.
     fn work(&mut self, consumer: &mut Consumer) {
         let mut last_command = Instant::now();
         loop {
@@ -222,7 +223,7 @@ impl Server {
 
     fn sleep(&self, consumer: &Consumer, timeout: Duration) {
         self.channel.sleeps_on(self.executor.call.session.shared);
-        // News that came before the line above rang no bell, and those that come from here on ring it.
+        // News that arrived before the line above rang no doorbell; news that arrives from here on rings it.
         consumer.sleep(timeout, || self.channel.news.load(Ordering::Acquire));
         self.channel.sleeps_on(None);
     }
@@ -266,14 +267,14 @@ impl Server {
         state
     }
 
-    /// The client goes on without a daemon. A worker without a client ends.
+    /// The daemon is gone: a client continues without it. A worker without a client ends.
     fn daemon_gone(&mut self, state: State) -> State {
-        // Its host memory is nobody's any more.
+        // The daemon's host memory belongs to no daemon any more.
         self.executor.checkpoint.stage.end();
         match state {
             State::Closing(closed) | State::Quiesced(closed) => self.open(closed.consumer),
             State::Open(consumer) => {
-                // Nobody will ask for what was prepared for a dump: clones' memory goes back to the client.
+                // No dump will use its preparations any more: clones' memory goes back to the client.
                 self.executor.checkpoint.before_opening(self.executor.call.gpu.driver);
                 State::Open(consumer)
             }
@@ -282,7 +283,7 @@ impl Server {
         }
     }
 
-    /// Sets memory aside for clones; answers when that has been done, and the client runs on meanwhile.
+    /// Reserves memory for clones and answers afterwards. The client runs meanwhile.
     fn reserve(&mut self, bytes: Option<u64>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let done = move || channel.answer(&of_thread, WorkerReply::Done, Vec::new());
@@ -294,7 +295,7 @@ impl Server {
         }
     }
 
-    /// Writes a code image; answers when that has been done. A disk that hangs does not keep the ring from being opened.
+    /// Writes a code image and answers afterwards. A disk that hangs does not keep the ring from being opened.
     fn save_code(&mut self, hash: &str, fds: Vec<OwnedFd>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let begun = self.code_and_file(hash, fds).and_then(|(image, mut file)| {
@@ -319,7 +320,7 @@ impl Server {
         Ok((image, channel::file(file)))
     }
 
-    /// Maps host memory for what is copied; answers when that has been done, and the client runs on meanwhile.
+    /// Maps host memory for pieces and answers afterwards. The client runs meanwhile.
     fn stage(&mut self, unit: u64, units: Vec<u64>, new: Vec<(u64, OwnedFd)>, asker: Asker) {
         let (channel, of_thread) = (Arc::clone(&self.channel), Arc::clone(&asker));
         let answer = |result: Result<(), StageError>| match result {
@@ -333,7 +334,7 @@ impl Server {
         }
     }
 
-    /// Answers what is answered with descriptors.
+    /// Serves requests whose answers include descriptors.
     fn sharing(&mut self, state: &State, message: &Message<WorkerRequest>) -> Option<(WorkerReply, Vec<OwnedFd>)> {
         let answered = match (&message.body, state) {
             (WorkerRequest::Export { token, first }, State::Open(_) | State::Closing(_) | State::Quiesced(_)) => {
@@ -351,7 +352,7 @@ impl Server {
         Some(answered.unwrap_or_else(|refusal| (WorkerReply::Failed(refusal.into()), Vec::new())))
     }
 
-    /// Does what changes the state, each request in the states that it may come in. `ask` has the other requests.
+    /// Serves requests that change the state, each in the states that permit it. `ask` serves the other requests.
     fn request(&mut self, state: State, message: Message<WorkerRequest>) -> (State, Answered) {
         let Message { body, blob, fds } = message;
         match (body, state) {
@@ -419,7 +420,7 @@ impl Server {
         }
     }
 
-    /// Does what leaves the state as it is.
+    /// Serves requests that do not change the state.
     fn ask(&mut self, state: &State, message: Message<WorkerRequest>) -> Answered {
         let Message { body, blob, fds } = message;
         let mut fds = fds.into_iter();
@@ -530,7 +531,7 @@ impl Server {
         Ok((reply, Vec::new()))
     }
 
-    /// Takes a client, and tells it so.
+    /// Takes a client, and answers it.
     fn adopt(&mut self, attach: Attach, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Consumer, Refusal> {
         let connection = UnixStream::from(fds.next().ok_or(Refusal::Lacks("no connection came with the client"))?);
         let served = attach.dialect.is_served().map_err(Refusal::from);
@@ -539,7 +540,7 @@ impl Server {
             Ok(_) => Answer::Attached(self.executor.call.session.attached.clone()),
             Err(refusal) => Answer::Refused { reason: refusal.to_string() },
         };
-        // The ring is open before the client hears of it; a client that is gone shows on the connection.
+        // The ring is open before the client gets the answer; a client that is gone is noticed on the connection.
         let _ = frame::send(&connection, &answer, &[], &[]);
         let consumer = result?;
         info!(client = attach.pid, command = attach.command, "serving");
@@ -584,14 +585,14 @@ impl Server {
         Ok(Consumer::new(shared, head))
     }
 
-    /// From now on no command is taken, and streams take what is deferred only by steps.
+    /// Takes no more commands from now on; streams take deferred commands only by steps.
     fn close(&mut self, consumer: Consumer) -> Closed {
         self.executor.scheduler.deferred.close(0);
         self.channel.silence.listen(true);
         Closed { consumer, streams: rest::Closing::new() }
     }
 
-    /// Waits for the device.
+    /// Waits until the device is idle.
     fn quiesce(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
         let rest = match self.executor.drain(timeout) {
             Ok(rest) => rest,
@@ -604,8 +605,8 @@ impl Server {
         }
     }
 
-    /// Executes commands up to one for an idle stream, which something may wait for, and quiesces again. Commands for busy
-    /// streams are deferred.
+    /// Executes commands up to the first for an idle stream, which other work may wait for, and quiesces again. Commands for
+    /// busy streams are deferred.
     fn advance(&mut self, mut closed: Closed, timeout: Duration) -> (State, Answered) {
         let patience = closed.streams.patience();
         if !patience.is_zero() {
@@ -647,7 +648,7 @@ impl Server {
         Ok(Loaded { client: Box::new(client), pinned: Vec::new() })
     }
 
-    /// The restored process is there: its shared memory takes the place of what was saved with it.
+    /// Connects the restored process: its shared memory takes the place of the memory saved with it.
     fn connect(
         &mut self,
         loaded: Loaded,
@@ -685,7 +686,7 @@ impl Server {
     }
 }
 
-/// A state that was reached, or why the worker serves nobody.
+/// The new state, or `Failed` with the reason.
 fn or_failed(reached: Result<State, Refusal>) -> (State, Answered) {
     match reached {
         Ok(state) => (state, done(Ok(()))),
@@ -717,7 +718,7 @@ mod tests {
     use crate::checkpoint::copying::Clones;
     use crate::serve::fixture;
 
-    /// A ring of zeros.
+    /// A ring that contains zeros.
     fn consumer() -> Consumer {
         let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: maps new memory, at an address of the kernel's choice.
@@ -731,7 +732,8 @@ mod tests {
         Closed { consumer: consumer(), streams: rest::Closing::new() }
     }
 
-    /// A worker, and what must live as long: the channel's thread ends a worker without a client when this end is closed.
+    /// A worker, and a socket that must live as long: the channel's thread ends a worker without a client when this end is
+    /// closed.
     fn server() -> (Server, UnixStream) {
         let (socket, daemon) = UnixStream::pair().unwrap();
         let (channel, _events) = channel::start(socket).unwrap();

@@ -1,18 +1,18 @@
-//! How a quiesced worker notices that its daemon is stopped, or hangs: nothing comes from it any more. It then gives up
-//! what it was saving and opens its ring, so that the application goes on; the daemon, should it wake up, finds out.
+//! How a quiesced worker notices that its daemon is stopped or hangs: no message arrives any more. The worker then gives up the
+//! save and opens its ring, so that the application continues. A daemon that wakes up later notices this.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where the daemon says how long it may be silent, in milliseconds.
+/// The variable in which the daemon states how long it may be silent, in milliseconds.
 const VARIABLE: &str = "REKINDLE_SILENCE_MS";
 const DEFAULT: Duration = Duration::from_secs(30);
-/// How often a quiesced worker looks.
+/// How often a quiesced worker checks.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// When the daemon was last heard.
+/// When the worker last heard from the daemon.
 #[derive(Debug)]
 pub(crate) struct Silence {
     limit: Duration,
@@ -24,7 +24,7 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// With the limit that the environment says.
+    /// Reads the limit from the environment.
     pub(crate) fn new() -> Self {
         let told = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
         Self::with_limit(told.map_or(DEFAULT, Duration::from_millis))
@@ -34,25 +34,25 @@ impl Silence {
         Self { limit, began: Instant::now(), heard: AtomicU64::new(0), listening: AtomicBool::new(false) }
     }
 
-    /// Something came.
+    /// Called when a message arrives.
     pub(crate) fn heard(&self) {
         self.heard.store(self.now(), Ordering::Release);
     }
 
-    /// From now on, or no longer, the daemon has to be heard.
+    /// Sets whether the daemon's silence counts from now on.
     pub(crate) fn listen(&self, listening: bool) {
         self.heard();
         self.listening.store(listening, Ordering::Release);
     }
 
-    /// Whether it has not been heard for too long.
+    /// Whether the daemon has been silent for too long.
     pub(crate) fn is_too_long(&self) -> bool {
         let silent = self.now().saturating_sub(self.heard.load(Ordering::Acquire));
         self.listening.load(Ordering::Acquire) && u128::from(silent) > self.limit.as_millis()
     }
 
-    /// Waits until there is something to read, or the daemon was silent for too long: then `false`. Waits on for what is
-    /// to be read while nobody listens.
+    /// Waits until there is data to read, or the daemon was silent for too long: then returns `false`. While silence does not
+    /// count, waits for data without a limit.
     pub(crate) fn wait_readable(&self, socket: &UnixStream) -> bool {
         loop {
             let listening = self.listening.load(Ordering::Acquire);
@@ -60,7 +60,7 @@ impl Silence {
             let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one entry, a local.
             let ready = unsafe { libc::poll(&raw mut entry, 1, timeout) };
-            // An error shows when it is read.
+            // An error shows at the following read.
             if ready > 0 || ready < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
                 return true;
             }

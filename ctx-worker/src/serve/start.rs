@@ -1,9 +1,9 @@
-//! A worker's start: the driver loaded, contexts made on all devices, staging registered, before there is a client.
+//! Starts a worker: loads the driver, makes contexts on all devices and registers staging, before there is a client.
 //!
-//! The driver takes addresses for code and variables where the kernel would place a mapping. They must come out the same
-//! in a restore, so the worker does nothing between start and restore that takes such addresses in another order: it
-//! runs without address randomisation, allocates from the heap alone, starts its threads first, and maps what comes with
-//! a client at addresses of its own.
+//! The driver takes addresses for code and variables where the kernel would place a mapping. These addresses must be the same
+//! in a restore, so between start and restore the worker does nothing that takes such addresses in another order. The worker
+//! runs without address randomisation, allocates only from the heap, starts its threads first, and maps a client's memory at
+//! fixed addresses of its own.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -27,12 +27,12 @@ use crate::serve::crash;
 use crate::serve::executor::Executor;
 use crate::serve::sandbox::{self, SandboxError};
 
-/// Attributes are asked for up to here; later ones are unknown to this version.
+/// Attributes up to this number are queried; later ones are unknown to this version.
 const ATTRIBUTES: u32 = 160;
 const CAPABILITY_MAJOR: usize = 75;
 const CAPABILITY_MINOR: usize = 76;
 
-/// Why there is no worker.
+/// Reasons why a worker does not start.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
     #[error(transparent)]
@@ -51,7 +51,7 @@ impl Failing for StartError {
     }
 }
 
-/// Makes everything ready for a client, or says why not.
+/// Prepares everything for a client, or returns why that failed.
 pub(crate) fn start(
     cuda_driver: &Path,
     confined: Option<&Confinement>,
@@ -64,9 +64,9 @@ pub(crate) fn start(
     }
     let driver: &'static Driver = Box::leak(Box::new(driver::load(cuda_driver)?));
     crate::cores::cores();
-    // Before it may lie where this process cannot look.
+    // Read before the sandbox may hide the library's place from this process.
     let build = driver::build(&driver::place(driver));
-    // The library may lie where only root finds it, and its initialisers are the administrator's.
+    // The library may lie where only root can read it, and the administrator answers for its initialisers.
     if let Some(confinement) = confined {
         sandbox::enter(confinement, &driver::place(driver))?;
     }
@@ -75,7 +75,7 @@ pub(crate) fn start(
         let observed = Observation::start(&mut executor.call.gpu, &executor.memory, limit)?;
         executor.checkpoint.observed = Some(Box::new(observed));
     }
-    // Now that all libraries are loaded, and before there is a client.
+    // After all libraries are loaded, and before there is a client.
     crash::say().unwrap_or_else(|error| warn!("a crash would not be said: {error}"));
     if let Some(confinement) = confined {
         sandbox::close(confinement)?;
@@ -125,7 +125,7 @@ fn try_start(driver: &'static Driver, driver_build: String) -> Result<Executor, 
     let primaries: Vec<_> = devices.iter().map(|d| d.primary).collect();
     engine.prepare(driver, &primaries)?;
     engine.warm_up();
-    // Now, for the sake of the addresses that later code gets.
+    // Prepared now, so that later code gets the same addresses.
     let key = ContentKey::from_bytes([0; 16]);
     let mut hasher = Hasher::new(&key, devices.len(), BATCH_BYTES);
     for (ordinal, device) in devices.iter().enumerate() {

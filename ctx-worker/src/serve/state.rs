@@ -1,4 +1,4 @@
-//! Where a worker is in its life. Each state owns what only this state needs.
+//! The states of a worker. Each state owns the data that only this state needs.
 //!
 //! | from | to | a worker |
 //! |---|---|---|
@@ -29,17 +29,17 @@ use rekindle_wire::ring::Consumer;
 use crate::schedule::rest;
 use crate::transition::machine;
 
-/// Where a worker is in its life. See the table above.
+/// The state of a worker. See the table above.
 pub(crate) enum State {
     Spare(Spare),
     Loaded(Loaded),
-    /// A restored process is there, and its ring is not open.
+    /// The restored process is connected, and its ring is not open.
     Connected(Consumer),
     Open(Consumer),
-    /// No command is taken, but the device is not at rest.
+    /// No command is taken, but the device is still busy.
     Closing(Closed),
     Quiesced(Closed),
-    /// Why the worker serves nobody. It keeps what it holds until the daemon ends it.
+    /// The reason why the worker serves no client. It keeps its resources until the daemon ends it.
     Failed(Failure),
 }
 
@@ -59,24 +59,24 @@ machine! {
     Quiesced -> Open,
 }
 
-/// A worker without a client, with the files that came ahead of `Load`.
+/// A worker without a client, with the files that arrived before `Load`.
 #[derive(Default)]
 pub(crate) struct Spare {
     pub(crate) data: Vec<(DataFile, File)>,
     pub(crate) code: Vec<(String, OwnedFd)>,
 }
 
-/// A worker with the state of a client whose process is not there yet.
+/// A worker with the state of a client whose process is not connected yet.
 pub(crate) struct Loaded {
     pub(crate) client: Box<Client>,
-    /// The pinned memory that came ahead of `Connect`.
+    /// The pinned memory that arrived before `Connect`.
     pub(crate) pinned: Vec<(Pinned, OwnedFd)>,
 }
 
-/// A ring of which no command is taken.
+/// A ring from which no command is taken.
 pub(crate) struct Closed {
     pub(crate) consumer: Consumer,
-    /// What is known of the streams in this quiesce.
+    /// The state of the streams in this quiesce.
     pub(crate) streams: rest::Closing,
 }
 

@@ -1,4 +1,4 @@
-//! How fast the hashing kernels are, beside what the device's memory does: `rekindle-bench hash`, which `scripts/bench
+//! Measures how fast the hashing kernels are, compared with the device's memory: `rekindle-bench hash`, which `scripts/bench
 //! hash` calls. No worker and no daemon are involved.
 
 use std::path::Path;
@@ -20,11 +20,11 @@ const NO_FLAGS: u32 = 0;
 #[derive(Debug, Serialize)]
 struct Figures {
     bytes: u64,
-    /// Pieces of a launch.
+    /// Pieces per launch.
     pieces: usize,
     /// A memset: the device writes.
     memset: Vec<f64>,
-    /// A copy on the device: it reads and writes, so that memory moves twice as much.
+    /// A copy on the device, which reads and writes: twice as many bytes move.
     copy: Vec<f64>,
     hash: Vec<f64>,
     copy_and_hash: Vec<f64>,
@@ -39,7 +39,7 @@ struct Report {
 /// Measures each size in bytes, in pieces of `piece` at most, and prints JSON.
 ///
 /// # Errors
-/// What could not be had, or a hash that is wrong.
+/// A resource is not available, or a hash is wrong.
 pub(crate) fn bench(library: &Path, sizes: &[u64], piece: u64, repeats: usize) -> Result<(), BenchError> {
     let driver = driver::load(library)?;
     let largest = sizes.iter().copied().max().filter(|largest| *largest > 0).ok_or(BenchError::NoSize)?;
@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
                 checked("cuEventCreate", (driver.cuEventCreate)(event, NO_FLAGS))?;
             }
         }
-        // As a client's memory is: pieces that are mapped side by side.
+        // Allocated like a client's memory: pieces that are mapped side by side.
         let mut memory = DeviceMemory::new(device, 0);
         memory.client_reserves(window::device(0).end);
         let mut allocate =
@@ -100,7 +100,7 @@ impl<'a> Bench<'a> {
             let (mut memset, mut copy, mut hash, mut copy_and_hash) = (vec![], vec![], vec![], vec![]);
             let mut pieces = 0;
             for repeat in 0..repeats {
-                // Other memory each time, as far as there is: caches hold some of what was read last.
+                // Other memory each time, as far as possible: caches hold some of the memory that was read last.
                 let places = self.largest / bytes;
                 let offset = repeat as u64 % places * bytes;
                 let (source, target) = (self.source + offset, self.target + offset);
@@ -130,7 +130,7 @@ impl<'a> Bench<'a> {
         Ok(all)
     }
 
-    /// Whether this device computes what the host does, before anything is measured.
+    /// Checks, before the measurements, that this device computes the same hashes as the host.
     fn check(
         &self,
         hasher: &mut Hasher,
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
         if back == content { Ok(()) } else { Err(BenchError::Content) }
     }
 
-    /// Milliseconds that something takes on the device.
+    /// The milliseconds that an operation takes on the device.
     fn time(&self, stream: CUstream, what: &dyn Fn() -> Result<(), CallFailed>) -> Result<f64, CallFailed> {
         let (driver, [begin, end]) = (self.driver, self.events);
         let mut ms = 0.0_f32;

@@ -4,7 +4,7 @@ use crate::gpu::driver::Driver;
 use crate::resources::{Code, Memory};
 use crate::session::Session;
 
-/// What a client has, by which it is known what its commands may do.
+/// The client's state, from which the accesses of its commands are predicted.
 #[derive(Clone, Copy)]
 pub(crate) struct ClientView<'a> {
     pub(crate) driver: &'static Driver,

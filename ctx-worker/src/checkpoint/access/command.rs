@@ -1,4 +1,4 @@
-//! What each command may read and write.
+//! Predicts which memory each command may read and write.
 
 use rekindle_wire::boxes::End;
 use rekindle_wire::codec::{Malformed, Reader};
@@ -11,14 +11,14 @@ use super::set::Access;
 use super::tracker::Tracker;
 use crate::schedule::dependencies::word;
 
-/// Reads parameters from one of their words on.
+/// Reads parameters from the given word on.
 fn reader(parameters: &[u8], place: usize) -> Reader<'_> {
     Reader::new(parameters.get(place * 8..).unwrap_or_default())
 }
 
 impl Tracker {
-    /// What a command may do that is about to go to the driver, whose context is current. A command that this does not
-    /// understand may do anything.
+    /// The accesses that a command may make that is about to go to the driver, whose context is current. An unknown command may
+    /// access everything.
     pub(crate) fn access(&mut self, client: &ClientView<'_>, header: &CommandHeader, parameters: &[u8]) -> Access {
         let mut access = Access::nothing();
         self.gathered.update(client);
@@ -48,7 +48,7 @@ impl Tracker {
         self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, written));
     }
 
-    /// One end of a copy of a box: in which words the end and the size of the box begin.
+    /// Adds one end of a copy of a box. `at` gives the words at which the end and the size of the box begin.
     fn a_box(
         &self,
         client: &ClientView<'_>,
@@ -69,7 +69,7 @@ impl Tracker {
         access: &mut Access,
     ) -> Result<(), Malformed> {
         let Some(declaration) = command::declaration(call) else {
-            // Of a number that is nobody's.
+            // The number belongs to no command.
             access.everything();
             return Ok(());
         };
@@ -96,7 +96,7 @@ impl Tracker {
                     }
                 }
                 Clause::LaunchesGraph(place) => self.graph(client, at(place)?, access),
-                // About its order.
+                // Clauses about the command's order.
                 Clause::InStream(_)
                 | Clause::WaitsFor(_)
                 | Clause::RecordsBy(_)
@@ -120,10 +120,10 @@ mod tests {
     use super::*;
     use crate::resources::globals::Placed;
 
-    /// A variable of a kibibyte each, at these addresses.
+    /// Variables of one kibibyte each, at these addresses.
     const VARIABLES: [u64; 3] = [0x7000_0000_0000, 0x7000_0000_1000, 0x7000_0000_2000];
 
-    /// Which variables a command reads and which it writes; `None` where it may do anything.
+    /// The variables that a command reads and those that it writes; `None` if it may access everything.
     fn accessed(call: u16, parameters: &[u8]) -> Option<(Vec<usize>, Vec<usize>)> {
         let mut worker = crate::serve::fixture::executor();
         let placed =

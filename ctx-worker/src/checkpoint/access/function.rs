@@ -1,4 +1,4 @@
-//! Functions: how their parameters are read, asked of the driver once for each.
+//! Functions: how their parameters are interpreted. The driver is asked once for each function.
 
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
@@ -15,15 +15,15 @@ use crate::session::objects::Object;
 /// A kernel has at most 32764 bytes of parameters.
 const MOST_PARAMETERS: usize = 32 << 10;
 
-/// What is known of a function.
+/// The tracker's knowledge of a function.
 pub(super) struct Function {
-    /// The driver's handle: another one under the client's same handle is another function.
+    /// The driver's handle. If it changes under the same handle of the client, the function is another one.
     pub(super) real: u64,
     pub(super) name: String,
     pub(super) class: Class,
     /// Where pointers to constants lie in the parameters.
     pub(super) constant: Vec<Range<usize>>,
-    /// The variables of its code, as of a version of the client's list of them.
+    /// The variables of the function's code, as of a version of the client's list of variables.
     pub(super) globals: (u64, Vec<Unit>),
 }
 
@@ -79,7 +79,7 @@ fn layout(info: impl Fn(usize, *mut usize, *mut usize) -> CUresult) -> Option<Ve
     }
 }
 
-/// How parameters of this layout are read: by a signature, if the name has one that agrees with it.
+/// How parameters of this layout are interpreted: by a signature, if the name has one that agrees with the layout.
 fn classify(name: &str, layout: &[(usize, usize)]) -> (Class, Vec<Range<usize>>) {
     let constant = match signature::constant_pointers(name) {
         Some(constant) if constant.len() == layout.len() => constant,
@@ -92,7 +92,7 @@ fn classify(name: &str, layout: &[(usize, usize)]) -> (Class, Vec<Range<usize>>)
     (Class::Signature, pointers.map(|(_, (offset, size))| *offset..offset + size).collect())
 }
 
-/// The variables of the code that a function is of, in all contexts.
+/// The variables of the code to which a function belongs, in all contexts.
 pub(super) fn globals(client: &ClientView<'_>, handle: u64) -> Vec<Unit> {
     let mut units = Vec::new();
     let mut at = handle;
@@ -133,7 +133,7 @@ mod tests {
         };
         assert_eq!(layout(info), Some(vec![(0, 8), (8, 8), (16, 8)]));
         assert_eq!(layout(|_, _, _| CUDA_ERROR_NOT_SUPPORTED), None);
-        // One that never ends.
+        // A layout that never ends.
         assert_eq!(layout(|_, _, _| CUDA_SUCCESS), None);
     }
 }

@@ -1,5 +1,5 @@
-//! What a launch of a graph may use: the values that its steps name, put together when it is launched first after it
-//! was made or changed, and looked up at each launch, since memory may have come and gone.
+//! Predicts the accesses of a graph launch: the values that the graph's steps name are collected at the first launch after the
+//! graph was made or changed, and looked up at each launch, since memory may have been allocated or freed.
 
 use rekindle_wire::codec::Reader;
 use rekindle_wire::command::Launch;
@@ -12,7 +12,7 @@ use super::set::Access;
 use super::tracker::{GraphNames, Tracker};
 
 impl Tracker {
-    /// Adds what a launch of a graph may use.
+    /// Adds the accesses that a launch of a graph may make.
     pub(super) fn graph(&mut self, client: &ClientView<'_>, handle: u64, access: &mut Access) {
         let Some(program) = client.code.graphs.get(&handle).map(|graph| graph.program()) else { return };
         if self.graphs.get(&handle).is_none() {
@@ -24,7 +24,7 @@ impl Tracker {
         for &(address, bytes, written) in &names.ranges {
             self.gathered.overlapping(client, address, bytes, |unit| access.add(unit, written));
         }
-        // One may have been caught since.
+        // A kernel may have made a mispredicted write since.
         let everything = |function: &u64| self.function(*function).is_none_or(|(c, _)| c == Class::Everything);
         if names.unknown || names.functions.iter().any(everything) {
             access.everything();

@@ -11,9 +11,9 @@ use crate::resources::units::Unit;
 
 const PTX: &str = concat!(include_str!("../../../kernels/hash.ptx"), "\0");
 
-/// As many pieces are hashed at a time at most.
+/// The maximum number of pieces hashed at a time.
 pub(crate) const MOST_PIECES: usize = 1 << 16;
-/// As many bytes are hashed at a time at most, at a quiesce.
+/// The maximum number of bytes hashed at a time, at a quiesce.
 pub(crate) const BATCH_BYTES: u64 = 4 << 30;
 const NON_BLOCKING: u32 = 1;
 /// Blocks for each multiprocessor. On an H200 twice as many hash as fast, but copy 1% slower.
@@ -27,12 +27,12 @@ const HASH: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) source: u64,
-    /// Where it is copied, if it is.
+    /// The address to which the piece is copied, if it is.
     pub(crate) target: u64,
     pub(crate) length: u64,
 }
 
-/// What is loaded in one device's primary context.
+/// The kernels loaded in one device's primary context.
 struct Loaded {
     context: CUcontext,
     hash: CUfunction,
@@ -53,22 +53,22 @@ pub(crate) struct Table {
 pub(crate) struct Hasher {
     schedule: Schedule,
     devices: Vec<Option<Loaded>>,
-    /// Memory of each device for schedule, table, hashes, digests; 0 before it is made. Made once for the most that can
-    /// come, since what the driver maps later moves where it places the client's code, and mapped, so that it outlives
-    /// a reset of the context.
+    /// Memory of each device for schedule, table, hashes, digests; 0 before it is made. The size is the maximum that is ever
+    /// needed, since later mappings would change where the driver places the client's code. The memory is mapped, so that it
+    /// outlives a reset of the context.
     areas: Vec<CUdeviceptr>,
     most_bytes: u64,
 }
 
 impl Hasher {
-    /// For `devices` devices, and this much memory at a time.
+    /// A hasher for `devices` devices, and this much memory at a time.
     pub(crate) fn new(key: &ContentKey, devices: usize, most_bytes: u64) -> Self {
         let areas = vec![0; devices];
         let devices = (0..devices).map(|_| None).collect();
         Self { schedule: key.schedule(), devices, areas, most_bytes }
     }
 
-    /// Hashes under another key from here on.
+    /// Changes the key for the following hashes.
     pub(crate) fn set_key(&mut self, driver: &Driver, key: &ContentKey) -> Result<(), CallFailed> {
         self.schedule = key.schedule();
         let bytes = self.schedule.bytes();
@@ -134,7 +134,7 @@ impl Hasher {
         Ok(())
     }
 
-    /// A primary context is about to be reset: what is in it goes with it.
+    /// Called before a primary context is reset, which destroys everything in it.
     pub(crate) fn release(&mut self, driver: &Driver, ordinal: usize) {
         if let Some(loaded) = self.devices.get_mut(ordinal).and_then(Option::take) {
             // SAFETY: the stream is ours, and no kernel of ours runs.
@@ -147,8 +147,8 @@ impl Hasher {
         self.devices.get(ordinal)?.as_ref().map(|loaded| loaded.stream)
     }
 
-    /// Puts the pieces where the kernels find them. The device's primary context is current from here on. `None` where
-    /// they are too many or too large, or there are none.
+    /// Copies the table of pieces to the device. The device's primary context is current from here on. Returns `None` if the
+    /// pieces are too many or too large, or there are none.
     pub(crate) fn table(
         &mut self,
         driver: &Driver,
@@ -227,7 +227,7 @@ impl Hasher {
     /// Hashes units of one device, which is idle. Leaves the device's primary context current.
     ///
     /// # Errors
-    /// A call of the driver failed, as all do in a context that is broken.
+    /// A driver call failed, as all calls do in a broken context.
     ///
     /// # Safety
     /// The units are mapped, and the device may read them.
@@ -247,7 +247,7 @@ impl Hasher {
     }
 }
 
-/// Maps memory of a device's where the driver likes.
+/// Maps device memory at an address of the driver's choice.
 fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<CUdeviceptr, CallFailed> {
     let size = size.next_multiple_of(2 << 20);
     let properties = CUmemAllocationProp {
@@ -276,7 +276,7 @@ fn map(driver: &Driver, device: CUdevice, size: usize) -> Result<CUdeviceptr, Ca
 /// Launches one of the kernels.
 ///
 /// # Safety
-/// What the parameters point to must be as the kernel takes it; the function's context is current.
+/// The parameters must be valid for the kernel; the function's context is current.
 unsafe fn launch(
     driver: &Driver,
     function: CUfunction,

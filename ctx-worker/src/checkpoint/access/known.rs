@@ -1,4 +1,4 @@
-//! What the tracker knows of objects, by their handles.
+//! The tracker's knowledge of objects, by their handles.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -20,7 +20,7 @@ impl<T> Default for Known<T> {
 }
 
 impl<T> Known<T> {
-    /// Adds an entry, or replaces it. `lives` tells whether there is an object of a handle.
+    /// Adds an entry, or replaces it. `lives` tells whether a handle's object still exists.
     pub(super) fn insert(&mut self, handle: u64, entry: T, lives: impl Fn(u64) -> bool) {
         if self.entries.len() >= self.look_at {
             self.entries.retain(|handle, _| lives(*handle));
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn entries_of_objects_that_are_gone_go_too_and_those_of_others_stay() {
         let mut known = Known::default();
-        // Ten live for ever, each other until the next comes.
+        // Ten objects live for ever, each other object until the next one is added.
         for handle in 0..10_000 {
             known.insert(handle, (), |it| it < 10 || it + 1 == handle);
             assert!(known.len() <= 2 * FEW, "{}", known.len());

@@ -1,4 +1,4 @@
-//! Which memory a command may read and write, known before it is executed.
+//! Predicts, before a command is executed, which memory it may read and write.
 //!
 //! ```text
 //!   copy, memset, memory operation   exact: the units that their ranges lie in                   command
@@ -9,17 +9,16 @@
 //!   graph launch                     the union over its steps, found when made or changed        graph
 //! ```
 //!
-//! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit**
-//! is an allocation; of the client's own mappings, a run of them without a gap ([`units`]). A prediction can be wrong: a
-//! kernel may find a pointer in memory. So nothing relies on it alone; who does compares the content ([`observe`]), and
-//! a kernel that was wrong once names everything from then on.
+//! This is PhoenixOS's speculation (SOSP'25, section 4.1), with the signature taken from the mangled name. A **unit** is an
+//! allocation; of the client's own mappings, it is a run of them without a gap ([`units`]). A prediction can be wrong: a kernel
+//! may find a pointer in memory. So nothing relies on predictions alone: a copy compares the content, as does the reporting
+//! mode ([`observe`]), and a kernel that has made a mispredicted write is predicted to access everything from then on.
 //!
-//! Besides what its parameters name, a kernel may write the variables of its own code, which it reaches by their names.
-//! What it writes through surfaces, and through tensor maps that were that a restored client encoded before, it is not
-//! known to.
+//! Besides the memory that its parameters name, a kernel may write the variables of its own code, which it reaches by their
+//! names. Not predicted are writes through surfaces, and through tensor maps that a restored client encoded before the restore.
 //!
-//! A [`tracker::Tracker`] is asked only while memory that is not copied yet must stay as it is, or where the daemon's configuration
-//! asks for a report. Otherwise nothing here costs anything but the note of a tensor map.
+//! A [`tracker::Tracker`] is asked only while memory that is not copied yet must stay unchanged, or where the daemon's
+//! configuration asks for a report. Otherwise the only cost is recording tensor maps.
 
 pub(crate) mod bench;
 pub(crate) mod client;

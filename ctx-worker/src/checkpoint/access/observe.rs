@@ -1,14 +1,14 @@
-//! The reporting mode: is what commands are said to write all that they write?
+//! The reporting mode: checks whether commands write only the memory that predictions name.
 //!
 //! ```text
 //!   command ──> what may it do? ──> idle, hash all memory ──> driver ──> idle, hash all memory ──> what has changed
 //!                                   (as after the last one)                                        and was not named?
 //! ```
 //!
-//! Everything is synchronous, so this is for counting on small sizes. A command that does not come to an end by itself
-//! (it waits for a later one) is let go after [`TIMEOUT`] and not watched, nor are those after it until the device is
-//! idle. Not looked at are memory that the client has mapped without access or shares with other processes, arrays, and
-//! variables in contexts other than a device's primary one.
+//! Everything is synchronous, so this mode is for counting on small sizes. A command that does not end by itself (it waits for
+//! a later command) is not watched any longer after [`TIMEOUT`], nor are the commands after it until the device is idle. Not
+//! checked are memory that the client has mapped without access or shares with other processes, arrays, and variables in
+//! contexts other than a device's primary one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,22 +36,22 @@ use crate::session::call::Call;
 
 /// How long a command may take.
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// As many kernels of a graph are named at most.
+/// The maximum number of kernels of a graph that are named.
 const NAMED: usize = 4;
 
-/// The counts. A worker has one client, whose end its connection's thread sees.
+/// The counts. A worker has one client. The thread of the client's connection notices its end.
 static REPORT: Mutex<Option<AccessReport>> = Mutex::new(None);
 
 fn report() -> MutexGuard<'static, Option<AccessReport>> {
     REPORT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What has been counted, where something is.
+/// The counts so far, if the mode is on.
 pub(crate) fn counted() -> Option<AccessReport> {
     report().clone()
 }
 
-/// The client is gone: its counts go into the log, as JSON.
+/// Writes the counts into the log as JSON, when the client is gone.
 pub(crate) fn log_at_end() {
     if let Some(report) = counted()
         && let Ok(counts) = serde_json::to_string(&report)
@@ -66,27 +66,27 @@ fn count(add: impl FnOnce(&mut AccessReport)) {
     }
 }
 
-/// Looks at a client's commands.
+/// Observes the accesses of a client's commands.
 pub(crate) struct Observation {
     hasher: Hasher,
-    /// The most bytes that are hashed.
+    /// The maximum number of bytes that are hashed.
     limit: u64,
-    /// The hashes after the last command; none where something may have run since.
+    /// The hashes after the last command; `None` if something may have run since.
     last: Option<HashMap<Unit, ContentHash>>,
-    /// The device did not come to rest when it was last waited for.
+    /// Whether the device did not become idle at the last wait.
     restless: bool,
     stopped: bool,
 }
 
-/// A command that is about to be executed.
+/// The prediction for a command that is about to be executed.
 pub(crate) struct Watch {
     access: Access,
     call: u16,
-    /// The memory before it; none where it cannot be watched.
+    /// The hashes of the memory before the command; `None` if it cannot be watched.
     before: Option<HashMap<Unit, ContentHash>>,
 }
 
-/// Why nothing is observed.
+/// Reasons why observing cannot begin.
 #[derive(Debug, Error)]
 pub(crate) enum ObserveError {
     #[error(transparent)]
@@ -98,10 +98,10 @@ pub(crate) enum ObserveError {
 }
 
 impl Observation {
-    /// Begins to observe, before there is a client. `limit` is the most memory that is hashed.
+    /// Begins to observe, before there is a client. `limit` is the maximum number of bytes that are hashed.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// Observing cannot begin.
     pub(crate) fn start(gpu: &mut Gpu, memory: &Memory, limit: u64) -> Result<Self, ObserveError> {
         let key = ContentKey::random()?;
         let mut hasher = Hasher::new(&key, memory.devices.len(), limit);
@@ -113,12 +113,12 @@ impl Observation {
         Ok(Self { hasher, limit, last: Some(HashMap::new()), restless: false, stopped: false })
     }
 
-    /// A primary context is about to be reset.
+    /// Called before a primary context is reset.
     pub(crate) fn release_hasher(&mut self, driver: &Driver, ordinal: usize) {
         self.hasher.release(driver, ordinal);
     }
 
-    /// A command is about to be executed. `None` where it concerns no memory.
+    /// Called before a command is executed. Returns `None` if the command accesses no memory.
     pub(crate) fn watch(
         &mut self,
         tracker: &mut Tracker,
@@ -133,7 +133,7 @@ impl Observation {
         let access = tracker.access(&client, &header, parameters);
         if access.is_nothing() {
             let asks = [command::STREAM_SYNC, command::EVENT_SYNC, command::CONTEXT_SYNC, command::CALLBACK_NEXT];
-            // Memory may come and go with it, and come back at the same addresses with another content.
+            // The command may free and allocate memory, also at the same addresses with other content.
             if header.call >= command::FIRST && !asks.contains(&header.call) {
                 self.last = None;
             }
@@ -145,7 +145,7 @@ impl Observation {
         Some(Watch { access, call: header.call, before })
     }
 
-    /// The command has been handed to the driver.
+    /// Called after the command has been handed to the driver.
     pub(crate) fn watched(
         &mut self,
         tracker: &mut Tracker,
@@ -172,7 +172,7 @@ impl Observation {
         self.last = Some(after);
     }
 
-    /// The hashes of all memory, now that nothing runs. `None` where that is not to be had.
+    /// The hashes of all memory, now that nothing runs. `None` if they cannot be computed.
     fn content(
         &mut self,
         tracker: &mut Tracker,
@@ -209,7 +209,7 @@ impl Observation {
             .flatten()
     }
 
-    /// Hashes what is not known from after the last command, which is all there is once that has been forgotten.
+    /// Hashes the units whose hashes are not known from after the last command: all units if these were discarded.
     fn hash(
         &mut self,
         tracker: &mut Tracker,
@@ -236,7 +236,7 @@ impl Observation {
     }
 }
 
-/// Waits until every stream is idle, for so long. An error breaks the context, and ends it.
+/// Waits until every stream is idle, for `patience` at most. An error breaks the context, and ends the wait.
 fn comes_to_rest(call: &mut Call, patience: Duration) -> Result<bool, Broken> {
     let deadline = Instant::now() + patience;
     let rest = loop {
@@ -270,7 +270,7 @@ fn count_command(tracker: &Tracker, access: &Access, call: u16) {
     });
 }
 
-/// Says what a command is, whose kernels name everything from now on.
+/// Describes a command after a mispredicted write. From now on its kernels are predicted to access everything.
 fn blame(tracker: &mut Tracker, session: &Session, watch: &Watch) -> String {
     let mut names: Vec<String> = Vec::new();
     for function in &watch.access.functions {
@@ -289,7 +289,7 @@ fn blame(tracker: &mut Tracker, session: &Session, watch: &Watch) -> String {
     }
 }
 
-/// Units that the primary context of a device can read, with that device.
+/// The units that a device's primary context can read, each with that device.
 fn readable(client: &ClientView<'_>, units: &[Unit]) -> Vec<(usize, Unit)> {
     let mut globals = HashMap::new();
     for ((_, context), placed) in client.code.globals.iter() {

@@ -1,4 +1,4 @@
-//! Which addresses the parameters of a kernel name.
+//! Finds the addresses that the parameters of a kernel name.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,25 +8,25 @@ use rekindle_wire::tensor_map::BYTES;
 /// How addresses are found in the parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// (a) The name has no signature: every value may be an address, and is written.
+    /// (a) The name has no signature: every value may be an address, and its memory may be written.
     Values,
-    /// (b) The signature is known: what a pointer to constants names is only read.
+    /// (b) The signature is known: memory that pointers to constants name is only read.
     Signature,
-    /// (c) The layout is not known, or the kernel was caught writing what its parameters do not name: everything.
+    /// (c) The layout is unknown, or the kernel has made a mispredicted write: the kernel may access everything.
     Everything,
 }
 
 /// `CUtensorMap` is aligned to this many bytes.
 const MAP_ALIGN: usize = 64;
-/// Further maps are not remembered; a kernel that writes through one is then caught.
+/// The maximum number of remembered maps. A kernel that writes through a further map makes a mispredicted write.
 const MOST_MAPS: usize = 1 << 16;
 
-/// The tensor maps that were encoded: the address that each is of cannot be read from it.
+/// The tensor maps that were encoded, each with its tensor's address, which cannot be read from the map.
 #[derive(Debug, Default)]
 pub(crate) struct TensorMaps(HashMap<[u8; BYTES], u64>);
 
 impl TensorMaps {
-    /// A map was encoded, of a tensor at this address.
+    /// Adds a map that was encoded for a tensor at this address.
     pub(crate) fn add(&mut self, map: [u8; BYTES], address: u64) {
         if self.0.len() < MOST_MAPS || self.0.contains_key(&map) {
             self.0.insert(map, address);
@@ -38,9 +38,8 @@ impl TensorMaps {
     }
 }
 
-/// Calls `named` with every value in the parameters that may be an address, and whether what is there may be written:
-/// each word that is aligned to its 8 bytes, and of tensor maps the address that they are of. `constant` is where
-/// pointers to constants lie.
+/// Calls `named` with every value in the parameters that may be an address, and whether the memory there may be written: each
+/// word that is aligned to 8 bytes, and the tensor address of each tensor map. `constant` is where pointers to constants lie.
 pub(crate) fn scan(parameters: &[u8], constant: &[Range<usize>], maps: &TensorMaps, mut named: impl FnMut(u64, bool)) {
     let words = parameters.as_chunks::<8>().0;
     for (i, word) in words.iter().enumerate() {
@@ -85,7 +84,7 @@ mod tests {
         let mut bytes = vec![0; 64];
         bytes.extend([9; BYTES]);
         assert!(found(&bytes, &[], &maps).contains(&(0x2000_0000_0000, true)));
-        // Nowhere but where one may lie, and not a part of one.
+        // A map is found only where one may lie, and only as a whole.
         bytes.insert(0, 0);
         assert!(!found(&bytes, &[], &maps).contains(&(0x2000_0000_0000, true)));
         assert!(!found(&[9; BYTES - 1], &[], &maps).contains(&(0x2000_0000_0000, true)));
@@ -102,7 +101,7 @@ mod tests {
                 (word, !constant.iter().any(|range| range.start == i * 8))
             }).collect();
             prop_assert_eq!(found(&bytes, &constant, &TensorMaps::default()), expected.clone());
-            // Maps add to that, wherever one lies.
+            // Maps add further addresses, wherever they lie.
             let mut maps = TensorMaps::default();
             if let Some(map) = bytes.get(..BYTES) {
                 maps.add(map.try_into().unwrap(), 5);

@@ -1,20 +1,20 @@
-//! Ranges of memory that calls and steps of graphs fill or copy, by their parameters.
+//! Memory ranges that calls and graph steps fill or copy, computed from their parameters.
 
 use rekindle_cuda_abi::table::Function as Line;
 use rekindle_wire::boxes::{End, span};
 
-/// A line of the driver table that fills memory: where its parameters are.
+/// A line of the driver table that fills memory: the places of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fill {
     pub(super) address: usize,
-    /// Bytes of what it fills with.
+    /// Bytes of the fill pattern.
     pub(super) element: u64,
     pub(super) width: usize,
-    /// Pitch and height, of rows.
+    /// The words of pitch and height, if the fill has rows.
     pub(super) rows: Option<(usize, usize)>,
 }
 
-/// For each line of the table that travels as it is, whether it fills memory.
+/// For each line of the table that travels as it is, how it fills memory, if it does.
 pub(super) struct Fills(Vec<Option<Fill>>);
 
 impl Fills {
@@ -37,12 +37,12 @@ fn fill_of(line: &Line) -> Option<Fill> {
     line.route.travels().then_some(Fill { address: place("dstDevice")?, element: bits / 8, width, rows })
 }
 
-/// Bytes from the first that a fill writes to behind its last; what no address has counts as all.
+/// The number of bytes from the first to the last byte that a fill writes; a size beyond all addresses counts as the maximum.
 pub(super) fn fill(pitch: u64, element: u64, width: u64, height: u64) -> u64 {
     span([width.saturating_mul(element), height, 1], pitch, height).unwrap_or(u64::MAX)
 }
 
-/// Where the ends of a copy of a box begin, how many bytes they have, and which are written.
+/// The address and length of each end of a box copy, and whether it is written.
 pub(super) fn ends(ends: &[(End, bool)], size: [u64; 3]) -> impl Iterator<Item = (u64, u64, bool)> {
     ends.iter().map(move |&(end, written)| match end {
         End::Memory { address, pitch, rows } => (address, span(size, pitch, rows).unwrap_or(u64::MAX), written),

@@ -1,13 +1,13 @@
-//! What a command may do to memory.
+//! The accesses that a command may make.
 
 use crate::resources::units::Unit;
 
 /// Units that a command may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Set {
-    /// These, sorted.
+    /// These units, sorted.
     Units(Vec<Unit>),
-    /// Any.
+    /// All units.
     Everything,
 }
 
@@ -17,7 +17,7 @@ impl Set {
         Self::Units(Vec::new())
     }
 
-    /// Whether a unit is one of them.
+    /// Whether a unit is in the set.
     pub(crate) fn contains(&self, unit: &Unit) -> bool {
         match self {
             Self::Units(units) => units.binary_search(unit).is_ok(),
@@ -34,26 +34,26 @@ impl Set {
     }
 }
 
-/// What a command may do. It has no default: whoever does not know says [`Access::unknown`].
+/// The accesses that a command may make. There is no default: unknown accesses are [`Access::unknown`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// Units that it may read. What it writes it may read too, and is here.
+    /// Units that the command may read. Units that it writes are here too, since it may read them.
     pub(crate) reads: Set,
-    /// Units that it may write.
+    /// Units that the command may write.
     pub(crate) writes: Set,
-    /// The functions that it launches, each as often as it does.
+    /// The functions that the command launches, once for each launch.
     pub(crate) functions: Vec<u64>,
-    /// How many units parameters name, of a launch.
+    /// For a launch, how many units its parameters name.
     pub(crate) named: usize,
 }
 
 impl Access {
-    /// Nothing: of a command that is known to leave memory alone.
+    /// No access: the command is known not to use memory.
     pub(crate) const fn nothing() -> Self {
         Self { reads: Set::none(), writes: Set::none(), functions: Vec::new(), named: 0 }
     }
 
-    /// Anything: of a command about which nothing is known.
+    /// Every access: nothing is known of the command.
     pub(crate) const fn unknown() -> Self {
         Self { reads: Set::Everything, writes: Set::Everything, functions: Vec::new(), named: 0 }
     }
@@ -69,7 +69,7 @@ impl Access {
         (self.reads, self.writes) = (Set::Everything, Set::Everything);
     }
 
-    /// Whether it does nothing to any memory that is tracked.
+    /// Whether the command accesses no tracked memory.
     pub(crate) fn is_nothing(&self) -> bool {
         self.functions.is_empty() && self.reads == Set::none()
     }

@@ -1,18 +1,18 @@
-//! What a kernel's mangled name says of its parameters.
+//! Reads a kernel's parameter types from its mangled name.
 
 use std::fmt::{self, Write};
 
 use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
 
-/// Names come from the client's code. Longer ones are taken for names without a signature.
+/// Names come from the client's code. Longer names are treated as names without a signature.
 const MOST_NAME: usize = 4096;
-/// A name may stand for a text of any length.
+/// The maximum length of the demangled text: a name may stand for a text of any length.
 const MOST_TEXT: usize = 64 << 10;
-/// The demangler's frames on the stack of the worker's main thread.
+/// Limits the demangler's frames on the stack of the worker's main thread.
 const DEPTH: u32 = 128;
 
-/// For each parameter, whether it is a pointer to what is constant. `None` where the name has no signature (`extern
-/// "C"`) or one that is not understood.
+/// For each parameter, whether it is a pointer to constant memory. `None` if the name has no signature (`extern "C"`) or the
+/// signature is not understood.
 pub(crate) fn constant_pointers(name: &str) -> Option<Vec<bool>> {
     let parameters = parameters(name)?;
     Some(split(&parameters)?.into_iter().map(is_constant_pointer).collect())
@@ -88,7 +88,7 @@ fn is_constant_pointer(text: &str) -> bool {
         }
         (constant, rest.len())
     };
-    // What is qualified behind the star is the pointer itself.
+    // A qualifier behind the star applies to the pointer itself.
     let (_, end) = qualified(text);
     text[..end].strip_suffix('*').is_some_and(|pointee| qualified(pointee).0)
 }
@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(constant_pointers(name), None, "{name}");
         }
         assert_eq!(constant_pointers(&format!("_Z5000{}v", "f".repeat(5000))), None);
-        // A name that stands for a text without end.
+        // A name that stands for an endless text.
         let mut bomb = String::from("_Z1f1aIiE");
         (0..200).for_each(|i| bomb.push_str(&format!("1aIS{}_S{}_E", to36(i), to36(i))));
         let _ = constant_pointers(&bomb);

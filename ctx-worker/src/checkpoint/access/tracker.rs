@@ -1,4 +1,4 @@
-//! What is known of the client's functions, graphs and tensor maps, and what launches of these may use.
+//! The client's functions, graphs and tensor maps, and the accesses that their launches may make.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,32 +14,32 @@ use super::set::{Access, Set};
 use super::units::Gathered;
 use crate::resources::units::Unit;
 
-/// What the steps of a graph name.
+/// The addresses and functions that the steps of a graph name.
 #[derive(Default)]
 pub(super) struct GraphNames {
-    /// Addresses or handles that lie in some unit or may come to, with how many bytes from there and whether they may
-    /// be written: sorted, each once.
+    /// Addresses or handles that lie in some unit or may later, each with the number of bytes from there and whether they may
+    /// be written: sorted, without duplicates.
     pub(super) ranges: Vec<(u64, u64, bool)>,
     pub(super) functions: Vec<u64>,
-    /// Whether there is a step that nobody understands, which may use anything.
+    /// Whether the graph has an unknown step, which may access everything.
     pub(super) unknown: bool,
 }
 
-/// What is known of the client's functions, graphs and tensor maps.
+/// The tracker's knowledge of the client's functions, graphs and tensor maps.
 pub(crate) struct Tracker {
     pub(super) gathered: Gathered,
     pub(super) fills: Fills,
     functions: Known<Function>,
-    /// Names of kernels that wrote what they did not name.
+    /// Names of kernels that made a mispredicted write.
     wrong: HashSet<String>,
-    /// Names of kernels of which one did, nobody knows which.
+    /// Names of kernels among which an unknown one made a mispredicted write.
     suspects: BTreeSet<String>,
     maps: TensorMaps,
     pub(super) graphs: Known<GraphNames>,
 }
 
 impl Tracker {
-    /// For a client that has done nothing yet.
+    /// A tracker for a client that has done nothing yet.
     pub(crate) fn new(table: &[Line]) -> Self {
         Self {
             gathered: Gathered::default(),
@@ -52,17 +52,17 @@ impl Tracker {
         }
     }
 
-    /// A tensor map was encoded, of a tensor at this address.
+    /// Records a tensor map that was encoded for a tensor at this address.
     pub(crate) fn encoded(&mut self, map: [u8; rekindle_wire::tensor_map::BYTES], address: u64) {
         self.maps.add(map, address);
     }
 
-    /// A graph was changed, or is gone.
+    /// Called when a graph was changed or destroyed.
     pub(crate) fn graph_changed(&mut self, handle: u64) {
         self.graphs.remove(&handle);
     }
 
-    /// A kernel wrote what it did not name: it names everything from now on.
+    /// Called when a kernel made a mispredicted write: from now on it is predicted to access everything.
     pub(crate) fn was_wrong(&mut self, name: &str) {
         self.wrong.insert(name.to_owned());
         for function in self.functions.values_mut().filter(|f| f.name == name) {
@@ -70,8 +70,9 @@ impl Tracker {
         }
     }
 
-    /// One of these wrote what it did not name. One alone, and those that were among them before, name everything from now
-    /// on; else it is left at the suspicion, since to protect everything from all of them would be to stop.
+    /// Called when one of these kernels made a mispredicted write. A single kernel, and kernels that were suspects before, are
+    /// from now on predicted to access everything. Where there are none, all become suspects: protecting everything from all of
+    /// them would stop the client.
     pub(crate) fn one_was_wrong(&mut self, ran: &BTreeSet<String>) {
         let again: Vec<String> = match ran.len() {
             1 => ran.iter().cloned().collect(),
@@ -88,7 +89,7 @@ impl Tracker {
         }
     }
 
-    /// All units of device memory that have bytes at addresses.
+    /// All units of device memory that have addresses.
     pub(super) fn all_units(&mut self, client: &ClientView<'_>) -> Vec<Unit> {
         self.gathered.update(client);
         self.gathered.all(client)
@@ -99,7 +100,7 @@ impl Tracker {
         self.functions.get(&handle).map(|f| (f.class, f.name.as_str()))
     }
 
-    /// Looks a function up, and what it may use besides what its parameters name.
+    /// Looks up a function, and the variables that it may use besides the memory that its parameters name.
     pub(super) fn know(&mut self, client: &ClientView<'_>, handle: u64) -> Option<&Function> {
         let object = client.session.objects.get(handle)?;
         if self.functions.get(&handle).is_none_or(|known| known.real != object.real) {
@@ -114,11 +115,11 @@ impl Tracker {
         Some(function)
     }
 
-    /// Adds what a launch may use. Of a step of a graph it is not resolved yet: see `graph.rs`.
+    /// Adds the accesses that a launch may make. The values of a graph's step are resolved later: see `graph.rs`.
     pub(super) fn launch(&mut self, client: &ClientView<'_>, launch: &Launch<'_>, access: &mut Access) {
         access.functions.push(launch.function);
         if self.know(client, launch.function).is_none() {
-            // It fails.
+            // The launch fails.
             return;
         }
         let Some(function) = self.functions.get(&launch.function) else { return };
@@ -139,7 +140,8 @@ impl Tracker {
         function.globals.1.iter().for_each(|unit| access.add(*unit, true));
     }
 
-    /// The values that a launch's parameters name, and the function's variables, by address; `None` for everything.
+    /// The values that a launch's parameters name, and the function's variables, by address; `None` if it may access
+    /// everything.
     pub(super) fn values(&mut self, client: &ClientView<'_>, launch: &Launch<'_>) -> Option<Vec<(u64, bool)>> {
         self.know(client, launch.function)?;
         let function = self.functions.get(&launch.function).filter(|f| f.class != Class::Everything)?;

@@ -1,4 +1,4 @@
-//! From an address to the allocation that it lies in.
+//! Finds the allocation in which an address lies.
 
 use rekindle_wire::command::Kind;
 use rekindle_wire::window;
@@ -7,18 +7,18 @@ use super::client::ClientView;
 use super::set::Access;
 use crate::resources::units::Unit;
 
-/// What must be gathered before it can be searched: runs of mappings, and variables. Sorted, without overlaps.
+/// Lists that are collected before they can be searched: runs of mappings, and variables. Sorted, without overlaps.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     runs: Vec<Unit>,
     globals: Vec<Unit>,
-    /// Runs that have memory in common.
+    /// Pairs of runs that share memory.
     shared: Vec<(Unit, Unit)>,
     versions: (u64, u64),
 }
 
 impl Gathered {
-    /// Gathers anew what has changed.
+    /// Collects the lists that have changed again.
     pub(crate) fn update(&mut self, client: &ClientView<'_>) {
         let versions = (client.memory.vmm.version(), client.code.globals.version());
         if self.versions.0 != versions.0 {
@@ -33,11 +33,11 @@ impl Gathered {
         self.versions = versions;
     }
 
-    /// The unit in which an address lies, or that a handle names. [`Gathered::update`] was called since anything
-    /// changed.
+    /// The unit in which an address lies, or that a handle names. The caller has called [`Gathered::update`] since the last
+    /// change.
     ///
-    /// Costs one search in a sorted map of the allocations of one device; for what is no address of any window, one in
-    /// the list of variables.
+    /// Costs one search in a sorted map of the allocations of one device; for a value that is no address of any window, one
+    /// search in the list of variables.
     pub(crate) fn find(&self, client: &ClientView<'_>, address: u64) -> Option<Unit> {
         if let Some(device) = window::device_of(address) {
             let (start, allocation) =
@@ -59,7 +59,7 @@ impl Gathered {
         find_in(&self.globals, address)
     }
 
-    /// Adds what is the same memory at other addresses.
+    /// Adds the units that are the same memory at other addresses.
     pub(crate) fn add_shared(&self, access: &mut Access) {
         for (one, other) in &self.shared {
             let (read, written) = (access.reads.contains(one), access.writes.contains(one));
@@ -69,7 +69,7 @@ impl Gathered {
         }
     }
 
-    /// Calls `found` with each unit that has bytes of a range; a handle is a range of its own.
+    /// Calls `found` with each unit that overlaps a range; a handle is a range of its own.
     pub(crate) fn overlapping(&self, client: &ClientView<'_>, address: u64, bytes: u64, mut found: impl FnMut(Unit)) {
         if bytes == 0 {
             return;
@@ -77,7 +77,7 @@ impl Gathered {
         let first = self.find(client, address);
         first.into_iter().for_each(&mut found);
         let end = address.saturating_add(bytes);
-        // Few ranges go beyond their first unit.
+        // Few ranges extend beyond their first unit.
         if first.is_some_and(|unit| end <= unit.end) || bytes == 1 {
             return;
         }
@@ -91,7 +91,7 @@ impl Gathered {
         }
     }
 
-    /// All units of device memory that have bytes at addresses.
+    /// All units of device memory that have addresses.
     pub(crate) fn all(&self, client: &ClientView<'_>) -> Vec<Unit> {
         let allocations = client.memory.devices.iter().flat_map(|d| d.memory.allocations());
         let allocations = allocations.map(|(start, allocation)| Unit::new(*start, allocation.size));
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!((found(24), found(25), found(u64::MAX)), (Some(21), None, None));
     }
 
-    /// How fast it is. Not a test: `cargo test --release -p rekindled lookup -- --ignored --nocapture`.
+    /// Measures the speed of a search. Not a test: `cargo test --release -p rekindled lookup -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn lookup_speed() {

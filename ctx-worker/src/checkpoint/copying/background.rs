@@ -1,4 +1,4 @@
-//! A copy that goes on in the background: its thread, and what has become of it.
+//! A copy in the background: its thread and its result.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,31 +12,32 @@ use crate::checkpoint::draft::{Draft, Text};
 use crate::checkpoint::engine::Engine;
 use crate::resources::job::EngineError;
 
-/// How long a copy that was given up may take to end, before the next one.
+/// How long a copy that was given up may take to end, before the next copy begins.
 pub(in crate::checkpoint) const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// The engine, and what came of its copy, with what was written besides memory; nothing where it never got one.
+/// The engine, the result of its copy, and the blobs that were written besides memory. `None` if the thread never received an
+/// engine.
 pub(in crate::checkpoint) type Copied = Option<(Engine, Result<Vec<Blob>, EngineError>)>;
 
-/// A copy that goes on in the background: until it is over the engine is with it.
+/// A copy in the background, which has the engine until it is over.
 pub(crate) struct Background {
     pub(crate) copying: Arc<Copying>,
-    /// Until it has been waited for.
+    /// The thread, until it has been waited for.
     pub(in crate::checkpoint) thread: Option<JoinHandle<Copied>>,
-    /// What came of it, then.
+    /// The result of the copy, once the thread has been waited for.
     pub(in crate::checkpoint) result: Option<Result<Vec<Blob>, EngineError>>,
-    /// Of a save.
+    /// The draft of the manifest, if the copy is for a save.
     pub(in crate::checkpoint) draft: Option<Draft>,
 }
 
-/// How far a copy is.
+/// The progress of a copy.
 pub(crate) enum Progress {
     Saving {
         may_open: bool,
         copied: u64,
         bytes: u64,
     },
-    /// It is over; the client's part of the manifest, if it was a save.
+    /// The copy is over. `client` is the client's part of the manifest, if the copy was for a save.
     Saved {
         client: Option<Box<Client>>,
         bytes: u64,
@@ -44,7 +45,7 @@ pub(crate) enum Progress {
     },
 }
 
-/// Writes what there is besides memory, and makes the files whole.
+/// Writes the texts besides memory, and completes the files.
 pub(in crate::checkpoint) fn finish(
     copying: &Copying,
     writer: &DataWriter,
@@ -52,7 +53,7 @@ pub(in crate::checkpoint) fn finish(
 ) -> Result<Vec<Blob>, EngineError> {
     let blobs = texts.iter().map(|text| text.write(writer)).collect::<Result<Vec<_>, _>>()?;
     let memory = copying.pieces()?;
-    // A pre-copy may have left what is not in the image after all.
+    // A pre-copy may have written pieces that are not in the image.
     writer.seal_keeping(memory.iter().chain(blobs.iter().flat_map(|blob| &blob.pieces)))?;
     Ok(blobs)
 }

@@ -1,10 +1,10 @@
-//! How a copy is given up from outside: by the daemon's word, or for want of one.
+//! Cancels a copy from outside: the daemon asks for it, or has become silent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Copying;
 
-/// What is to be cancelled, of the request that came last.
+/// The cancellation state of the latest request.
 #[derive(Default)]
 pub(crate) struct Cancel(Mutex<State>);
 
@@ -15,12 +15,12 @@ struct State {
 }
 
 impl Cancel {
-    /// A request has come that begins a copy. One that was cancelled before stays so.
+    /// A request to begin a copy has arrived. A copy that was cancelled before stays cancelled.
     pub(crate) fn expect_another(&self) {
         *self.lock() = State::default();
     }
 
-    /// Gives the copy up that was begun last, or that is about to begin.
+    /// Cancels the copy that was begun last, or that is about to begin.
     pub(crate) fn fire(&self) {
         let mut state = self.lock();
         state.fired = true;
@@ -29,7 +29,7 @@ impl Cancel {
         }
     }
 
-    /// The copy has begun.
+    /// Called when the copy has begun.
     pub(crate) fn begun(&self, copying: &Arc<Copying>) {
         let mut state = self.lock();
         if state.fired {

@@ -1,5 +1,4 @@
-//! Device memory for clones: set aside before the quiesce, since making it takes a while, and given back when the copy
-//! is over.
+//! Device memory for clones: reserved before the quiesce, since allocating it takes time, and released when the copy is over.
 
 use rekindle_cuda_abi::types::*;
 use rekindle_wire::free_ranges::FreeRanges;
@@ -8,9 +7,9 @@ use tracing::warn;
 
 use crate::gpu::driver::{CallFailed, Driver, checked};
 
-/// Clones begin where copies are fast.
+/// Clones begin at multiples of this, where copies are fast.
 const ALIGN: u64 = 512;
-/// This part of a device's memory stays free.
+/// One part in this many of a device's memory stays free.
 const MARGIN: u64 = 32;
 
 /// Room for clones on each device.
@@ -21,15 +20,15 @@ pub(crate) struct Clones {
 #[derive(Default)]
 struct Room {
     base: u64,
-    /// Pieces side by side from there on.
+    /// Addresses and sizes of physical pieces, mapped side by side from the base on.
     pieces: Vec<(u64, u64)>,
     size: u64,
     free: FreeRanges,
 }
 
 impl Clones {
-    /// Sets memory aside on each device, as much of what is wanted as there is to spare. `devices` are the devices with
-    /// their primary contexts.
+    /// Reserves memory on each device: as much of `wanted` as the device has to spare. `devices` are the devices with their
+    /// primary contexts.
     pub(crate) fn reserve(driver: &Driver, devices: &[(CUdevice, CUcontext)], wanted: &[u64]) -> Self {
         let rooms = devices.iter().zip(wanted).enumerate().map(|(ordinal, (&(device, primary), &wanted))| {
             let mut room = Room { base: window::clones(ordinal).start, ..Room::default() };
@@ -41,29 +40,29 @@ impl Clones {
         Self { devices: rooms.collect() }
     }
 
-    /// Takes so many bytes of a device's, if there is room.
+    /// Takes this many bytes on a device, if there is room.
     pub(crate) fn take(&mut self, device: usize, length: u64) -> Option<u64> {
         self.devices.get_mut(device)?.free.take(length.next_multiple_of(ALIGN))
     }
 
-    /// Gives back what was taken.
+    /// Returns bytes that were taken.
     pub(crate) fn give(&mut self, device: usize, address: u64, length: u64) {
         if let Some(room) = self.devices.get_mut(device) {
             room.free.give(address, length.next_multiple_of(ALIGN));
         }
     }
 
-    /// Whether less than half of it is left on some device.
+    /// Whether less than half of the reserved memory is left on some device.
     pub(crate) fn is_crowded(&self) -> bool {
         self.devices.iter().any(|room| room.free.total() < room.size / 2)
     }
 
-    /// Bytes of a device's memory that it takes.
+    /// Bytes of a device's memory that are reserved.
     pub(crate) fn bytes(&self, device: usize) -> u64 {
         self.devices.get(device).map_or(0, |room| room.size)
     }
 
-    /// Gives it back to the devices. Nothing uses it any more.
+    /// Releases the memory to the devices. Nothing uses it any more.
     pub(crate) fn release(self, driver: &Driver) {
         for room in self.devices {
             let mut at = room.base;
@@ -112,15 +111,15 @@ impl Room {
         made
     }
 
-    /// Has the driver keep the addresses free; it does so for good.
+    /// Reserves the addresses in the driver, permanently.
     fn keep_window(&self, driver: &Driver, length: u64) -> Result<(), CallFailed> {
-        // Large enough that the driver looks at the place that is asked for, and in one, so that it is free later too.
+        // Large enough that the driver uses the requested address, and in one range, so that the range is free later too.
         let size = length.max(window::CLONE_SIZE);
         let mut got = 0;
         // SAFETY: the out parameter is a local.
         let reserved = unsafe { (driver.cuMemAddressReserve)(&raw mut got, size as usize, 0, self.base, 0) };
         if reserved == CUDA_SUCCESS && got != self.base {
-            // Kept since an earlier copy, most likely.
+            // Probably reserved since an earlier copy.
             // SAFETY: what was just reserved, and is of no use.
             unsafe { (driver.cuMemAddressFree)(got, size as usize) };
         }
@@ -130,7 +129,7 @@ impl Room {
     fn map(&mut self, driver: &Driver, properties: &CUmemAllocationProp, length: u64) -> Result<(), CallFailed> {
         while self.size < length {
             let size = PHYSICAL_SIZE.min(length - self.size);
-            // Others on this device may be taking what there was.
+            // Other processes on this device may take the free memory meanwhile.
             if spare(driver)? < size {
                 warn!("there is room for clones of {} of {length} bytes", self.size);
                 break;
@@ -153,7 +152,7 @@ impl Room {
     }
 }
 
-/// What clones may take of the current context's device, in whole granules.
+/// The memory that clones may take on the current context's device, in whole granules.
 fn spare(driver: &Driver) -> Result<u64, CallFailed> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: out parameters are locals.
@@ -163,7 +162,7 @@ fn spare(driver: &Driver) -> Result<u64, CallFailed> {
 
 #[cfg(test)]
 impl Clones {
-    /// Room that no device has.
+    /// Room that exists on no device.
     pub(crate) fn imagined(size: u64) -> Self {
         let base = window::clones(0).start;
         let free = FreeRanges::all(base..base + size);

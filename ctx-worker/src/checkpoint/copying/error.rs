@@ -1,4 +1,4 @@
-//! Why device memory is not copied.
+//! Reasons why device memory is not copied.
 
 use rekindle_wire::control::{Failing, FailureKind};
 use thiserror::Error;

@@ -1,4 +1,4 @@
-//! What stands between the client's commands and memory that is not copied yet.
+//! Checks the client's commands before they write memory that is not copied yet.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::resources::units::Unit;
 use crate::resources::{Code, Memory};
 use crate::session::call::Call;
 
-/// As many kernels are named at most.
+/// The maximum number of kernels that a message names.
 const NAMED: usize = 8;
 
-/// A copy that commands have to look at.
+/// A copy, for which commands are checked.
 pub(crate) struct Guard {
     copying: Arc<Copying>,
     pub(in crate::checkpoint) waits: Waits,
-    /// Functions that were launched since the ring is open.
+    /// Functions that were launched since the ring was opened.
     pub(in crate::checkpoint) ran: HashSet<u64>,
-    /// Places with when commands first named them: 0, 1, ...
+    /// The order in which commands first named each place: 0, 1, ...
     pub(in crate::checkpoint) named: HashMap<Place, u32>,
 }
 
@@ -38,7 +38,7 @@ impl Guard {
         Self { copying, waits: Waits::default(), ran: HashSet::new(), named: HashMap::new() }
     }
 
-    /// A command is about to go to the driver, while memory is not copied yet that it may write.
+    /// Called before a command goes to the driver, while memory that the command may write is not copied yet.
     pub(crate) fn look_out(
         &mut self,
         tracker: &mut Tracker,
@@ -83,7 +83,7 @@ impl Guard {
         }
     }
 
-    /// A command is about to write these places.
+    /// Records that a command is about to write these places.
     fn note(&mut self, places: &[Place]) {
         for place in places {
             let next = self.named.len() as u32;
@@ -92,7 +92,7 @@ impl Guard {
     }
 }
 
-/// Names of kernels for a message.
+/// Lists names of kernels for a message.
 pub(in crate::checkpoint) fn listed(names: &BTreeSet<String>) -> String {
     let mut list = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     if names.len() > NAMED {
@@ -102,15 +102,15 @@ pub(in crate::checkpoint) fn listed(names: &BTreeSet<String>) -> String {
 }
 
 impl Copying {
-    /// Whether any memory must stay as it is.
+    /// Whether any memory must stay unchanged.
     fn protects(&self) -> bool {
         self.unsafe_left.load(Ordering::Acquire) > 0
     }
 
-    /// Makes places safe to be written: by clones where there is room, else by having them copied next and waiting.
-    /// Says how many bytes were cloned.
+    /// Makes places safe to be written: clones them where there is room, otherwise has them copied next and waits. Returns how
+    /// many bytes were cloned.
     ///
-    /// `stream` gives a stream of a device's, whose context it makes current.
+    /// `stream` returns a stream of a device, and makes its context current.
     fn secure(&self, driver: &Driver, places: &[Place], mut stream: impl FnMut(usize) -> Option<CUstream>) -> u64 {
         let mut clones: Vec<(usize, u64)> = Vec::new();
         let mut inner = self.lock();
@@ -168,7 +168,7 @@ impl Copying {
         cloned
     }
 
-    /// Copies jobs to their clones, and waits for that.
+    /// Copies jobs to their clones, and waits for the copies.
     fn clone_all(
         &self,
         driver: &Driver,
@@ -189,7 +189,7 @@ impl Copying {
                     let copied = unsafe { (driver.cuMemcpyAsync)(*address, job.address, job.length as usize, stream) };
                     checked("cuMemcpyAsync", copied)
                 });
-            // What was enqueued is over also where something could not be.
+            // The copies that were enqueued end also if others could not be enqueued.
             // SAFETY: the stream is ours.
             let done = checked("cuStreamSynchronize", unsafe { (driver.cuStreamSynchronize)(stream) });
             enqueued.and(done)?;
@@ -197,7 +197,7 @@ impl Copying {
         Ok(())
     }
 
-    /// Places that have memory in a range of addresses.
+    /// Finds places that have memory in a range of addresses.
     fn places_in(&self, start: u64, end: u64, found: &mut Vec<Place>) {
         let inner = self.lock();
         let from = inner.allocations.partition_point(|(_, behind)| *behind <= start);
@@ -239,7 +239,7 @@ impl BackgroundCopy for Copying {
         }
         let is_unsafe =
             |place: &Place, inner: &super::Inner| inner.places.get(place).is_some_and(|p| p.unsafe_left > 0);
-        // A lane that is at it must be through even where the copy has failed.
+        // A lane that is reading the place must finish even if the copy has failed.
         let is_read = |place: &Place, inner: &super::Inner| {
             let jobs = inner.places.get(place).copied();
             jobs.is_some_and(|jobs| inner.states[jobs.first..jobs.end].contains(&State::Reading))
@@ -252,7 +252,7 @@ impl BackgroundCopy for Copying {
     }
 }
 
-/// What a copy protects of these units.
+/// The places of these units that a copy protects.
 fn places_of(memory: &Memory, copying: &Copying, units: &[Unit]) -> Vec<Place> {
     let mut places = Vec::new();
     for unit in units {

@@ -13,15 +13,16 @@
 //! ```
 //!
 //! A **job** is a piece of memory of [`rekindle_images::PIECE_LENGTH`] at most, a **place** what its jobs are protected
-//! as: an allocation, or a piece of the client's own mappings. Which places a command may write is speculation
-//! ([`crate::checkpoint::access`]), so the content is the judge: what reaches the image was hashed, and has the hash that it had at
-//! the quiesce. Where it has not, a command has written what it was not thought to, the copy fails, and that place is
-//! not left to speculation the next time.
+//! A **job** is a piece of memory of [`rekindle_images::PIECE_LENGTH`] at most. A **place** is the unit in which jobs are
+//! protected: an allocation, or a piece of the client's own mappings. Which places a command may write is predicted
+//! ([`crate::checkpoint::access`]). So the content decides: all content that reaches the image was hashed, and has the hash
+//! that it had at the quiesce. Where the hash differs, a command has made a mispredicted write. Then the copy fails, and the
+//! next copy does not rely on predictions for that place.
 //!
-//! Everything is under one lock that is held for moments; lanes ([`crate::checkpoint::engine`]) and the executor meet only here.
+//! All state is under one lock that is held briefly; lanes ([`crate::checkpoint::engine`]) and the executor meet only here.
 //!
-//! A **pre-copy** is the same without a quiesce: nothing is protected, lanes copy what they find, and the copy made at
-//! the quiesce takes what still has the hash. Memory that goes away meanwhile is left out.
+//! A **pre-copy** works the same without a quiesce: no memory is protected, lanes copy the current content, and the copy made
+//! at the quiesce takes the pieces that still have the same hash. Memory that is freed meanwhile is left out.
 
 pub(crate) mod background;
 mod cancel;
@@ -43,37 +44,37 @@ pub(crate) use self::clones::Clones;
 pub(crate) use self::precopy::Precopied;
 use crate::resources::job::{EngineError, Job};
 
-/// How a job's memory is kept as it is.
+/// How a job's memory is preserved until it is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preservation {
-    /// The ring stays closed until it is copied.
+    /// The ring stays closed until the memory is copied.
     Closed,
-    /// As the clone at this address.
+    /// A clone at this address preserves the content.
     Cloned(u64),
-    /// By looking at commands.
+    /// Commands are checked before they write the memory.
     Protected,
-    /// Not at all: the copy takes what is there at its time.
+    /// The memory is not preserved: the copy takes its content at the time of the copy.
     None,
-    /// It need not be: its content is stored already.
+    /// Preservation is not needed: the content is stored already.
     AlreadyStored(Piece),
 }
 
-/// What has become of a job.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Its memory must stay as it is.
+    /// The job's memory must stay unchanged.
     Pending,
     /// The executor is cloning it.
     Cloning,
-    /// A clone at this address has it.
+    /// A clone at this address holds the content.
     Cloned(u64),
-    /// A lane is copying it out of its own place.
+    /// A lane is copying the memory out of its own place.
     Reading,
-    /// Its memory may be written: it is on the host, or in a clone that a lane is at.
+    /// The memory may be written: its content is on the host, or in a clone that a lane is copying.
     Safe,
-    /// It has a place in the image.
+    /// The content has a place in the image.
     Done,
-    /// Its memory went away before a pre-copy came to it.
+    /// The memory was freed before a pre-copy reached it.
     Gone,
 }
 
@@ -84,37 +85,37 @@ impl State {
     }
 }
 
-/// What is protected as one.
+/// Memory that is protected as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// An allocation, by its address.
     Allocation(u64),
     /// A piece of the client's own mapping, by its handle.
     Piece(u64),
-    /// Something that only a closed ring keeps as it is.
+    /// Memory that only a closed ring preserves.
     Other,
 }
 
-/// A place's jobs, which follow each other.
+/// A place's jobs, which are consecutive.
 #[derive(Clone, Copy, Debug)]
 struct Jobs {
     first: usize,
     end: usize,
-    /// As many of them are not safe.
+    /// The number of these jobs that are not safe.
     unsafe_left: usize,
 }
 
-/// A job with what becomes of it.
+/// A job, with how its memory is preserved and expected to change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) job: Job,
     pub(crate) place: Place,
     pub(crate) preservation: Preservation,
-    /// What is expected to be written sooner has a lower one.
+    /// Memory that is expected to be written sooner has a lower number.
     pub(crate) soon: u32,
     /// Its hash at the quiesce.
     pub(crate) expected: Option<PieceHash>,
-    /// Its piece from before the quiesce, whose place in the file its content takes.
+    /// The job's piece from before the quiesce, whose place in the file the content takes.
     pub(crate) before: Option<Piece>,
 }
 
@@ -123,19 +124,19 @@ pub(crate) struct Copying {
     pub(crate) tasks: Vec<Task>,
     inner: Mutex<Inner>,
     changed: Condvar,
-    /// Something waits for a job, or nothing will any more.
+    /// Signals that a command waits for a job, or that none will any more.
     awaited: Condvar,
-    /// As many jobs are not safe: 0 frees commands from all of this.
+    /// The number of jobs that are not safe. At 0, commands skip all checks.
     unsafe_left: AtomicUsize,
-    /// The application runs beside this.
+    /// Whether the application runs during this copy.
     beside: AtomicBool,
     cancelled: AtomicBool,
     copied: AtomicU64,
-    /// Of those, bytes that were not in the file before.
+    /// The part of these bytes that was not in the file before.
     changed_bytes: AtomicU64,
     /// Bytes of all jobs.
     pub(crate) bytes: u64,
-    /// Whether what goes away is left out, rather than waited for.
+    /// Whether memory that is freed is left out, instead of making the free wait.
     leaves_out: bool,
 }
 
@@ -145,51 +146,51 @@ struct Inner {
     places: HashMap<Place, Jobs>,
     /// Places by address, for ranges.
     allocations: Vec<(u64, u64)>,
-    /// Jobs that something waits for.
+    /// Jobs that a command waits for.
     urgent: VecDeque<usize>,
-    /// Jobs whose clones were made since.
+    /// Jobs whose clones were made since the copy began.
     clones: VecDeque<usize>,
-    /// The order of all others, and how far lanes are in it.
+    /// The order of all other jobs, and how far lanes have advanced in it.
     order: Vec<usize>,
     next: usize,
-    /// As many are not done.
+    /// The number of jobs that are not done.
     left: usize,
-    /// Lanes have found nothing more to take, and there will not be.
+    /// Lanes have found no more jobs to take, and there will be none.
     all_taken: bool,
-    /// As many jobs are being read by lanes, out of their own places or out of clones.
+    /// The number of jobs that lanes are reading, out of their own places or out of clones.
     reading: usize,
-    /// The first so many of the order keep the ring closed.
+    /// The number of jobs, at the beginning of the order, that keep the ring closed.
     closed: usize,
-    /// As many of them are not safe.
+    /// The number of these jobs that are not safe.
     closed_left: usize,
     failed: bool,
-    /// Places that were not as they were at the quiesce: nothing more is written, but all are looked at.
+    /// Places that had changed since the quiesce: nothing more is written, but the remaining places are still checked.
     wrong: BTreeSet<Place>,
     over: bool,
     room: Option<Clones>,
 }
 
 impl Inner {
-    /// Whether what comes next must wait: lanes have taken all that keeps the ring closed, and some of it is not read yet.
+    /// Whether the next job must wait: lanes have taken all jobs that keep the ring closed, and some of these are not read yet.
     fn is_about_to_open(&self) -> bool {
         self.closed_left > 0 && (self.closed..self.order.len()).contains(&self.next) && self.urgent.is_empty()
     }
 }
 
-/// What a lane is to copy.
+/// A job that a lane is to copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) index: usize,
-    /// Where it lies.
+    /// Where the memory lies.
     pub(crate) job: Job,
-    /// Whether that is a clone.
+    /// Whether the memory is a clone.
     clone: bool,
-    /// A command waits for it.
+    /// Whether a command waits for the job.
     pub(crate) urgent: bool,
 }
 
 impl Copying {
-    /// Begins. `room` is device memory for clones that are made later, with those that were.
+    /// Begins a copy. `room` is device memory for the clones that exist and for clones made later.
     pub(crate) fn new(tasks: Vec<Task>, room: Option<Clones>, leaves_out: bool) -> Arc<Self> {
         let state = |task: &Task| match task.preservation {
             Preservation::Cloned(address) => State::Cloned(address),
@@ -220,7 +221,7 @@ impl Copying {
         }
         allocations.sort_unstable();
         let there: u64 = tasks.iter().zip(&states).filter(|(_, s)| **s == State::Done).map(|(t, _)| t.job.length).sum();
-        // What keeps the ring closed first; then what a command may have to wait for; clones can wait.
+        // Jobs that keep the ring closed come first, then those that a command may have to wait for; clones can wait.
         let mut order: Vec<usize> = (0..tasks.len()).filter(|i| states[*i] != State::Done).collect();
         order.sort_by_key(|i| match tasks[*i].preservation {
             Preservation::Closed => (0, 0),
@@ -271,8 +272,8 @@ impl Copying {
         self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job for a lane; waits while others are being cloned, and while the last that keep the ring closed are with
-    /// other lanes: nothing gets onto the link before those. None when there is none any more.
+    /// The next job for a lane. Waits while other jobs are being cloned, and while other lanes read the last jobs that keep the
+    /// ring closed, so that nothing gets onto the link before those. `None` when no job is left.
     pub(crate) fn take(&self) -> Option<Taken> {
         let mut inner = self.lock();
         loop {
@@ -286,7 +287,7 @@ impl Copying {
             if let Some(taken) = self.take_one(&mut inner) {
                 return Some(taken);
             }
-            // What is left is with other lanes, or is being cloned.
+            // The remaining jobs are with other lanes, or are being cloned.
             if !inner.states.contains(&State::Cloning) {
                 inner.all_taken = true;
                 self.awaited.notify_all();
@@ -296,8 +297,8 @@ impl Copying {
         }
     }
 
-    /// Waits until something waits for a job. False when nothing will any more: what lanes have taken may yet have to be
-    /// written, by one that rests among others.
+    /// Waits until a command waits for a job. Returns false when none will any more: the pieces that lanes have taken may still
+    /// have to be written, also by a lane that rests.
     pub(crate) fn wait_until_awaited(&self) -> bool {
         let mut inner = self.lock();
         while !inner.failed && inner.left > 0 && !inner.all_taken {
@@ -309,7 +310,7 @@ impl Copying {
         false
     }
 
-    /// A job has its end.
+    /// Counts a job as done.
     fn one_less(&self, inner: &mut Inner) {
         inner.left -= 1;
         if inner.left == 0 {
@@ -317,7 +318,7 @@ impl Copying {
         }
     }
 
-    /// The device of what a lane would take now, as far as is known. None where there is nothing.
+    /// The device of the job that a lane would take now, as far as is known. `None` if there is none.
     pub(crate) fn next_device(&self) -> Option<usize> {
         let inner = self.lock();
         let in_turn = inner.order.get(inner.next..).unwrap_or_default();
@@ -353,13 +354,13 @@ impl Copying {
                     inner.reading += 1;
                     return Some(Taken { index, job: Job { address, ..job }, clone: true, urgent });
                 }
-                // It was taken out of turn.
+                // The job was taken out of turn.
                 _ => {}
             }
         }
     }
 
-    /// A lane has the job's content on the host.
+    /// Called when a lane has read the job's content to the host.
     pub(crate) fn is_read(&self, taken: &Taken) {
         let mut inner = self.lock();
         inner.reading = inner.reading.saturating_sub(1);
@@ -374,7 +375,7 @@ impl Copying {
         self.changed.notify_all();
     }
 
-    /// A lane gives a job back that it could not copy, of a copy that was given up.
+    /// Called when a lane could not read a job, in a copy that was given up. Returns the job.
     pub(crate) fn is_not_read(&self, taken: &Taken) {
         let mut inner = self.lock();
         inner.reading = inner.reading.saturating_sub(1);
@@ -385,7 +386,7 @@ impl Copying {
         self.changed.notify_all();
     }
 
-    /// A job's memory may be written from here on.
+    /// Marks a job's memory as safe to write from here on.
     fn make_safe(&self, inner: &mut Inner, index: usize, state: State) {
         let was_safe = inner.states[index].is_safe();
         inner.states[index] = state;
@@ -401,7 +402,7 @@ impl Copying {
         let _ = self.unsafe_left.fetch_update(Ordering::Release, Ordering::Relaxed, |left| left.checked_sub(1));
     }
 
-    /// A lane has written the job's content.
+    /// Called when a lane has written the job's content.
     pub(crate) fn is_written(&self, taken: &Taken, piece: Piece) {
         let mut inner = self.lock();
         inner.pieces[taken.index] = Some(piece);
@@ -415,9 +416,9 @@ impl Copying {
         self.changed.notify_all();
     }
 
-    /// A lane has a job's content that is not what it was at the quiesce. There will be no image; the others are looked at
-    /// all the same, so that the next one does not meet the same in another place. Of a copy that was given up nobody keeps
-    /// the memory as it was.
+    /// Called when a lane reads content that differs from the content at the quiesce. There will be no image; the other places
+    /// are still checked, so that the next copy does not fail at another place for the same reason. After a copy was given up,
+    /// memory is not preserved any more.
     pub(crate) fn is_wrong(&self, taken: &Taken) {
         let mut inner = self.lock();
         if !inner.failed {
@@ -427,17 +428,17 @@ impl Copying {
         self.is_passed(taken);
     }
 
-    /// Whether there will be no image, since something was wrong.
+    /// Whether there will be no image because some memory had changed.
     pub(crate) fn is_in_vain(&self) -> bool {
         !self.lock().wrong.is_empty()
     }
 
-    /// All that was wrong.
+    /// All places that had changed.
     pub(crate) fn wrong_places(&self) -> BTreeSet<Place> {
         self.lock().wrong.clone()
     }
 
-    /// The first bytes that were wrong, and how many at most: of a whole place.
+    /// The address of the first changed place, and its length: an upper bound of the changed bytes.
     pub(crate) fn wrong(&self) -> Option<(u64, u64)> {
         let first = *self.lock().wrong.first()?;
         let of_it = self.tasks.iter().filter(|task| task.place == first);
@@ -445,7 +446,7 @@ impl Copying {
         Some((address, of_it.map(|task| task.job.length).sum()))
     }
 
-    /// A lane has looked at a job, and written nothing.
+    /// Called when a lane has checked a job and written nothing.
     pub(crate) fn is_passed(&self, taken: &Taken) {
         let mut inner = self.lock();
         inner.states[taken.index] = State::Done;
@@ -454,44 +455,44 @@ impl Copying {
         self.changed.notify_all();
     }
 
-    /// The copy is given up, or a lane could not copy its job: none takes another, and nothing is waited for any more.
+    /// Called when the copy is given up or a lane could not copy its job: no lane takes another job, and nobody waits any more.
     pub(crate) fn fail(&self) {
         self.lock().failed = true;
         self.changed.notify_all();
         self.awaited.notify_all();
     }
 
-    /// It is given up by who asked for it, and who will not ask what came of it.
+    /// Gives the copy up for the requester, who will not ask for its result.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         self.fail();
     }
 
-    /// Whether nobody will ask what came of it.
+    /// Whether nobody will ask for the result.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Whether it was given up.
+    /// Whether the copy was given up or has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.lock().failed
     }
 
-    /// Where each job is in the image, once all are.
+    /// The place of each job in the image, once all jobs are done.
     pub(crate) fn pieces(&self) -> Result<Vec<Piece>, EngineError> {
         let inner = self.lock();
         inner.pieces.iter().copied().collect::<Option<_>>().ok_or(EngineError::Cancelled)
     }
 
-    /// The jobs that have a piece, and these.
+    /// The jobs that have a piece, with their pieces.
     pub(crate) fn copied_pieces(&self) -> Vec<(Place, u64, Piece)> {
         let inner = self.lock();
         let pieces = self.tasks.iter().zip(&inner.pieces);
         pieces.filter_map(|(task, piece)| Some((task.place, task.job.offset, (*piece)?))).collect()
     }
 
-    /// No lane is at work any more: waits until nobody else uses the client's memory for this copy, or will. Gives back
-    /// what was for clones.
+    /// Called when no lane is working any more: waits until nothing else uses the client's memory for this copy, or will.
+    /// Returns the memory that was reserved for clones.
     pub(crate) fn stop(&self) -> Option<Clones> {
         let mut inner = self.lock();
         inner.failed |= inner.left > 0;
@@ -501,25 +502,25 @@ impl Copying {
         inner.room.take()
     }
 
-    /// It is over. [`Copying::stop`] came before, and what it gave has been given back.
+    /// Ends the copy. The caller has called [`Copying::stop`] before, and has released the memory that it returned.
     pub(crate) fn end(&self) {
         self.unsafe_left.store(0, Ordering::Release);
         self.lock().over = true;
         self.changed.notify_all();
     }
 
-    /// Whether it has ended.
+    /// Whether the copy has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.lock().over
     }
 
-    /// Waits until it has ended, and no longer than that; whether it has.
+    /// Waits until the copy has ended, for `patience` at most. Returns whether it has.
     pub(crate) fn wait_until_over_for(&self, patience: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), patience, |inner| !inner.over);
         waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
-    /// Waits until it has ended or was given up; whether it has ended.
+    /// Waits until the copy has ended or was given up. Returns whether it has ended.
     pub(crate) fn wait_unless_failed(&self) -> bool {
         let mut inner = self.lock();
         while !inner.over && !inner.failed {
@@ -528,8 +529,8 @@ impl Copying {
         inner.over
     }
 
-    /// Waits until nothing reads device memory, of a copy that was given up: what is on the host may yet have to be
-    /// written, by a disk that hangs.
+    /// Waits until nothing reads device memory, after the copy was given up: content on the host may still have to be written,
+    /// by a disk that hangs.
     pub(crate) fn wait_until_quiet(&self) {
         let mut inner = self.lock();
         while !inner.over && (inner.reading > 0 || inner.states.contains(&State::Cloning)) {
@@ -537,17 +538,17 @@ impl Copying {
         }
     }
 
-    /// Whether the ring may be opened as far as this is concerned.
+    /// Whether this copy permits the ring to be opened.
     pub(crate) fn may_open(&self) -> bool {
         self.lock().closed_left == 0
     }
 
-    /// The ring has been opened.
+    /// Called when the ring has been opened.
     pub(crate) fn application_runs(&self) {
         self.beside.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the application runs beside this.
+    /// Whether the application runs during this copy.
     pub(crate) fn is_beside_it(&self) -> bool {
         self.beside.load(Ordering::Relaxed)
     }
@@ -562,7 +563,7 @@ impl Copying {
         self.copied.load(Ordering::Relaxed)
     }
 
-    /// Device memory that clones take and that is the client's to have.
+    /// Device memory that clones occupy and that counts as available to the client.
     pub(crate) fn reserved(&self, device: usize) -> u64 {
         self.lock().room.as_ref().map_or(0, |room| room.bytes(device))
     }

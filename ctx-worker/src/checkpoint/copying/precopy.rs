@@ -1,4 +1,4 @@
-//! What was copied while the client ran: taken over by the copy that is made at the quiesce, where it is still so.
+//! Pieces that were copied while the client ran: the copy made at the quiesce takes over those that are unchanged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ pub(crate) struct Precopied {
 }
 
 impl Precopied {
-    /// Nothing yet, into this file.
+    /// No pieces yet; they go into this file.
     pub(crate) fn new(writer: Arc<DataWriter>) -> Self {
         Self { writer, pieces: HashMap::new() }
     }
 
-    /// These were copied, and take the place of what was.
+    /// Adds pieces that were copied, in place of earlier ones.
     pub(crate) fn add(&mut self, pieces: Vec<(Place, u64, Piece)>) {
         self.pieces.extend(pieces.into_iter().map(|(place, offset, piece)| ((place, offset), piece)));
     }
 
-    /// The piece of a job, if it has this hash still.
+    /// The piece of a job, if the memory still has this hash.
     pub(crate) fn still(&self, place: Place, offset: u64, length: u64, hash: PieceHash) -> Option<Piece> {
         self.before(place, offset, length).filter(|piece| piece.hash == hash)
     }
 
-    /// The piece of a job, whatever has become of it.
+    /// The piece of a job, changed or not.
     pub(crate) fn before(&self, place: Place, offset: u64, length: u64) -> Option<Piece> {
         let piece = self.pieces.get(&(place, offset))?;
-        // Of variables and arrays it is not known which they were.
+        // Variables and arrays cannot be told apart by their place.
         (place != Place::Other && piece.length == length).then_some(*piece)
     }
 }

@@ -1,5 +1,5 @@
-//! How fast the engine brings device memory to the host, beside what the link does: `rekindle-bench link`, which
-//! `scripts/bench link` calls. No worker and no daemon are involved; what is copied is hashed and written to nowhere.
+//! Measures how fast the engine copies device memory to the host, compared with the link: `rekindle-bench link`, which
+//! `scripts/bench link` calls. No worker and no daemon are involved; the copies are hashed and discarded.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::resources::memory::DeviceMemory;
 use rekindle_images::ImageError;
 
 const NO_FLAGS: u32 = 0;
-/// The buffer that the link is measured with.
+/// The buffer with which the link is measured.
 const BUFFER: u64 = 256 << 20;
 const UNIT: u64 = 64 << 20;
 
@@ -28,20 +28,19 @@ struct Figures {
     bytes: u64,
     /// One stream copies into one pinned buffer, again and again.
     link: Vec<f64>,
-    /// The same in pieces as an image has them.
+    /// The same, in pieces like those of an image.
     link_by_pieces: Vec<f64>,
-    /// The engine, until all is off the device, with a stage that has room for all; and until it is hashed too.
+    /// The engine, until all memory is off the device, with a stage that has room for all; and until all is hashed too.
     staged: Vec<f64>,
     staged_to_end: Vec<f64>,
     /// The engine without a stage.
     unstaged: Vec<f64>,
-    /// Registering host memory with the driver, which the stage is not: so many GB a second; and one stream that copies
-    /// to all of it.
+    /// Registering host memory with the driver, which the stage is not, in GB/s; and one stream that copies to all of it.
     register: Vec<f64>,
     link_to_registered: Vec<f64>,
 }
 
-/// Why something is not measured.
+/// Reasons why a measurement fails.
 #[derive(Debug, Error)]
 pub(crate) enum BenchError {
     #[error(transparent)]
@@ -89,7 +88,7 @@ struct Report {
 /// Measures each size in bytes and prints JSON.
 ///
 /// # Errors
-/// What could not be had, or a copy that failed.
+/// A resource is not available, or a copy failed.
 pub(crate) fn bench(library: &Path, sizes: &[u64], repeats: usize) -> Result<(), BenchError> {
     let driver = driver::load(library)?;
     let largest = sizes.iter().copied().max().filter(|_| !sizes.contains(&0)).ok_or(BenchError::NoSize)?;
@@ -145,12 +144,12 @@ impl<'a> Bench<'a> {
             let allocated = (driver.cuMemHostAlloc)(&raw mut buffer, BUFFER as usize, NO_FLAGS);
             checked("cuMemHostAlloc", allocated)?;
         }
-        // As a client's memory is.
+        // Allocated like a client's memory.
         let mut memory = DeviceMemory::new(device, 0);
         memory.client_reserves(window::device(0).end);
         let source = memory.allocate(driver, largest, 0);
         let source = source.map_err(|e| CallFailed { call: "an allocation", code: e.code() })?;
-        // Zeros are not written, which is another matter.
+        // Zeros would not be written, which would falsify the measurement.
         // SAFETY: the allocation holds that much, and lives to the end.
         unsafe {
             let set = (driver.cuMemsetD8Async)(source, 0x5a, largest as usize, stream);
@@ -163,7 +162,7 @@ impl<'a> Bench<'a> {
         Ok(Self { driver, primary, stream, source, buffer: buffer.cast(), engine })
     }
 
-    /// How long one stream takes for all bytes, so many at a time.
+    /// How long one stream takes for all bytes, `at_a_time` bytes per copy.
     fn link(&self, bytes: u64, at_a_time: u64) -> Result<Duration, CallFailed> {
         let driver = self.driver;
         // SAFETY: the context is the driver's own.
@@ -183,7 +182,7 @@ impl<'a> Bench<'a> {
         Ok(began.elapsed())
     }
 
-    /// How long it takes to register as much of the stage, and to copy there then.
+    /// How long registering this much of the stage takes, and then copying to it.
     fn registered(&self, stage: &Stage, bytes: u64) -> Result<(Duration, Duration), CallFailed> {
         let driver = self.driver;
         // SAFETY: the context is the driver's own.
@@ -212,7 +211,7 @@ impl<'a> Bench<'a> {
         Ok((registered, copied))
     }
 
-    /// How long the engine takes until all bytes are off the device, and until all are hashed and written to nowhere.
+    /// How long the engine takes until all bytes are off the device, and until all are hashed and discarded.
     fn copy(&mut self, bytes: u64) -> Result<(Duration, Duration), BenchError> {
         let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
         let key = ContentKey::random()?;

@@ -1,7 +1,7 @@
-//! Lanes' buffers: memory of the worker's own, registered with the driver so that devices copy straight into it.
+//! Lanes' buffers: memory that the worker maps and registers with the driver, so that devices copy straight into it.
 //!
-//! The memory is not the driver's, since a reset of the context would take it away: a lane that writes from it may hang in
-//! a disk at that time, and reads what is left of it when the disk goes on.
+//! The driver does not allocate the memory, since a reset of the context would free it: a lane that writes from it may hang in
+//! a disk at that time, and continues to read it when the disk responds again.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,21 +13,22 @@ use super::stage::STAGE_END;
 use crate::gpu::driver::{CallFailed, Driver, checked};
 
 const SIZE: usize = PIECE_LENGTH as usize;
-/// Where the first one is mapped: behind the stage, where the driver finds addresses of its own the same with and without.
+/// Where the first buffer is mapped: behind the stage. There, buffers do not change which addresses the driver finds for
+/// itself.
 const BUFFERS_AT: u64 = STAGE_END;
 
-/// All of them.
+/// The buffers of all lanes.
 #[derive(Clone, Default)]
 pub(crate) struct Buffers(Arc<Mutex<Vec<Buffer>>>);
 
 struct Buffer {
     place: u64,
-    /// Whether the driver knows it.
+    /// Whether the buffer is registered with the driver.
     registered: bool,
 }
 
 impl Buffers {
-    /// Where a lane's buffer is; it is made if need be, and registered in the current context.
+    /// The address of a lane's buffer, which is made if need be, and registered in the current context.
     pub(super) fn prepare(&self, driver: &Driver, lane: usize) -> Result<*mut u8, CallFailed> {
         const PORTABLE: u32 = 1;
         let mut buffers = self.lock();
@@ -45,7 +46,7 @@ impl Buffers {
         Ok(buffer.address().cast())
     }
 
-    /// Takes the buffer out that lies there, and leaves it mapped: a copy may still write to it. Lanes after its own move
+    /// Removes the buffer at this address from the list, but leaves it mapped: a copy may still write to it. Later lanes move
     /// up by one, as their buffers do.
     pub(super) fn abandon(&self, buffer: *mut u8) {
         let mut buffers = self.lock();
@@ -54,7 +55,7 @@ impl Buffers {
         }
     }
 
-    /// The context in which they are registered is about to be reset. They stay where they are; no copy uses one.
+    /// Called before the context in which the buffers are registered is reset. They stay mapped; no copy uses them.
     pub(crate) fn unregister(&self, driver: &Driver) {
         for buffer in self.lock().iter_mut().filter(|buffer| buffer.registered) {
             // SAFETY: registered by `prepare`.
@@ -63,7 +64,7 @@ impl Buffers {
         }
     }
 
-    /// Whether all of them can be read.
+    /// Whether all buffers can be read.
     #[cfg(test)]
     pub(crate) fn are_mapped(&self) -> bool {
         let mut resident = [0_u8; SIZE / 4096];
@@ -79,7 +80,7 @@ impl Buffers {
 }
 
 impl Buffer {
-    /// Maps one there, or elsewhere if something is there.
+    /// Maps a buffer at this address, or elsewhere if the address is taken.
     fn map(wanted: u64) -> Option<Self> {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: without MAP_FIXED nothing is replaced.
@@ -103,7 +104,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // One that the driver knows is there until the process ends.
+        // A buffer that the driver knows stays until the process ends.
         if !self.registered {
             // SAFETY: mapped by `map`; the engine that used it is gone with all of its lanes.
             unsafe { libc::munmap(self.address(), SIZE) };

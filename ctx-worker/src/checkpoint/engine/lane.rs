@@ -7,7 +7,7 @@ use rekindle_cuda_abi::types::*;
 use crate::gpu::driver::{CallFailed, Driver, checked};
 use crate::resources::job::Job;
 
-/// How often a lane looks whether its copy is done: it leaves its core to others meanwhile.
+/// How often a lane checks whether its copy is done. Between checks, other threads may use its core.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// How a lane copies on a device.
@@ -15,40 +15,40 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
 pub(super) struct Way {
     /// The device's primary context.
     pub(super) primary: CUcontext,
-    /// Of all lanes.
+    /// The stream that all lanes share.
     pub(super) stream: CUstream,
-    /// Of this lane: recorded behind its copy.
+    /// This lane's event, recorded behind its copy.
     pub(super) done: CUevent,
 }
 
 pub(super) struct Lane {
     pub(super) buffer: *mut u8,
-    /// One for each device.
+    /// The lane's resources for each device.
     pub(super) ways: Vec<Option<Way>>,
 }
 
 // SAFETY: the buffer is this lane's alone, and a lane is used by one thread at a time.
 unsafe impl Send for Lane {}
 
-/// Makes a job's context current in this thread, and says how to copy in it.
+/// Makes a job's context current in this thread, and returns how to copy in it.
 pub(super) fn enter(driver: &Driver, lane: &Lane, job: &Job) -> Result<Entered, CallFailed> {
     // SAFETY: the context is the driver's own.
     checked("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(job.context) })?;
     Ok(match lane.ways.get(job.device) {
         Some(Some(way)) if way.primary == job.context => Entered { stream: way.stream, done: Some(way.done) },
-        // A context of the client's own making: the thread's default stream in it.
+        // A context that the client created: the lane uses the thread's default stream in it.
         _ => Entered { stream: CU_STREAM_PER_THREAD, done: None },
     })
 }
 
-/// In which stream a lane copies now, and with which event it learns of its end.
+/// The stream in which a lane copies now, and the event that tells it of the end.
 #[derive(Clone, Copy)]
 pub(super) struct Entered {
     pub(super) stream: CUstream,
     done: Option<CUevent>,
 }
 
-/// Waits until all that was enqueued by this thread is done, also where that fails.
+/// Waits until all work that this thread enqueued is done, also if that fails.
 pub(super) fn wait(driver: &Driver, way: Entered) -> Result<(), CallFailed> {
     // SAFETY: the handles are ours, and their context is current.
     let recorded = way.done.filter(|done| unsafe { (driver.cuEventRecord)(*done, way.stream) } == CUDA_SUCCESS);

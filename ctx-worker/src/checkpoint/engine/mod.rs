@@ -42,23 +42,23 @@ const LANE_STACK: usize = 1 << 20;
 /// All lanes.
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
-    /// One in each device's primary context.
+    /// The engine's stream in each device's primary context.
     streams: Vec<Option<CUstream>>,
     count: usize,
-    /// As many lanes are at work beside an application that runs.
+    /// The number of lanes that work while the application runs.
     few: usize,
-    /// What lanes copy into.
+    /// The buffers that lanes copy into.
     pub(crate) buffers: Buffers,
-    /// Host memory that pieces may wait in.
+    /// Host memory in which pieces may wait.
     pub(crate) stage: Stage,
     /// How fast copies out of devices may be.
     pub(crate) pace: Pace,
-    /// Whether [`Engine::peek`] may go on to be used.
+    /// Whether [`Engine::peek`] may still be used.
     peeks: bool,
 }
 
 impl Engine {
-    /// An engine with as many lanes as copying is worth threads on this machine.
+    /// An engine with as many lanes as copying can use threads on this machine.
     pub(crate) fn new() -> Self {
         let cores = crate::cores::cores();
         let (count, few) = (cores.clamp(1, 16), (cores / 2).clamp(1, 8));
@@ -66,7 +66,7 @@ impl Engine {
         Self { lanes: Vec::new(), streams: Vec::new(), count, few, buffers, stage, pace, peeks: true }
     }
 
-    /// Makes what is missing of buffers and streams. `primaries` are the devices' primary contexts.
+    /// Makes missing buffers and streams. `primaries` are the devices' primary contexts.
     pub(crate) fn prepare(&mut self, driver: &Driver, primaries: &[CUcontext]) -> Result<(), CallFailed> {
         const NON_BLOCKING: u32 = 1;
         const DISABLE_TIMING: u32 = 2;
@@ -105,25 +105,24 @@ impl Engine {
 
     /// Runs every lane's thread once, so that their stacks are mapped before there is a client, see [`crate::serve::start`].
     pub(crate) fn warm_up(&self) {
-        // And the thread's that starts them while a client runs on, and one that writes code beside them.
+        // The two further threads are the one that starts the lanes while a client runs, and one that writes code meanwhile.
         let count = self.lanes.len() + 1;
         std::thread::scope(|scope| drop(scope.spawn(move || Self::warm_lanes(count)).join()));
     }
 
     fn warm_lanes(count: usize) {
-        // All are there at the same time.
+        // All threads exist at the same time.
         let gate = Mutex::new(());
         std::thread::scope(|scope| {
             let _closed = gate.lock();
             for _ in 0..count {
-                // One that cannot be had now may be later.
+                // A thread that cannot be started now may be startable later.
                 drop(lane_thread().spawn_scoped(scope, || drop(gate.lock())));
             }
         });
     }
 
-    /// Gives back what lies in a device's primary context, which is about to be reset. [`Engine::prepare`] makes it
-    /// anew.
+    /// Releases the resources in a device's primary context, which is about to be reset. [`Engine::prepare`] makes them anew.
     pub(crate) fn release(&mut self, driver: &Driver, device: usize) {
         for lane in &mut self.lanes {
             if let Some(way) = lane.ways.get_mut(device).and_then(Option::take) {
@@ -140,7 +139,7 @@ impl Engine {
         }
     }
 
-    /// A device's primary context has been reset while the engine was away: what it had there went with the context.
+    /// Called when a device's primary context was reset while the engine was away: its resources there went with the context.
     pub(crate) fn forget(&mut self, device: usize) {
         for way in self.lanes.iter_mut().filter_map(|lane| lane.ways.get_mut(device)) {
             *way = None;
@@ -150,14 +149,13 @@ impl Engine {
         }
     }
 
-    /// Whether it has no stream and no event in a device's primary context.
+    /// Whether the engine has no stream and no event in a device's primary context.
     #[cfg(test)]
     pub(crate) fn has_nothing_of(&self, device: usize) -> bool {
         self.streams[device].is_none() && self.lanes.iter().all(|lane| lane.ways[device].is_none())
     }
 
-    /// Copies jobs' memory into the data file, until there is none left to take. Whoever waits for a job hears of a
-    /// failure too.
+    /// Copies jobs' memory into the data file, until no job is left. Commands that wait for a job are also told of a failure.
     pub(crate) fn copy_out(
         &mut self,
         driver: &Driver,
@@ -185,7 +183,7 @@ impl Engine {
         self.run(jobs.len(), cancel, |lane, i| {
             let (job, piece) = &jobs[i];
             let way = enter(driver, lane, job)?;
-            // A piece may be longer than a lane's buffer: other versions may cut larger ones.
+            // A piece may be longer than a lane's buffer: other versions may make larger pieces.
             let mut large = Vec::new();
             let length = piece.length as usize;
             let content = if length <= PIECE_LENGTH as usize {
@@ -243,7 +241,7 @@ impl Engine {
     }
 }
 
-/// A thread with such a stack as lanes have: the deepest that they go is a compressor, or the driver.
+/// A thread with a stack of the size that lanes have: the deepest calls are those of a compressor or the driver.
 pub(crate) fn small_thread(name: &str) -> Thread {
     Thread::named(name).stack_size(LANE_STACK)
 }

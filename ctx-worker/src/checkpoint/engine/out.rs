@@ -1,4 +1,4 @@
-//! How lanes save: what each does with one piece after the other.
+//! How lanes save: the steps of each lane for each piece.
 //!
 //! ```text
 //!   take a job ─> copy into the lane's buffer: its memory may be written ─> room on the stage? ─yes─> leave it there
@@ -6,11 +6,11 @@
 //!        └── none left, or it may not go on yet: hash and write what is on the stage
 //! ```
 //!
-//! So a piece is off the device at the pace of the link as long as there is room on the stage, and at the pace of the files
-//! then. Before each piece a lane looks whether it may go on (see [`super::pace`]).
+//! So pieces leave the device at the speed of the link as long as there is room on the stage, and at the speed of the files
+//! afterwards. Before each piece a lane checks whether it may continue (see [`super::pace`]).
 //!
-//! While the application stands still, all lanes are at work, one for each core. Once it runs, half of them rest until a
-//! command waits for a job, and the others let whoever wants their core go first.
+//! While the application is stopped, all lanes work, one for each core. Once it runs, half of them rest until a command waits
+//! for a job, and the others yield their core to any thread that wants it.
 
 use rekindle_images::{DataWriter, PIECE_LENGTH};
 
@@ -21,8 +21,8 @@ use crate::checkpoint::copying::{Copying, Taken};
 use crate::gpu::driver::Driver;
 use crate::resources::job::EngineError;
 
-/// How nice lanes are beside an application that runs: a core that nobody else wants is theirs, and of one that somebody
-/// does a tenth.
+/// The niceness of lanes while an application runs: they use a core fully that no other thread wants, and a tenth of a core
+/// that another thread wants.
 const NICE: libc::c_int = 10;
 
 /// A copy of jobs' memory into data files.
@@ -32,9 +32,9 @@ pub(super) struct Out<'a> {
     writer: &'a DataWriter,
     stage: &'a Stage,
     pace: &'a Pace,
-    /// As many lanes are at work beside an application that runs.
+    /// The number of lanes that work while the application runs.
     few: usize,
-    /// What is on the stage.
+    /// The pieces on the stage.
     staged: Queue<(Taken, Slot)>,
 }
 
@@ -50,9 +50,9 @@ impl<'a> Out<'a> {
         Self { driver, copying, writer, stage, pace, few, staged: Queue::default() }
     }
 
-    /// What one lane does, until there is nothing left to take. Whoever waits for a job hears of a failure too.
+    /// Runs one lane until no job is left. Commands that wait for a job are also told of a failure.
     pub(super) fn copy(&self, lane: &mut Lane, number: usize) -> Result<(), EngineError> {
-        // Others would wait for what it has taken.
+        // Otherwise others would wait for the job that this lane has taken.
         let _unwound = FailsIfUnwound(self.copying);
         self.try_copy(lane, number).inspect_err(|_| self.copying.fail())
     }
@@ -71,7 +71,7 @@ impl<'a> Out<'a> {
                     step_aside();
                 }
             }
-            // Before it takes a job: that may be cloned meanwhile, and what a command waits for is the first to go.
+            // Waits before taking a job: the job may be cloned meanwhile, and a job that a command waits for goes first.
             let device = copying.next_device();
             let no_more = || copying.next_device().is_none() || !self.staged.is_empty();
             let turn = device.filter(|device| self.pace.wait(*device, PIECE_LENGTH, no_more));
@@ -80,7 +80,7 @@ impl<'a> Out<'a> {
                     self.write(&taken, slot.bytes(taken.job.length))?;
                     continue;
                 }
-                // It is not its turn, and another lane was quicker with what is on the stage.
+                // The lane may not copy yet, and another lane has taken the piece from the stage.
                 if device.is_some() {
                     continue;
                 }
@@ -90,7 +90,7 @@ impl<'a> Out<'a> {
             self.pace.correct(turn.map(|device| (device, PIECE_LENGTH)), took);
             match taken {
                 Some(taken) => self.copy_one(lane, taken)?,
-                // Another lane may have left something since.
+                // Another lane may have put a piece there since.
                 None if self.staged.is_empty() => return Ok(()),
                 None => {}
             }
@@ -98,7 +98,7 @@ impl<'a> Out<'a> {
     }
 
     fn copy_one(&self, lane: &mut Lane, taken: Taken) -> Result<(), EngineError> {
-        // While a command waits nobody looks whether transfers are done.
+        // While a command waits, the lane does not check whether transfers are done.
         if !taken.urgent {
             self.pace.give_way(taken.job.device, || self.copying.has_failed());
         }
@@ -113,7 +113,7 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// Copies a job's memory into the lane's buffer. It may be written from then on.
+    /// Copies a job's memory into the lane's buffer. From then on the memory may be written.
     fn read<'lane>(&self, lane: &'lane mut Lane, taken: &Taken) -> Result<&'lane [u8], EngineError> {
         let (driver, job) = (self.driver, taken.job);
         let read = enter(driver, lane, &job).and_then(|way| {
@@ -123,7 +123,7 @@ impl<'a> Out<'a> {
             wait(driver, way)
         });
         if let Err(failed) = read {
-            // Nothing is being read any more, nor will be: who waits for that goes on.
+            // Nothing is being read any more, nor will be: threads that wait for that continue.
             self.copying.fail();
             self.copying.is_not_read(taken);
             return Err(failed.into());
@@ -133,8 +133,8 @@ impl<'a> Out<'a> {
         Ok(unsafe { std::slice::from_raw_parts(lane.buffer, job.length as usize) })
     }
 
-    /// Puts a job's content into a data file, if it is what it was at the quiesce, and the copy was not given up: then
-    /// nobody keeps the memory as it was.
+    /// Writes a job's content into a data file, if the content is the same as at the quiesce and the copy was not given up.
+    /// After that the memory is not preserved.
     fn write(&self, taken: &Taken, content: &[u8]) -> Result<(), EngineError> {
         let (copying, writer) = (self.copying, self.writer);
         if copying.has_failed() {
@@ -159,7 +159,7 @@ impl<'a> Out<'a> {
         Ok(())
     }
 
-    /// No lane is at work any more: writes what they have left on the stage, and says what came of it all.
+    /// Called when no lane works any more: writes the pieces that are left on the stage, and returns the result of the copy.
     pub(super) fn end(self) -> Result<(), EngineError> {
         let mut rest = std::iter::from_fn(|| self.staged.pop());
         rest.try_for_each(|(taken, slot)| self.write(&taken, slot.bytes(taken.job.length)))
@@ -172,7 +172,7 @@ impl<'a> Out<'a> {
     }
 }
 
-/// A lane that panics fails the copy.
+/// Fails the copy if a lane panics.
 struct FailsIfUnwound<'a>(&'a Copying);
 
 impl Drop for FailsIfUnwound<'_> {
@@ -183,7 +183,7 @@ impl Drop for FailsIfUnwound<'_> {
     }
 }
 
-/// Lets others have the core first, from now on: the thread cannot take that back.
+/// Yields the core to other threads from now on: the thread cannot undo that.
 fn step_aside() {
     // SAFETY: no pointers. On Linux it is the calling thread that becomes nicer; where it may not, nothing changes.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };

@@ -1,12 +1,12 @@
-//! How fast lanes may take what they copy over a device's link: never faster than the daemon says, and after transfers
-//! of the application's own (PhoenixOS, SOSP'25, section 5).
+//! Limits how fast lanes copy over a device's link: never faster than the daemon allows, and after transfers of the
+//! application's own (PhoenixOS, SOSP'25, section 5).
 //!
-//! The limit is a bucket of a hundredth of a second. The daemon divides what it allows among the clients that copy from a GPU, and says anew
-//! when there are more or fewer of them.
+//! The limit is a bucket of a hundredth of a second. The daemon divides its limit among the clients that copy from a GPU, and
+//! sends a new limit when their number changes.
 //!
-//! The application's transfers are counted from when they are enqueued until they are done, as long as a copy is under
-//! way: then only does it cost a private event for each. A lane lets them go first, but not for ever: a transfer may stand
-//! behind a kernel that runs for seconds.
+//! The application's transfers are counted from when they are enqueued until they are done, but only while a copy is under way,
+//! since each costs a private event. A lane lets them go first, but not for ever: a transfer may be behind a kernel that runs
+//! for seconds.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,26 +15,26 @@ use std::time::{Duration, Instant};
 use crate::session::waiting::Transfer;
 use rekindle_wire::window::MAX_DEVICES;
 
-/// How long a lane gives way before a piece: what a transfer of 100 MB takes. Pieces then come at more than a tenth of a
-/// link's rate all the same.
+/// How long a lane gives way before a piece: the time of a transfer of 100 MB. Pieces are then still copied at more than a
+/// tenth of a link's rate.
 const GIVES_WAY: Duration = Duration::from_millis(2);
-/// What was not taken of a limit may be taken later: this much of it, since lanes wake up late.
+/// Unused bandwidth may be used later: this much of it, since lanes wake up late.
 const CREDIT: Duration = Duration::from_millis(10);
-/// How often a lane that waits looks again.
+/// How often a waiting lane checks.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// How soon one that is held back sees that it need not wait any longer.
+/// How soon a lane that is held back notices that it need not wait any longer.
 const LONG_LOOK: Duration = Duration::from_millis(5);
 
-/// The links of all devices, by the worker's numbers.
+/// The links of all devices, by the worker's device numbers.
 #[derive(Clone, Default)]
 pub(crate) struct Pace(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
     devices: [Link; MAX_DEVICES],
-    /// Lanes do not look for the application's transfers.
+    /// Whether lanes ignore the application's transfers.
     not_first: AtomicBool,
-    /// A copy is under way, with this number; 0: none is.
+    /// The number of the copy that is under way; 0 if there is none.
     copy: AtomicU64,
     copies: AtomicU64,
     gave_way: AtomicU64,
@@ -43,31 +43,31 @@ struct Inner {
 
 #[derive(Default)]
 struct Link {
-    /// Bytes a second; 0: as many as it takes.
+    /// Bytes per second; 0 means unlimited.
     limit: AtomicU64,
     /// When the next piece may begin.
     next: Mutex<Option<Instant>>,
-    /// The application's transfers to the host that are not done.
+    /// The number of the application's transfers to the host that are not done.
     transfers: AtomicUsize,
 }
 
-/// While it lives, a copy is under way.
+/// A copy is under way while this value exists.
 pub(crate) struct UnderWay<'a>(&'a Pace);
 
 impl Pace {
-    /// Each device's limit from now on, in bytes a second; 0: none.
+    /// Sets each device's limit from now on, in bytes per second; 0 means none.
     pub(crate) fn limit(&self, bytes: &[u64]) {
         for (link, bytes) in self.0.devices.iter().zip(bytes) {
             link.limit.store(*bytes, Relaxed);
         }
     }
 
-    /// Whether the application's transfers go first.
+    /// Sets whether the application's transfers go first.
     pub(crate) fn application_first(&self, first: bool) {
         self.0.not_first.store(!first, Relaxed);
     }
 
-    /// A copy begins.
+    /// Begins a copy.
     pub(crate) fn begin(&self) -> UnderWay<'_> {
         self.0.devices.iter().for_each(|link| link.transfers.store(0, Relaxed));
         self.0.gave_way.store(0, Relaxed);
@@ -78,12 +78,13 @@ impl Pace {
         UnderWay(self)
     }
 
-    /// How often lanes of the last copy have given way to the application, and for how long together.
+    /// How often lanes of the last copy have given way to the application, and for how long in total.
     pub(crate) fn gave_way(&self) -> (u64, Duration) {
         (self.0.gave_way.load(Relaxed), Duration::from_nanos(self.0.gave_way_ns.load(Relaxed)))
     }
 
-    /// The application has enqueued a transfer from this device to the host. Nothing where that is of no interest.
+    /// Called when the application has enqueued a transfer from this device to the host. Returns `None` while no copy needs to
+    /// know.
     pub(crate) fn transfer(&self, device: usize) -> Option<Transfer> {
         let copy = self.0.copy.load(Relaxed);
         let link = self.0.devices.get(device).filter(|_| copy != 0)?;
@@ -91,7 +92,7 @@ impl Pace {
         Some(Transfer { device, copy })
     }
 
-    /// It is done.
+    /// Called when the transfer is done.
     pub(crate) fn transferred(&self, transfer: Transfer) {
         if self.0.copy.load(Relaxed) == transfer.copy
             && let Some(link) = self.0.devices.get(transfer.device)
@@ -100,7 +101,8 @@ impl Pace {
         }
     }
 
-    /// Waits until a lane may take so many bytes. Whether it may: not where there has come to be nothing to take.
+    /// Waits until a lane may take this many bytes. Returns whether it may: false once `given_up` says that there is nothing to
+    /// take.
     pub(crate) fn wait(&self, device: usize, bytes: u64, given_up: impl Fn() -> bool) -> bool {
         let Some(link) = self.0.devices.get(device) else { return true };
         loop {
@@ -114,7 +116,7 @@ impl Pace {
         true
     }
 
-    /// A lane has waited for so many bytes of a device, and takes others, or none.
+    /// Corrects the account of a lane that has waited for some bytes of a device, and takes others, or none.
     pub(crate) fn correct(&self, waited: Option<(usize, u64)>, took: Option<(usize, u64)>) {
         if waited == took {
             return;
@@ -141,7 +143,7 @@ impl Pace {
 }
 
 impl Link {
-    /// Takes its turn; how long to wait if it is not there yet.
+    /// Takes the lane's turn, or returns how long to wait for it.
     fn try_take(&self, limit: u64, bytes: u64) -> Option<Duration> {
         if limit == 0 {
             return None;
@@ -157,28 +159,28 @@ impl Link {
         }
     }
 
-    /// So many bytes were taken out of turn.
+    /// Counts bytes that were taken out of turn.
     fn put_off(&self, bytes: u64) {
         let Some(by) = self.time_of(bytes) else { return };
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         *next = after_credit(*next, Instant::now()).checked_add(by);
     }
 
-    /// So many were not taken.
+    /// Returns bytes that were not taken.
     fn give_back(&self, bytes: u64) {
         let Some(by) = self.time_of(bytes) else { return };
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         *next = next.and_then(|next| next.checked_sub(by));
     }
 
-    /// How long they take. None where there is no limit.
+    /// The time that these bytes take. `None` if there is no limit.
     fn time_of(&self, bytes: u64) -> Option<Duration> {
         let limit = self.limit.load(Relaxed);
         (limit > 0).then(|| Duration::from_secs_f64(bytes as f64 / limit as f64))
     }
 }
 
-/// From when a piece counts: from when it is due, but time long past is no credit.
+/// The time from which a piece counts: when it is due, except that time long past is no credit.
 fn after_credit(due: Option<Instant>, now: Instant) -> Instant {
     due.map_or(now, |due| due.max(now.checked_sub(CREDIT).unwrap_or(now)))
 }
@@ -207,7 +209,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..5 {
                         assert!(pace.wait(1, MIB, GOES_ON));
-                        // The first piece is there at once; nothing is ahead of its time by more.
+                        // The first piece is taken at once; no later piece is taken more than that ahead of its time.
                         let taken = taken.fetch_add(MIB, Relaxed);
                         assert!(taken as f64 <= began.elapsed().as_secs_f64() * (100 * MIB) as f64 + 3.0 * MIB as f64);
                     }
@@ -228,7 +230,7 @@ mod tests {
             assert!(pace.wait(0, bytes, GOES_ON));
         }
         assert!(began.elapsed() >= Duration::from_millis(9));
-        // The next one would have to wait for a quarter of an hour.
+        // The next byte would have to wait for a quarter of an hour.
         let gives_up = Instant::now() + Duration::from_millis(20);
         assert!(!pace.wait(0, 1, || Instant::now() > gives_up));
         pace.limit(&[0]);
@@ -243,7 +245,7 @@ mod tests {
         assert!(pace.wait(0, 1000 * MIB, GOES_ON) && waits(0));
         pace.correct(Some((0, 1000 * MIB)), None);
         assert!(!waits(0));
-        // What is taken instead counts where it is taken.
+        // Bytes that are taken from another device count on that device.
         pace.correct(Some((0, 1)), Some((1, 1000 * MIB)));
         assert!(waits(1) && !waits(0));
     }
@@ -254,7 +256,7 @@ mod tests {
         assert_eq!(pace.transfer(0), None);
         let copy = pace.begin();
         let transfer = pace.transfer(0).unwrap();
-        // One that never ends, for all that is known here.
+        // A transfer that never ends, as far as this code knows.
         pace.give_way(0, GOES_ON);
         pace.give_way(1, GOES_ON);
         let (times, long) = pace.gave_way();
@@ -264,7 +266,7 @@ mod tests {
         assert_eq!(pace.gave_way().0, 1);
         let of_old = pace.transfer(0).unwrap();
         drop(copy);
-        // What was counted in one copy is none of the next one's business.
+        // Transfers counted in one copy do not affect the next.
         let _copy = pace.begin();
         pace.transfer(0).unwrap();
         pace.transferred(of_old);

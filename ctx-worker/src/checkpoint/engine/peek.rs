@@ -1,4 +1,4 @@
-//! Reading a little device memory at once, beside whatever the program's streams do.
+//! Reads small amounts of device memory at once, whatever the program's streams do meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,17 @@ use super::lane::POLL_INTERVAL;
 use crate::gpu::driver::Driver;
 use crate::resources::initial::{MOST, ReadDevice};
 
-/// A copy of a few bytes takes some 10 us: as long it is not worth a thread's sleep.
+/// A copy of a few bytes takes some 10 us: for up to this long, spinning is better than sleeping.
 const SPIN: Duration = Duration::from_micros(50);
 
 impl Engine {
-    /// Reads regions of a device's memory, given by address and length, of [`MOST`] bytes together. It makes nothing and
-    /// maps nothing: the driver places later code where it would have without. The device's primary context must be
+    /// Reads regions of a device's memory, given by address and length, of [`MOST`] bytes together. The function makes and maps
+    /// nothing, so the driver places later code where it would have placed it anyway. The device's primary context must be
     /// current.
     ///
-    /// It waits for its own copies alone, up to `limit`. `None` where they are not done by then, as behind a hardware queue
-    /// that is full of what waits, or where the driver refuses; after a copy that was not done nothing is read any more.
+    /// The function waits only for its own copies, up to `limit`. Returns `None` if they are not done by then, as behind a
+    /// hardware queue that is full of waiting work, or if the driver refuses; after a copy that was not done, nothing is read
+    /// any more.
     ///
     /// # Safety
     /// The regions are mapped, and the device may read them.
@@ -56,7 +57,7 @@ impl Engine {
             }
         }
         if done != CUDA_SUCCESS {
-            // The copies may still come, so the buffer is nobody's any more; `prepare` makes a lane in its place.
+            // The copies may still arrive, so the buffer is not used any more; `prepare` makes a lane in its place.
             warn!(
                 result = result_name(done),
                 "addresses of code cannot be read, and will not be compared in a restore"
@@ -78,7 +79,7 @@ impl Engine {
     }
 }
 
-/// An engine that is not here copies in the background: then nothing is read.
+/// While the engine copies in the background, nothing is read.
 impl ReadDevice for Option<Engine> {
     unsafe fn read_now(
         &mut self,

@@ -1,5 +1,6 @@
-//! How fast a file takes what is written to it, by itself and from us: `rekindle-bench write`, which `scripts/bench write`
-//! calls. An image must be on its disk when a dump is over, so what counts is when `fsync` returns.
+//! Measures how fast a file takes the data written to it, by plain writes and by ours: `rekindle-bench write`, which
+//! `scripts/bench write` calls. An image must be on its disk when a dump is over, so the measured time ends when `fsync`
+//! returns.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +18,7 @@ use super::bench::BenchError;
 const PAGE: usize = 4096;
 const LENGTH: usize = PIECE_LENGTH as usize;
 
-/// So many threads' figures: GB/s, one for each repeat; none where the file system does not do that.
+/// The figures for this many threads: GB/s, one for each repeat; none where the file system does not support the method.
 #[derive(Debug, Default, Serialize)]
 struct Figures {
     threads: usize,
@@ -27,9 +28,9 @@ struct Figures {
     /// Each piece is sent to the disk as soon as it is written (`sync_file_range`).
     early: Vec<f64>,
     direct: Vec<f64>,
-    /// The file has its blocks before.
+    /// The file's blocks are allocated before.
     direct_reserved: Vec<f64>,
-    /// As a worker writes an image into one file, with the hashing of each piece.
+    /// Written as a worker writes an image into one file, with the hashing of each piece.
     ours: Vec<f64>,
     /// The same into as many files as there are threads, as images of much memory are written.
     ours_files: Vec<f64>,
@@ -45,10 +46,10 @@ enum How {
     DirectReserved,
 }
 
-/// Writes so many bytes into new files in `dir`, with so many threads each, and prints JSON.
+/// Writes this many bytes into new files in `dir`, with each number of threads, and prints JSON.
 ///
 /// # Errors
-/// What could not be written.
+/// A write failed.
 pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -> Result<(), BenchError> {
     let mut all: Vec<_> = threads.iter().map(|&threads| Figures { threads, ..Figures::default() }).collect();
     for _ in 0..repeats {
@@ -75,12 +76,12 @@ pub(crate) fn bench(dir: &Path, bytes: u64, threads: &[usize], repeats: usize) -
     Ok(())
 }
 
-/// A file that is gone when it is closed.
+/// Creates a file that is deleted when it is closed.
 fn create(dir: &Path, flags: i32) -> io::Result<File> {
     File::options().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).mode(0o600).open(dir)
 }
 
-/// Writes the pieces; GB/s, or none where the file system cannot.
+/// Writes the pieces. Returns GB/s, or `None` where the file system cannot.
 fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<f64>> {
     let direct = matches!(how, How::Direct | How::DirectReserved);
     let count = if how == How::BufferedFiles { threads } else { 1 };
@@ -113,7 +114,7 @@ fn write(dir: &Path, bytes: u64, threads: usize, how: How) -> io::Result<Option<
     Ok(Some(pieces as f64 * PIECE_LENGTH as f64 / began.elapsed().as_secs_f64() / 1e9))
 }
 
-/// Writes the pieces into so many files of an image of its own, which is then given up; GB/s.
+/// Writes the pieces into this many files of a separate image, which is then discarded. Returns GB/s.
 fn write_image(dir: &Path, bytes: u64, threads: usize, files: usize) -> Result<f64, ImageError> {
     let at = dir.join(format!("rekindle-bench-{}", std::process::id()));
     let made = std::fs::create_dir(&at);
@@ -146,7 +147,8 @@ fn write_image(dir: &Path, bytes: u64, threads: usize, files: usize) -> Result<f
     measured
 }
 
-/// Has so many threads write so many pieces, each from a buffer of its own. They are told which thread they are, and where.
+/// Has these threads write these pieces, each from a buffer of its own. Each call receives the thread's number and the
+/// position.
 fn in_threads(
     threads: usize,
     pieces: u64,

@@ -1,12 +1,12 @@
 //! The stage: host memory in which pieces of device memory lie on their way into a data file.
 //!
-//! Where it has room, the device's memory may be written again as soon as the link has brought it here, and files are
-//! written at their own pace. The daemon has made it and written to all of its pages at its start, since fresh pages are
-//! slow, and lends parts of it (units) to a worker before a quiesce. A unit is shared with the daemon alone: what other
-//! workers copy is none of their business.
+//! If the stage has room, the device's memory may be written again as soon as the link has brought it here, and files are
+//! written at their own speed. The daemon allocates the stage and writes to all of its pages at its start, since fresh pages
+//! are slow, and lends parts of it (units) to a worker before a quiesce. A unit is shared with the daemon alone: no worker can
+//! read the copies of another.
 //!
-//! It is not registered with the driver: that would take a sixth of a second a GB and hold up the client's calls, while
-//! copying from a lane's pinned buffer takes a lane less time than the link needs for the pieces of all lanes.
+//! The stage is not registered with the driver. Registering would take a sixth of a second per GB and hold up the client's
+//! calls, while copying from a lane's pinned buffer takes a lane less time than the link needs for the pieces of all lanes.
 
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,10 +22,10 @@ use crate::resources::pinned::{is_sealed, map_at};
 /// Where units are mapped: behind ring and staging of the client, see `serve/start.rs`.
 const STAGE_AT: u64 = 0x7010_0000_0000;
 const STAGE_SIZE: u64 = 1 << 40;
-/// Where that ends.
+/// The end of that range.
 pub(super) const STAGE_END: u64 = STAGE_AT + STAGE_SIZE;
 
-/// Why what the daemon lends is not taken.
+/// Reasons why units that the daemon lends are not taken.
 #[derive(Debug, Error)]
 pub(crate) enum StageError {
     #[error("the stage is in use")]
@@ -48,44 +48,44 @@ impl Failing for StageError {
     }
 }
 
-/// What a worker has of the daemon's host memory.
+/// The host memory that the daemon has lent to a worker.
 #[derive(Clone, Default)]
 pub(crate) struct Stage(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
-    /// Bytes of each unit.
+    /// Bytes per unit.
     unit: u64,
-    /// Units by number, and the place at which each is mapped, counted in units.
+    /// Units by number, each with the place at which it is mapped, counted in units.
     mapped: BTreeMap<u64, u64>,
-    /// Addresses of slots that nothing lies in.
+    /// Addresses of unused slots.
     free: Vec<u64>,
-    /// As many slots are taken.
+    /// The number of slots in use.
     taken: usize,
-    /// Nothing is to be taken any more, and all goes back when nothing is.
+    /// No slot is to be taken any more, and all units go back when no slot is in use.
     ends: bool,
 }
 
-/// A place for a piece, of [`PIECE_LENGTH`] bytes. Given back when dropped.
+/// A place for one piece, of [`PIECE_LENGTH`] bytes. Returned when dropped.
 pub(crate) struct Slot {
     address: u64,
     stage: Stage,
 }
 
 impl Stage {
-    /// From now on it is these units, of which the new ones come with their files. Only while nothing lies in it.
+    /// Sets the units that the stage consists of; new units come with their files. Only possible while no slot is in use.
     pub(crate) fn set(&self, unit: u64, units: &[u64], new: Vec<(u64, OwnedFd)>) -> Result<(), StageError> {
         let mut inner = self.lock();
         let set = inner.set(unit, units, new);
         if set.is_err() {
-            // Whoever lent it does not know what there is now.
+            // The lender does not know which units the stage has now.
             inner.ends = true;
             inner.end_if_unused();
         }
         set
     }
 
-    /// Room for one piece, if there is.
+    /// A slot for one piece, if there is room.
     pub(crate) fn take(&self) -> Option<Slot> {
         let mut inner = self.lock();
         if inner.ends {
@@ -96,14 +96,14 @@ impl Stage {
         Some(Slot { address, stage: self.clone() })
     }
 
-    /// Whoever lent it is gone: all of it goes back, as soon as nothing lies in it.
+    /// Called when the lender is gone: all units go back as soon as no slot is in use.
     pub(crate) fn end(&self) {
         let mut inner = self.lock();
         inner.ends = true;
         inner.end_if_unused();
     }
 
-    /// Whether it has no room at all.
+    /// Whether the stage has no room at all.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         let inner = self.lock();
@@ -151,7 +151,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Nothing lies in what is unmapped.
+    /// Unmaps all units but these. No slot of the unmapped units is in use.
     fn unmap_but(&mut self, kept: &[u64]) {
         let unit = self.unit;
         let free = &mut self.free;
@@ -175,15 +175,15 @@ impl Inner {
 }
 
 impl Slot {
-    /// Where it is, for [`PIECE_LENGTH`] bytes, as long as it lives.
+    /// The address of the slot, with [`PIECE_LENGTH`] bytes, valid as long as the slot lives.
     pub(crate) fn place(&self) -> *mut u8 {
         self.address as *mut u8
     }
 
-    /// Puts this there, past the cache: it is read much later.
+    /// Copies this content into the slot, past the cache: it is read much later.
     ///
     /// # Panics
-    /// If it is longer than a piece.
+    /// If the content is longer than a piece.
     pub(crate) fn fill(&mut self, content: &[u8]) {
         assert!(content.len() as u64 <= PIECE_LENGTH);
         let (vectors, rest) = content.as_chunks::<16>();
@@ -200,7 +200,7 @@ impl Slot {
         }
     }
 
-    /// So much of what was put there.
+    /// The first `length` bytes of the slot.
     ///
     /// # Panics
     /// If that is longer than a piece.
@@ -220,7 +220,7 @@ impl Drop for Slot {
     }
 }
 
-/// What is brought and taken away in the same order.
+/// A queue: elements leave in the order in which they came.
 pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
 
 impl<T> Default for Queue<T> {
@@ -230,17 +230,17 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Brings something.
+    /// Adds an element.
     pub(crate) fn push(&self, one: T) {
         self.lock().push_back(one);
     }
 
-    /// What was brought first, if anything is there.
+    /// Removes the oldest element, if there is one.
     pub(crate) fn pop(&self) -> Option<T> {
         self.lock().pop_front()
     }
 
-    /// Whether nothing is there.
+    /// Whether the queue is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -256,7 +256,7 @@ pub(crate) mod tests {
     use crate::checkpoint::engine::unit::written_memfd;
 
     const UNIT: u64 = 2 * PIECE_LENGTH;
-    /// All stages are mapped at the same addresses.
+    /// All stages are mapped at the same addresses, so tests take turns.
     static ALONE: Mutex<()> = Mutex::new(());
 
     pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -290,7 +290,7 @@ pub(crate) mod tests {
             assert!(slot.bytes(length(byte)).iter().all(|it| *it == byte));
             assert!(slot.bytes(PIECE_LENGTH)[length(byte) as usize..].iter().all(|it| *it == 0));
         }
-        // Not while something lies there.
+        // Units cannot be changed while a slot is in use.
         assert!(matches!(stage.set(UNIT, &[], vec![]), Err(StageError::InUse)));
         slots.pop();
         assert!(stage.take().is_none() && is_mapped(0));

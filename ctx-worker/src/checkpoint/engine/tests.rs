@@ -1,4 +1,4 @@
-//! Copies of ordinary memory, by a driver that has four functions.
+//! Copies of ordinary memory, by a driver that has only four functions.
 
 use std::ffi::c_void;
 use std::os::unix::fs::FileExt;
@@ -48,7 +48,7 @@ fn driver() -> Driver {
 struct Memory(Vec<u8>);
 
 impl Memory {
-    /// Of so many pieces, which are all different, and the last of which is short.
+    /// Memory of this many pieces, which are all different, and the last of which is short.
     fn new(pieces: u64) -> Self {
         let mut bytes = vec![0; (pieces * PIECE_LENGTH - 100) as usize];
         bytes.chunks_mut(PIECE_LENGTH as usize).zip(1..).for_each(|(piece, byte)| piece.fill(byte));
@@ -115,7 +115,7 @@ fn a_full_disk_leaves_nothing_on_the_stage() {
     engine.stage.set(0, &[], vec![]).unwrap();
 }
 
-/// The copy that is to be given up with the third piece.
+/// The copy that is to be given up at the third piece.
 static GIVEN_UP: std::sync::Mutex<Option<Arc<Copying>>> = std::sync::Mutex::new(None);
 static PIECES: AtomicU64 = AtomicU64::new(0);
 
@@ -165,7 +165,7 @@ fn what_is_not_as_expected_once_a_copy_was_given_up_is_no_mispredicted_write() {
         let hash = |piece: usize| writer(&file).hash(pieces[piece]);
         let usual = memory.copying(Preservation::Protected);
         let tasks = usual.tasks.iter().enumerate().map(|(i, task)| {
-            // All are other pieces' from the third on, or from the second.
+            // From the third job on, or from the second, all expect the hash of another piece.
             let expected = hash(if i < 2 - usize::from(wrong_before) { i } else { 0 });
             Task { expected: Some(expected), ..*task }
         });
@@ -186,7 +186,7 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
     let _alone = alone();
     let (driver, memory) = (driver(), Memory::new(6));
     let mut engine = engine(&driver);
-    // Two pieces a tenth of a second; the first is there at once. What is on the stage keeps nobody from waiting.
+    // Two pieces per tenth of a second; the first is copied at once. The stage does not shorten the wait.
     engine.pace.limit(&[20 * PIECE_LENGTH]);
     for units in [0, 4] {
         let numbers: Vec<u64> = (1..=units).collect();
@@ -197,7 +197,7 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
         assert!(began.elapsed() >= Duration::from_millis(235), "{:?}", began.elapsed());
     }
     engine.stage.set(0, &[], vec![]).unwrap();
-    // An hour for a piece.
+    // One hour per piece.
     engine.pace.limit(&[PIECE_LENGTH / 3600]);
     let copying = memory.copying(Preservation::Protected);
     let result = std::thread::scope(|scope| {
@@ -207,7 +207,7 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
             while gives_up.copied() < PIECE_LENGTH {
                 std::thread::yield_now();
             }
-            // Lanes that wait for their turn have no job: who wants to write it need not wait for them.
+            // Lanes that wait for their turn have no job: a command that writes the memory need not wait for them.
             gives_up.wait_until_quiet();
             assert!(gives_up.next_device().is_some());
             gives_up.fail();
@@ -215,11 +215,11 @@ fn no_more_is_taken_of_a_link_than_is_allowed_and_a_copy_that_is_held_back_can_b
         engine.copy_out(&driver, &copying, &writer(&tempfile::tempfile().unwrap()))
     });
     assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
-    // Nobody is at the memory any more.
+    // Nothing accesses the memory any more.
     copying.wait_until_quiet();
 }
 
-/// What is read at once of some memory, given by offset and length.
+/// Reads parts of some memory at once, given by offset and length.
 fn peek(engine: &mut Engine, driver: &Driver, memory: &[u8], parts: &[(u64, u64)]) -> Option<Vec<Vec<u8>>> {
     let regions: Vec<_> = parts.iter().map(|(at, length)| (memory.as_ptr() as u64 + at, *length)).collect();
     // SAFETY: the parts lie in the memory.
@@ -251,7 +251,7 @@ fn a_read_that_does_not_end_in_time_gives_its_buffer_up_and_is_the_last() {
     let stuck = Driver { cuEventQuery: never, ..self::driver() };
     assert_eq!(peek(&mut engine, &stuck, &memory.0, &[(0, 8)]), None);
     assert_eq!(peek(&mut engine, &driver, &memory.0, &[(0, 8)]), None);
-    // It copies as ever, by a buffer of its own.
+    // The engine copies as before, through a new buffer.
     engine.prepare(&driver, &[1]).unwrap();
     assert_eq!(engine.lanes.len(), engine.count);
     assert!(engine.lanes.iter().all(|lane| !lane.buffer.is_null() && lane.buffer != abandoned));

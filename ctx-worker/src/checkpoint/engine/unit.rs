@@ -1,9 +1,9 @@
-//! Host memory for copies: a daemon makes it and lends it to workers in units (`stage` says what for).
+//! Host memory for copies: a daemon allocates it and lends it to workers in units (`stage` explains the purpose).
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Success, or what errno says.
+/// The result of a system call, or the error in errno.
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -19,7 +19,7 @@ pub fn written_memfd(name: &std::ffi::CStr, size: u64) -> io::Result<OwnedFd> {
     // SAFETY: new, and owned here.
     let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(size)?;
-    // Where there is no memory this says so; a write to the mapping would end the process.
+    // If there is no memory, `fallocate` reports that; a write to the mapping would end the process.
     // SAFETY: no pointers.
     check(unsafe { libc::fallocate(fd, 0, 0, size as libc::off_t) })?;
     let length = size as usize;

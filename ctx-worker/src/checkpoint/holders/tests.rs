@@ -1,5 +1,5 @@
-//! Holders before a driver that places code in the first free room that fits, or in the smallest: in blocks of each context,
-//! and a new block in the first free room between all blocks.
+//! Tests of holders with a model of a driver that places code in the first free room that fits, or in the smallest: in blocks
+//! of each context, and a new block in the first free room between all blocks.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ struct Block {
     used: BTreeMap<u64, u64>,
 }
 
-/// The driver.
+/// The model of the driver.
 #[derive(Default)]
 struct Model {
     blocks: BTreeMap<u64, Block>,
@@ -26,13 +26,13 @@ struct Model {
     rule: Rule,
 }
 
-/// Which room the driver chooses of those in a context's blocks.
+/// The room that the driver chooses among those in a context's blocks.
 #[derive(Clone, Copy, Debug, Default)]
 enum Rule {
-    /// As the software GPU.
+    /// Like the software GPU.
     #[default]
     Lowest,
-    /// As NVIDIA's driver, which was asked on an H200.
+    /// Like NVIDIA's driver, as observed on an H200.
     Smallest,
 }
 
@@ -46,7 +46,7 @@ impl Rule {
 }
 
 impl Model {
-    /// Free room between what is taken, up to `end`.
+    /// Free room between taken ranges, up to `end`.
     fn rooms<'a>(taken: impl Iterator<Item = (&'a u64, u64)>, end: u64) -> Vec<Range<u64>> {
         let mut at = 0;
         let mut rooms = Vec::new();
@@ -116,15 +116,15 @@ impl Placer for Model {
 #[derive(Clone, Debug)]
 enum Step {
     Context,
-    /// In one of the contexts: variables of these sizes.
+    /// Loads a module in one of the contexts: variables of these sizes.
     Load(usize, Vec<u64>, u64),
-    /// The function of one of the modules is used: its code, of that size, is placed.
+    /// Uses the function of one of the modules: its code, of that size, is placed.
     Use(usize),
     Unload(usize),
     EndContext(usize),
 }
 
-/// What a history made.
+/// A module that a history loaded.
 #[derive(Clone, Debug)]
 struct Module {
     context: u64,
@@ -136,7 +136,7 @@ struct Module {
     dead: bool,
 }
 
-/// Steps that were possible, by the numbers of modules and contexts.
+/// The steps that succeeded, by the numbers of modules and contexts.
 #[derive(Clone, Debug)]
 enum Record {
     Context(u64),
@@ -150,7 +150,7 @@ enum Record {
 struct History {
     model: Model,
     modules: Vec<Module>,
-    /// Contexts, with where each began and whether it is there.
+    /// Contexts, each with the step at which it began and whether it still exists.
     contexts: Vec<(u64, usize, bool)>,
     log: Vec<Record>,
 }
@@ -229,7 +229,7 @@ impl History {
         }
     }
 
-    /// The same again, from a log without the lives that began behind the cut and are over.
+    /// Replays the history, from a log without the lives that began behind the cut and are over.
     fn again(&self, cut: usize) -> Result<Self, NotLoaded> {
         let began = |context: u64| self.contexts.iter().find(|it| it.0 == context).map_or(0, |it| it.1);
         let ended = |context: u64| self.contexts.iter().any(|it| it.0 == context && !it.2);
@@ -320,7 +320,7 @@ fn a_driver_that_places_code_otherwise_is_noticed() {
     struct Elsewhere(Model);
     impl Placer for Elsewhere {
         fn place(&mut self, context: u64, size: u64) -> Result<Taken, NotLoaded> {
-            // The first unit is somebody else's.
+            // Other code takes the first unit.
             let other = self.0.allocate(context, LEAST);
             let taken = self.0.place(context, size);
             self.0.free(other);
@@ -364,7 +364,7 @@ fn a_drivers_habit_is_found_out() {
 fn rooms_are_widened_so_that_each_variable_of_a_module_finds_its_own() {
     let mut driver = Model { rule: Rule::Smallest, ..Model::default() };
     let habit = measure(&mut driver, 1).unwrap();
-    // As an H200 was seen to place them: the first above the second, and two in a row before one above.
+    // Places observed on an H200: the first above the second, and two in a row before one above.
     for offsets in [&[0xb400, 0x500][..], &[0x300, 0x400, 0x3800], &[0x4200, 0x1000, 0x1100]] {
         let addresses: Vec<u64> = offsets.iter().map(|offset| WINDOW + offset).collect();
         let mut holders = Holders::new(habit, addresses.iter().map(|address| ((1, 1), (*address, 4)))).unwrap();

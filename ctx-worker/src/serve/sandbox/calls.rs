@@ -1,5 +1,6 @@
-//! Which system calls a worker may not make from its first client on (seccomp): what neither it nor the driver needs, and
-//! what attacks on kernels are made of. What is not listed is allowed, since the driver's needs are its own affair.
+//! The system calls that a worker may not make from its first client on (seccomp): those that neither the worker nor the driver
+//! needs, and that attacks on kernels use. Calls that are not listed are allowed, since the driver decides which calls it
+//! needs.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use seccompiler::{
 
 use super::error::SandboxError;
 
-/// Denied whatever their arguments are.
+/// Denied with any arguments.
 const DENIED: &[c_long] = &[
     // Other processes: their memory, their descriptors.
     libc::SYS_ptrace,
@@ -48,12 +49,12 @@ const DENIED: &[c_long] = &[
     libc::SYS_swapoff,
     libc::SYS_quotactl,
     libc::SYS_quotactl_fd,
-    // Files by another way than their path.
+    // Files, accessed other than by their path.
     libc::SYS_open_by_handle_at,
     libc::SYS_name_to_handle_at,
     libc::SYS_fanotify_init,
     libc::SYS_fanotify_mark,
-    // Large parts of the kernel that nothing here uses.
+    // Large kernel subsystems that nothing here uses.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -110,7 +111,7 @@ const ERROR: u32 = 0x0005_0000;
 /// System calls of the x32 ABI have this bit, and numbers of their own.
 const X32: u32 = 0x4000_0000;
 
-/// Denies in all threads of this process, for good.
+/// Denies the calls in all threads of this process, permanently.
 pub(super) fn deny() -> Result<(), SandboxError> {
     let failed = |source| SandboxError { step: "seccomp", source };
     let denied = denied().map_err(|error| failed(std::io::Error::other(error)))?;
@@ -120,8 +121,8 @@ pub(super) fn deny() -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// What is to look as if the kernel did not have it: `clone3`, whose flags a filter cannot see, so that libc takes `clone`;
-/// and the x32 ABI, by which everything else could be called.
+/// Calls that fail as if the kernel did not support them: `clone3`, whose flags a filter cannot see, so that libc uses `clone`;
+/// and the x32 ABI, by which all other calls could be made.
 fn absent() -> BpfProgram {
     let step = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     vec![
@@ -139,10 +140,10 @@ fn denied() -> Result<BpfProgram, seccompiler::BackendError> {
     let when = |argument, length, operator, value| {
         SeccompRule::new(vec![SeccompCondition::new(argument, length, operator, value)?])
     };
-    // Threads may be made, processes not.
+    // Creating threads is allowed, creating processes is not.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(libc::SYS_clone, vec![when(0, Qword, SeccompCmpOp::MaskedEq(thread), 0)?]);
-    // A daemon is found by a Unix socket.
+    // The worker finds a daemon by a Unix socket.
     let local = libc::AF_UNIX as u64;
     rules.insert(libc::SYS_socket, vec![when(0, Dword, SeccompCmpOp::Ne, local)?]);
     let dumpable = libc::PR_SET_DUMPABLE as u64;

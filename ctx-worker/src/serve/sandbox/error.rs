@@ -1,4 +1,4 @@
-//! What goes wrong when a worker gives up what it does not need.
+//! Errors while a worker drops privileges.
 
 /// A step that the kernel refused.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,6 @@
-//! Which files a worker may open (landlock): the driver's libraries and what it reads of the machine, and to write the
-//! driver's devices and its own threads' names alone. What comes as a descriptor (an image's files, a client's memory) is open already.
+//! The files that a worker may open (landlock). It may read the driver's libraries and some settings of the machine. It may
+//! write only the driver's devices and its own threads' names. Files that arrive as descriptors (an image's files, a client's
+//! memory) are open already.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +11,15 @@ use landlock::{
 
 use super::error::SandboxError;
 
-/// What is asked for; an older kernel does what it can. Later versions would also keep workers from sockets in the file
-/// system, and so from a daemon that takes their own's place.
+/// The requested version; an older kernel applies what it supports. Later versions would also keep workers from sockets in the
+/// file system, and so from a daemon that replaces their own.
 const VERSION: ABI = ABI::V7;
 
-/// Where distributions have libraries, and where the loader learns of others.
+/// Where distributions keep libraries, and where the loader finds further paths.
 const LIBRARIES: &[&str] = &["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"];
-/// What it is configured by, and the time of its log.
+/// The driver's configuration, and the time zone of its log.
 const SETTINGS: &[&str] = &["/etc/nvidia", "/usr/share/nvidia", "/etc/localtime"];
-/// What the driver asks of the kernel and the machine.
+/// Information that the driver reads about the kernel and the machine.
 const MACHINE: &[&str] = &[
     "/proc/self",
     "/proc/driver",
@@ -38,14 +39,14 @@ const MACHINE: &[&str] = &[
     "/dev/urandom",
     "/dev/zero",
 ];
-/// Its threads' names it writes; without that `cuInit` fails.
+/// The driver writes its threads' names; otherwise `cuInit` fails.
 const THREADS: &str = "/proc/self/task";
 const DEVICES: &str = "/dev";
-/// What the names of the driver's devices begin with; there are folders among them.
+/// The prefix of the names of the driver's devices; some of them are directories.
 const DEVICE_NAMES: &str = "nvidia";
 
-/// Restricts this thread and those that it starts. `driver` is the driver's library as the loader found it, `more` what the
-/// configuration adds for reading.
+/// Restricts this thread and the threads that it starts. `driver` is the driver's library as the loader found it. `more` are
+/// the paths that the configuration adds for reading.
 pub(super) fn restrict(driver: &Path, more: &[PathBuf]) -> Result<(), SandboxError> {
     let failed = |error: RulesetError| SandboxError { step: "landlock", source: std::io::Error::other(error) };
     let mut rules = Ruleset::default()
@@ -76,24 +77,25 @@ pub(super) fn restrict(driver: &Path, more: &[PathBuf]) -> Result<(), SandboxErr
     }
 }
 
-/// Adds a rule for what lies at or below a path; what is not there needs none.
+/// Adds a rule for the files at or below a path; a missing path needs no rule.
 fn allow(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, RulesetError> {
     let Ok(at) = PathFd::new(path) else { return Ok(rules) };
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(VERSION) };
     let rules = rules.add_rule(PathBeneath::new(&at, access));
-    // Open as long as the worker lives: a rule is of an inode, and the kernel may make /proc's anew when nobody has them.
+    // Open as long as the worker lives: a rule applies to an inode, and the kernel may replace /proc's inodes when nobody uses
+    // them.
     std::mem::forget(at);
     rules
 }
 
-/// The folders in which the driver's library lies, by its name and really: its other libraries lie beside it.
+/// The directories of the driver's library, by its name and with links resolved: its other libraries lie beside it.
 fn folders_of(driver: &Path) -> Vec<PathBuf> {
     let folder = |path: &Path| path.parent().filter(|it| it.is_absolute()).map(Path::to_owned);
     let real = std::fs::canonicalize(driver).ok();
     folder(driver).into_iter().chain(real.as_deref().and_then(folder)).collect()
 }
 
-/// The driver's devices. They are there before a worker is: it cannot make them.
+/// The driver's devices. They exist before a worker starts: a worker cannot create them.
 fn devices() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
     let driver = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(DEVICE_NAMES);

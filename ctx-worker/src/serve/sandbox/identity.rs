@@ -1,11 +1,11 @@
-//! Who a worker is: a user of its own, without groups, capabilities, or a way to get them.
+//! The identity of a worker: a separate user, without groups, capabilities, or a way to get them.
 
 use super::error::{SandboxError, check};
 use crate::serve::confinement::Identity;
 
-/// What a client and the driver open is far less.
+/// The maximum number of descriptors. A client and the driver open far fewer.
 const DESCRIPTORS: libc::rlim_t = 16384;
-/// Threads: the driver has a few, and the software GPU one for each stream.
+/// The maximum number of threads: the driver has a few, and the software GPU has one for each stream.
 const THREADS: libc::rlim_t = 8192;
 
 /// `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h, whose sets are two words each.
@@ -25,14 +25,14 @@ struct CapabilitySets {
     inheritable: u32,
 }
 
-/// Becomes that user, or stays who it is without capabilities. To be called while there is one thread.
+/// Becomes that user, or keeps its user and drops its capabilities. To be called while there is one thread.
 pub(super) fn assume(identity: Option<&Identity>) -> Result<(), SandboxError> {
     limit("RLIMIT_CORE", libc::RLIMIT_CORE, 0)?;
     limit("RLIMIT_NOFILE", libc::RLIMIT_NOFILE, DESCRIPTORS)?;
     if let Some(identity) = identity {
-        // What the driver pins, some kernels count.
+        // Some kernels count the memory that the driver pins.
         raise(libc::RLIMIT_MEMLOCK);
-        // Counted by user, so not where it is the daemon's.
+        // Counted by user, so not set if the worker shares the daemon's user.
         limit("RLIMIT_NPROC", libc::RLIMIT_NPROC, THREADS)?;
         drop_bounding_set()?;
         become_user(identity)?;
@@ -41,12 +41,12 @@ pub(super) fn assume(identity: Option<&Identity>) -> Result<(), SandboxError> {
     // SAFETY: no pointers.
     unsafe {
         check("no new privileges", libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
-        // Neither its memory nor its descriptors are for a process of the same user, and there is no core file.
+        // No process of the same user may access its memory or its descriptors, and there is no core file.
         check("not dumpable", libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))
     }
 }
 
-/// No program that the worker might execute can have them.
+/// Drops the bounding set, so that no program that the worker might execute has capabilities.
 fn drop_bounding_set() -> Result<(), SandboxError> {
     for capability in 0.. {
         // SAFETY: no pointers.
@@ -68,7 +68,7 @@ fn become_user(identity: &Identity) -> Result<(), SandboxError> {
         check("supplementary groups", libc::setgroups(groups.len(), groups.as_ptr()))?;
         check("its group", libc::setresgid(gid, gid, gid))?;
         check("its user", libc::setresuid(uid, uid, uid))?;
-        // What must not work any more.
+        // Verifies that becoming root fails now.
         if libc::setresuid(0, 0, 0) == 0 {
             return Err(SandboxError { step: "its user", source: std::io::Error::other("it can become root again") });
         }
@@ -87,7 +87,7 @@ fn drop_capabilities() -> Result<(), SandboxError> {
     check("ambient capabilities", result)
 }
 
-/// Lowers a limit for good.
+/// Lowers a limit permanently.
 fn limit(name: &'static str, resource: libc::__rlimit_resource_t, most: libc::rlim_t) -> Result<(), SandboxError> {
     let mut found = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes the local.
@@ -98,7 +98,7 @@ fn limit(name: &'static str, resource: libc::__rlimit_resource_t, most: libc::rl
     check(name, unsafe { libc::setrlimit(resource, &raw const limit) })
 }
 
-/// Takes a limit away, where that is allowed.
+/// Removes a limit, if that is allowed.
 fn raise(resource: libc::__rlimit_resource_t) {
     let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the kernel reads the local.

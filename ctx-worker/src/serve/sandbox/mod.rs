@@ -1,11 +1,11 @@
-//! A worker parses code images and commands that an application has made, and holds the GPU: it gives up what it does
-//! not need before there is a client.
+//! A worker parses code images and commands from an application, and holds the GPU. So it drops unneeded privileges before
+//! there is a client.
 //!
 //! ```text
 //!   driver's library loaded ─► [enter: identity, files] ─► contexts made ─► [close: calls] ─► Ready ─► a client
 //! ```
 //!
-//! A part that cannot be done ends the worker: its daemon has asked for what this machine can do, and no more.
+//! A measure that fails ends the worker: its daemon asks only for measures that this machine supports.
 
 mod calls;
 mod error;
@@ -19,8 +19,8 @@ use std::path::Path;
 pub(crate) use self::error::SandboxError;
 use crate::serve::confinement::Confinement;
 
-/// Before the driver is initialised, while there is one thread: attributes of threads are not those of a process.
-/// `driver` is where its library was found.
+/// The first step, before the driver is initialised, while there is one thread: attributes of threads are not those of a
+/// process. `driver` is the path of its library.
 pub(super) fn enter(confinement: &Confinement, driver: &Path) -> Result<(), SandboxError> {
     identity::assume(confinement.identity.as_ref())?;
     match confinement.landlock {
@@ -29,7 +29,7 @@ pub(super) fn enter(confinement: &Confinement, driver: &Path) -> Result<(), Sand
     }
 }
 
-/// When contexts are made: the driver's start needs more than what follows.
+/// The second step, after contexts are made: the driver's start needs more calls than the rest of its life.
 pub(super) fn close(confinement: &Confinement) -> Result<(), SandboxError> {
     if !confinement.seccomp {
         return Ok(());

@@ -1,4 +1,5 @@
-//! A process that has entered the sandbox tries what must fail, and what must not. It is this program again.
+//! A process that has entered the sandbox tries operations that must fail, and others that must succeed. The process runs this
+//! program again.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +13,7 @@ use crate::serve::confinement::Identity;
 
 const INSIDE: &str = "REKINDLE_TEST_INSIDE";
 
-/// Only root has users to give.
+/// Only root can assign users.
 fn confinement() -> Confinement {
     let root = own_uid() == 0;
     let identity = Identity { uid: 1_900_070_001, gid: 1_900_070_000, device_group: None };
@@ -37,7 +38,7 @@ fn open(path: &str) -> io::Result<()> {
     File::open(path).map(drop)
 }
 
-/// Not a test by itself: what the process inside does.
+/// Not a test by itself: the operations of the process in the sandbox.
 #[test]
 fn inside() {
     let Ok(abstract_name) = std::env::var(INSIDE) else { return };
@@ -142,7 +143,7 @@ fn what_a_worker_needs_works_and_nothing_else_does() {
                  io_uring userfaultfd perf pidfd_getfd process_vm_writev keyctl"
         .split_ascii_whitespace()
     {
-        // Of a daemon that is not root a worker stays who it is.
+        // A worker of a daemon that is not root keeps its user.
         if what != "root" || own_uid() == 0 {
             assert_eq!(result(what), Some(refused.as_str()), "{what}: {text}");
         }
