@@ -4,6 +4,7 @@
 //! code (`session/lives.rs`), a replay finds room free that was taken at the time, and would place code there. So variables
 //! without use, the place holders, take all room below the highest wanted address. When code is about to be loaded, the holders
 //! make room for that code only:
+//!
 //! ```text
 //!   at first     ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒        ▒ holders, placed by the driver from the lowest free room on
 //!   make_room    ▒▒▒▒▒▒▒▒▒░░░░░░▒▒▒▒▒▒▒▒▒▒░░▒▒▒▒▒▒▒▒        ░ free: the places of this code's variables
@@ -178,8 +179,8 @@ impl Holders {
         blocks
     }
 
-    /// Takes the room in a context's own blocks, and new blocks for what the context wants below `end`. The driver makes a new
-    /// block only where nothing fits into a context's own.
+    /// Takes the room in a context's own blocks, and new blocks for the places that the context wants below `end`. The driver
+    /// makes a new block only where nothing fits into the context's own blocks.
     fn fill_up_to(&mut self, placer: &mut impl Placer, context: u64, end: u64) -> Result<(), NotLoaded> {
         let mut size = LARGEST;
         while size >= self.unit {
@@ -323,7 +324,7 @@ impl Holders {
         Ok(())
     }
 
-    /// Called before a context ends, and its holders with it.
+    /// Called before a context is destroyed, and its holders with it.
     pub(crate) fn leave(&mut self, placer: &mut impl Placer, context: u64) -> Result<(), NotLoaded> {
         self.let_go(placer, |_, held| held.context == context)
     }

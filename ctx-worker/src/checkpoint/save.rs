@@ -136,7 +136,7 @@ impl Checkpoint {
         Ok((code, secured))
     }
 
-    /// Makes a job, with the ring closed for it if nothing else preserves its memory.
+    /// Makes a job. The ring stays closed for it if nothing else preserves its memory.
     pub(crate) fn task(&self, memory: &Memory, place: Place, job: Job) -> Task {
         let shared = match place {
             Place::Allocation(address) => {

@@ -383,8 +383,8 @@ impl DeferredCommands {
         self.list.iter().find(|e| e.id == id)
     }
 
-    /// Removes a command that need not be executed any more. Commands behind it stay held until the next check, which the
-    /// command before it will cause.
+    /// Removes a command that need not be executed any more. Commands behind it stay held until the next check, which an
+    /// earlier held command causes.
     pub(crate) fn take_out(&mut self, id: u64) {
         let at = self.list.iter().position(|e| e.id == id);
         let Some(entry) = at.and_then(|at| self.list.remove(at)) else { return };

@@ -174,8 +174,8 @@ impl Channel {
         }
     }
 
-    /// Says that from now on the executor may sleep on this ring (`None`: no longer). While it does not, nothing here writes to
-    /// the client's memory.
+    /// Sets the ring on which the executor may sleep from now on (`None`: no longer). While there is none, nothing here writes
+    /// to the client's memory.
     pub(crate) fn sleeps_on(&self, ring: Option<Shared>) {
         if let Ok(mut sleeping_on) = self.sleeping_on.lock() {
             *sleeping_on = ring;

@@ -34,7 +34,7 @@ pub(crate) enum Refusal {
     Io(io::Error),
     #[error("no thread for the client's connection: {0}")]
     NoThread(io::Error),
-    /// The request, or messages before it, lacked something; in whole words.
+    /// The request, or an earlier message, lacked something. The text is a complete phrase.
     #[error("{0}")]
     Lacks(&'static str),
     #[error("no {0} came with the client")]

@@ -64,7 +64,7 @@ pub(super) fn ask(client: &ClientView<'_>, object: &Object, wrong: &std::collect
     Function { real: object.real, name, class, constant, globals: (0, Vec::new()) }
 }
 
-/// Offsets and sizes of all parameters; `None` where the driver does not say.
+/// Offsets and sizes of all parameters; `None` if the driver does not return them.
 fn layout(info: impl Fn(usize, *mut usize, *mut usize) -> CUresult) -> Option<Vec<(usize, usize)>> {
     let mut layout = Vec::new();
     loop {

@@ -375,7 +375,7 @@ impl Copying {
         self.changed.notify_all();
     }
 
-    /// Called when a lane could not read a job, in a copy that was given up. Returns the job.
+    /// Called when a lane could not copy its job, in a copy that was given up. The lane returns the job.
     pub(crate) fn is_not_read(&self, taken: &Taken) {
         let mut inner = self.lock();
         inner.reading = inner.reading.saturating_sub(1);

@@ -14,7 +14,7 @@ pub(crate) struct Precopied {
 }
 
 impl Precopied {
-    /// No pieces yet; they go into this file.
+    /// Makes an empty set of pieces, to be copied into this file.
     pub(crate) fn new(writer: Arc<DataWriter>) -> Self {
         Self { writer, pieces: HashMap::new() }
     }

@@ -64,7 +64,7 @@ fn nothing_gets_onto_the_link_before_what_keeps_the_ring_closed() {
     taken.recv_timeout(Duration::from_millis(50)).unwrap_err();
     copy(&copying, &closed[0]);
     assert_eq!(taken.recv_timeout(Duration::from_secs(20)), Ok(Some((0, true))));
-    // Of a copy that is given up nobody waits for that.
+    // Once a copy is given up, lanes do not wait for that.
     let mut tasks = self::tasks(Preservation::Protected);
     tasks[4].preservation = Preservation::Closed;
     let copying = Copying::new(tasks, None, false);
@@ -114,7 +114,7 @@ fn lanes_that_rest_are_woken_when_a_command_waits_and_when_there_is_nothing_left
 fn a_lane_that_has_left_the_last_piece_on_the_stage_does_not_rest() {
     let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let all: Vec<_> = std::iter::from_fn(|| copying.take()).collect();
-    // The others have ended, since there is nothing to take or to write.
+    // The other lanes have ended: there is nothing to take or to write.
     all[1..].iter().for_each(|taken| copy(&copying, taken));
     copying.is_read(&all[0]);
     let (said, hears) = std::sync::mpsc::channel();
@@ -131,7 +131,7 @@ fn what_is_given_up_is_no_mispredicted_write_whatever_a_lane_finds_then() {
     copying.fail();
     copying.is_wrong(&all[0]);
     assert!(copying.wrong().is_none() && copying.wrong_places().is_empty() && !copying.is_in_vain());
-    // What was found before stays.
+    // A change that was found earlier is still reported.
     let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let taken = copying.take().unwrap();
     copying.is_wrong(&taken);
@@ -161,7 +161,7 @@ fn what_a_lane_could_not_copy_is_in_no_image() {
     assert!(copying.take().is_none() && copying.pieces().is_err());
     copying.stop();
     copying.end();
-    // Nobody waits for it any more.
+    // Frees do not wait for the job any more.
     copying.let_go(BASE, BASE + MIB);
     copying.wait_until_over_for(Duration::from_secs(60));
 }
@@ -193,7 +193,7 @@ fn whoever_unmaps_memory_waits_for_its_copy_alone_and_it_is_next() {
     assert!(!unmapping.is_finished());
     copying.is_read(&next);
     unmapping.join().unwrap();
-    // Of an address that nothing has nobody waits.
+    // A free of an address without jobs does not wait.
     copying.let_go(BASE + 100 * MIB, BASE + 200 * MIB);
 }
 
@@ -224,7 +224,7 @@ fn clones_are_copied_from_their_place_and_give_it_back() {
         Some((taken.index, taken.job.address))
     })
     .collect();
-    // What a command may have to wait for comes before what is safe already.
+    // Jobs that a command may have to wait for come before jobs that are safe already.
     assert_eq!(taken.last(), Some(&(0, clone)));
     assert_eq!(copying.lock().room.as_mut().unwrap().take(0, 8 * MIB), Some(clone));
 }
@@ -272,7 +272,7 @@ fn a_copy_that_is_cancelled_before_it_begins_does_not_begin() {
     let copying = Copying::new(tasks(Preservation::Protected), None, false);
     cancel.begun(&copying);
     assert!(copying.take().is_none());
-    // The next one is another's.
+    // The next copy belongs to another request.
     cancel.expect_another();
     let copying = Copying::new(tasks(Preservation::Protected), None, false);
     cancel.begun(&copying);
@@ -286,7 +286,7 @@ fn a_lane_that_hangs_in_a_write_holds_up_nobody_once_the_copy_is_given_up() {
     let copying = Copying::new(tasks(Preservation::Protected), None, false);
     let hangs = copying.take().unwrap();
     copying.is_read(&hangs);
-    // It is never written.
+    // The job is never written.
     copying.fail();
     copying.wait_until_quiet();
     copying.let_go(BASE, BASE + 9 * MIB);

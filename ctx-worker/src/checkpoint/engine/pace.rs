@@ -116,7 +116,8 @@ impl Pace {
         true
     }
 
-    /// Corrects the account of a lane that has waited for some bytes of a device, and takes others, or none.
+    /// Called when a lane has waited for some bytes of a device, and takes others, or none. Counts the bytes that it takes
+    /// instead.
     pub(crate) fn correct(&self, waited: Option<(usize, u64)>, took: Option<(usize, u64)>) {
         if waited == took {
             return;

@@ -1,4 +1,4 @@
-//! Reads small amounts of device memory at once, whatever the program's streams do meanwhile.
+//! Reads small amounts of device memory at once, independently of the program's streams.
 
 use std::time::{Duration, Instant};
 

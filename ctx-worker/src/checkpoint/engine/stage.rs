@@ -281,7 +281,7 @@ pub(crate) mod tests {
         stage.set(UNIT, &[5, 7], vec![(5, unit()), (7, unit())]).unwrap();
         let mut slots: Vec<_> = std::iter::from_fn(|| stage.take()).collect();
         assert_eq!(slots.len(), 4);
-        // Whole ones, and lengths that are no multiple of anything.
+        // Whole pieces, and lengths that are not aligned.
         let length = |byte: u8| PIECE_LENGTH - u64::from(byte - 1) * 4099;
         for (byte, slot) in (1..).zip(&mut slots) {
             slot.fill(&vec![byte; length(byte) as usize]);
