@@ -12,7 +12,6 @@
 //!                                                                  host: hash as at the quiesce? ──► data file
 //! ```
 //!
-//! A **job** is a piece of memory of [`rekindle_images::PIECE_LENGTH`] at most, a **place** what its jobs are protected
 //! A **job** is a piece of memory of [`rekindle_images::PIECE_LENGTH`] at most. A **place** is the unit in which jobs are
 //! protected: an allocation, or a piece of the client's own mappings. Which places a command may write is predicted
 //! ([`crate::checkpoint::access`]). So the content decides: all content that reaches the image was hashed, and has the hash
