@@ -1,4 +1,4 @@
-//! A program of `tests/apps` that runs.
+//! A running program of `tests/apps`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,25 +12,25 @@ use anyhow::{Context, bail, ensure};
 use crate::wait::until;
 use crate::{Result, process, stage};
 
-/// What stays the same of a program through dumps and restores.
+/// The attributes of a program that dumps and restores preserve.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Its name.
+    /// The program's name.
     pub name: String,
-    /// The number of its process, which CRIU restores.
+    /// The process id, which CRIU restores.
     pub pid: i32,
-    /// What it writes to stdout goes here.
+    /// The file that receives stdout.
     pub out: PathBuf,
-    /// And this to stderr.
+    /// The file that receives stderr.
     pub err: PathBuf,
-    /// What it was told to say how far it is in, if that.
+    /// The file in which the program reports its progress, if it does.
     pub progress: Option<PathBuf>,
-    /// Where it stands still until a test wants it to go on, if anywhere.
+    /// The point at which the program waits until the test lifts the hold, if any.
     pub hold: Option<Hold>,
 }
 
-/// A program stands still, once it is so far, as long as the file is there: what a test does to it in its middle finds it
-/// there on a machine of any speed.
+/// Makes a program wait, from a given progress on, for as long as a file exists. A test that acts on the program in its
+/// middle thus finds it there on a machine of any speed.
 #[derive(Clone, Debug)]
 pub struct Hold {
     file: PathBuf,
@@ -38,25 +38,25 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Makes the file.
+    /// Creates the file.
     pub fn new(file: PathBuf, at: u64) -> Result<Self> {
         fs::write(&file, format!("{at}\n"))?;
         Ok(Self { file, at })
     }
 
-    /// What tells a program of it.
+    /// The environment variable that announces the hold to the program.
     pub fn variable(&self) -> (&'static str, &Path) {
         ("APP_HOLD", &self.file)
     }
 
-    /// From here on nothing stands still.
+    /// Removes the file, so that the program goes on.
     pub fn lift(&self) {
-        // It may be lifted already.
+        // The hold may be lifted already.
         let _ = fs::remove_file(&self.file);
     }
 }
 
-/// A running program. It is killed, with all below it, when this is dropped.
+/// A running program. Dropping this value kills the program and all its descendants.
 #[derive(Debug)]
 pub struct App {
     identity: Identity,
@@ -85,47 +85,47 @@ impl App {
         Ok(Self::adopt(Identity { name, pid: child.id() as i32, out, err, progress, hold: None }))
     }
 
-    /// The same, which was told to stand still there.
+    /// Records the hold that the program was started with.
     #[must_use]
     pub fn held(mut self, hold: Option<Hold>) -> Self {
         self.identity.hold = hold;
         self
     }
 
-    /// It is to go on to its end.
+    /// Lifts the hold, so that the program runs to its end.
     pub fn lift(&self) {
         self.identity.hold.iter().for_each(Hold::lift);
     }
 
-    /// A process that is there: this process's child, or about to be.
+    /// Wraps an existing process: a child of this process, or one that becomes a child.
     pub fn adopt(identity: Identity) -> Self {
         Self { identity, ended: Cell::new(None), given_up: false }
     }
 
-    /// What CRIU dumps and restores.
+    /// The identity of the program, which a dump and a restore preserve.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Its process.
+    /// The process id.
     pub fn pid(&self) -> i32 {
         self.identity.pid
     }
 
-    /// What it has written to stdout so far.
+    /// The program's stdout so far.
     pub fn output(&self) -> Result<String> {
         Ok(fs::read_to_string(&self.identity.out)?)
     }
 
-    /// What it has written to stderr so far.
+    /// The program's stderr so far.
     pub fn errors(&self) -> Result<String> {
         Ok(fs::read_to_string(&self.identity.err)?)
     }
 
-    /// How far it says that it is.
+    /// The progress that the program reports.
     pub fn progress(&self) -> Result<u64> {
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
-        // Empty for a moment whenever it is written; for longer only before the first time.
+        // The file is empty for a moment whenever the program rewrites it, and longer only before the first write.
         for _ in 0..50 {
             if let Some(progress) = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()) {
                 return Ok(progress);
@@ -135,7 +135,7 @@ impl App {
         Ok(0)
     }
 
-    /// Waits until it is this far.
+    /// Waits until the program reports this progress.
     pub fn reaches(&self, progress: u64) -> Result {
         if self.identity.hold.as_ref().is_some_and(|hold| hold.at < progress) {
             self.lift();
@@ -146,14 +146,15 @@ impl App {
         })
     }
 
-    /// Waits until it goes on from where it is now.
+    /// Waits until the program advances beyond its present progress.
     pub fn advances(&self) -> Result {
         self.lift();
         let now = self.progress()?;
         self.reaches(now + 1)
     }
 
-    /// Forgets how far it has come, and waits until it says where it is. For a program that was just restored.
+    /// Discards the reported progress, and waits until the program reports it anew. For a program that was just
+    /// restored.
     pub fn position(&self) -> Result<u64> {
         self.lift();
         let file = self.identity.progress.as_ref().context("this program does not say how far it is")?;
@@ -164,7 +165,7 @@ impl App {
         })
     }
 
-    /// Waits for a line that begins so, and returns the rest of it.
+    /// Waits for a line of stdout that starts with `beginning`, and returns the rest of the line.
     pub fn says(&self, beginning: &str) -> Result<String> {
         self.lift();
         until(&format!("{} says {beginning:?}", self.identity.name), || {
@@ -175,25 +176,25 @@ impl App {
         })
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     pub fn end(&self) -> Result<ExitStatus> {
         self.lift();
         until(&format!("{} ends", self.identity.name), || Ok(self.status()))
     }
 
-    /// Waits for its successful end, and returns what it has printed.
+    /// Waits until the program ends successfully, and returns its stdout.
     pub fn finish(self) -> Result<String> {
         let status = self.end()?;
         ensure!(status.success(), "{} ended with {status}: {}", self.identity.name, self.errors()?);
         self.output()
     }
 
-    /// Kills it and all below it, and waits until they are gone.
+    /// Kills the program and all its descendants, and waits until they are gone.
     pub fn kill(mut self) -> Result {
         self.kill_tree()
     }
 
-    /// The process is no longer this value's affair: CRIU has killed it. Waits until all of `tree` is gone.
+    /// Releases the process, which CRIU has killed. Waits until all of `tree` is gone.
     pub fn was_killed(mut self, tree: &[i32]) -> Result<Identity> {
         self.given_up = true;
         let killed = until(&format!("{} is killed", self.identity.name), || Ok(self.status()))?;
@@ -205,7 +206,7 @@ impl App {
         Ok(self.identity.clone())
     }
 
-    /// Cuts off what it has written since: a restored program writes that again.
+    /// Truncates the program's stdout to `since` bytes: a restored program writes the rest again.
     pub fn forget_output(identity: &Identity, since: u64) -> Result {
         File::options().write(true).open(&identity.out)?.set_len(since)?;
         Ok(())
@@ -242,17 +243,17 @@ impl Drop for App {
     }
 }
 
-/// Programs without the option by which all others say how far they are.
+/// Programs without the option `--progress`, by which all others report their progress.
 const WITHOUT_PROGRESS: [&str; 8] = ["counter", "bad", "broken", "firstkernel", "micro", "moment", "never", "visible"];
 
-/// Whether a program can say how far it is.
+/// Whether a program can report its progress.
 pub(crate) fn says_progress(name: &str) -> bool {
     !WITHOUT_PROGRESS.contains(&name)
 }
 
 thread_local! {
-    /// How far programs have come when they ended, by name and arguments, of those that this test has run undisturbed: what
-    /// another test runs beside it must change nothing.
+    /// The final progress of each program that this test has run undisturbed, by name and arguments. The map is per
+    /// thread: a test that runs at the same time must not affect it.
     static ENDS: RefCell<BTreeMap<(String, Vec<String>), u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -260,12 +261,12 @@ fn key(name: &str, arguments: &[&str]) -> (String, Vec<String>) {
     (name.to_owned(), arguments.iter().map(|it| (*it).to_owned()).collect())
 }
 
-/// Where a program is well past its middle, if this test has run it undisturbed with these arguments.
+/// Three quarters of the program's final progress, if this test has run it undisturbed with these arguments.
 pub(crate) fn late_in(name: &str, arguments: &[&str]) -> Option<u64> {
     ENDS.with_borrow(|ends| ends.get(&key(name, arguments)).map(|end| end * 3 / 4))
 }
 
-/// What a program prints when it runs directly on the software GPU, with nothing between.
+/// Runs a program directly on the software GPU, without Rekindle, and returns its stdout.
 pub fn undisturbed(name: &str, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(stage::app(name)?);
     stage::clean_environment(&mut command);

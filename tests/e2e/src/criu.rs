@@ -9,10 +9,10 @@ use rekindle_wire::control::FailureKind;
 
 use crate::{Result, stage, until};
 
-/// How much of a log is worth reading when a test fails.
+/// The number of log lines that a failing test shows.
 const TAIL: usize = 15;
 
-/// What becomes of the processes after a dump.
+/// The fate of the processes after a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// CRIU kills them.
@@ -21,7 +21,7 @@ pub enum Fate {
     Running,
 }
 
-/// A CRIU that runs.
+/// A running CRIU.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -30,18 +30,18 @@ pub struct Running {
 
 /// A CRIU that has ended.
 pub struct Outcome {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// Its log.
+    /// The whole log.
     pub log: String,
 }
 
-/// Where CRIU finds a daemon, and which plugins it loads.
+/// The daemon that CRIU's plugin connects to, and the plugins that CRIU loads.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The daemon's socket.
     pub socket: PathBuf,
-    /// A folder of plugins in place of Rekindle's.
+    /// A folder of plugins to use instead of Rekindle's.
     pub plugins: Option<PathBuf>,
     /// CRIU's action script.
     pub script: Option<PathBuf>,
@@ -67,14 +67,14 @@ impl Setting {
         Running::start(command, log)
     }
 
-    /// Starts a restore. The restored processes are let go of, and become children of this process.
+    /// Starts a restore. CRIU detaches from the restored processes, which become children of this process.
     pub fn restore(&self, dir: &Path, log: PathBuf) -> Result<Running> {
         let mut command = self.command("restore", dir, &log)?;
         command.arg("--restore-detached");
         Running::start(command, log)
     }
 
-    /// The log is not put into the image directory, which may be full.
+    /// The log lies outside the image directory, whose disk may be full.
     fn command(&self, verb: &str, dir: &Path, log: &Path) -> Result<Command> {
         let mut command = stage::criu()?;
         stage::clean_environment(&mut command);
@@ -101,27 +101,27 @@ impl Running {
         Ok(Self { child, log })
     }
 
-    /// Its process.
+    /// The process id.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// Whether it still runs.
+    /// Whether CRIU still runs.
     pub fn is_running(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// What it has logged so far.
+    /// The log so far.
     pub fn whole_log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The same, as far as it is worth reading.
+    /// The end of the log so far, with earlier lines that report errors.
     pub fn log(&self) -> String {
         tail(&self.whole_log())
     }
 
-    /// Waits for its end.
+    /// Waits until CRIU ends.
     pub fn wait(mut self) -> Result<Outcome> {
         let ended = until("criu ends", || Ok(self.child.try_wait()?));
         let status = match ended {
@@ -136,7 +136,7 @@ impl Running {
     }
 }
 
-/// Not all of the log, which is long.
+/// Shows only a part of the log, which is long.
 impl std::fmt::Debug for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "criu ended with {}:\n{}", self.status, tail(&self.log))
@@ -144,19 +144,19 @@ impl std::fmt::Debug for Outcome {
 }
 
 impl Outcome {
-    /// The kind of failure that the plugin heard from the daemon; none if it heard of none.
+    /// The kind of failure that the daemon reported to the plugin; `None` if it reported none.
     pub fn failure_kind(&self) -> Option<FailureKind> {
         let mut said = self.log.lines().filter_map(|line| Some(line.split_once("rekindle: failure kind: ")?.1));
         said.next_back().map(|name| FailureKind::from(name.trim().to_owned()))
     }
 
-    /// That it ended well.
+    /// Checks that CRIU succeeded.
     pub fn succeeds(self) -> Result<Self> {
         ensure!(self.status.success(), "criu ended with {}:\n{}", self.status, tail(&self.log));
         Ok(self)
     }
 
-    /// That it ended badly and its log says this.
+    /// Checks that CRIU failed and that its log contains `reason`.
     pub fn fails_with(self, reason: &str) -> Result<Self> {
         ensure!(!self.status.success(), "criu succeeded, and was to fail with {reason:?}");
         ensure!(self.log.contains(reason), "criu's log does not say {reason:?}:\n{}", tail(&self.log));
@@ -164,7 +164,7 @@ impl Outcome {
     }
 }
 
-/// What a log says went wrong, and its end.
+/// The lines of a log that report errors, and its last lines.
 pub fn tail(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let (before, end) = lines.split_at(lines.len().saturating_sub(TAIL));

@@ -10,15 +10,15 @@ use anyhow::ensure;
 
 use crate::Result;
 
-/// A disk. It is unmounted when this is dropped.
+/// A disk. Dropping this value unmounts it.
 #[derive(Debug)]
 pub struct SmallDisk {
-    /// Where it is mounted.
+    /// The mount point.
     pub dir: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts a disk of this many KiB at `dir`, which is made.
+    /// Creates `dir` and mounts a disk of this many KiB there.
     pub fn mount(dir: PathBuf, kib: u64) -> Result<Self> {
         fs::create_dir(&dir)?;
         let size = format!("size={kib}k");
@@ -27,7 +27,7 @@ impl SmallDisk {
         Ok(Self { dir })
     }
 
-    /// Leaves no room on it.
+    /// Fills the disk completely.
     pub fn fill(&self) -> Result {
         let mut others = fs::File::create(self.others())?;
         let block = [1; 4096];
@@ -40,7 +40,7 @@ impl SmallDisk {
         }
     }
 
-    /// Takes away what [`SmallDisk::fill`] wrote.
+    /// Removes the file that [`SmallDisk::fill`] wrote.
     pub fn make_room(&self) -> Result {
         Ok(fs::remove_file(self.others())?)
     }
@@ -56,8 +56,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// How much of a file is where a disk keeps it, and would be there after the power fails; by `FIEMAP`, without having it
-/// written. None where the file system has no such thing, or has a place for everything at once.
+/// Whether all of a file has its blocks on the disk, and would survive a power failure. Asks `FIEMAP`, which does not
+/// cause a write. `None` where the file system has no `FIEMAP`, or allocates all blocks at once.
 pub fn is_written_back(path: &Path) -> Result<Option<bool>> {
     let unwritten = path.with_extension("unwritten");
     fs::write(&unwritten, [1; 1 << 20])?;
@@ -69,7 +69,7 @@ pub fn is_written_back(path: &Path) -> Result<Option<bool>> {
     })
 }
 
-/// Whether the file system has yet to choose where some of a file will be (`linux/fiemap.h`).
+/// Whether the file system has yet to allocate blocks for a part of the file (`linux/fiemap.h`).
 fn waits_for_a_place(path: &Path) -> Result<Option<bool>> {
     const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b;
     const FIEMAP_EXTENT_DELALLOC: u32 = 4;

@@ -1,4 +1,5 @@
-//! What a program that runs, its worker and the daemon hold: after something has failed it must be what it was before.
+//! The resources that a running program, its worker and the daemon hold. After a failure these must be the same as
+//! before.
 
 use std::fs;
 
@@ -7,28 +8,28 @@ use anyhow::Context;
 use crate::wait::until_true;
 use crate::{App, Node, Result, process};
 
-/// Host memory that the daemon lends to workers for dumps, and that they keep for the next until others want it.
+/// Host memory that the daemon lends to workers for dumps. Workers keep it for the next dump until others need it.
 const STAGE: &str = "/memfd:rekindle-stage";
 
-/// What is held.
+/// The resources in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprint {
     daemon: Vec<String>,
     worker: Vec<String>,
     application: Vec<String>,
-    /// Mapped memfds of the worker and of the application.
+    /// The number of mapped memfds of the worker and of the application.
     memfds: [usize; 2],
-    /// MiB on each device, rounded down: a program may allocate a little from step to step.
+    /// Device memory of each device in MiB, rounded down: a program may allocate a little from step to step.
     device_memory: Vec<u64>,
     pinned_memory: u64,
     state: String,
     processes: usize,
-    /// Workers that are ready: each has descriptors of the daemon's.
+    /// The number of workers in the pool, each of which has descriptors in the daemon.
     spare: u32,
 }
 
 impl Footprint {
-    /// As it is when the pool is full, and no worker is about to be ready.
+    /// Takes the footprint when the pool is full and no worker is being started.
     pub fn of(node: &Node, app: &App) -> Result<Self> {
         node.wait_for_spare()?;
         process::settled_descriptors(node.daemon_pid()?)?;
@@ -38,7 +39,7 @@ impl Footprint {
     fn now(node: &Node, app: &App) -> Result<Self> {
         let client = node.client(app.pid())?;
         let mut application = process::descriptors(app.pid())?;
-        // How far it is is written all the time.
+        // The program rewrites its progress file all the time.
         let progress = app.identity().progress.as_deref().unwrap_or(std::path::Path::new("")).display().to_string();
         application.retain(|it| *it != progress);
         let mut daemon = process::descriptors(node.daemon_pid()?)?;
@@ -56,7 +57,7 @@ impl Footprint {
         })
     }
 
-    /// Waits until this is what is held.
+    /// Waits until the present footprint equals this one.
     pub fn is_back(&self, node: &Node, app: &App) -> Result {
         let mut last = None;
         let waited = until_true("nothing is held that was not held before", || {

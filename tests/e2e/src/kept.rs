@@ -1,6 +1,7 @@
-//! Images that are kept in the tree (`tests/e2e/kept`), each made by the release that it promises to be restored from. There is
-//! no CRIU in this: of the process only the memory that it shared with its worker is kept, and a process of the test's has it
-//! (`src/bin/revenant.rs`). The commands that were in the ring are what the older interposer sent.
+//! Images that are kept in the tree (`tests/e2e/kept`), each made by the release that it represents: this release
+//! promises to restore it. CRIU takes no part. Of the process only the memory that it shared with its worker is kept,
+//! and a process of the test maps that memory again (`src/bin/revenant.rs`). The commands in the ring are those that
+//! the older interposer sent.
 //!
 //! ```text
 //!   kept/NAME/   rekindle.img, rekindle.commit, ...      the image
@@ -31,19 +32,19 @@ use crate::twin::{Manner, Source, Taken, cookie_of};
 use crate::{App, Node, Result, process, stage, until};
 
 const PAGE: usize = 4096;
-/// The number that "CRIU" has given the socket.
+/// The number that the test, in the role of CRIU, gives the socket.
 const SOCKET: u32 = 7;
 
-/// What is known of the state behind the last command of the ring.
+/// The expected state after the last command of the ring.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct After {
-    /// The reply slot in which the process waits for all of that.
+    /// The reply slot in which the process waits for the end of those commands.
     pub waits_in: usize,
-    /// The hash of the content of each region, by what it is.
+    /// The hash of each region's content, by the region's description.
     pub regions: BTreeMap<String, String>,
 }
 
-/// Every image that is kept.
+/// The folders of all kept images.
 pub fn all() -> Result<Vec<PathBuf>> {
     let folder = stage::repository()?.join("tests/e2e/kept");
     let mut found: Vec<_> = fs::read_dir(folder)?.map(|it| Ok(it?.path())).collect::<Result<_>>()?;
@@ -52,7 +53,7 @@ pub fn all() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Keeps what there is of a file: its size, and each page that is not zero, with its number before it.
+/// Writes a file in the kept form: its size, then each page that is not zero, preceded by the page's number.
 fn keep(content: &[u8], file: &Path) -> Result {
     let mut out = Vec::from((content.len() as u64).to_le_bytes());
     for (number, page) in content.chunks(PAGE).enumerate().filter(|(_, page)| page.iter().any(|byte| *byte != 0)) {
@@ -62,7 +63,7 @@ fn keep(content: &[u8], file: &Path) -> Result {
     Ok(File::create_new(file)?.write_all(&out)?)
 }
 
-/// What `keep` kept.
+/// Reads a file that `keep` wrote.
 pub fn kept(file: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(file).with_context(|| file.display().to_string())?;
     let number =
@@ -76,7 +77,7 @@ pub fn kept(file: &Path) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The memory that a process shares with its worker: for each its name here and its content.
+/// The memory that a process shares with its worker: the name of each file in a kept image, and its content.
 fn shared(pid: i32) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut found = BTreeMap::new();
     for line in fs::read_to_string(format!("/proc/{pid}/maps"))?.lines() {
@@ -96,7 +97,7 @@ fn shared(pid: i32) -> Result<BTreeMap<String, Vec<u8>>> {
     Ok(found)
 }
 
-/// The calls that wait in a ring, with their reply slots plus one; of a copy of it.
+/// The calls that wait in a copy of a ring, each with its reply slot plus one.
 fn waiting(ring: &[u8]) -> Result<Vec<(u16, u16)>> {
     ensure!(ring.len() == SHARED_SIZE, "a ring of {} bytes", ring.len());
     #[repr(C, align(4096))]
@@ -115,9 +116,9 @@ fn waiting(ring: &[u8]) -> Result<Vec<(u16, u16)>> {
     Ok(calls)
 }
 
-/// The hash of all content that an image, and the pinned memory of its process, have.
+/// The hash of each region of an image, and of each pinned mapping of its process.
 pub fn regions(image: &Path, pid: i32) -> Result<BTreeMap<String, String>> {
-    /// Blobs whose content is the application's: what it has printed, and arrays.
+    /// Blobs with content of the application: its printed output and its arrays.
     const OF_THE_APPLICATION: [BlobKind; 2] = [BlobKind::ArrayContent, BlobKind::Printed];
     let image = Image::open(image)?;
     let reader = image.data_reader()?;
@@ -144,7 +145,7 @@ pub fn regions(image: &Path, pid: i32) -> Result<BTreeMap<String, String>> {
     Ok(found)
 }
 
-/// Dumps a process to which nothing happens any more, and goes on afterwards.
+/// Dumps a process whose state does not change any more, and lets it go on. Returns the hashes of its regions.
 pub fn after(node: &Node, app: &App) -> Result<BTreeMap<String, String>> {
     let dir = node.fresh("after");
     fs::create_dir(&dir)?;
@@ -159,7 +160,7 @@ fn ask(stream: &UnixStream, request: &Request) -> Result<Reply> {
     Ok(frame::receive(stream)?.body)
 }
 
-/// That an image has all that one which is kept is to have.
+/// Checks that an image has everything that a kept image must have.
 fn holds_all(image: &Path) -> Result {
     const BLOBS: [BlobKind; 4] =
         [BlobKind::ArrayContent, BlobKind::DeferredCommands, BlobKind::Graphs, BlobKind::Mapped];
@@ -189,7 +190,7 @@ fn holds_all(image: &Path) -> Result {
     Ok(())
 }
 
-/// Makes what is kept of this release, of the program `kept` of `tests/apps`, in a new folder.
+/// Makes the kept image of this release, from the program `kept` of `tests/apps`, in a new folder.
 pub fn make(folder: &Path) -> Result {
     fs::create_dir(folder)?;
     let node = Node::configured("[image]\ncompression = \"zstd\"\n", &[])?;
@@ -206,7 +207,7 @@ pub fn make(folder: &Path) -> Result {
     frame::send(&stream, &opening, &[], &[dir.as_raw_fd()])?;
     let paused: Reply = frame::receive(&stream)?.body;
     ensure!(paused == Reply::Paused { pids: vec![pid] }, "{paused:?}");
-    // At rest. What the program does now waits in the ring.
+    // The worker is quiesced. Commands that the program sends now wait in the ring.
     fs::write(&go, "")?;
     let waits_in = until("the program waits for all it has enqueued, and its callback has returned", || {
         let memory = shared(pid)?;

@@ -1,11 +1,12 @@
-//! What most tests of a dump do.
+//! The steps that most tests of a dump share.
 
 use anyhow::ensure;
 
 use crate::app::undisturbed;
 use crate::{Node, Result};
 
-/// A program is dumped when it has come to `middle`, killed, and restored: what it then prints is what it prints alone.
+/// Dumps a program when it reaches `middle`, kills it, and restores it. The program must print the same as it does
+/// undisturbed.
 pub fn goes_on_after_a_kill(name: &str, arguments: &[&str], middle: u64) -> Result {
     let expected = undisturbed(name, arguments)?;
     let node = Node::start()?;

@@ -9,18 +9,19 @@
 //!    └── finish                            nothing is left behind
 //! ```
 //!
-//! - [`stage`]: what is tested: the built tree, the programs
+//! - [`stage`]: paths of the built tree and of the programs under test
 //! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP, [`service`]: and over TCP
-//! - [`criu`]: dumps and restores; [`image`]: what they leave, and damage to it
-//! - [`podman`][]: containers; [`network`][]: one of a test's own; [`fake`][]: a daemon of another version
-//! - [`gate`]: stopping a dump or a restore at a known moment; [`footprint`]: what is held, to find what leaks;
-//!   [`faults`]: killing somebody then, and what must hold; [`disk`]: one that becomes full
-//! - [`twin`]: dumps without CRIU, each compared with what `stop` writes at the same quiesce
-//! - [`kept`]: images of earlier releases
-//! - [`process`], [`wait`]: looking at processes, waiting for conditions. Nothing here waits for time to pass
-//! - [`random`]: a seed to repeat a test with; [`pairs`]: which cases of a matrix are tried; [`schedule`]: which tests run beside each other
+//! - [`criu`]: dumps and restores; [`image`]: the image directories that they write, and damage to them
+//! - [`podman`][]: containers; [`network`][]: a private network for one test; [`fake`][]: a daemon of another version
+//! - [`gate`]: holds a dump or a restore at a known moment; [`footprint`]: the resources in use, to find leaks;
+//!   [`faults`]: kills a process at that moment and checks the result; [`disk`]: a disk that becomes full
+//! - [`twin`]: dumps without CRIU, each compared with the image that `stop` writes at the same quiesce
+//! - [`kept`]: images of earlier releases, kept in the tree
+//! - [`process`], [`wait`]: inspect processes, wait for conditions. No helper waits for a fixed time to pass
+//! - [`random`]: a seed to repeat a test with; [`pairs`]: selects the cases of a matrix; [`schedule`]: selects the
+//!   tests that run at the same time
 //!
-//! Tests must run where `scripts/lib/enter` leads; `tests/e2e/run` does all of it.
+//! Tests must run in the namespaces that `scripts/lib/enter` sets up; `tests/e2e/run` does all of this.
 
 pub mod app;
 pub mod counter;
@@ -53,5 +54,5 @@ pub use image::Image;
 pub use node::Node;
 pub use wait::until;
 
-/// What tests and everything here return: an error fails the test and says what happened.
+/// The result of tests and of everything here: an error fails the test and describes the failure.
 pub type Result<T = ()> = anyhow::Result<T>;

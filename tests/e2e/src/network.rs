@@ -1,5 +1,5 @@
-//! A network of a test's own, in which podman's bridges and rules are made and go again: nothing of the machine's network
-//! changes.
+//! A private network for one test. podman creates and removes its bridges and rules there, and the machine's network
+//! does not change.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -10,21 +10,21 @@ use anyhow::{bail, ensure};
 
 use crate::Result;
 
-/// The network's own address towards the other machine.
+/// The network's address on the link to the other machine.
 pub const HERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const THERE: &str = "198.51.100.2/24";
 
-/// The network that the thread which has made it is in, and all that it starts. When this is dropped the thread is in the
-/// network that it was in before.
+/// A network for the thread that made it, and for all processes that the thread starts. Dropping this value returns the
+/// thread to its previous network.
 #[derive(Debug)]
 pub struct Network {
     before: File,
-    /// Of the other machine.
+    /// The network namespace of the other machine.
     name: String,
 }
 
 impl Network {
-    /// This thread gets a network with a loopback, and a cable to another machine.
+    /// Moves this thread into a new network with a loopback interface and a link to another machine.
     pub fn new() -> Result<Self> {
         let before = File::open("/proc/thread-self/ns/net")?;
         // SAFETY: changes this thread's namespace; no pointers.
@@ -43,10 +43,10 @@ impl Network {
         Ok(network)
     }
 
-    /// Does something on the other machine, as far as networks go.
+    /// Runs a closure in the network of the other machine.
     pub fn elsewhere<T: Send>(&self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let namespace = File::open(format!("/run/netns/{}", self.name))?;
-        // A namespace is a thread's: one that nobody else uses.
+        // A namespace belongs to a thread: a new thread enters it, so that no other code is affected.
         std::thread::scope(|scope| {
             let acting = scope.spawn(|| {
                 // SAFETY: changes this thread's namespace; no pointers.

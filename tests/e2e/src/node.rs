@@ -1,4 +1,4 @@
-//! A host of its own for each test: a directory, a daemon with its socket, GPUs of its own making.
+//! A separate host for each test: a directory, a daemon with its socket, and software GPUs with their own settings.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -23,59 +23,60 @@ use crate::schedule::{self, HostLock};
 use crate::wait::{until, until_true};
 use crate::{App, Fate, Image, Result, process, stage};
 
-/// Workers that the daemon keeps ready.
+/// The number of workers in the daemon's pool.
 const SPARE: u32 = 1;
-/// The least host memory for copies that is cut into as many units as more is, how many, and what a unit is called.
+/// The least host memory for copies that the daemon still cuts into the usual number of units, followed by that number,
+/// the least size of a unit, and the name of a unit.
 const STAGING: &str = "[checkpoint]\nstaging = 67108864\n";
 const UNITS: usize = 16;
 const UNIT_LEAST: usize = 4 << 20;
 const UNIT: &str = "rekindle-stage";
-/// So many logs are shown when a test fails, the newest.
+/// The number of logs, newest first, that a failing test shows.
 const LOGS: usize = 5;
-/// Of two processes, neither of which may stand still while the other's kernel waits for it.
+/// Programs of two processes, neither of which may be held while a kernel of the other waits for it.
 const NEVER_HELD: [&str; 1] = ["meet2"];
 
-/// A host. End a test with [`Node::finish`]; a test that fails before shows the logs.
+/// A host. A test ends with [`Node::finish`]; a test that fails earlier shows the logs.
 #[derive(Debug)]
 pub struct Node {
     dir: TempDir,
     socket: PathBuf,
     gpu: Vec<(String, String)>,
-    /// The library of the driver that its next daemons' workers load, where it is not the software GPU as it is installed.
+    /// The driver library for the workers of the next daemons, if other than the installed software GPU.
     driver: Option<PathBuf>,
-    /// The daemon's configuration, but for what is said by options.
+    /// The daemon's configuration, without the settings that command-line options carry.
     configuration: String,
     daemon: Option<Daemon>,
-    /// The descriptors of its first daemon when that had nothing to do.
+    /// The descriptors of the first daemon when it was idle.
     idle: Option<Vec<String>>,
     count: Cell<u32>,
     finished: bool,
     connections: Cell<bool>,
-    /// Of a node at the default socket.
+    /// The host lock, held by a node at the default socket.
     host: Option<Rc<HostLock>>,
 }
 
 #[derive(Debug)]
 struct Daemon {
     process: Child,
-    /// What its descriptors led to when it had nothing to do.
+    /// The targets of the daemon's descriptors when it was idle.
     idle: Vec<String>,
 }
 
 impl Node {
-    /// With the software GPU's defaults: two devices of 4 GiB, compute capability 9.0.
+    /// Starts a host with the software GPU's defaults: two devices of 4 GiB, compute capability 9.0.
     pub fn start() -> Result<Self> {
         Self::with_gpu(&[])
     }
 
-    /// With variables of the software GPU: `("SIMGPU_MEMORY", "64M")`.
+    /// Starts a host with variables of the software GPU: `("SIMGPU_MEMORY", "64M")`.
     pub fn with_gpu(gpu: &[(&str, &str)]) -> Result<Self> {
         let mut node = Self::without_daemon()?;
         node.start_daemon(gpu)?;
         Ok(node)
     }
 
-    /// With a configuration of the daemon, which its next daemons have too, and variables of the software GPU.
+    /// Starts a host with a configuration, which later daemons of the host use too, and variables of the software GPU.
     pub fn configured(configuration: &str, gpu: &[(&str, &str)]) -> Result<Self> {
         let mut node = Self::without_daemon()?;
         node.configuration = configuration.to_owned();
@@ -83,12 +84,12 @@ impl Node {
         Ok(node)
     }
 
-    /// What its next daemons are configured with.
+    /// Sets the configuration of the next daemons.
     pub fn configure(&mut self, configuration: &str) {
         self.configuration = configuration.to_owned();
     }
 
-    /// Its next daemons have the software GPU as this version of the driver: in a file that is named as NVIDIA's is.
+    /// Gives the next daemons the software GPU as this driver version, in a file that is named like NVIDIA's.
     pub fn use_driver(&mut self, version: &str) -> Result {
         let dir = self.path(&format!("driver-{version}"));
         fs::create_dir_all(&dir)?;
@@ -100,11 +101,12 @@ impl Node {
         Ok(())
     }
 
-    /// Whose daemon is yet to be started. Waits until this test may run.
+    /// Makes a host whose daemon is not started yet. Waits until this test may run.
     pub fn without_daemon() -> Result<Self> {
         schedule::enter();
         let dir = tempfile::Builder::new().prefix("rekindle-e2e-").tempdir()?;
-        // As the folder of a daemon's socket is: workers are users of their own, who must find it again.
+        // The mode is that of the folder of an installed daemon's socket: workers run as users of their own, and must
+        // find the socket again.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
         let socket = dir.path().join("rekindled.sock");
         Ok(Self {
@@ -122,13 +124,13 @@ impl Node {
         })
     }
 
-    /// Whose daemon listens where it does on a host: podman passes no environment on to CRIU. Waits for the host lock, and
-    /// has it until the node and every [`Podman`](crate::podman::Podman) of it are gone.
+    /// Starts a host whose daemon listens at the default socket, since podman passes no environment on to CRIU. Waits
+    /// for the host lock, and holds it until the node and every [`Podman`](crate::podman::Podman) of it are dropped.
     pub fn at_default_socket() -> Result<Self> {
         Self::at_default_socket_with("")
     }
 
-    /// As [`Node::at_default_socket`], with a configuration of the daemon.
+    /// Like [`Node::at_default_socket`], with a configuration of the daemon.
     pub fn at_default_socket_with(configuration: &str) -> Result<Self> {
         let host = Rc::new(HostLock::take());
         let mut node = Self::without_daemon()?;
@@ -139,17 +141,17 @@ impl Node {
         Ok(node)
     }
 
-    /// The host lock, which a node at the default socket has.
+    /// The host lock, which a node at the default socket holds.
     pub(crate) fn host_lock(&self) -> Result<Rc<HostLock>> {
         self.host.clone().context("podman belongs to a node at the default socket: Node::at_default_socket")
     }
 
-    /// Where its daemon listens, if there is one.
+    /// The path of the daemon's socket, whether a daemon runs or not.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// A file or folder of this test's.
+    /// The path of a file or folder in the test's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -160,7 +162,7 @@ impl Node {
         process::adopt_orphans();
         self.gpu = gpu.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let log = File::options().append(true).create(true).open(self.path("daemon.log"))?;
-        // Not the machine's own.
+        // The machine's own configuration file must not be read.
         let configuration = self.path("rekindled.toml");
         fs::write(&configuration, self.with_state(&with_staging(&self.configuration)))?;
         let mut command = Command::new(stage::program("rekindled")?);
@@ -189,7 +191,8 @@ impl Node {
         until_true("the daemon has its host memory", || {
             Ok(process::descriptors(self.daemon_pid()?)?.iter().filter(|it| it.contains(UNIT)).count() == units)
         })?;
-        // One that is started anew may find containers that were given GPUs, and keeps an eye on them.
+        // A restarted daemon may find containers that were given GPUs, and watches them: the descriptors of the first
+        // daemon are the reference.
         let idle = match &self.idle {
             Some(idle) => idle.clone(),
             None => process::settled_descriptors(self.daemon_pid()?)?,
@@ -201,8 +204,8 @@ impl Node {
         Ok(())
     }
 
-    /// What a daemon keeps for the next one lies in the test's directory, and goes with it. At the default socket it is where
-    /// it is on a host.
+    /// Places the state that a daemon keeps for the next one in the test's directory, which is removed with the test.
+    /// At the default socket the state stays where an installed daemon has it.
     fn with_state(&self, configuration: &str) -> String {
         if configuration.contains("state_dir = ") || self.host.is_some() {
             return configuration.to_owned();
@@ -234,12 +237,12 @@ impl Node {
     /// Waits until the pool is full.
     pub fn wait_for_spare(&self) -> Result {
         until_true("a worker is ready", || {
-            // It may not listen yet.
+            // The daemon may not listen yet.
             Ok(self.status().is_ok_and(|status| status.spare == SPARE))
         })
     }
 
-    /// What the daemon says of itself.
+    /// The daemon's answer to `Status`.
     pub fn status(&self) -> Result<StatusInfo> {
         match self.ask(&Request::Status)? {
             Reply::Status(status) => Ok(status),
@@ -255,7 +258,7 @@ impl Node {
         }
     }
 
-    /// Waits until a process is a client, and returns what the daemon says of it.
+    /// Waits until a process is a client, and returns the daemon's description of it.
     pub fn client(&self, pid: i32) -> Result<ClientInfo> {
         until(&format!("process {pid} is a client"), || Ok(self.clients()?.into_iter().find(|it| it.pid == pid)))
     }
@@ -265,7 +268,7 @@ impl Node {
         self.exchange(&Opening::new(request)?)
     }
 
-    /// As [`Node::ask`], with versions of one's own in the message.
+    /// Like [`Node::ask`], with the caller's own versions in the message.
     pub fn exchange<T: DeserializeOwned>(&self, opening: &Opening) -> Result<T> {
         let stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -289,14 +292,14 @@ impl Node {
         Ok(command)
     }
 
-    /// Runs a program of `tests/apps` under the interposer. If this test has run it undisturbed with these arguments, it
-    /// stands still well past its middle until it is asked for more.
+    /// Runs a program of `tests/apps` under the interposer. If this test has run it undisturbed with these arguments,
+    /// the program waits well past its middle until the test lifts the hold.
     pub fn run(&self, name: &str, arguments: &[&str]) -> Result<App> {
         let late = app::late_in(name, arguments).filter(|_| !NEVER_HELD.contains(&name));
         self.run_held(name, arguments, late)
     }
 
-    /// As [`Node::run`], a program that stands still there.
+    /// Like [`Node::run`], with a program that waits at this progress.
     pub fn run_held(&self, name: &str, arguments: &[&str], at: Option<u64>) -> Result<App> {
         let hold = at.map(|at| Hold::new(self.fresh("hold"), at)).transpose()?;
         let mut command = self.command(&stage::app(name)?)?;
@@ -304,7 +307,7 @@ impl Node {
         Ok(self.run_command(name, command, arguments)?.held(hold))
     }
 
-    /// Runs a command that ends in a program of `tests/apps` and takes its arguments.
+    /// Runs a command that executes a program of `tests/apps` last, and appends the program's arguments.
     pub fn run_command(&self, name: &str, mut command: Command, arguments: &[&str]) -> Result<App> {
         let base = self.fresh(name);
         command.args(arguments);
@@ -315,12 +318,12 @@ impl Node {
         App::start(&mut command, &base, progress)
     }
 
-    /// How CRIU is to be run here.
+    /// The setting of CRIU for this host.
     pub fn criu(&self) -> Setting {
         Setting { socket: self.socket.clone(), plugins: None, script: None, connections: self.connections.get() }
     }
 
-    /// From here on CRIU is told that processes have TCP connections among each other.
+    /// Tells CRIU from now on that processes have TCP connections among each other.
     pub fn dumps_connections(&self) {
         self.connections.set(true);
     }
@@ -332,12 +335,12 @@ impl Node {
         self.start_dump_into(dir, app, fate)
     }
 
-    /// Starts a dump into a directory that is there.
+    /// Starts a dump into an existing directory.
     pub fn start_dump_into(&self, dir: PathBuf, app: &App, fate: Fate) -> Result<(Running, Image)> {
         self.start_dump_by(&self.criu(), dir, app, fate)
     }
 
-    /// The same by a CRIU that is set up otherwise.
+    /// Starts a dump into an existing directory, by a CRIU with another setting.
     pub fn start_dump_by(&self, criu: &Setting, dir: PathBuf, app: &App, fate: Fate) -> Result<(Running, Image)> {
         let image = Image {
             dir,
@@ -349,8 +352,8 @@ impl Node {
         Ok((criu, image))
     }
 
-    /// Dumps a program, which goes on. CRIU insists that a file that was open has the size that it had; what says how far
-    /// a program is changes all the time, so an image that has it open is dumped anew.
+    /// Dumps a program, which goes on. A restore by CRIU requires that each file open at the dump still has its size.
+    /// The progress file changes all the time, so a dump that found it open is repeated.
     pub fn dump(&self, app: &App) -> Result<Image> {
         until("an image that holds no file open that changes", || {
             let (criu, image) = self.start_dump(app, Fate::Running)?;
@@ -360,7 +363,7 @@ impl Node {
         })
     }
 
-    /// Dumps a program as [`dump`](Self::dump) does, into an image that builds on another.
+    /// Dumps a program as [`dump`](Self::dump) does, into an image that builds on `base`.
     pub fn dump_on(&self, app: &App, base: &Image) -> Result<Image> {
         let name = base.dir.file_name().context("an image's directory has a name")?;
         until("an image that holds no file open that changes", || {
@@ -374,7 +377,7 @@ impl Node {
         })
     }
 
-    /// Dumps a program, which CRIU then kills; returns when it is gone.
+    /// Dumps a program, which CRIU then kills, and returns when the program is gone.
     pub fn dump_and_kill(&self, app: App) -> Result<Image> {
         let (criu, mut image) = self.start_dump(&app, Fate::Killed)?;
         criu.wait()?.succeeds()?;
@@ -383,12 +386,13 @@ impl Node {
         Ok(image)
     }
 
-    /// Restores a program. What it had written after the dump is forgotten: it writes that again.
+    /// Restores a program. Output that it wrote after the dump is discarded, since the restored program writes it
+    /// again.
     pub fn restore(&self, image: &Image) -> Result<App> {
         App::forget_output(&image.app, image.written)?;
         until("the numbers of the killed threads are free", || {
             let outcome = self.try_restore(image)?;
-            // Since Linux 6.15 a thread's number is given back only after its process can be waited for.
+            // Since Linux 6.15 a thread id is free again only after its process can be waited for.
             let too_early = !outcome.status.success() && outcome.log.contains("Unable to create a thread: -17");
             Ok((!too_early).then_some(outcome))
         })?
@@ -404,17 +408,18 @@ impl Node {
         self.start_restore(&self.criu(), image)?.wait()
     }
 
-    /// Starts a restore by a CRIU that is set up like this.
+    /// Starts a restore by a CRIU with this setting.
     pub fn start_restore(&self, criu: &Setting, image: &Image) -> Result<Running> {
         criu.restore(&image.dir, self.fresh("restore").with_extension("log"))
     }
 
-    /// What programs run here, in whatever way they were started, the workers among them.
+    /// All processes of this host, however they were started, including the workers.
     pub fn processes(&self) -> Vec<i32> {
         process::with_environment(&format!("REKINDLE_SOCKET={}", self.socket.display()))
     }
 
-    /// Waits until nothing is left of clients, dumps and restores: the daemon is as it was at its start.
+    /// Waits until nothing is left of clients, dumps and restores, so that the daemon is in the state that it started
+    /// in.
     pub fn is_idle(&self) -> Result {
         let pid = self.daemon_pid()?;
         let idle = self.daemon.as_ref().map(|daemon| daemon.idle.clone()).unwrap_or_default();
@@ -435,7 +440,7 @@ impl Node {
         waited.with_context(|| last)
     }
 
-    /// Ends the test: nothing may be left of what ran here, neither before the daemon stops nor after.
+    /// Ends the test, and checks that nothing is left of its processes, neither before the daemon stops nor after.
     pub fn finish(mut self) -> Result {
         if self.daemon.is_some() {
             self.is_idle()?;
@@ -448,7 +453,7 @@ impl Node {
         Ok(())
     }
 
-    /// A name in this host's directory that was not used yet.
+    /// A path in this host's directory that was not used yet.
     pub fn fresh(&self, name: &str) -> PathBuf {
         self.count.set(self.count.get() + 1);
         self.path(&format!("{name}-{}", self.count.get()))
@@ -466,7 +471,7 @@ impl Node {
     }
 }
 
-/// A configuration with as little host memory as shows that copies go through it, where the test does not say how much.
+/// Adds a small amount of host memory for copies to a configuration that does not set the amount.
 fn with_staging(configuration: &str) -> String {
     const SECTION: &str = "[checkpoint]\n";
     if configuration.contains("staging = ") {

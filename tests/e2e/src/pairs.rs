@@ -1,20 +1,21 @@
-//! Which cases of a matrix are tried: all of them where tests may take long, otherwise so few that every two values are still
-//! tried together.
+//! Selects the cases of a matrix: all of them where tests may take long, otherwise few cases that still try every two
+//! values together.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use crate::random::repetitions;
 
-/// The cases to try: with `REKINDLE_SOAK` all, otherwise [`pairwise`] ones.
+/// The cases to try: all with `REKINDLE_SOAK`, otherwise those of [`pairwise`].
 pub fn cases<T: Clone, const N: usize>(all: &[T], values: impl Fn(&T) -> [&dyn Debug; N]) -> Vec<T> {
     if repetitions() > 1 { all.to_vec() } else { pairwise(all, values) }
 }
 
-/// Few cases of `all`, in its order, in which every two values of different factors meet that meet in any case of `all`.
-/// `values` gives a case's value for each factor; values are told apart by how they are shown.
+/// Few cases of `all`, in the same order. Any two values of different factors that meet in a case of `all` meet in a
+/// selected case. `values` gives a case's value for each factor; two values differ if their debug output differs.
 ///
-/// Greedy: of all cases it takes the first of those with most pairs that no case has yet, until each pair has one.
+/// The selection is greedy: it takes the first of the cases with the most pairs that no selected case has, until every
+/// pair is covered.
 pub fn pairwise<T: Clone, const N: usize>(all: &[T], values: impl Fn(&T) -> [&dyn Debug; N]) -> Vec<T> {
     let pairs: Vec<BTreeSet<Pair>> = all.iter().map(|case| pairs_of(values(case))).collect();
     let mut missing: BTreeSet<&Pair> = pairs.iter().flatten().collect();

@@ -1,4 +1,4 @@
-//! Containers, by podman and runc, as `scripts/lib/podman.sh` calls them.
+//! Containers of podman and runc, called as in `scripts/lib/podman.sh`.
 
 use std::cell::RefCell;
 use std::fs;
@@ -14,30 +14,31 @@ use crate::schedule::HostLock;
 use crate::wait::until;
 use crate::{Node, Result, stage};
 
-/// The image of all containers here: a shell and a C library.
+/// The image of most containers: a shell and a C library.
 const IMAGE: &str = "rekindle-e2e";
-/// Of this test's: `enter` makes the folder anew.
+/// The CDI file of this run: `enter` makes the folder anew.
 const CDI_FILE: &str = "/etc/cdi/rekindle.json";
-/// Where containers see the programs of `tests/apps`.
+/// The folder in a container that has the programs of `tests/apps`.
 const APPS: &str = "/apps";
 
-/// Podman with Rekindle's hook. Containers are removed when this is dropped.
+/// Podman with Rekindle's hook. Dropping this value removes its containers.
 #[derive(Debug)]
 pub struct Podman {
     hooks: PathBuf,
     runtime: &'static str,
     containers: RefCell<Vec<String>>,
-    /// podman's storage, its default network and `/etc/cdi` are the host's.
+    /// podman's storage, its default network and `/etc/cdi` exist once per host.
     _host: Rc<HostLock>,
 }
 
 impl Podman {
-    /// For containers whose daemon is this host's, which must listen where podman's CRIU looks for one.
+    /// Prepares podman for containers that use this host's daemon, which must listen where CRIU under podman looks for
+    /// it.
     pub fn new(node: &Node) -> Result<Self> {
         Self::with_runtime(node, "runc")
     }
 
-    /// As [`Podman::new`], with this OCI runtime.
+    /// Like [`Podman::new`], with this OCI runtime.
     pub fn with_runtime(node: &Node, runtime: &'static str) -> Result<Self> {
         let host = node.host_lock()?;
         let hooks = node.path("hooks.d");
@@ -53,7 +54,7 @@ impl Podman {
         Ok(podman)
     }
 
-    /// Writes the CDI specification for the daemon's GPUs to where podman looks for it.
+    /// Writes the CDI specification of the daemon's GPUs to the folder that podman reads.
     pub fn generate_cdi(&self) -> Result<String> {
         fs::create_dir_all("/etc/cdi")?;
         let mut command = Command::new(stage::program("rekindle-oci-hook")?);
@@ -64,12 +65,13 @@ impl Podman {
         Ok(fs::read_to_string(CDI_FILE)?)
     }
 
-    /// Runs a program of `tests/apps` in a container with these options of `podman run` beside those that are needed here.
+    /// Runs a program of `tests/apps` in a container with these options of `podman run`, in addition to the ones that
+    /// every test needs.
     pub fn run(&self, name: &str, options: &[&str], program: &[&str]) -> Result {
         self.run_in(IMAGE, name, options, program)
     }
 
-    /// As [`Podman::run`], in a container of another image.
+    /// Like [`Podman::run`], in a container of another image.
     pub fn run_in(&self, image: &str, name: &str, options: &[&str], program: &[&str]) -> Result {
         let output = self.try_run_in(image, name, options, program)?;
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -77,7 +79,7 @@ impl Podman {
         Ok(())
     }
 
-    /// What podman says where it must not run a container, and that there is none then.
+    /// Checks that podman refuses to run a container and that none runs afterwards. Returns podman's message.
     pub fn refuses_to_run_in(&self, image: &str, name: &str, options: &[&str], program: &[&str]) -> Result<String> {
         let output = self.try_run_in(image, name, options, program)?;
         ensure!(!output.status.success(), "podman runs {name}");
@@ -96,7 +98,7 @@ impl Podman {
         all.extend(options);
         all.extend([image, &program]);
         all.extend(arguments);
-        // These are options that depend on the machine.
+        // `podman_limits` and `podman_run` are options that depend on the machine.
         let given = if options.contains(&"--network") { "podman_limits" } else { "podman_run" };
         self.shell(&format!(r#"podman_ --hooks-dir "$HOOKS" run "${{{given}[@]}}" "${{@:2}}""#), &all)
     }
@@ -117,8 +119,8 @@ impl Podman {
         self.containers.borrow_mut().push(name.to_owned());
     }
 
-    /// Sets the loopback of a restored container up: runc restores without a network into a new namespace, and leaves what
-    /// is in it to others.
+    /// Sets up the loopback of a restored container: without a network runc restores into a new namespace, and leaves
+    /// its interfaces to the caller.
     pub fn set_loopback_up(&self, name: &str) -> Result {
         let pid = self.pid(name)?.to_string();
         let mut command = Command::new("nsenter");
@@ -127,14 +129,14 @@ impl Podman {
         Ok(())
     }
 
-    /// The process that a container began with, as this host numbers it.
+    /// The id on this host of a container's first process.
     pub fn pid(&self, name: &str) -> Result<i32> {
         let pid = self.call(&["inspect", "--format", "{{.State.Pid}}", name])?.trim().parse()?;
         ensure!(pid != 0, "container {name} is not running");
         Ok(pid)
     }
 
-    /// Waits for a line in a container's output that begins so, and returns the rest of it.
+    /// Waits for a line of a container's output that starts with `beginning`, and returns the rest of the line.
     pub fn says(&self, name: &str, beginning: &str) -> Result<String> {
         until(&format!("container {name} says {beginning:?}"), || {
             let log = self.call(&["logs", name])?;
@@ -143,7 +145,7 @@ impl Podman {
         })
     }
 
-    /// Waits for a container's successful end, and returns what it said.
+    /// Waits until a container ends successfully, and returns its output.
     pub fn output(&self, name: &str) -> Result<String> {
         let code = self.exit_code(name)?;
         let said = self.call(&["logs", name])?;
@@ -151,14 +153,14 @@ impl Podman {
         Ok(said)
     }
 
-    /// What a container's programs have said on stderr.
+    /// The stderr of a container's programs.
     pub fn errors(&self, name: &str) -> Result<String> {
         let output = self.shell(CALL, &["logs", name])?;
         ensure!(output.status.success(), "podman logs {name} ended with {}", output.status);
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// Waits for a container's end, and returns its exit code.
+    /// Waits until a container ends, and returns its exit code.
     pub fn exit_code(&self, name: &str) -> Result<i32> {
         until(&format!("container {name} ends"), || Ok(self.has_ended(name)?.then_some(())))?;
         Ok(self.call(&["inspect", "--format", "{{.State.ExitCode}}", name])?.trim().parse()?)
@@ -168,7 +170,7 @@ impl Podman {
         Ok(self.call(&["inspect", "--format", "{{.State.Status}}", name])?.trim() == "exited")
     }
 
-    /// Once for all tests of a program, whose containers share podman's storage.
+    /// Makes the image once per test program, since all tests share podman's storage.
     fn make_image(&self) -> Result {
         static MADE: OnceLock<std::result::Result<(), String>> = OnceLock::new();
         let make = || match self.succeeds("container_image \"$2\"", &[IMAGE]) {
@@ -182,7 +184,7 @@ impl Podman {
         let output = self.shell(script, arguments)?;
         let errors = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            // runc says where CRIU's is.
+            // runc names the file of CRIU's log.
             let log = errors.lines().find_map(|line| line.split_once("log file: "));
             let log = log
                 .and_then(|(_, path)| fs::read_to_string(path.trim().trim_end_matches('"')).ok())

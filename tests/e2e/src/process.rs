@@ -1,7 +1,7 @@
-//! Looking at processes, and ending them.
+//! Inspects processes and ends them.
 //!
-//! The process of the tests is a subreaper: a process that CRIU has restored becomes its child, so that its exit status
-//! is known and its number is free again once it was waited for.
+//! The process of the tests is a subreaper: a process that CRIU has restored becomes its child. Its exit status is thus
+//! known, and its id is free again after a wait.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ pub fn adopt_orphans() {
     });
 }
 
-/// Sends a signal; a process that is gone already is no error.
+/// Sends a signal. A process that is already gone is no error.
 pub fn signal(pid: i32, signal: i32) -> Result {
     // SAFETY: no pointers.
     if unsafe { libc::kill(pid, signal) } == 0 {
@@ -33,7 +33,7 @@ pub fn signal(pid: i32, signal: i32) -> Result {
     if error.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(error.into()) }
 }
 
-/// The status of a child that has ended, which is then gone.
+/// Reaps a child and returns its exit status; `None` if the child has not ended.
 pub fn reap(pid: i32) -> Option<ExitStatus> {
     let mut status = 0;
     // SAFETY: the status is a live local.
@@ -41,7 +41,7 @@ pub fn reap(pid: i32) -> Option<ExitStatus> {
     (reaped == pid).then(|| ExitStatus::from_raw(status))
 }
 
-/// Whether there is no such process any more. A child that has ended is waited for.
+/// Whether a process no longer exists. Reaps it if it is a child that has ended.
 pub fn is_gone(pid: i32) -> bool {
     reap(pid);
     !Path::new(&format!("/proc/{pid}")).exists()
@@ -60,8 +60,8 @@ pub fn kill_all(pids: &[i32]) -> Result {
     pids.iter().try_for_each(|pid| wait_gone("a killed process", *pid))
 }
 
-/// Waits until nothing is left of a process group: a process that was made after someone looked, and killed with the
-/// others, keeps the group's number in use until it is waited for.
+/// Waits until a process group is empty. A process that was created after the caller listed the group, and killed with
+/// the others, keeps the group's id in use until it is reaped.
 pub fn wait_group_gone(group: i32) -> Result {
     until_true(&format!("process group {group} ends"), || {
         // SAFETY: no pointers.
@@ -71,7 +71,7 @@ pub fn wait_group_gone(group: i32) -> Result {
     })
 }
 
-/// A process and all below it, itself first.
+/// A process and all its descendants, itself first.
 pub fn tree(root: i32) -> Vec<i32> {
     let mut pids = vec![root];
     let mut next = 0;
@@ -86,8 +86,7 @@ pub fn tree(root: i32) -> Vec<i32> {
     pids
 }
 
-/// The processes with this entry in their environment as it was when they began: `NAME=VALUE`. Those that have ended and
-/// were not waited for have none any more.
+/// The processes with this entry, `NAME=VALUE`, in the environment that they started with. Zombies have no environment.
 pub fn with_environment(entry: &str) -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|it| it.file_name().to_str()?.parse::<i32>().ok());
@@ -98,17 +97,17 @@ pub fn with_environment(entry: &str) -> Vec<i32> {
     pids.filter(has_entry).collect()
 }
 
-/// What a process is, for messages: its command line.
+/// A process's id and command line, for messages.
 pub fn command_line(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     format!("{pid}: {}", String::from_utf8_lossy(&bytes).replace('\0', " "))
 }
 
-/// What a process's descriptors lead to, by kind: what has numbers in its name is one kind.
+/// The targets of a process's descriptors, without the numbers that distinguish targets of one kind.
 pub fn descriptors(pid: i32) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // One that has been closed since is gone.
+        // The descriptor may have been closed since the directory was read.
         let Ok(target) = fs::read_link(entry?.path()) else { continue };
         let target = target.to_string_lossy().into_owned();
         let kind = target.split(":[").next().unwrap_or_default();
@@ -118,7 +117,8 @@ pub fn descriptors(pid: i32) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// The same, once they have stayed what they are for a while: what was just used may be about to be closed.
+/// Like [`descriptors`], once the list has not changed for a while: a recently used descriptor may be about to be
+/// closed.
 pub fn settled_descriptors(pid: i32) -> Result<Vec<String>> {
     let mut last = (descriptors(pid)?, 0);
     until("its descriptors stay what they are", || {
@@ -129,7 +129,7 @@ pub fn settled_descriptors(pid: i32) -> Result<Vec<String>> {
     })
 }
 
-/// Whether its first thread waits in `poll`.
+/// Whether the process's first thread waits in `poll`.
 pub fn is_polling(pid: i32) -> Result<bool> {
     let call = fs::read_to_string(format!("/proc/{pid}/syscall"))?;
     Ok(call.split(' ').next() == Some(&libc::SYS_poll.to_string()))

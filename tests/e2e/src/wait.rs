@@ -6,11 +6,11 @@ use anyhow::bail;
 
 use crate::Result;
 
-/// Only a failing test waits this long: on a busy machine all takes a multiple of its time.
+/// Only a failing test waits this long: on a busy machine every step takes several times as long.
 const TIMEOUT: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Looks until there is something to see; `what` says what, for a test that fails.
+/// Calls `look` until it returns a value. `what` names the condition in the error of a failing test.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -24,7 +24,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Resu
     }
 }
 
-/// As [`until`], for a plain condition.
+/// Like [`until`], for a plain condition.
 pub fn until_true(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result {
     until(what, || Ok(holds()?.then_some(())))
 }
