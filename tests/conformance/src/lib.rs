@@ -1,4 +1,4 @@
-//! The answers that are recorded for each driver call, by the cases of `tests/conformance/cases`.
+//! The recorded answers of each driver call, by the cases of `tests/conformance/cases`.
 //!
 //! ```text
 //!   cases/FAMILY.c ── built ── run on a driver, and under Rekindle ── expected/FAMILY.txt, differences
@@ -6,22 +6,22 @@
 //!                            driver.table ── every call that is declared ─┴─ is answered there (tests/coverage.rs)
 //! ```
 //!
-//! A line is `CALL, CASE: ANSWER`. An answer is a code of the driver's, or a value.
+//! A line is `CALL, CASE: ANSWER`. An answer is a result code of the driver, or a value.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fs, io};
 
-/// What the recorded answers show of one call.
+/// The kinds of answers that are recorded for one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// A case in which it does what it is for.
+    /// There is a case in which the call succeeds.
     pub success: bool,
-    /// A case in which it fails with one of its codes.
+    /// There is a case in which the call fails with an error code.
     pub failure: bool,
 }
 
-/// Reads all recorded answers: what is shown of each call.
+/// Reads all recorded answers, and returns for each call the kinds of answers.
 ///
 /// # Errors
 /// The files cannot be read.

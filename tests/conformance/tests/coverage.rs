@@ -1,4 +1,4 @@
-//! Every driver call that `driver.table` declares is answered by a case: one in which it succeeds, one in which it fails.
+//! Every driver call that `driver.table` declares has a case in which it succeeds, and a case in which it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -7,38 +7,38 @@ use std::collections::BTreeMap;
 use rekindle_conformance::{Shown, add, recorded};
 use rekindle_cuda_abi::table::{self, Route};
 
-/// Calls that no case makes yet. It only ever gets shorter.
+/// Calls that no case makes yet. The list must not grow.
 const NOT_YET: &[&str] = &[];
 
-/// Calls that do not fail: nothing they can be asked is wrong.
+/// Calls that do not fail, since no argument is invalid.
 const CANNOT_FAIL: &[&str] = &[
-    // Any number is taken; what is too much fails when it is launched.
+    // The call accepts any number; a launch with too large a number fails.
     "cuFuncSetSharedSize",
-    // Where they put a parameter the driver does not look at.
+    // The driver does not check the offset at which these place a parameter.
     "cuParamSetf",
     "cuParamSeti",
-    // What there is no linker of may not be asked: the driver looks into it.
+    // The tests cannot pass an invalid linker, since the driver dereferences it.
     "cuLinkDestroy",
-    // Their only argument is a place for the answer, into which the driver writes without a look.
+    // Their only argument is a pointer to the answer, which the driver writes to without a check.
     "cuModuleGetLoadingMode",
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// Calls that always fail here, and why.
+/// Calls that always fail here, with the reason.
 const CANNOT_SUCCEED: &[&str] = &[
-    // No program of the tests has managed variables, which are refused when their code is loaded.
+    // No program of the tests has managed variables: Rekindle refuses them when their code is loaded.
     "cuLibraryGetManaged",
-    // Of GPUs after those that answers are recorded on.
+    // The call needs GPUs later than those on which the answers were recorded.
     "cuTensorMapEncodeIm2colWide",
-    // Not since CUDA 12.0.
+    // The call always fails since CUDA 12.0.
     "cuProfilerInitialize",
-    // Arrays of several planes, sparse ones and those without memory are refused when they are made.
+    // Rekindle refuses arrays of several planes, sparse arrays and arrays without memory when they are made.
     "cuArrayGetMemoryRequirements",
     "cuArrayGetPlane",
     "cuArrayGetSparseProperties",
     "cuMipmappedArrayGetMemoryRequirements",
     "cuMipmappedArrayGetSparseProperties",
-    // The first version of these, which drivers since CUDA 12 have given up.
+    // These are the first versions of the calls, which drivers no longer support since CUDA 12.
     "cuStreamWaitValue32",
     "cuStreamWaitValue32_ptsz",
     "cuStreamWaitValue64",
@@ -51,7 +51,8 @@ const CANNOT_SUCCEED: &[&str] = &[
     "cuStreamBatchMemOp_ptsz",
 ];
 
-/// Whose answer depends on an attribute, and is compared with it instead of told.
+/// Calls whose answer depends on a device attribute. The case compares the answer with the attribute instead of
+/// recording it.
 const AS_AN_ATTRIBUTE_SAYS: &[&str] = &["cuMemAllocManaged"];
 
 fn declared() -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The program `counter`, which says over UDP how far it has counted on its GPU.
+//! The program `counter`, which answers over UDP how far it has counted on its GPU.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -11,19 +11,19 @@ use anyhow::{Context, bail, ensure};
 use crate::wait::until;
 use crate::{App, Node, Result};
 
-/// How long one datagram may take; then it is asked again, as the program may be stopped.
+/// The time to wait for an answer. The question is then sent again, as the program may be stopped.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// Where a counter answers.
+/// The address of a counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Counter {
     port: u16,
-    /// A process in its network namespace, if that is another than ours.
+    /// A process in the counter's network namespace, if that is not the test's.
     inside: Option<i32>,
 }
 
 impl Counter {
-    /// Starts one with this much data on its GPU, and waits until it answers.
+    /// Starts a counter with this much data on its GPU, and waits until it answers.
     pub fn start(node: &Node, mib: u32) -> Result<(App, Self)> {
         let app = node.run("counter", &["--mib", &mib.to_string()])?;
         let port = app.says("port ")?.parse()?;
@@ -32,13 +32,13 @@ impl Counter {
         Ok((app, counter))
     }
 
-    /// One that answers on this port in the network namespace of process `pid`.
+    /// A counter that answers on this port in the network namespace of process `pid`.
     pub fn inside(port: u16, pid: i32) -> Self {
         Self { port, inside: Some(pid) }
     }
 
-    /// What it has counted. The GPU's number and the process's own must be the same: a state that takes one from another
-    /// moment than the other is no state that the program was ever in.
+    /// The count. The GPU's count and the process's own must be equal: a restored state that takes them from different
+    /// moments is a state that the program was never in.
     pub fn count(&self) -> Result<u64> {
         let answer = self.ask("count")?;
         let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -47,7 +47,7 @@ impl Counter {
         Ok(device)
     }
 
-    /// Waits until it has counted this far.
+    /// Waits until the counter has reached `count`.
     pub fn reaches(&self, count: u64) -> Result<u64> {
         until(&format!("the counter reaches {count}"), || {
             let now = self.count()?;
@@ -55,14 +55,14 @@ impl Counter {
         })
     }
 
-    /// That all data on the GPU is what it must be at this count.
+    /// Checks that all data on the GPU is right for the present count.
     pub fn check(&self) -> Result {
         let answer = self.ask("check")?;
         ensure!(answer.starts_with("ok "), "the data is {answer:?}");
         Ok(())
     }
 
-    /// Lets it end by itself, successfully.
+    /// Asks the counter to end successfully.
     pub fn quit(&self) -> Result {
         let answer = self.ask("quit")?;
         ensure!(answer.trim() == "bye", "quit was answered by {answer:?}");
@@ -74,7 +74,7 @@ impl Counter {
             None => self.ask_here(request),
             Some(pid) => {
                 let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
-                // A namespace is a thread's: one that nobody else uses.
+                // A namespace belongs to a thread: a new thread enters it, so that no other code is affected.
                 std::thread::scope(|scope| {
                     let asked = scope.spawn(|| {
                         // SAFETY: changes this thread's namespace; no pointers.
@@ -90,7 +90,8 @@ impl Counter {
 
     fn ask_here(&self, request: &str) -> Result<String> {
         until(&format!("the counter answers to {request}"), || {
-            // A new socket each time, so that a late answer to an earlier question is not taken for this one's.
+            // A new socket for each try, so that a late answer to an earlier question is not taken for the answer to
+            // this one.
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.set_read_timeout(Some(ANSWER))?;
             let mut answer = [0; 100];
@@ -98,7 +99,7 @@ impl Counter {
             let received = sent.and_then(|_| socket.recv(&mut answer));
             match received {
                 Ok(length) => Ok(Some(String::from_utf8_lossy(&answer[..length]).into_owned())),
-                // Nobody listens, or is not able to answer now.
+                // No process listens yet, or the counter cannot answer now.
                 Err(error) if is_temporary(error.kind()) => Ok(None),
                 Err(error) => Err(error).context("cannot ask the counter"),
             }

@@ -60,7 +60,7 @@ impl Setting {
         Running::start(command, log)
     }
 
-    /// Copies memory ahead of a dump.
+    /// Starts a pre-dump, which copies memory ahead of a dump.
     pub fn pre_dump(&self, root: i32, dir: &Path, log: PathBuf) -> Result<Running> {
         let mut command = self.command("pre-dump", dir, &log)?;
         command.arg("--tree").arg(root.to_string());

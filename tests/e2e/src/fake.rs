@@ -1,4 +1,4 @@
-//! A daemon of another version: whatever it is asked, it answers what it was told to.
+//! A daemon of another version, which answers every request with one given value.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::Result;
 
-/// It stops, and its socket goes, when this is dropped.
+/// Dropping this value stops the daemon and removes its socket.
 #[derive(Debug)]
 pub struct FakeDaemon {
     socket: PathBuf,
@@ -22,7 +22,7 @@ pub struct FakeDaemon {
 }
 
 impl FakeDaemon {
-    /// Listens there, in place of a daemon that was killed.
+    /// Listens at `socket`, in place of a daemon that was killed.
     pub fn start(socket: &Path, answer: Value) -> Result<Self> {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket)?;
@@ -33,7 +33,7 @@ impl FakeDaemon {
                 if told.load(Ordering::Acquire) {
                     return;
                 }
-                // Who asks may be gone already.
+                // The client may have disconnected already.
                 let _ = serve(&stream, &answer);
             }
         });

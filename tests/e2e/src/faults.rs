@@ -1,7 +1,9 @@
-//! A program that checks itself at every step, a host, and what is killed beside it: what must hold afterwards.
+//! A program that checks itself at every step, its host, and a process that is killed meanwhile: the conditions that
+//! must hold afterwards.
 //!
-//! Whatever was killed whenever: the program goes on unless it was the one, or has lost its GPU state and says so; an
-//! image is committed only if it is whole, which is shown by restoring it; and nothing is left of what failed.
+//! The conditions hold for every victim and every moment. The program goes on, unless it was the victim, or has lost
+//! its GPU state and reports that. An image is committed only if it is whole, which a restore shows. Nothing is left of
+//! the operation that failed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,22 +18,22 @@ use crate::image::COMMIT;
 use crate::wait::until_true;
 use crate::{App, Fate, Footprint, Image, Node, Outcome, Result, process, stage, until};
 
-/// Copies so slow that saving and loading what `steady` has takes longer than what CRIU does.
+/// Copies so slow that saving and loading the memory of `steady` takes longer than CRIU's own work.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.02")];
 const BALLAST_KIB: &str = "4096";
-/// Room for an image of it, with some to spare.
+/// A disk with more than enough room for an image of the program.
 const DISK_KIB: u64 = 64 << 10;
-/// What programs of `tests/apps` end with at a CUDA error.
+/// The exit code of programs of `tests/apps` after a CUDA error.
 const CUDA_ERROR: i32 = 3;
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     /// `rekindled`.
     Daemon,
     /// The worker of the program.
     Worker,
-    /// The CRIU that dumps or restores.
+    /// The CRIU process that dumps or restores.
     Criu,
     /// The program.
     Application,
@@ -42,24 +44,25 @@ impl Victim {
     pub const ALL: [Self; 4] = [Self::Daemon, Self::Worker, Self::Criu, Self::Application];
 }
 
-/// What a dump can be made by.
+/// The protocols of a dump.
 const PROTOCOLS: [&str; 4] = ["stop", "clone", "cow", "recopy"];
-/// Has all dumps made by this one.
+/// The variable that selects one protocol for all dumps.
 const PROTOCOL: &str = "REKINDLE_E2E_PROTOCOL";
 
-/// Protocols to dump by: all, or the one that `REKINDLE_E2E_PROTOCOL` names.
+/// The protocols to dump by: all, or the one that `REKINDLE_E2E_PROTOCOL` names.
 pub fn protocols() -> Result<Vec<&'static str>> {
     let Ok(name) = std::env::var(PROTOCOL) else { return Ok(PROTOCOLS.to_vec()) };
     let known = PROTOCOLS.into_iter().find(|it| *it == name);
     Ok(vec![known.with_context(|| format!("{PROTOCOL}={name} is none of {PROTOCOLS:?}"))?])
 }
 
-/// What checks itself at every step.
+/// A program that checks itself at every step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// All that it writes is named by parameters.
+    /// `steady`: parameters name all memory that its kernels write.
     Steady,
-    /// Nothing is: a dump by `cow` finds a mispredicted write, and fails.
+    /// `hidden`: no parameter names the memory that its kernels write. A dump by `cow` detects a mispredicted write,
+    /// and fails.
     Hidden,
 }
 
@@ -74,7 +77,7 @@ impl Program {
 pub struct Bench {
     /// The host.
     pub node: Node,
-    /// Where CRIU is held.
+    /// The gate that holds CRIU.
     pub gate: Gate,
     which: Program,
     app: Option<App>,
@@ -82,12 +85,13 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A host whose copies are slow.
+    /// Starts a host whose copies are slow, for the program `steady`.
     pub fn start() -> Result<Self> {
         Self::start_with(Program::Steady)
     }
 
-    /// The same with this program, of which an image is begun with as many data files as there are cores.
+    /// Starts a host whose copies are slow, for this program. An image of the program is begun with as many data files
+    /// as there are cores.
     pub fn start_with(which: Program) -> Result<Self> {
         let node = Node::configured("[image]\nfile_mib = 1\n", &SLOW)?;
         let dir = node.path("gate");
@@ -97,8 +101,8 @@ impl Bench {
         Ok(Self { node, gate, which, app: None, until })
     }
 
-    /// The program, started if there is none, in the midst of its work. It has a namespace of its own, so that CRIU must
-    /// tell what it has made to go on.
+    /// The program, in the midst of its work; started if it does not run. It has a UTS namespace of its own, so that
+    /// CRIU has to tell its processes to go on.
     pub fn program(&mut self) -> Result<&App> {
         if self.app.is_none() {
             let until = self.until.display().to_string();
@@ -110,7 +114,7 @@ impl Bench {
                 command.args(["--kib", "4"]);
             }
             self.app = Some(self.node.run_command(name, command, &arguments)?);
-            // The daemon holds what belongs to a worker that has just come up.
+            // The daemon holds descriptors of a worker that has just started.
             self.app.iter().try_for_each(App::advances)?;
             self.node.wait_for_spare()?;
         }
@@ -119,7 +123,7 @@ impl Bench {
         Ok(app)
     }
 
-    /// The next dump is by this protocol.
+    /// Selects the protocol of the next dump.
     fn choose_protocol(&self, app: &App, protocol: &str) -> Result {
         let change = ProtocolChange::Choose(protocol.to_owned());
         let reply = self.node.ask(&Request::Protocol { pid: app.pid(), change })?;
@@ -127,12 +131,12 @@ impl Bench {
         Ok(())
     }
 
-    /// CRIU as it comes through the gate.
+    /// The setting with which CRIU passes through the gate.
     pub fn criu(&self) -> Setting {
         self.gate.setting(self.node.criu())
     }
 
-    /// Dumps the program, kills it, and returns the image, which holds no file open that changes.
+    /// Dumps the program, kills it, and returns an image in which no changing file is open.
     pub fn image(&mut self) -> Result<Image> {
         self.program()?;
         let app = self.app.take().context("there is a program")?;
@@ -142,12 +146,12 @@ impl Bench {
         Ok(image)
     }
 
-    /// The program has been restored.
+    /// Takes over the program restored from `image`.
     pub fn adopt(&mut self, image: &Image) {
         self.app = Some(App::adopt(image.app.clone()));
     }
 
-    /// The program's end: every step of its long life was right, and nothing is left.
+    /// Ends the program, and checks that every step of its long life was right and that nothing is left of it.
     pub fn finish(mut self) -> Result {
         self.program()?;
         fs::write(&self.until, "")?;
@@ -157,7 +161,7 @@ impl Bench {
         self.node.finish()
     }
 
-    /// Starts a dump, holds it at this moment, kills, and looks at what comes of it.
+    /// Starts a dump, holds it at this moment, kills the victim, and checks the result.
     pub fn kill_in_dump(&mut self, moment: Moment, victim: Victim, fate: Fate, protocol: &str) -> Result {
         let what = format!("{victim:?} killed at {moment:?} of a dump by {protocol}, the program to be {fate:?}");
         eprintln!("{what}");
@@ -186,7 +190,7 @@ impl Bench {
         self.settle_dump(app, image, &outcome, &before, victim, fate)
     }
 
-    /// During a request the worker is stopped, so that the daemon cannot answer.
+    /// For a moment during a request, stops the worker, so that the daemon cannot answer.
     fn stop_within(&self, moment: Moment, worker: i32) -> Result {
         if let Moment::During(request) = moment {
             process::signal(worker, libc::SIGSTOP)?;
@@ -201,12 +205,12 @@ impl Bench {
             Victim::Daemon => self.node.kill_daemon(),
             Victim::Worker => process::kill_all(&[worker]),
             Victim::Criu => process::signal(criu.pid(), libc::SIGKILL),
-            // CRIU holds it, and may be its parent: it is gone only later.
+            // CRIU traces the program, and may be its parent: the process is gone only later.
             Victim::Application => process::signal(program, libc::SIGKILL),
         }
     }
 
-    /// Starts a dump, holds it at this moment, and lets it go on with a disk that is full.
+    /// Starts a dump, holds it at this moment, fills the disk, and lets the dump go on.
     pub fn fill_disk_in_dump(&mut self, moment: Moment, fate: Fate, protocol: &str) -> Result {
         let what = format!("a disk full from {moment:?} of a dump by {protocol} on, the program to be {fate:?}");
         eprintln!("{what}");
@@ -232,7 +236,7 @@ impl Bench {
         let reasons = match moment {
             Moment::Before("Pause") => ["free some or dump elsewhere"; 2],
             Moment::Script(_) | Moment::Before("Finish") => [ours; 2],
-            // Whoever comes to it first.
+            // CRIU or Rekindle reports the full disk, whichever writes first.
             _ => [criu, ours],
         };
         ensure!(reasons.iter().any(|it| outcome.log.contains(it)), "it does not say {reasons:?}: {outcome:?}");
@@ -266,7 +270,7 @@ impl Bench {
         if victim == Victim::Application || dumped_dead {
             app.was_killed(&image.tree)?;
         } else if victim == Victim::Worker {
-            // It sees so at its next call, and cannot go on.
+            // The program notices this at its next call, and cannot go on.
             let status = app.end()?;
             ensure!(status.code() == Some(CUDA_ERROR), "{status}: {}", app.errors()?);
             ensure!(app.errors()?.contains("the worker of this process has died"), "{}", app.errors()?);
@@ -284,7 +288,7 @@ impl Bench {
         }
         if committed {
             let progress = image.app.progress.as_ref().context("steady says how far it is")?;
-            // What CRIU refuses, since that file's size is another now.
+            // CRIU refuses an image that holds the progress file open, since the size of that file has changed.
             if !image.holds_open(progress)? {
                 self.app = Some(self.node.restore(&image)?);
             }
@@ -294,8 +298,8 @@ impl Bench {
         Ok(fs::remove_dir_all(&image.dir)?)
     }
 
-    /// Starts a restore, holds it at this moment, kills, and looks at what comes of it: `opens` if the rings are open by
-    /// then, so that the restore is done. Then the program runs.
+    /// Starts a restore, holds it at this moment, kills the victim, and checks the result. `opens` says whether the
+    /// rings are open by then, so that the restore is complete. Then the program runs.
     pub fn kill_in_restore(&mut self, image: &Image, moment: Moment, victim: Victim, opens: bool) -> Result {
         let what = format!("{victim:?} killed at {moment:?} of a restore");
         eprintln!("{what}");
@@ -322,7 +326,8 @@ impl Bench {
         process::signal(worker, libc::SIGCONT)?;
         self.gate.open()?;
         if victim == Victim::Application && matches!(moment, Moment::Script(_)) && !opens {
-            // CRIU does not notice what happens during its scripts, and would wait for ever; the daemon does.
+            // CRIU does not notice a process that dies during its scripts, and would wait for ever; the daemon does
+            // notice.
             process::wait_gone("the worker for a process that was killed", worker)?;
             process::signal(criu.pid(), libc::SIGKILL)?;
         }
@@ -352,7 +357,8 @@ impl Bench {
         self.node.is_idle()
     }
 
-    /// The same for a CRIU that speaks to the daemon itself: by whom it is spoken to, the daemon knows what CRIU has made.
+    /// Holds a restore by a CRIU that is connected to the daemon directly, not through the gate: the daemon identifies
+    /// the processes that CRIU has made by the process that it is connected to.
     fn hold_restore_directly(&self, image: &Image, moment: Moment, worker: i32) -> Result<Running> {
         const RESUMING: &str = "Run late stage hook";
         let held_at = if moment == Moment::During("Resume") { Moment::Script("post-restore") } else { moment };
@@ -363,7 +369,7 @@ impl Bench {
         if moment != held_at {
             process::signal(worker, libc::SIGSTOP)?;
             self.gate.open()?;
-            // It says so, and then its plugin asks and waits for the answer.
+            // CRIU logs this, and then its plugin sends the request and waits for the answer.
             until_true("CRIU asks for the process to be resumed", || {
                 Ok(criu.whole_log().contains(RESUMING) && process::is_polling(criu.pid())?)
             })?;

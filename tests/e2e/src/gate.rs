@@ -1,12 +1,12 @@
-//! Stops a dump or a restore at a known moment, so that something can be done to it just there.
+//! Holds a dump or a restore at a known moment, so that a test can act on it there.
 //!
 //! ```text
 //!   criu ── plugin ── Gate ── rekindled      messages are passed on one by one, and held where a test wants it
 //!      └── action script                     CRIU waits for its scripts, so that one that waits holds CRIU
 //! ```
 //!
-//! Nothing that is tested knows of it. What a restored process says to the daemon goes there directly, since the daemon
-//! takes whoever connects for that process.
+//! The tested programs do not know of the gate. Messages of a restored process do not pass through it, since the daemon
+//! identifies a process by its connection.
 
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
@@ -27,24 +27,24 @@ use crate::{Result, stage, until};
 /// A moment of a dump or a restore. Requests are named as in `rekindle_wire::control::Request`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// CRIU's plugin has said this, and the daemon has not heard it.
+    /// CRIU's plugin has sent this request, and the daemon has not received it.
     Before(&'static str),
-    /// The daemon has heard it, and cannot answer: the worker that it asks is stopped.
+    /// The daemon has received this request, and cannot answer: the worker that it asks is stopped.
     During(&'static str),
-    /// The daemon has answered this, and the plugin has not heard the answer.
+    /// The daemon has answered this request, and the plugin has not received the answer.
     After(&'static str),
     /// CRIU runs its action script for this step.
     Script(&'static str),
 }
 
 impl Moment {
-    /// Where to hold on the way there.
+    /// The moment at which the gate holds first, on the way to this one.
     pub fn held_at(self) -> Self {
         if let Self::During(request) = self { Self::Before(request) } else { self }
     }
 }
 
-/// A gate. While it stands open, everything is as if it were not there.
+/// A gate. While it is open, it passes every message on unchanged.
 #[derive(Debug)]
 pub struct Gate {
     socket: PathBuf,
@@ -62,15 +62,15 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where the next message is to be held, and how many such messages are let pass before.
+    /// The moment to hold at, and the number of such moments to let pass before.
     hold: Option<(Moment, usize)>,
     held: bool,
-    /// What the daemon is at.
+    /// The request that the daemon is working on.
     asked: Option<String>,
 }
 
 impl Gate {
-    /// A gate to the daemon that listens at `daemon`, with a socket and a script of its own in `dir`, which exists.
+    /// Starts a gate to the daemon that listens at `daemon`, with its own socket and script in `dir`, which exists.
     pub fn start(dir: &Path, daemon: &Path) -> Result<Self> {
         let (socket, script) = (dir.join("gate.sock"), dir.join("gate.sh"));
         let listener = UnixListener::bind(&socket)?;
@@ -82,7 +82,7 @@ impl Gate {
                     return;
                 }
                 let (shared, daemon) = (Arc::clone(&of_thread), daemon.clone());
-                // An end of either side, or a failure, closes both.
+                // When either side closes or fails, both connections are closed.
                 std::thread::spawn(move || UnixStream::connect(daemon).ok().map(|it| relay(&plugin, &it, &shared)));
             }
         });
@@ -91,7 +91,7 @@ impl Gate {
         Ok(gate)
     }
 
-    /// How CRIU is run so that it comes through here.
+    /// The setting with which CRIU passes through this gate.
     pub fn setting(&self, criu: Setting) -> Setting {
         Setting { socket: self.socket.clone(), script: Some(self.script.clone()), ..criu }
     }
@@ -101,7 +101,7 @@ impl Gate {
         self.hold_nth(moment, 0)
     }
 
-    /// The same after `passed` such moments were let pass.
+    /// Like [`hold`](Self::hold), after `passed` such moments were let pass.
     pub fn hold_nth(&self, moment: Moment, passed: usize) -> Result {
         let mut state = self.state();
         *state = State { hold: Some((moment, passed)), ..State::default() };
@@ -113,20 +113,20 @@ impl Gate {
     pub fn reached(&self, criu: &mut Running) -> Result {
         until("CRIU comes to where it is held", || {
             let held = self.state().held || self.sign("reached").exists();
-            // Whoever ends after it was held has been killed.
+            // A CRIU that ends after it was held has been killed.
             ensure!(held || criu.is_running()?, "CRIU has ended before: {}", criu.log());
             Ok(held.then_some(()))
         })
     }
 
-    /// Waits until the daemon has been asked this and has not answered.
+    /// Waits until the daemon has received this request and has not answered.
     pub fn is_asked(&self, request: &str) -> Result {
         until(&format!("the daemon is asked for {request}"), || {
             Ok((self.state().asked.as_deref() == Some(request)).then_some(()))
         })
     }
 
-    /// Lets whoever is held go on, and all that come after.
+    /// Opens the gate: the held message or script goes on, and later ones are not held.
     pub fn open(&self) -> Result {
         let mut state = self.state();
         state.hold = None;
@@ -175,7 +175,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits here if this is where to hold. None if the plugin is gone meanwhile.
+    /// Waits if the gate holds at this moment. Returns `None` if the plugin disconnects meanwhile.
     fn pass(&self, moment: Moment, plugin: &UnixStream) -> Option<()> {
         let mut state = self.state();
         match &mut state.hold {
@@ -199,10 +199,10 @@ impl Shared {
     }
 }
 
-/// Passes on question and answer in turn, as the plugin and the daemon speak.
+/// Passes on questions and answers in turn, as the plugin and the daemon exchange them.
 fn relay(plugin: &UnixStream, daemon: &UnixStream, shared: &Shared) -> Option<()> {
     loop {
-        // What the daemon says unasked is its end.
+        // The daemon sends nothing unasked: its socket is readable here only when it has closed.
         if wait_readable(plugin, daemon)? == daemon.as_raw_fd() {
             return None;
         }
@@ -230,7 +230,7 @@ fn pass_on(to: &UnixStream, message: &Message<Value>) -> Option<()> {
     frame::send(to, &message.body, &message.blob, &fds).ok()
 }
 
-/// What is asked for, in a connection's first message or a later one.
+/// The name of the request, in a connection's first message or a later one.
 fn name(body: &Value) -> Option<String> {
     match body.get("request").unwrap_or(body) {
         Value::String(name) => Some(name.clone()),
@@ -243,7 +243,7 @@ fn known(name: &str) -> Option<&'static str> {
     ["Pause", "Frozen", "Socket", "Finish", "Restore", "Resume"].into_iter().find(|it| *it == name)
 }
 
-/// Which of the two can be read, the second first.
+/// Waits until one of the two can be read, and returns that one; the second if both can.
 fn wait_readable(first: &UnixStream, second: &UnixStream) -> Option<RawFd> {
     let entry = |it: &UnixStream| libc::pollfd { fd: it.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut both = [entry(second), entry(first)];

@@ -14,26 +14,26 @@ use crate::app::Identity;
 pub const MANIFEST: &str = "rekindle.img";
 /// The commit record.
 pub const COMMIT: &str = "rekindle.commit";
-/// Where the manifest and the commit record say their format's version: a little-endian u32 behind the magic bytes.
+/// The offset of the format version in the manifest and the commit record: a little-endian u32 behind the magic bytes.
 const VERSION_AT: u64 = 8;
-/// They end with a checksum of all before.
+/// The size of the checksum at the end of both files, which covers all preceding bytes.
 const CHECKSUM: usize = 16;
 
 /// CRIU's image directory.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Where it is.
+    /// The directory.
     pub dir: PathBuf,
-    /// What was dumped.
+    /// The program that was dumped.
     pub app: Identity,
-    /// Its processes, the root first.
+    /// The program's processes, the root first.
     pub tree: Vec<i32>,
-    /// Bytes that it had written to stdout by then.
+    /// The number of bytes that the program had written to stdout by the dump.
     pub written: u64,
 }
 
 impl Image {
-    /// The files in it that are Rekindle's, by name.
+    /// The names of Rekindle's files in the directory, sorted.
     pub fn files(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -46,32 +46,32 @@ impl Image {
         Ok(names)
     }
 
-    /// The name of its only, or first, file of this kind: `rekindle-data`, `rekindle-code`.
+    /// The name of the image's only, or first, file of this kind: `rekindle-data`, `rekindle-code`.
     pub fn file(&self, kind: &str) -> Result<String> {
         let files = self.files()?;
         files.into_iter().find(|name| name.starts_with(kind)).with_context(|| format!("the image has no {kind} file"))
     }
 
-    /// A file of it.
+    /// The path of a file of the image.
     pub fn path(&self, file: &str) -> PathBuf {
         self.dir.join(file)
     }
 
-    /// That the program had more to do when it was dumped than to print what it prints at last.
+    /// Checks that the program had not yet written all of its output when it was dumped. `all` is the complete output.
     pub fn must_be_of_the_middle(&self, all: &str) -> Result {
         let name = &self.app.name;
         ensure!(self.written < all.len() as u64, "{name} was dumped too late: make it run longer");
         Ok(())
     }
 
-    /// Whether the process had this file open when it was dumped, by what CRIU notes of files.
+    /// Whether the process had this file open when it was dumped, according to CRIU's `files.img`.
     pub fn holds_open(&self, file: &Path) -> Result<bool> {
         let files = fs::read(self.path("files.img"))?;
         let name = file.as_os_str().as_encoded_bytes();
         Ok(files.windows(name.len()).any(|bytes| bytes == name))
     }
 
-    /// A copy to be damaged.
+    /// Copies the image to a new directory, to be damaged there.
     pub fn copy(&self, dir: PathBuf) -> Result<Self> {
         fs::create_dir(&dir)?;
         for entry in fs::read_dir(&self.dir)? {
@@ -81,7 +81,7 @@ impl Image {
         Ok(Self { dir, ..self.clone() })
     }
 
-    /// Flips one bit of the byte there.
+    /// Flips one bit of the byte at `at`.
     pub fn flip(&self, file: &str, at: u64) -> Result {
         let file = open(&self.path(file))?;
         let mut byte = [0];
@@ -104,8 +104,8 @@ impl Image {
         Ok(fs::remove_file(self.path(file))?)
     }
 
-    /// Makes the manifest or the commit record one of a format version that does not exist yet, with a checksum that is
-    /// right: nothing else is wrong with it. Returns that version.
+    /// Raises the format version in the manifest or the commit record to one that does not exist yet, and corrects the
+    /// checksum, so that the file has no other defect. Returns the new version.
     pub fn age_into_the_future(&self, file: &str) -> Result<u32> {
         let path = self.path(file);
         let mut bytes = fs::read(&path)?;
@@ -121,7 +121,7 @@ impl Image {
     }
 }
 
-/// How long a file is, in bytes.
+/// The length of a file in bytes.
 pub fn length(path: &Path) -> Result<u64> {
     Ok(path.metadata()?.len())
 }

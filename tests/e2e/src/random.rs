@@ -1,10 +1,10 @@
-//! Random numbers that a failing test can be repeated with.
+//! Random numbers that can be repeated after a test has failed.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How often tests of random things are repeated.
+/// The variable for the number of repetitions of tests with random values.
 const SOAK: &str = "REKINDLE_SOAK";
-/// Repeats a test: the seed that it printed.
+/// The variable for the seed: the value that a failed test printed repeats the test.
 const VARIABLE: &str = "REKINDLE_E2E_SEED";
 
 /// A generator (splitmix64).
@@ -14,7 +14,8 @@ pub struct Random {
 }
 
 impl Random {
-    /// Seeded by `REKINDLE_E2E_SEED`, or by the clock. The seed is printed, which a test that passes does not show.
+    /// Makes a generator with the seed `REKINDLE_E2E_SEED`, or one from the clock, and prints the seed. The output of a
+    /// test that passes is not shown.
     pub fn new() -> Self {
         let given = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
@@ -33,7 +34,7 @@ impl Random {
     }
 }
 
-/// How many times a test of random things is to be done.
+/// The number of times to run a test with random values.
 pub fn repetitions() -> u64 {
     std::env::var(SOAK).ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }

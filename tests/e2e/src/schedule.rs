@@ -1,12 +1,12 @@
-//! Which tests run beside each other, and for how long each ran.
+//! Selects the tests that run at the same time, and records how long each ran.
 //!
-//! `tests/e2e/run` has libtest start the threads of all tests at once. A test waits here, when it first makes a
-//! [`Node`](crate::Node) or asks for a part of what is tested ([`stage`](crate::stage)), until fewer than
-//! `REKINDLE_E2E_THREADS` tests run. Tests that use what a host has only once (the default socket, podman's storage, its
-//! default network, `/etc`) hold the [`HostLock`], so they run one after the other; one that waits for the lock keeps no
-//! other test from running. Tests start in the order in which they asked first, which is that of their names.
+//! `tests/e2e/run` has libtest start the threads of all tests at once. When a test first makes a [`Node`](crate::Node)
+//! or asks for a path of [`stage`](crate::stage), it waits until fewer than `REKINDLE_E2E_THREADS` tests run. Tests
+//! that use a resource that exists once per host (the default socket, podman's storage, its default network, `/etc`)
+//! hold the [`HostLock`], so they run one after the other. A test that waits for the lock keeps no other test from
+//! running. Tests start in the order in which they asked first, which is the order of their names.
 //!
-//! A test runs until its thread ends. Then its time is added to the file that `REKINDLE_E2E_TIMES` names.
+//! A test runs until its thread ends. Its time is then appended to the file that `REKINDLE_E2E_TIMES` names.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many tests run beside each other; without it, as many as there are cores.
+/// The number of tests that run at the same time; without the variable, the number of cores.
 const THREADS: &str = "REKINDLE_E2E_THREADS";
 /// A file that gets a line for each test: seconds, and the test's name.
 const TIMES: &str = "REKINDLE_E2E_TIMES";
@@ -28,23 +28,24 @@ thread_local! {
     static TEST: RefCell<Option<Test>> = const { RefCell::new(None) };
 }
 
-/// Waits until this thread's test may run; only the first call waits. Only the thread of a test may call this: another would
-/// count as a test of its own.
+/// Waits until this thread's test may run; only the first call waits. Only the thread of a test may call this: any
+/// other thread would count as a separate test.
 pub fn enter() {
     TEST.with_borrow_mut(|test| {
         test.get_or_insert_with(|| Test::waits_for(take_ticket(), Duration::ZERO, false));
     });
 }
 
-/// Exclusive use of what a host has only once.
+/// Exclusive use of the resources that exist once per host.
 #[derive(Debug)]
 pub struct HostLock(());
 
 impl HostLock {
-    /// Waits until no other test has it, and this thread's test may run.
+    /// Waits until no other test holds the lock and this thread's test may run.
     pub fn take() -> Self {
         TEST.with_borrow_mut(|test| {
-            // It does not run while it waits, and is served as the first of those that asked later than it did.
+            // The test does not run while it waits. It keeps its ticket, so it is served before the tests that asked
+            // later.
             let (ticket, ran) = test.take().map_or_else(|| (take_ticket(), Duration::ZERO), |mut test| test.stop());
             *test = Some(Test::waits_for(ticket, ran, true));
         });
@@ -59,12 +60,12 @@ impl Drop for HostLock {
     }
 }
 
-/// A test that runs.
+/// A running test.
 #[derive(Debug)]
 struct Test {
     ticket: u64,
     since: Instant,
-    /// How long it ran before.
+    /// The time that the test ran before it last waited.
     ran: Duration,
     running: bool,
 }
@@ -78,12 +79,12 @@ impl Test {
             queue = CHANGED.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         queue.starts(ticket);
-        // There may be room for the one behind it.
+        // There may be room for the next test in the queue.
         CHANGED.notify_all();
         Self { ticket, since: Instant::now(), ran, running: true }
     }
 
-    /// Its ticket, and how long it ran.
+    /// Stops the test's clock, and returns its ticket and how long it ran.
     fn stop(&mut self) -> (u64, Duration) {
         if std::mem::take(&mut self.running) {
             self.ran += self.since.elapsed();
@@ -109,20 +110,20 @@ impl Drop for Test {
     }
 }
 
-/// Which tests wait and which run.
+/// The waiting and the running tests.
 #[derive(Debug, Default)]
 pub struct Queue {
     tickets: u64,
-    /// How many tests run.
+    /// The number of running tests.
     pub running: usize,
-    /// Whether one of them has the host lock.
+    /// Whether one of the running tests holds the host lock.
     pub host_in_use: bool,
-    /// By ticket, and whether it needs the host lock.
+    /// The waiting tests by ticket; the value says whether the test needs the host lock.
     pub waiting: BTreeMap<u64, bool>,
 }
 
 impl Queue {
-    /// Nobody is there.
+    /// An empty queue.
     pub const fn new() -> Self {
         Self { tickets: 0, running: 0, host_in_use: false, waiting: BTreeMap::new() }
     }

@@ -1,4 +1,4 @@
-//! The program `counter` as a service over TCP: a connection that stays open, or a new one for each question.
+//! The program `counter` as a service over TCP: one connection that stays open, or a new connection for each question.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -9,9 +9,9 @@ use anyhow::{Context, bail, ensure};
 use crate::Result;
 use crate::wait::until;
 
-/// How long an answer may take over a connection that stands: only a failing test waits this long.
+/// The time limit for an answer over an open connection: only a failing test waits this long.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long one attempt to connect may take.
+/// The time limit for one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(1);
 
 /// An open connection to a counter.
@@ -21,7 +21,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Connects, once somebody listens there.
+    /// Connects, as soon as a process listens at the address.
     pub fn connect(address: Ipv4Addr, port: u16) -> Result<Self> {
         let address = SocketAddrV4::new(address, port);
         until(&format!("something answers at {address}"), || {
@@ -32,12 +32,12 @@ impl Service {
             };
             stream.set_read_timeout(Some(ANSWER))?;
             let mut service = Self { stream };
-            // Whoever publishes the port may have taken the connection while the program does not listen yet.
+            // The process that publishes the port may accept the connection before the program listens.
             Ok(service.count().is_ok().then_some(service))
         })
     }
 
-    /// What it has counted, the same on the GPU as in the process.
+    /// The count, which must be the same on the GPU and in the process.
     pub fn count(&mut self) -> Result<u64> {
         let answer = self.ask("count\n")?;
         let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -46,7 +46,7 @@ impl Service {
         Ok(device)
     }
 
-    /// Waits until it has counted this far.
+    /// Waits until the counter has reached `count`.
     pub fn reaches(&mut self, count: u64) -> Result<u64> {
         until(&format!("the counter reaches {count}"), || {
             let now = self.count()?;
@@ -54,14 +54,14 @@ impl Service {
         })
     }
 
-    /// That all data on the GPU is what it must be.
+    /// Checks that all data on the GPU is right.
     pub fn check(&mut self) -> Result {
         let answer = self.ask("check\n")?;
         ensure!(answer.starts_with("ok "), "the data is {answer:?}");
         Ok(())
     }
 
-    /// Lets it end by itself, successfully.
+    /// Asks the counter to end successfully.
     pub fn quit(mut self) -> Result {
         let answer = self.ask("quit\n")?;
         ensure!(answer.trim() == "bye", "quit was answered by {answer:?}");

@@ -1,5 +1,5 @@
-//! What is tested: the tree as it is installed, and the programs. `tests/e2e/run` says where they are. A test that asks for
-//! any of it waits first until it may run ([`schedule`]).
+//! Paths of the installed tree and of the programs under test, which `tests/e2e/run` sets. A test that asks for any of
+//! them waits first until it may run ([`schedule`]).
 
 use std::env;
 use std::ffi::OsString;
@@ -19,17 +19,18 @@ const SOURCE: &str = "REKINDLE_SOURCE";
 /// The folder of the images of older releases.
 const IMAGES: &str = "REKINDLE_IMAGES";
 
-/// A program of Rekindle's: `rekindled`, `rekindle`, `rekindle-oci-hook`.
+/// An executable of Rekindle: `rekindled`, `rekindle`, `rekindle-oci-hook`.
 pub fn program(name: &str) -> Result<PathBuf> {
     existing(folder(STAGE)?.join("bin").join(name))
 }
 
-/// The folder of the interposer, for the loader's search.
+/// The folder of the interposer, for the loader's search path.
 pub fn interposer() -> Result<PathBuf> {
     library("lib/rekindle")
 }
 
-/// The folder of the software GPU's driver library: programs run on it directly with that in the loader's search.
+/// The folder of the software GPU's driver library. With that folder in the loader's search path, programs run on the
+/// software GPU directly.
 pub fn software_gpu() -> Result<PathBuf> {
     library("lib/rekindle/simgpu")
 }
@@ -39,25 +40,26 @@ pub fn app(name: &str) -> Result<PathBuf> {
     existing(apps()?.join(name))
 }
 
-/// The folder of these programs.
+/// The folder of the programs of `tests/apps`.
 pub fn apps() -> Result<PathBuf> {
     folder(APPS)
 }
 
-/// The root directory of an image of an older release (`scripts/lib/images`), where there is one.
+/// The root directory of a container image of an older release (`scripts/lib/images`); `None` if it does not exist.
 pub fn image(name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(folder(IMAGES)?.join(name)).filter(|root| root.is_dir()))
 }
 
-/// Copies a program to where any user can execute it. It is a child that writes: what this process has open for writing,
-/// another test's child may hold for a moment more, and it could not be executed then.
+/// Copies a program to a path where any user can execute it. A child process writes the file: a descriptor that is open
+/// for writing in this process may be inherited by a child of another test, which would hold it for a moment longer and
+/// make the file impossible to execute.
 pub fn install(program: &Path, path: &Path) -> Result {
     let status = Command::new("install").args(["-m", "755"]).arg(program).arg(path).status()?;
     ensure!(status.success(), "cannot write {}", path.display());
     Ok(())
 }
 
-/// Writes a program that a shell executes, by a child as [`install`] does.
+/// Writes a shell script, by a child process as [`install`] does.
 pub fn write_script(path: &Path, text: &str) -> Result {
     let writes = r#"printf %s "$1" >"$0" && chmod 755 "$0""#;
     let status = Command::new("sh").args(["-c", writes]).arg(path).arg(text).status()?;
@@ -65,12 +67,12 @@ pub fn write_script(path: &Path, text: &str) -> Result {
     Ok(())
 }
 
-/// CRIU, once it is certain that it loads the plugin of the stage and no other.
+/// The command `criu`, after a check that it loads the plugin of the stage and no other.
 pub fn criu() -> Result<Command> {
     const CONFIGURATION: &str = "/etc/criu/default.conf";
     let plugin = existing(folder(STAGE)?.join("lib/rekindle/criu/rekindle.so"))?;
     let folder = plugin.parent().unwrap_or(Path::new("/")).display().to_string();
-    // CRIU's configuration takes no path with spaces: `scripts/lib/enter` shows the folder elsewhere then.
+    // CRIU's configuration takes no path with spaces: `scripts/lib/enter` mounts such a folder elsewhere.
     let folder = if folder.contains(char::is_whitespace) { "/opt/criu-plugins" } else { &folder };
     let wanted = format!("libdir {folder}");
     let configured = std::fs::read_to_string(CONFIGURATION).unwrap_or_default();
@@ -85,14 +87,15 @@ pub fn repository() -> Result<PathBuf> {
     folder(SOURCE)
 }
 
-/// A program of this package, which cargo puts beside the folder of the tests' own.
+/// An executable of this package, which cargo places in the parent folder of the test executables.
 pub fn helper(name: &str) -> Result<PathBuf> {
     let test = env::current_exe()?;
     let folder = test.parent().and_then(Path::parent).with_context(|| format!("{} is in no build", test.display()))?;
     existing(folder.join(name))
 }
 
-/// Only what a program needs and what is said here: what a developer has exported must not decide a test.
+/// Removes Rekindle's, CUDA's and the loader's variables from a command's environment: a developer's exported variables
+/// must not affect a test.
 pub fn clean_environment(command: &mut Command) {
     let kept = |name: &OsString| {
         let name = name.to_string_lossy();

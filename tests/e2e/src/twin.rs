@@ -1,5 +1,5 @@
-//! Dumps without CRIU, which take milliseconds: this process says what CRIU's plugin says. Each is made together with
-//! what `stop` writes at the same quiesce, and compared with that.
+//! Dumps without CRIU, which take milliseconds: this process sends the requests of CRIU's plugin. Each dump is made
+//! together with an image that `stop` writes at the same quiesce, and both are compared.
 //!
 //! ```text
 //!   Pause (two directories) ─► at rest ─► Frozen ─► `stop` into the second, whole ─► copying into the first ─► Socket
@@ -22,39 +22,40 @@ use rekindle_wire::frame;
 
 use crate::{App, Node, Result};
 
-/// The number that "CRIU" has given the socket.
+/// The number that the test, in the role of CRIU, gives the socket.
 const SOCKET: u32 = 7;
 
-/// What came of a dump.
+/// The result of a dump.
 #[derive(Debug)]
 pub enum Taken {
-    /// An image, and what `stop` wrote at the same quiesce.
+    /// An image, and the image that `stop` wrote at the same quiesce.
     Both(PathBuf, PathBuf),
-    /// None, for this reason.
+    /// The dump failed with this failure.
     Failed(Failure),
-    /// None, since it was given up.
+    /// The test gave the dump up.
     GivenUp,
     /// The program is not a client any more.
     Gone,
 }
 
-/// How a dump is made.
+/// The manner in which a dump is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// What CRIU is told; the program goes on in any case.
+    /// The value of `leave_running` in the request; the program goes on in any case.
     pub leave_running: bool,
-    /// How long CRIU takes when the copy has begun.
+    /// The time that the test, in the role of CRIU, waits after the copy has begun.
     pub pause: Duration,
-    /// It is given up when so many questions were answered, of three; with three, while the last is being answered.
+    /// The number of answered questions, of three, after which the dump is given up. With three, the dump is given up
+    /// while the last question is being answered.
     pub give_up: Option<usize>,
 }
 
 impl Manner {
-    /// One that leaves the program running, at once, to its end.
+    /// A dump that leaves the program running, without a pause, to its end.
     pub const PLAIN: Self = Self { leave_running: true, pause: Duration::ZERO, give_up: None };
 }
 
-/// A program that is dumped again and again.
+/// A program that is dumped repeatedly.
 #[derive(Debug)]
 pub struct Source<'a> {
     node: &'a Node,
@@ -63,18 +64,19 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// A program that is a client by now.
+    /// Waits until the program is a client.
     pub fn new(node: &'a Node, app: &'a App) -> Result<Self> {
         node.client(app.pid())?;
         Ok(Self { node, app, cookie: cookie_of(app.pid(), node.socket())? })
     }
 
-    /// Dumps it into `dir`, which is there, and beside that by `stop`.
+    /// Dumps the program into `dir`, which exists, and by `stop` into a second directory beside it.
     pub fn take(&self, dir: &Path, manner: Manner) -> Result<Taken> {
         self.take_while(dir, manner, || Ok(()))
     }
 
-    /// The same; `meanwhile` is done when the program may go on, before it is asked whether the image is whole.
+    /// Like [`take`](Self::take). `meanwhile` is called when the program may go on, before the answer that says whether
+    /// the image is whole.
     pub fn take_while(&self, dir: &Path, manner: Manner, meanwhile: impl FnOnce() -> Result) -> Result<Taken> {
         let Manner { leave_running, pause, give_up } = manner;
         let mut meanwhile = Some(meanwhile);
@@ -126,7 +128,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// How a client ended by itself while it was dumped, and its worker with it, shows in its exit status.
+    /// Handles a failed dump. A client that ended by itself during the dump, and its worker with it, is no failure: its
+    /// exit status shows how it ended.
     fn failed(&self, failure: Failure) -> Result<Taken> {
         if failure.kind != FailureKind::LostPeer {
             return Ok(Taken::Failed(failure));
@@ -136,7 +139,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// That two images of one quiesce are of the same state, byte by byte. How many bytes were compared.
+/// Checks that two images of one quiesce hold the same state, byte by byte. Returns the number of bytes compared.
 pub fn same(one: &Path, other: &Path) -> Result<u64> {
     let (one, other) = (Image::open(one)?, Image::open(other)?);
     let (of_one, of_other) = (&one.manifest().clients, &other.manifest().clients);
@@ -148,7 +151,7 @@ pub fn same(one: &Path, other: &Path) -> Result<u64> {
         ensure!(said == said_other, "what is said of the state differs: {differs:?}");
         let (reader, reader_other) = (one.data_reader()?, other.data_reader()?);
         for (region, region_other) in a.regions().zip(b.regions()) {
-            // The processes' own memory, which is in CRIU's image.
+            // The content of this region is the processes' own memory, which is in CRIU's image.
             if region.pieces.is_empty() && region_other.pieces.is_empty() {
                 continue;
             }
@@ -167,12 +170,13 @@ pub fn same(one: &Path, other: &Path) -> Result<u64> {
     Ok(compared)
 }
 
-/// All that an image says of a client, but where content is, whose sockets there are, and what tells of the time.
+/// The description of a client in an image, without the places of content, the socket ids, and the values that depend
+/// on time.
 fn without_content(client: &Client) -> Client {
     let mut said = client.clone();
     said.socket_ids.clear();
     said.shared_state.clear();
-    // The ages of events among others: as long, with other numbers.
+    // The worker's state contains the ages of events among others: the length is the same, and the numbers differ.
     said.worker_state.iter_mut().for_each(|byte| *byte = 0);
     said.allocations.iter_mut().for_each(|it| it.pieces.clear());
     said.globals.iter_mut().for_each(|it| it.pieces.clear());
@@ -180,7 +184,7 @@ fn without_content(client: &Client) -> Client {
     said
 }
 
-/// The cookie of a process's socket that leads to the daemon.
+/// The cookie of the socket that connects a process to the daemon.
 pub(crate) fn cookie_of(pid: i32, daemon: &Path) -> Result<u64> {
     // SAFETY: no pointers; the descriptor is new and owned here.
     let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

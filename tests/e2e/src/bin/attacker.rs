@@ -1,5 +1,5 @@
-//! A client that is an enemy: speaks the protocol by hand, and breaks it in one of the ways that its argument names. It says
-//! what it was answered where that is of interest, and `ready` when it holds something until its input ends.
+//! A hostile client, which speaks the protocol by hand and breaks it in the way that its argument names. It prints the
+//! answers that matter to the test, and `ready` while it holds a resource until its input ends.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -90,10 +90,10 @@ fn hello() -> Result<Opening> {
     Ok(Opening::new(&Request::Attach(attach))?)
 }
 
-/// What the daemon says to this.
+/// Sends an opening with descriptors, and returns the daemon's answer.
 fn answer(opening: &Value, fds: &[RawFd]) -> Result<String> {
     let stream = connect()?;
-    // It may close before it has read all.
+    // The daemon may close the connection before it has read everything.
     let _ = frame::send(&stream, opening, &[], fds);
     Ok(match frame::receive::<Value>(&stream) {
         Ok(message) => message.body.to_string(),
@@ -101,7 +101,7 @@ fn answer(opening: &Value, fds: &[RawFd]) -> Result<String> {
     })
 }
 
-/// Descriptors that are not what an attach brings.
+/// Sends descriptors that an attach must not have.
 fn files() -> Result<()> {
     let (ring, staging) = (ring()?, staging()?);
     let file = tempfile::tempfile()?;
@@ -143,7 +143,7 @@ fn files() -> Result<()> {
     Ok(())
 }
 
-/// Dies at every point of the handshake, with descriptors on the way.
+/// Closes the connection at every point of the handshake, with descriptors in transit.
 fn deaths() -> Result<()> {
     let json = serde_json::to_vec(&hello()?)?;
     let mut bytes = (json.len() as u32).to_le_bytes().to_vec();
@@ -158,21 +158,21 @@ fn deaths() -> Result<()> {
                 (&stream).write_all(&bytes[1..length])?;
             }
             if half {
-                // It says nothing more, but would listen.
+                // The client sends nothing more, but still reads.
                 stream.shutdown(std::net::Shutdown::Write)?;
                 let mut rest = Vec::new();
                 let _ = (&stream).read_to_end(&mut rest);
             }
         }
     }
-    // And with an answer half read.
+    // The client also dies with an answer half read.
     let stream = connect()?;
     frame::send(&stream, &hello()?, &[], &[ring.as_raw_fd(), staging.as_raw_fd()])?;
     (&stream).read_exact(&mut [0; 6])?;
     Ok(())
 }
 
-/// Bytes with descriptors.
+/// Sends bytes with descriptors.
 fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
     let mut control = [0_u64; 32];
     let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -194,7 +194,7 @@ fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
     Ok(())
 }
 
-/// Texts and numbers that are not what they should be.
+/// Sends openings with invalid texts and numbers.
 fn words() -> Result<()> {
     let (ring, staging) = (ring()?, staging()?);
     let fds = [ring.as_raw_fd(), staging.as_raw_fd()];
@@ -225,12 +225,12 @@ fn words() -> Result<()> {
         let answer = answer(&opening, &fds)?;
         ensure!(!answer.contains("Attached"), "{opening}: {answer}");
     }
-    // Taken, and shown to others.
+    // The daemon accepts this command name, and shows it to others.
     Client::attach_as(&with(&|it| it["request"]["Attach"]["command"] = json!("a\nFORGED line\u{1b}]0;x\u{7}")))?;
     Ok(())
 }
 
-/// What only others may ask for, and about another's process.
+/// Sends requests that this process may not make, and requests about another user's process.
 fn asks(victim: i32) -> Result<()> {
     let directory = File::open("/")?;
     let attached = Attached { driver_version: 0, driver_build: String::new(), api_version: 0, devices: Vec::new() };
@@ -261,7 +261,7 @@ fn asks(victim: i32) -> Result<()> {
     }
     let mut endpoint = std::env::var_os("REKINDLE_SOCKET").context("REKINDLE_SOCKET is not set")?;
     endpoint.push(".workers");
-    // Root comes in everywhere.
+    // Root can connect to this endpoint in spite of its mode.
     if let Ok(stream) = UnixStream::connect(endpoint) {
         frame::send(&stream, &Opening::new(&rejoin)?, &[], &[stream.as_raw_fd()])?;
         let answer = frame::receive::<Value>(&stream)?.body.to_string();
@@ -270,7 +270,7 @@ fn asks(victim: i32) -> Result<()> {
     Ok(())
 }
 
-/// Until whoever started this has seen enough.
+/// Holds everything until the test closes this process's input.
 fn hold() -> Result<()> {
     println!("ready");
     let mut rest = Vec::new();
@@ -278,7 +278,7 @@ fn hold() -> Result<()> {
     Ok(())
 }
 
-/// Connections that say nothing, or one byte.
+/// Opens connections that send nothing, or one byte.
 fn silent(count: u64) -> Result<()> {
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
     // SAFETY: the kernel reads the local.
@@ -294,7 +294,7 @@ fn silent(count: u64) -> Result<()> {
     hold()
 }
 
-/// A client as an application is one.
+/// A client that has attached like an application.
 struct Client {
     socket: UnixStream,
     shared: Shared,
@@ -324,12 +324,12 @@ impl Client {
         }
     }
 
-    /// Enqueues, if the worker is there; whether it is.
+    /// Enqueues a command if the worker lives. Returns whether it does.
     fn send(&self, header: CommandHeader, parameters: &[u8]) -> bool {
         ring::enqueue(&self.shared, header, parameters, || self.is_alive()).is_ok() && self.is_alive()
     }
 
-    /// What it says after its first answer is of no interest.
+    /// Whether the worker still holds the connection. Messages after its first answer are discarded.
     fn is_alive(&self) -> bool {
         let mut bytes = [0_u8; 256];
         loop {
@@ -358,17 +358,17 @@ impl Client {
     }
 }
 
-/// Attaches again and again, and keeps all connections.
+/// Attaches repeatedly, and keeps all connections.
 fn many(count: u64) -> Result<()> {
     let mut clients = Vec::new();
     for _ in 0..count {
         clients.push(Client::attach()?);
     }
     hold()?;
-    // Of a process one worker is left.
+    // Only one worker may be left for one process.
     let alive = || clients.iter().filter(|it| it.is_alive()).count();
     for _ in 0..5000 {
-        // What has been killed takes a moment to end.
+        // A killed worker takes a moment to end.
         if alive() <= 1 {
             return Ok(());
         }
@@ -377,7 +377,7 @@ fn many(count: u64) -> Result<()> {
     bail!("{} workers", alive())
 }
 
-/// Children that hold the connection of a process that is gone.
+/// Forks children that hold the connection of this process after it has ended.
 fn forks() -> Result<()> {
     let client = Client::attach()?;
     for _ in 0..20 {
@@ -394,7 +394,7 @@ fn forks() -> Result<()> {
     Ok(())
 }
 
-/// Addresses that are taken: no more is to be had there, and that is all.
+/// Reserves addresses that are taken: the reservation fails, without further consequences.
 fn places() -> Result<()> {
     let client = Client::attach()?;
     let (base, size) = (window::RESERVED_BASE, 4 << 20);
@@ -409,7 +409,7 @@ fn places() -> Result<()> {
     Ok(())
 }
 
-/// Memory that is not what it is said to be, and more of it than there is.
+/// Announces memory that differs from its description, and asks for more memory than exists.
 fn memory() -> Result<()> {
     let address = window::PINNED_BASE + (1 << 30);
     let size = 1 << 20;
@@ -442,7 +442,7 @@ fn memory() -> Result<()> {
     for (file, pinned) in attacks {
         announce(&Client::attach()?, file, pinned);
     }
-    // Descriptors without end, and without a command that takes them.
+    // Descriptors in any number, without a command that takes them.
     let client = Client::attach()?;
     for serial in 0..3000 {
         if frame::send(&client.socket, &Pinned { address, size, serial }, &[], &[good.as_raw_fd()]).is_err() {
@@ -455,10 +455,10 @@ fn memory() -> Result<()> {
             break;
         }
     }
-    // A message of 4 GiB that never comes.
+    // The header of a message of 4 GiB, whose content never follows.
     let client = Client::attach()?;
     let _ = (&client.socket).write_all(&[0xff; 64]);
-    // Device memory and code without end.
+    // Device memory and code without limit.
     let client = Client::attach()?;
     retain(&client);
     for size in [u64::MAX, 1 << 63, 1 << 46, 0] {
@@ -483,12 +483,12 @@ fn memory() -> Result<()> {
     Ok(())
 }
 
-/// A handle by which the client knows its context.
+/// The client's handle of its context.
 fn context() -> u64 {
     Kind::Context.handle(1)
 }
 
-/// Makes a device's primary context.
+/// Retains a device's primary context.
 fn retain(client: &Client) {
     let mut words = Writer::new();
     for word in [context(), 0, 0] {
@@ -497,7 +497,7 @@ fn retain(client: &Client) {
     client.send(CommandHeader { call: command::CONTEXT_RETAIN, reply: 1, ..Default::default() }, words.bytes());
 }
 
-/// Numbers without a pattern, the same for the same seed.
+/// Pseudo-random numbers, the same for the same seed.
 struct Random(u64);
 
 impl Random {
@@ -507,7 +507,7 @@ impl Random {
         (x ^ (x >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (x >> 32)
     }
 
-    /// A number that a worker may take for something: sizes, handles of all kinds, addresses of its own and of others.
+    /// A number that a worker may accept as valid: sizes, handles of all kinds, its own and foreign addresses.
     fn word(&mut self) -> u64 {
         let low = self.next() % 64;
         match self.next() % 12 {
@@ -527,7 +527,7 @@ impl Random {
     }
 }
 
-/// Indices of the ring, tickets and headers that cannot be.
+/// Writes impossible ring indices, tickets and headers.
 fn indices(seed: u64) -> Result<()> {
     let mut random = Random(seed);
     let client = Client::attach()?;
@@ -553,8 +553,8 @@ fn indices(seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Commands whose parameters are handles, addresses, lengths and slots of others, or of nobody. One that is malformed ends
-/// the worker, and another is taken.
+/// Sends commands whose parameters are foreign or invalid handles, addresses, lengths and slots. A malformed command
+/// ends the worker, and the client attaches to another.
 fn commands(seed: u64) -> Result<()> {
     let mut random = Random(seed);
     let own = 0..720_u16;
@@ -587,7 +587,7 @@ fn commands(seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of commands that change while the worker reads them.
+/// Changes the bytes of commands while the worker reads them.
 fn changes(seed: u64) -> Result<()> {
     let client = Client::attach()?;
     retain(&client);

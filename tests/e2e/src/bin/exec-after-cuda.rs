@@ -1,4 +1,5 @@
-//! Initialises CUDA and becomes the command that it is given once a file is there, as a launcher does that has looked at the GPUs first.
+//! Initialises CUDA, waits for a file, and executes the given command, like a launcher that has looked at the GPUs
+//! first.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::os::unix::process::CommandExt;
@@ -18,14 +19,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns only if it could not.
+/// Returns only if the command could not be executed.
 fn run() -> Result<()> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let [signal, program, arguments @ ..] = &arguments[..] else {
         bail!("usage: exec-after-cuda FILE PROGRAM [ARGUMENT...]");
     };
     initialise_cuda()?;
-    // Until whoever started this has seen what it wants to see.
+    // The test creates the file when it has seen the process.
     while !Path::new(signal).exists() {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,5 +1,6 @@
-//! A process that has come back without CRIU: it has the memory that another shared with its worker, out of a folder that is
-//! kept (`src/kept.rs`), and does nothing but that. It is told what to do line by line, and says when it is done.
+//! A process that is restored without CRIU. It maps the memory that the original process shared with its worker, from a
+//! folder that is kept (`src/kept.rs`), and does nothing else. It reads commands line by line, and answers each when it
+//! is done.
 //!
 //! ```text
 //!   (start)                 -> mapped
@@ -94,7 +95,7 @@ fn reattach(request: Request) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// A memfd of this name and content, sealed as ours are, mapped shared: at an address unless that is 0.
+/// Maps a memfd of this name and content, sealed and shared like Rekindle's own, at `address` unless that is 0.
 fn map(name: &CString, content: &[u8], address: usize) -> Result<*mut u8> {
     // SAFETY: the name is a C string; a descriptor that comes back is new and owned here.
     let file = unsafe {
