@@ -1,5 +1,5 @@
-//! The reporting mode: what commands are expected to write, and what they write. Each way in which a kernel may reach
-//! memory is a case of the program `accesses`.
+//! The reporting mode: the memory that commands are expected to write, and the memory that they write. Each way in
+//! which a kernel may reach memory is a case of the program `accesses`.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -19,7 +19,8 @@ fn report(node: &Node, app: &App) -> Result<AccessReport> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Runs one case to its end, and checks what it prints. A machine that is too slow to watch a command says so.
+/// Runs one case to its end, and checks its output. A case in which the machine was too slow to watch a command is
+/// repeated, up to five times.
 fn case(node: &Node, name: &str) -> Result<AccessReport> {
     let mut report = watched(node, name)?;
     for _ in 0..5 {
@@ -43,15 +44,15 @@ fn watched(node: &Node, name: &str) -> Result<AccessReport> {
     Ok(report)
 }
 
-/// What wrote outside, without how its name is mangled.
+/// The kernels that wrote outside their expected memory, by unmangled name, and the size of each unit that they wrote.
 fn outside(report: &AccessReport) -> Vec<(&str, u64)> {
     let kernels = ["through_global", "through_table", "beyond", "against_its_word"];
     let short = |by: &str| kernels.into_iter().find(|kernel| by.contains(kernel)).unwrap_or("?");
     report.outside.iter().map(|it| (short(&it.by), it.size)).collect()
 }
 
-/// A case's name, launches of the classes (a), (b) and (c), and which kernels wrote how large a unit that they had not
-/// named.
+/// A case's name, the number of launches in each of the classes (a), (b) and (c), and the kernels that wrote memory
+/// that they had not named, with the size of the unit.
 type Case = (&'static str, [u64; 3], &'static [(&'static str, u64)]);
 
 #[test]
@@ -63,7 +64,7 @@ fn every_way_to_reach_memory_is_named_or_caught() -> Result {
         ("extern", [1, 0, 0], &[]),
         ("atomic", [0, 1, 0], &[]),
         ("late", [0, 2, 0], &[]),
-        // A kernel that was wrong names everything from then on.
+        // A kernel whose write was mispredicted names all memory from then on.
         ("global", [0, 3, 1], &[("through_global", 4096)]),
         ("hidden", [0, 2, 0], &[("through_table", 4096)]),
         ("neighbour", [0, 1, 0], &[("beyond", 4096)]),
@@ -100,7 +101,7 @@ fn programs_print_the_same_and_write_what_they_name() -> Result {
     for (name, arguments) in programs {
         let before = lines(&node)?.len();
         assert_eq!(node.run(name, &arguments)?.finish()?, undisturbed(name, &arguments)?, "{name}");
-        // The counts are in the log when a client is gone.
+        // The daemon logs the counts when a client has ended.
         let line = until("the counts of a client that is gone", || Ok(lines(&node)?.get(before).cloned()))?;
         let report: AccessReport = serde_json::from_str(&line)?;
         assert!(report.launches.all() > 0 && report.watched > 0, "{name}: {report:?}");
@@ -126,7 +127,7 @@ fn a_restored_program_is_watched_too() -> Result {
     node.finish()
 }
 
-/// At a size that says nothing of speed. It compares the device's hashes with the host's first.
+/// The size is too small to measure speed. The program first compares the device's hashes with the host's.
 #[test]
 fn the_benchmark_of_the_hashing_kernels_runs() -> Result {
     let mut command = Command::new(stage::program("rekindle-bench")?);
@@ -140,7 +141,7 @@ fn the_benchmark_of_the_hashing_kernels_runs() -> Result {
     Ok(())
 }
 
-/// The counts of all clients that are gone.
+/// The log lines with the counts of all clients that have ended.
 fn lines(node: &Node) -> Result<Vec<String>> {
     let log = std::fs::read_to_string(node.path("daemon.log"))?;
     Ok(log.lines().filter_map(|line| Some(line.split_once("accesses: ")?.1.to_owned())).collect())

@@ -1,6 +1,6 @@
-//! Clients that are enemies (`src/bin/attacker.rs`): only their own work suffers. While each does what it does, and after
-//! it, a well-behaved program's result is right, and when it is gone the daemon's memory, descriptors, workers and clients
-//! are what they were.
+//! Hostile clients (`src/bin/attacker.rs`): only their own work may suffer. During and after each attack the result of
+//! a well-behaved program is right. When the attacker has ended, the daemon's memory, descriptors, workers and clients
+//! are the same as before.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,7 @@ use rekindle_wire::control::{Reply, Request};
 
 /// A program of many calls that takes a moment.
 const GOOD: (&str, [&str; 2]) = ("warps", ["--iterations", "5"]);
-/// How much memory more the daemon may have after attacks: what allocators keep.
+/// The amount by which the daemon's memory may grow during attacks, in KiB: memory that its allocators keep.
 const SLACK_KIB: u64 = 16 << 10;
 
 struct Enemy<'a> {
@@ -28,12 +28,12 @@ struct Enemy<'a> {
 
 impl<'a> Enemy<'a> {
     fn of(node: &'a Node) -> Result<Self> {
-        // Where any user can execute it.
+        // Any user can execute the program there.
         let program = node.path("attacker");
         stage::install(&stage::helper("attacker")?, &program)?;
         let expected = undisturbed(GOOD.0, &GOOD.1)?;
         let enemy = Self { node, expected, program, memory: 0 };
-        // What the first clients cost is no leak.
+        // The memory that the daemon allocates for its first clients is no leak.
         enemy.others_are_well("at first")?;
         node.is_idle()?;
         let memory = resident(node.daemon_pid()?)?;
@@ -53,7 +53,7 @@ impl<'a> Enemy<'a> {
         Ok(command)
     }
 
-    /// An attack that ends by itself.
+    /// Runs an attack that ends by itself.
     fn attacks(&self, attack: &[&str]) -> Result {
         self.attacks_as(attack, self.command(attack)?)
     }
@@ -67,7 +67,7 @@ impl<'a> Enemy<'a> {
         self.is_over(&what)
     }
 
-    /// One that holds something until it is killed.
+    /// Starts an attack that holds a resource until it is killed.
     fn holds(&self, attack: &[&str]) -> Result<Child> {
         let mut child = self.command(attack)?.spawn()?;
         let mut line = String::new();
@@ -80,7 +80,7 @@ impl<'a> Enemy<'a> {
     fn is_over(&self, what: &str) -> Result {
         self.node.is_idle().with_context(|| format!("after {what}"))?;
         self.others_are_well(&format!("after {what}"))?;
-        // The stack of a thread stays a moment longer than the connection that it has served.
+        // A thread's stack exists for a moment longer than the connection that the thread has served.
         let daemon = self.node.daemon_pid()?;
         let waited = until_true("the daemon gives memory back", || Ok(resident(daemon)? <= self.memory + SLACK_KIB));
         waited.with_context(|| format!("{what}: it had {} KiB, and now {:?}", self.memory, resident(daemon)))
@@ -93,7 +93,8 @@ fn said(child: &mut Child) -> Result<String> {
     Ok(text)
 }
 
-/// In KiB: its own, not what it makes for copies, which it maps while it writes to it.
+/// The anonymous memory of a process in KiB. This excludes the host memory for copies, which the daemon maps while it
+/// writes to it.
 fn resident(pid: i32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("no RssAnon")?;
@@ -143,7 +144,7 @@ fn who_takes_much_leaves_enough_for_others() -> Result {
 
     let mut many = enemy.holds(&["many", "12"])?;
     until("a process has one worker", || {
-        // The attacker, its worker and a spare one.
+        // The three processes are the attacker, its worker and a worker of the pool.
         Ok((node.status()?.used == 1 && node.processes().len() == 3).then_some(()))
     })?;
     drop(many.stdin.take());
@@ -179,7 +180,7 @@ fn other_users_and_containers_reach_nothing_of_others() -> Result {
     nobody.uid(65534).gid(65534);
     run(nobody)?;
 
-    // Root, as in a container: in a pid namespace of its own, where the victim is not.
+    // The attacker runs as root, as in a container: in a pid namespace of its own, in which the victim does not exist.
     let mut root = Command::new("unshare");
     root.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(&enemy.program).args(asks);
     root.env("REKINDLE_SOCKET", node.socket());

@@ -1,5 +1,5 @@
-//! Programs made of random numbers, dumped by CRIU at random moments and by random protocols while they go on, killed, and
-//! restored: in the end they print what they print alone.
+//! Randomly generated programs, dumped by CRIU at random moments and by random protocols while they go on, killed, and
+//! restored. In the end each program prints the same as it does undisturbed.
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
@@ -9,13 +9,13 @@ use rekindle_wire::control::{FailureKind, ProtocolChange, Request};
 
 const STEPS: u64 = 2500;
 const THREADS: u64 = 2;
-/// Dumps of one program, which has as many lives.
+/// The number of dumps of one program, which is killed and restored as often.
 const DUMPS: u64 = 10;
-/// So many programs, and where it may take long.
+/// The number of programs, by default and where tests may take long.
 const PROGRAMS: u64 = 2;
 const MANY: u64 = 10;
 
-/// A dump; none if what the program wrote meanwhile was not foreseen.
+/// Dumps a program. Returns `None` if a write of the program during the dump was mispredicted.
 fn dump(node: &Node, app: &App, fate: Fate) -> Result<Option<Image>> {
     loop {
         let (criu, image) = node.start_dump(app, fate)?;
@@ -26,14 +26,14 @@ fn dump(node: &Node, app: &App, fate: Fate) -> Result<Option<Image>> {
             return Ok(None);
         }
         let progress = image.app.progress.as_ref().context("it says how far it is")?;
-        // CRIU would insist on the size of a file that says how far the program is.
+        // A restore by CRIU requires that the progress file still has its size if it was open at the dump.
         if fate == Fate::Killed || !image.holds_open(progress)? {
             return Ok(Some(image));
         }
     }
 }
 
-/// One program, from life to life.
+/// Dumps, kills and restores one program repeatedly.
 fn lives(node: &Node, random: &mut Random) -> Result {
     let (seed, steps) = (random.below(1 << 32).to_string(), STEPS.to_string());
     let arguments = ["--seed", &seed, "--steps", &steps];

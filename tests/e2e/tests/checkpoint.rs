@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const ARGUMENTS: [&str; 4] = ["--iterations", "600", "--sleep-us", "2000"];
 
-/// `rekindle checkpoint PID DIR`, with more.
+/// Runs `rekindle checkpoint PID DIR` with more arguments.
 fn checkpoint(node: &Node, pid: i32, dir: &Path, more: &[&str]) -> Result<Output> {
     let pid = pid.to_string();
     let mut arguments = ["checkpoint", &pid].map(OsStr::new).to_vec();
@@ -33,7 +33,7 @@ fn ended(output: &Output) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// `idle`, which waits for a file to end.
+/// Starts `idle`, which waits for a file and then ends.
 fn idle(node: &Node, name: &str, more: &[&str]) -> Result<(App, std::path::PathBuf)> {
     let end = node.path(name);
     let until = end.display().to_string();
@@ -49,7 +49,7 @@ fn a_process_is_checkpointed_killed_and_restored_by_two_commands() -> Result {
     let app = node.run("globals", &ARGUMENTS)?;
     app.reaches(300)?;
     let tree = process::tree(app.pid());
-    // There is none yet.
+    // The directory does not exist yet.
     let dir = node.path("a/b/image");
     let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--kill"])?);
     ensure!(code == Some(0), "{out} {err}");
@@ -99,7 +99,7 @@ fn a_job_of_a_shell_is_checkpointed_too() -> Result {
     let Identity { out, err, .. } = shell.identity().clone();
     shell.kill()?;
     process::wait_gone("the original", client)?;
-    // In a session that this pid namespace has, as a terminal's is.
+    // The restore runs in a session of this pid namespace, as from a terminal.
     let mut setsid = Command::new("setsid");
     stage::clean_environment(&mut setsid);
     setsid.arg("--wait").arg(stage::program("rekindle")?).args(["restore", "-d"]).arg(&dir);
@@ -178,7 +178,7 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
     fs::create_dir(&folder)?;
     let gate = Gate::start(&folder, node.socket())?;
     gate.hold(Moment::Before("Frozen"))?;
-    // CRIU's plugin alone goes through the gate.
+    // Only CRIU's plugin connects through the gate.
     let criu = node.path("criu");
     let path = gate.setting(node.criu()).socket;
     stage::write_script(&criu, &format!("#!/bin/sh\nREKINDLE_SOCKET='{}' exec criu \"$@\"\n", path.display()))?;
@@ -214,7 +214,8 @@ fn how_far_a_dump_is_shows_on_a_terminal_and_in_ps() -> Result {
 
 #[test]
 fn a_mispredicted_write_is_found_and_the_dump_made_again_by_stop() -> Result {
-    // What lies before it takes longer to copy than what CRIU does; it is two pieces, one for each lane of a small machine.
+    // The copy starts with ballast, which takes longer to copy than CRIU's own work. The ballast is two pieces, one for
+    // each lane of a small machine.
     let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.008")])?;
     let end = node.path("end");
     let until = end.display().to_string();
@@ -226,7 +227,7 @@ fn a_mispredicted_write_is_found_and_the_dump_made_again_by_stop() -> Result {
         let (code, out, err) = ended(&checkpoint(&node, app.pid(), &dir, &["--json", "--protocol", "cow"])?);
         let said: Value = serde_json::from_str(&out).with_context(|| format!("{out} {err}"))?;
         tries += 1;
-        // On a machine of many lanes it may be copied before it is written.
+        // On a machine with many lanes the memory may be copied before the kernel writes it.
         if said["attempts"] != 1 || tries == 20 {
             break (dir, code, said, err);
         }
@@ -240,7 +241,7 @@ fn a_mispredicted_write_is_found_and_the_dump_made_again_by_stop() -> Result {
     node.finish()
 }
 
-/// What `moment` has counted in the GPU memory of an image.
+/// The value that `moment` has counted to in the GPU memory of an image.
 fn counted(dir: &Path) -> Result<u64> {
     let mark = [0x6d6f_6d65_6e74_206f_u64, 0x6620_7468_6520_676f, 0x6f64_206b_696e_6421, 0x5265_6b69_6e64_6c65];
     let mark: Vec<u8> = mark.iter().flat_map(|it| it.to_le_bytes()).collect();
@@ -296,8 +297,8 @@ fn a_moment_that_never_comes_is_waited_for_no_longer_than_it_is_said() -> Result
     node.finish()
 }
 
-/// By `recopy` a moment is waited for before the first copy, and again for the image. Where that does not come, nothing of the
-/// first copy is in the way of the next checkpoint.
+/// With `recopy`, Rekindle waits for a moment before the first copy, and again for the image. If the second moment does
+/// not come, nothing of the first copy obstructs the next checkpoint.
 #[test]
 fn a_second_moment_that_never_comes_leaves_nothing_of_the_copy_before_it() -> Result {
     let node = Node::start()?;
@@ -334,7 +335,7 @@ fn a_container_is_checkpointed_by_its_name() -> Result {
     let program = ["idle", "--until", "/shared/end", "--progress", "/shared/progress"];
     podman.run("original", &[&annotations[..], &["--volume", &volume]].concat(), &program)?;
     podman.says("original", "ready")?;
-    // podman with the options that this machine needs.
+    // The wrapper calls podman with the options that this machine needs.
     let wrapper = node.path("podman");
     let lib = stage::repository()?.join("scripts/lib/podman.sh");
     stage::write_script(&wrapper, &format!("#!/bin/bash\n. '{}'\npodman_ \"$@\"\n", lib.display()))?;

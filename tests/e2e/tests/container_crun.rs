@@ -17,7 +17,7 @@ fn a_container_of_crun_is_checkpointed_restored_and_imported_with_its_gpu() -> R
     let volume = format!("{}:/shared", shared.display());
     let export = node.path("export.tar");
     let export = export.to_string_lossy();
-    // Another process of the container, which has nothing but what the container was given.
+    // Another process of the container, which has only what the container was given.
     let exec_sees = |name: &str| -> Result {
         let said = podman.call(&["exec", name, "/apps/visible", "--mib", "40"]);
         assert!(said.unwrap_err().to_string().contains("cudaErrorMemoryAllocation"), "{name}: its limit is gone");

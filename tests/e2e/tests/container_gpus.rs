@@ -1,4 +1,4 @@
-//! Which GPUs a container may use: given by annotation and by CDI device, and held to whatever the container does.
+//! The GPUs that a container may use: given by annotation or by CDI device, and enforced whatever the container does.
 
 use std::fs;
 
@@ -9,11 +9,11 @@ use rekindle_wire::CONTROL_VERSION;
 use serde_json::json;
 
 const ALL: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
-/// The software GPU's.
+/// The UUIDs of the software GPUs.
 const FIRST: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707500";
 const SECOND: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707501";
 
-/// What `visible` says that sees these, and asks for one more.
+/// The output of `visible` when it sees these GPUs and asks for one more.
 fn sees(gpus: &[&str]) -> String {
     let lines = gpus.iter().enumerate().map(|(number, uuid)| format!("{number} {uuid} ok\n"));
     let error = if gpus.is_empty() { "cudaErrorNoDevice" } else { "cudaErrorInvalidDevice" };
@@ -27,7 +27,8 @@ fn a_container_sees_the_gpus_it_was_given_and_cannot_widen_that() -> Result {
     let podman = Podman::new(&node)?;
     let specification = podman.generate_cdi()?;
     assert!(specification.contains(SECOND), "{specification}");
-    // Whatever a program of the container does with its environment, which the driver reads up to the first that it has not.
+    // The limit holds for any environment that a program of the container sets. The driver reads the list up to the
+    // first GPU that does not exist.
     let run = |name: &str, options: &[&str], runs: &[(&str, &[&str])]| -> Result {
         let one = |(set, gpus): &(&str, &[&str])| format!("{set} /apps/visible --use {}", gpus.len());
         let script = runs.iter().map(one).collect::<Vec<_>>().join("; ");
@@ -53,7 +54,7 @@ fn a_container_that_was_given_nothing_gets_nothing_from_the_daemon() -> Result {
     let node = Node::at_default_socket()?;
     let podman = Podman::new(&node)?;
     podman.generate_cdi()?;
-    // All that a container with GPUs has, but for the hook.
+    // The container gets everything that a container with GPUs has, except the hook.
     let interposer = rekindle_e2e::stage::interposer()?;
     let library = format!("{}:/usr/lib/rekindle:ro", interposer.display());
     let options =
@@ -91,7 +92,7 @@ fn what_cannot_be_given_fails_the_run_with_the_reason_in_podmans_output() -> Res
 
     node.stop_daemon()?;
     refused("away", &device, &["no daemon at", "start rekindled"])?;
-    // What a daemon of another version says to whatever it does not understand.
+    // The answer of a daemon of another version to a message that it does not understand.
     let reason = format!(
         "the peer speaks control version {CONTROL_VERSION}, and this rekindled 9.9 speaks 99: install one version"
     );
@@ -99,7 +100,7 @@ fn what_cannot_be_given_fails_the_run_with_the_reason_in_podmans_output() -> Res
     refused("other-version", &device, &["this rekindled 9.9 speaks 99"])?;
     refused("other-version-annotated", &ALL, &["this rekindled 9.9 speaks 99"])?;
     drop(fake);
-    // Beside these lies the folder of the workers' records.
+    // The folder of the workers' records lies beside these files.
     let entries = fs::read_dir("/run/rekindle-state").into_iter().flatten().flatten();
     let left: Vec<_> = entries.map(|it| it.path()).filter(|it| it.is_file()).collect();
     assert!(left.is_empty(), "what was refused is kept: {left:?}");

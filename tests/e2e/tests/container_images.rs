@@ -1,4 +1,5 @@
-//! Containers of any image: older C libraries, other ones, and images that bring a driver library of their own.
+//! Containers of any image: images with older C libraries, with other C libraries, and with a driver library of their
+//! own.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +14,7 @@ use rekindle_e2e::{Node, Result, stage, until};
 const ANNOTATION: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
 const ARGUMENTS: [&str; 4] = ["--iterations", "400", "--sleep-us", "4000"];
 
-/// A root directory of this test's own, like that of an image.
+/// Copies an image's root directory for this test.
 fn copy(node: &Node, image: &Path, name: &str) -> Result<PathBuf> {
     let root = node.path(name);
     let status = Command::new("cp").arg("-a").arg(image).arg(&root).status()?;
@@ -21,7 +22,8 @@ fn copy(node: &Node, image: &Path, name: &str) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// A program in a container of the image, checkpointed, restored, and at its end as without all that.
+/// Runs a program in a container of the image, checkpoints it and restores it. In the end it prints the same as without
+/// a checkpoint.
 fn runs_and_is_restored(podman: &Podman, node: &Node, image: &str, more: &[&str]) -> Result {
     let expected = undisturbed("globals", &ARGUMENTS)?;
     let shared = node.path(&format!("{image}-shared"));
@@ -71,8 +73,8 @@ fn an_images_own_driver_library_is_covered() -> Result {
     };
     let node = Node::at_default_socket()?;
     let podman = Podman::new(&node)?;
-    // One where the loader looks by itself, one where only the image's own variable leads. Neither is a library: a program
-    // that loaded it would end.
+    // The image has two driver libraries of its own: one in the loader's default path, and one that only the image's
+    // own variable leads to. Both are invalid: a program that loaded one would end.
     let root = copy(&node, &root, "own")?;
     let lib = root.join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(&lib)?;
@@ -82,7 +84,7 @@ fn an_images_own_driver_library_is_covered() -> Result {
     fs::write(root.join("opt/cuda/libcuda.so.1"), "the image's other")?;
     podman.image("own", &root)?;
     runs_and_is_restored(&podman, &node, "own", &["--env", "LD_LIBRARY_PATH=/opt/cuda"])?;
-    // What hides our folder from the loader still leads to the interposer.
+    // A variable that hides Rekindle's folder from the loader still leads to the interposer.
     let covered = ["/bin/sh", "-c", "cmp /opt/cuda/libcuda.so.1 /usr/lib/rekindle/libcuda.so.1 && echo same"];
     let options = [&ANNOTATION[..], &["--env", "LD_LIBRARY_PATH=/opt/cuda"]].concat();
     podman.run_in("own", "covered", &options, &covered)?;
@@ -109,13 +111,13 @@ fn images_in_which_the_interposer_cannot_run_are_refused_in_podmans_output() -> 
     };
     if let Some(musl) = stage::image("musl")? {
         refused("musl", &musl, &["musl", "use an image with glibc"])?;
-        // Without the annotation it is nobody's affair.
+        // Without the annotation the hook ignores the container.
         podman.run_in("musl", "plain", &[], &["/bin/true"])?;
         assert_eq!(podman.exit_code("plain")?, 0);
     } else {
         eprintln!("SKIPPED: the mirror has no musl");
     }
-    // All of an old image that is looked at.
+    // The C library is the only part of an old image that the hook examines.
     let old = node.path("old");
     fs::create_dir_all(old.join("lib/x86_64-linux-gnu"))?;
     fs::write(old.join("lib/x86_64-linux-gnu/libc.so.6"), "GLIBC_2.2.5\0GLIBC_2.24\0")?;

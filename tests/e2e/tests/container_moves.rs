@@ -1,5 +1,5 @@
-//! What a container was given stays its own: when the daemon is restarted, when it is stopped and restored, when it is
-//! imported under other names.
+//! A container keeps the GPUs that it was given when the daemon restarts, when the container is stopped and restored,
+//! and when it is imported under other names.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn a_container_keeps_its_gpu_over_checkpoints_imports_and_daemons() -> Result {
     let export = node.path("export.tar");
     let export = export.to_string_lossy();
     let sees = format!("count 1\n0 {SECOND} ok\n");
-    // Another process of the container, which was not there when it was given something.
+    // Another process of the container, which did not exist when the container was given its GPU.
     let exec_sees = |name: &str| -> Result {
         let said = podman.call(&["exec", name, "/apps/visible", "--use", "1"])?;
         assert_eq!(said, format!("{sees}use 1: cudaErrorInvalidDevice\n"), "{name}");
@@ -40,7 +40,7 @@ fn a_container_keeps_its_gpu_over_checkpoints_imports_and_daemons() -> Result {
     podman.call(&["container", "checkpoint", "one"])?;
     podman.call(&["container", "restore", "one"])?;
     exec_sees("one")?;
-    // Side by side.
+    // Both containers run at the same time.
     for name in ["two", "three"] {
         podman.will_restore(name);
         podman.call(&["container", "restore", "--import", &export, "--name", name])?;
@@ -63,7 +63,7 @@ fn processes_of_a_container_have_its_limits_together_and_again_when_restored() -
     let shared = node.path("shared");
     fs::create_dir(&shared)?;
     let volume = format!("{}:/shared", shared.display());
-    // A shell and two processes with 32 and 16 MiB, and 2 MiB each for what is small.
+    // A shell and two processes with 32 and 16 MiB, and 2 MiB each for small allocations.
     let script = "/apps/visible --mib 32 --until /shared/go & /apps/visible --mib 16 --until /shared/go & wait";
     let annotations = ["gpus=1", "gpu-memory-mib=64", "workers=3"].map(|it| format!("dev.rekindle/{it}"));
     let mut options = vec!["--volume", &volume];
@@ -113,7 +113,7 @@ fn containers_of_a_pod_have_a_gpu_each_and_are_restored_into_it() -> Result {
         podman.call(&[&options[..], &program].concat())?;
         podman.says(name, "ready")?;
     }
-    // Without a kernel that tracks what is written, podman says so, and the container goes on.
+    // Without a kernel that tracks writes, podman reports that, and the container goes on.
     if podman.call(&["container", "checkpoint", "--pre-checkpoint", "pod-0"]).is_err() {
         assert!(podman.pid("pod-0")? != 0);
     }

@@ -1,4 +1,5 @@
-//! Containers of a user who is not root: they run with the GPUs that they ask for. podman checkpoints them for root only.
+//! Containers of a user who is not root: they run with the GPUs that they ask for. podman supports checkpoints for root
+//! only.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,13 +12,13 @@ use rekindle_e2e::podman::Podman;
 use rekindle_e2e::{Node, Result, stage};
 use serde_json::json;
 
-/// The software GPU's second.
+/// The UUID of the second software GPU.
 const SECOND: &str = "GPU-72656b69-6e64-6c65-2d73-696d67707501";
 const UID: u32 = 1947;
-/// Who may connect may use GPUs: this user is to.
+/// A user who may connect to the daemon may use GPUs: the socket's group admits this user.
 const CONFIGURATION: &str = "socket_mode = \"0660\"\nsocket_group = \"1947\"\n";
 
-/// A user of this test's, who is in no list of subordinate ids: podman then has one user only in its containers.
+/// A user for this test, with no entry in the lists of subordinate ids: the user's containers then have only one user.
 struct User {
     home: PathBuf,
 }
@@ -44,12 +45,13 @@ impl User {
         let uid = UID.to_string();
         command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups", program]);
         command.env("HOME", &self.home).env("XDG_RUNTIME_DIR", self.home.join("run")).current_dir("/");
-        // podman's storage: no kernel lets every user mount overlays, nor has every image one user only.
+        // Settings of podman's storage: not every kernel lets a user mount overlays, and not every image has one user
+        // only.
         command.env("STORAGE_OPTS", "vfs.ignore_chown_errors=true");
         command
     }
 
-    /// crun, which can do without cgroups: nobody has made any for this user.
+    /// Runs podman with crun, which works without cgroups: this user has none.
     fn podman(&self, arguments: &[&str]) -> Result<Output> {
         let options = ["--cgroup-manager", "cgroupfs", "--storage-driver", "vfs", "--runtime", "crun"];
         let mut command = self.command("podman");
@@ -88,7 +90,7 @@ fn a_users_containers_have_gpus_and_others_get_none_from_the_user() -> Result {
     let expected = format!("count 1\n0 {SECOND} ok\nuse 1: cudaErrorInvalidDevice\n");
     assert_eq!(said, expected, "{}", String::from_utf8_lossy(&output.stderr));
 
-    // Who may not connect is told so.
+    // A user who may not connect gets an error that says so.
     let mode = |mode| fs::set_permissions(node.socket(), fs::Permissions::from_mode(mode));
     mode(0o600)?;
     let output = user.runs(&["--rm", "--device", "rekindle.dev/gpu=1"], &["/apps/visible"])?;
@@ -96,7 +98,7 @@ fn a_users_containers_have_gpus_and_others_get_none_from_the_user() -> Result {
     assert!(!output.status.success() && said.contains("this user may not connect to the daemon"), "{said}");
     mode(0o660)?;
 
-    // Root's container is not the user's to give to, whatever the user says of it.
+    // The user may not give GPUs to root's container, whatever configuration the user passes.
     podman.run("roots", &[], &["/bin/sleep", "1000"])?;
     let pid = podman.pid("roots")?;
     let bundle = user.home.join("bundle");
@@ -122,7 +124,7 @@ fn a_users_containers_have_gpus_and_others_get_none_from_the_user() -> Result {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("requires root"), "{said}");
     user.podman(&["rm", "--force", "--time", "0", "mine"])?;
-    // What podman holds for the user as long as the user is there.
+    // Ends the processes that podman keeps for the user.
     user.podman(&["system", "migrate"])?;
     drop(podman);
     node.finish()

@@ -12,7 +12,7 @@ use rekindle_e2e::{Node, Result, until};
 const ARGUMENTS: [&str; 4] = ["--iterations", "1500", "--sleep-us", "4000"];
 const ANNOTATION: [&str; 2] = ["--annotation", "dev.rekindle/enable=true"];
 
-/// How far the program says that it is.
+/// The progress that the program reports.
 fn progress(file: &Path) -> Result<u64> {
     Ok(fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0))
 }
@@ -24,7 +24,7 @@ fn reaches(file: &Path, least: u64) -> Result<u64> {
     })
 }
 
-/// How far a program is that was just restored.
+/// The progress of a program that was just restored.
 fn position(file: &Path) -> Result<u64> {
     fs::write(file, "")?;
     reaches(file, 1)
@@ -58,7 +58,8 @@ fn a_container_is_exported_while_it_runs_checkpointed_restored_and_imported() ->
     let maps = fs::read_to_string(format!("/proc/{}/maps", podman.pid("original")?))?;
     assert!(maps.contains("/usr/lib/rekindle/libcuda.so.1"), "{maps}");
 
-    // The file is written again and again; CRIU would insist on its size where it was open.
+    // The program rewrites the progress file repeatedly; a restore by CRIU requires that a file open at the dump still
+    // has its size.
     let export = node.path("export.tar");
     let export_text = export.to_string_lossy();
     until("an export that holds no file open that changes", || {
@@ -95,7 +96,7 @@ fn a_container_without_the_annotation_gets_nothing_of_ours() -> Result {
     podman.run("plain", &[], &["firstkernel"])?;
     assert_eq!(podman.exit_code("plain")?, 3, "there is no GPU in it");
     let mounts = podman.call(&["inspect", "--format", "{{.Mounts}} {{.Config.Env}}", "plain"])?;
-    // The checkout itself, which the container has its programs from, may be named so.
+    // These names do not match the checkout, which is mounted for the container's programs and may be named `rekindle`.
     let ours = ["/run/rekindle", "/usr/lib/rekindle", "REKINDLE_", "libcuda", "libnvidia-ml"];
     assert!(!ours.iter().any(|it| mounts.contains(it)), "{mounts}");
     drop(podman);

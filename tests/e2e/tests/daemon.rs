@@ -1,4 +1,4 @@
-//! A daemon that is away, is another, or goes in the middle of something.
+//! A daemon that is absent, has another version, or ends in the middle of an operation.
 
 use std::fs;
 
@@ -11,10 +11,10 @@ use rekindle_wire::control::{FailureKind, Opening, Reply, Request};
 use rekindle_wire::{CONTROL_VERSION, OLDEST_CONTROL};
 use serde_json::json;
 
-/// What programs of `tests/apps` end with at a CUDA error.
+/// The exit code of programs of `tests/apps` after a CUDA error.
 const CUDA_ERROR: i32 = 3;
 
-/// `firstkernel` fails in CUDA's initialisation; the one line on stderr that is Rekindle's.
+/// Checks that `firstkernel` fails in CUDA's initialisation, and returns the one line on stderr that is Rekindle's.
 fn initialisation_fails(node: &Node) -> Result<String> {
     let app = node.run("firstkernel", &[])?;
     assert_eq!(app.end()?.code(), Some(CUDA_ERROR));
@@ -75,7 +75,7 @@ fn a_daemon_of_another_version_is_named_and_what_it_says() -> Result {
     let line = initialisation_fails(&node)?;
     assert!(line.contains(reason), "{line}");
     drop(daemon);
-    // One whose answers look otherwise.
+    // This daemon's answers have an unknown form.
     let daemon = FakeDaemon::start(node.socket(), json!({ "NotYet": { "invented": [1, 2] } }))?;
     let line = initialisation_fails(&node)?;
     assert!(line.contains(&node.socket().display().to_string()) && line.contains("version"), "{line}");
@@ -98,7 +98,7 @@ fn a_dump_through_a_daemon_of_another_version_fails_and_the_program_goes_on() ->
     app.advances()?;
     drop(other);
 
-    // The worker finds the daemon that comes after it.
+    // The worker connects to the next daemon.
     node.start_daemon(&[])?;
     node.client(app.pid())?;
     let image = node.dump_and_kill(app)?;
@@ -145,7 +145,7 @@ fn a_daemon_stopped_while_a_program_runs_is_replaced_without_its_notice() -> Res
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.02")];
 const MEMORY: [&str; 6] = ["--iterations", "200", "--largest-kib", "2048", "--sleep-us", "5000"];
 
-/// The daemon is killed while it writes the image: CRIU says so, the program goes on, and the next daemon can dump it.
+/// Kills the daemon while it writes the image: CRIU reports that, the program goes on, and the next daemon can dump it.
 fn daemon_killed_during_a_dump(fate: Fate) -> Result {
     let mut node = Node::with_gpu(&SLOW)?;
     let app = node.run("memory", &MEMORY)?;
@@ -187,13 +187,13 @@ fn a_daemon_killed_during_a_dump_that_leaves_running_leaves_the_program_running(
 
 #[test]
 fn a_criu_killed_during_a_dump_leaves_the_program_running() -> Result {
-    // CRIU has to come to its end meanwhile.
+    // CRIU has to reach its last step while the copy goes on.
     let node = Node::with_gpu(&[("SIMGPU_COPY_GBPS", "0.008")])?;
     let app = node.run("memory", &MEMORY)?;
     app.reaches(50)?;
     let (mut criu, image) = node.start_dump(&app, Fate::Running)?;
-    // What CRIU writes last: before that the program may be executing what CRIU has put into it, which nobody takes out
-    // again.
+    // CRIU writes `inventory.img` last. Before that the program may still execute code that CRIU has injected, and
+    // nobody would remove that code after CRIU's death.
     until("GPU memory is written, and CRIU is out of the program", || {
         assert!(criu.is_running()?, "the dump is over before CRIU could be killed");
         let data = fs::metadata(image.path("rekindle-data-0.raw"));
@@ -202,7 +202,7 @@ fn a_criu_killed_during_a_dump_leaves_the_program_running() -> Result {
     })?;
     process::signal(criu.pid(), libc::SIGKILL)?;
     criu.wait()?;
-    // Whatever CRIU had done to it: it may have been killed while it held the program stopped.
+    // CRIU may have been killed while it held the program stopped.
     process::signal(app.pid(), libc::SIGCONT)?;
     app.advances()?;
     until("the daemon has removed what it wrote", || Ok(image.files()?.is_empty().then_some(())))?;

@@ -1,5 +1,5 @@
-//! Images in which a process's GPU memory is in several data files, since threads of its worker have written at the same
-//! time.
+//! Images in which a process's GPU memory is in several data files, since several threads of its worker have written at
+//! the same time.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use rekindle_e2e::image::length;
 use rekindle_e2e::{App, Image, Node, Result, until};
 
-/// A file for each MiB, as many as there are cores; by `stop` all threads copy.
+/// One file for each MiB, up to the number of cores; with `stop` all threads copy.
 const SEVERAL: &str = "[checkpoint]\nprotocol = \"stop\"\n[image]\nfile_mib = 1\n";
 
 fn start(node: &Node) -> Result<(App, PathBuf)> {
@@ -47,7 +47,7 @@ fn an_image_of_several_data_files_of_a_process_is_as_good_as_one_of_one() -> Res
     }
     let node = Node::configured(SEVERAL, &[])?;
     let (app, until_file) = start(&node)?;
-    // Two threads need not have written at the same time.
+    // The threads do not necessarily write at the same time.
     let first = until("an image has several data files", || {
         let image = node.dump(&app)?;
         Ok((data_files(&image)?.len() > 1).then_some(image))
@@ -58,7 +58,7 @@ fn an_image_of_several_data_files_of_a_process_is_as_good_as_one_of_one() -> Res
         ensure!(length(&first.path(file))? > 0, "{file} is in the image for nothing");
     }
     app.advances()?;
-    // Little has changed: there is little to be written at the same time.
+    // Little memory has changed, so few threads write at the same time.
     let second = node.dump_on(&app, &first)?;
     app.advances()?;
     let third = node.dump_on(&app, &second)?;
@@ -70,7 +70,7 @@ fn an_image_of_several_data_files_of_a_process_is_as_good_as_one_of_one() -> Res
         ensure!(code == Some(0) && said.contains("steady"), "{said}");
     }
 
-    // Each file counts.
+    // The image needs every one of its files.
     let last = files.last().context("there are some")?;
     for (damage, says) in [("flip", "is corrupt"), ("remove", "is missing")] {
         let copy = first.copy(node.fresh("copy"))?;

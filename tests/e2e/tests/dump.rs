@@ -1,4 +1,4 @@
-//! What a dump and a restore are for: a program goes on as if nothing had been, from the moment of the dump.
+//! The purpose of a dump and a restore: a program goes on from the moment of the dump, undisturbed.
 
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::kill::goes_on_after_a_kill;
@@ -123,7 +123,7 @@ fn three_generations_left_running_in_between_each_come_back_at_their_moment() ->
         images.push((image, later));
     }
     assert_eq!(app.finish()?, expected);
-    // The first image is as good as it was, after all that came of it.
+    // Later dumps leave the first image intact.
     let (first, later) = images.first().expect("three images");
     let app = node.restore(first)?;
     let restored = app.position()?;

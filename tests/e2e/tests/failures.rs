@@ -1,4 +1,4 @@
-//! What fails beside the daemon: workers, programs.
+//! Failures of processes other than the daemon: workers and programs.
 
 use std::ffi::OsStr;
 
@@ -16,7 +16,8 @@ fn all_wait(pid: i32) -> Result<bool> {
     Ok(true)
 }
 
-/// One thread: of several, one ends the program while others are still in the runtime, which does not bear it.
+/// The program has one thread. With several, one would end the program while others are still in the runtime, which the
+/// runtime does not support.
 #[test]
 fn a_killed_worker_is_an_error_in_its_program_and_not_a_hang() -> Result {
     let node = Node::start()?;
@@ -55,7 +56,7 @@ fn a_worker_that_is_slow_to_end_is_not_taken_for_that_of_the_restored_program() 
     let app = node.run("streams4", &arguments)?;
     app.reaches(20)?;
     let image = node.dump(&app)?;
-    // It cannot notice that its client is gone, whose number the restored program has then.
+    // The stopped worker cannot notice that its client has ended. The restored program then has the same process id.
     let worker = node.client(app.pid())?.worker;
     process::signal(worker, libc::SIGSTOP)?;
     app.kill()?;

@@ -1,4 +1,4 @@
-//! Processes that use no GPU: CRIU does with them what it does where the plugin is not installed.
+//! Processes that use no GPU: CRIU handles them as it does where the plugin is not installed.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::criu::{Outcome, Setting};
 use rekindle_e2e::{App, Fate, Node, Result, process};
 
-/// Keeps what it was told in its memory until it may say it.
+/// A program that keeps a token in its memory, and prints it when the file `go` exists.
 const PROGRAM: &str = r#"token=$1; : >"$0/ready"; until [ -e "$0/go" ]; do :; done; echo "$token""#;
 const TOKEN: &str = "kept in memory";
 
-/// How CRIU is set up for a dump and a restore.
+/// The setup of CRIU for a dump and a restore.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Installed {
     No,
@@ -36,10 +36,10 @@ impl Foreign {
         Ok(Self { node, criu })
     }
 
-    /// The process knows its token, and has begun to wait.
+    /// Starts the process. Returns when the process has read its token and waits.
     fn run(&self) -> Result<App> {
         let ready = self.node.path("ready");
-        // Not one of the daemon's clients, so without its socket in the environment.
+        // The process is no client of the daemon, so its environment does not name the socket.
         let mut command = Command::new("bash");
         command.args(["-c", PROGRAM]).arg(ready.parent().unwrap_or(Path::new("/"))).arg(TOKEN);
         let app = App::start(&mut command, &self.node.fresh("foreign"), None)?;
@@ -66,7 +66,8 @@ impl Foreign {
     }
 }
 
-/// Left running, then killed, then restored; and what the image consists of.
+/// Dumps a process and leaves it running; dumps another one, kills it and restores it. Returns the names of the image's
+/// files.
 fn is_dumped_and_restored(installed: Installed) -> Result<Vec<String>> {
     let foreign = Foreign::new(installed)?;
     let app = foreign.run()?;
@@ -80,7 +81,7 @@ fn is_dumped_and_restored(installed: Installed) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(foreign.node.path("image"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // Others have process numbers and the like in their names.
+        // The names of the other files contain process ids and other numbers.
         files.push(name.trim_matches(|c: char| c.is_ascii_digit() || "-.img".contains(c)).to_owned());
     }
     files.sort();
@@ -111,7 +112,7 @@ fn an_image_of_foreign_processes_needs_no_plugin() -> Result {
     foreign.node.finish()
 }
 
-/// What CRIU says of a pre-dump: on most kernels that it cannot be, for want of soft-dirty.
+/// Runs a pre-dump, and returns CRIU's exit code and errors. On most kernels it fails, for want of soft-dirty.
 fn pre_dump(installed: Installed) -> Result<(Option<i32>, Vec<String>)> {
     let foreign = Foreign::new(installed)?;
     let app = foreign.run()?;

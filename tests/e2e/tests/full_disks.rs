@@ -1,23 +1,23 @@
-//! A disk that is full from some phase of a dump on: the dump fails and says so, nothing of it is left but what CRIU
-//! leaves, the program goes on, and once there is room it can be dumped into the same directory.
+//! A disk that is full from some phase of a dump on. The dump fails and reports that, leaves nothing but CRIU's own
+//! files, and the program goes on. Once there is room, the program can be dumped into the same directory.
 
 use rekindle_e2e::faults::{Bench, protocols};
 use rekindle_e2e::random::repetitions;
 use rekindle_e2e::{Fate, Moment, Result, pairs};
 
-/// In the order of a dump.
+/// The moments, in the order of a dump.
 const MOMENTS: [Moment; 6] = [
     Moment::Before("Pause"),
     Moment::After("Pause"),
     Moment::Before("Frozen"),
     // GPU memory is being written.
     Moment::After("Frozen"),
-    // What CRIU writes is written.
+    // CRIU has written all of its files.
     Moment::Script("post-dump"),
     Moment::Before("Finish"),
 ];
 
-/// The cases to try: every two of a moment, a protocol and what becomes of the program; with `REKINDLE_SOAK` all.
+/// The cases to try: every two values of a moment, a protocol and the fate of the program; with `REKINDLE_SOAK` all.
 fn cases() -> Result<Vec<(Fate, Moment, &'static str)>> {
     let mut all = Vec::new();
     for fate in [Fate::Killed, Fate::Running] {

@@ -1,4 +1,4 @@
-//! What the tests here are run by: which run beside each other, and which cases of a matrix are tried.
+//! The harness of these tests: the tests that run at the same time, and the cases of a matrix that are tried.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ fn waiting(tickets: &[(u64, bool)]) -> Queue {
     queue
 }
 
-/// Starts all that may start, and says which.
+/// Starts all tests that may start, and returns their tickets.
 fn started(queue: &mut Queue, limit: usize) -> Vec<u64> {
     std::iter::from_fn(|| queue.next(limit).inspect(|ticket| queue.starts(*ticket))).collect()
 }
@@ -54,7 +54,7 @@ fn values(case: &Case) -> [&dyn Debug; 4] {
     [&case.0, &case.1, &case.2, &case.3]
 }
 
-/// Every two values that meet, with their factors.
+/// Every two values that meet in a case, with their factors.
 fn meetings(cases: &[Case]) -> BTreeSet<String> {
     let of_one = |case: &Case| {
         let values = values(case).map(|value| format!("{value:?}"));

@@ -1,9 +1,9 @@
-//! Host memory that a kernel and the CPU use at the same time, dumped while both do.
+//! Host memory that a kernel and the CPU use at the same time, dumped while both use it.
 
 use rekindle_e2e::Result;
 use rekindle_e2e::kill::goes_on_after_a_kill;
 
-/// A kernel runs nearly all the time, and ends when the CPU has written what it waits for.
+/// A kernel runs nearly all the time, and ends when the CPU has written the value that the kernel waits for.
 #[test]
 fn mapped_memory_that_a_kernel_reads_as_the_cpu_writes_comes_back() -> Result {
     goes_on_after_a_kill("mapped", &["--iterations", "150", "--sleep-us", "16000"], 10)

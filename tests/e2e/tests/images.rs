@@ -1,5 +1,5 @@
-//! Images that are bad, or good ones where they cannot be restored: the restore fails before anything runs, says why, and
-//! leaves nothing.
+//! Damaged images, and good ones where they cannot be restored: the restore fails before anything runs, reports the
+//! reason, and leaves nothing.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,7 @@ const ARGUMENTS: [&str; 4] = ["--iterations", "150", "--sleep-us", "5000"];
 
 /// An image of `streams4` in the middle of its work.
 fn image(node: &Node) -> Result<Image> {
-    // Of four threads, which all count.
+    // The program has four threads, and the progress counts all of them.
     let app = node.run_held("streams4", &ARGUMENTS, Some(300))?;
     app.reaches(100)?;
     let image = node.dump_and_kill(app)?;
@@ -23,7 +23,7 @@ fn image(node: &Node) -> Result<Image> {
     Ok(image)
 }
 
-/// That a restore fails for this reason, and before the program did anything.
+/// Checks that a restore fails for this reason before the program has done anything.
 fn is_refused(node: &Node, image: &Image, reason: &str) -> Result {
     let progress = image.app.progress.as_deref().unwrap_or(Path::new("/"));
     let before = fs::read_to_string(progress)?;
@@ -35,16 +35,16 @@ fn is_refused(node: &Node, image: &Image, reason: &str) -> Result {
     node.is_idle()
 }
 
-/// That the image is as good as ever.
+/// Checks that the image can still be restored.
 fn is_restored(node: &Node, image: &Image) -> Result {
     assert_eq!(node.restore(image)?.finish()?, undisturbed("streams4", &ARGUMENTS)?);
     Ok(())
 }
 
-/// Does damage, and says what the restore must then say.
+/// Damages an image, and returns the message that a restore must then report.
 type Damage<'a> = &'a dyn Fn(&Image) -> Result<String>;
 
-/// Each kind of damage to a copy of one image; then the image itself.
+/// Applies each kind of damage to a copy of one image; then restores the image itself.
 fn damaged(damages: &[(&str, Damage<'_>)]) -> Result {
     let node = Node::start()?;
     let image = image(&node)?;
@@ -71,7 +71,7 @@ fn a_flipped_bit_in_any_file_fails_the_restore() -> Result {
         ("code", &|image| flipped("rekindle-code", image)),
         ("data", &|image| {
             let file = image.file("rekindle-data")?;
-            // A piece begins there; between pieces nothing is read.
+            // A piece begins at that offset; a restore does not read between pieces.
             image.flip(&file, 0)?;
             Ok(format!("{file} is corrupt"))
         }),
@@ -137,7 +137,7 @@ fn a_newer_format_fails_the_restore() -> Result {
     damaged(&[("the manifest", &|image| newer(MANIFEST, image)), ("the commit record", &|image| newer(COMMIT, image))])
 }
 
-/// A good image, on a host whose GPUs are these.
+/// Tries to restore a good image on a host with these GPUs, and checks that it fails for this reason.
 fn elsewhere(gpu: &[(&str, &str)], reason: &str) -> Result {
     let mut node = Node::start()?;
     let image = image(&node)?;
@@ -164,8 +164,8 @@ fn another_model_or_size_of_gpu_fails_the_restore() -> Result {
 
 #[test]
 fn a_driver_that_places_functions_elsewhere_fails_the_restore_though_no_variable_has_moved() -> Result {
-    // The program has machine code for 9.0, in which pointers to functions are places in tables. It is its PTX that the
-    // software GPU executes, and with this one that is what a worker looks at too.
+    // The program has machine code for 9.0, in which pointers to functions are places in tables. The software GPU
+    // executes the program's PTX; with this compute capability the worker examines the PTX too.
     let older = ("SIMGPU_CC", "8.0");
     let mut node = Node::with_gpu(&[older])?;
     let app = node.run_held("funcptr", &[], Some(45))?;
@@ -191,7 +191,7 @@ fn another_driver_or_gpu_is_refused_until_the_restore_or_the_configuration_allow
     node.start_daemon(&[])?;
     let reason = "the GPU's driver was 580.159.04 (CUDA 13.0) and is 580.159.05 (CUDA 13.0) here";
     is_refused(&node, &image, reason)?;
-    // To one restore. Another GPU is another matter.
+    // The option applies to one restore. It does not allow another driver.
     let restore = |node: &Node| {
         node.rekindle(
             &["restore", "-d", "--allow-other-gpu"]
@@ -205,7 +205,7 @@ fn another_driver_or_gpu_is_refused_until_the_restore_or_the_configuration_allow
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains(reason), "{said}");
     node.stop_daemon()?;
-    // To all.
+    // The setting applies to all restores. It does not allow another GPU.
     node.configure("[restore]\nallow_other_driver = true\n");
     node.start_daemon(&[("SIMGPU_NAME", "Other GPU")])?;
     is_refused(&node, &image, "and is a Other GPU")?;
@@ -225,7 +225,7 @@ fn too_little_gpu_memory_fails_the_restore() -> Result {
     app.reaches(20)?;
     let image = node.dump_and_kill(app)?;
     node.stop_daemon()?;
-    // Enough for what a worker has of its own.
+    // The GPU memory is enough for a worker's own allocations.
     node.start_daemon(&[("SIMGPU_MEMORY", "16M")])?;
     is_refused(&node, &image, "restore on a GPU with more memory")?;
     node.stop_daemon()?;
@@ -265,7 +265,7 @@ fn without_a_daemon_the_restore_fails() -> Result {
     node.finish()
 }
 
-/// What `rekindle VERB DIR` ends with and says.
+/// Runs `rekindle VERB DIR`, and returns its exit code and output.
 fn rekindle(node: &Node, verb: &str, image: &Image) -> Result<(Option<i32>, String)> {
     let output = node.rekindle(&[verb.as_ref(), image.dir.as_os_str()])?;
     let said = [output.stdout, output.stderr].concat();
@@ -285,7 +285,7 @@ fn verify_finds_what_is_wrong_and_names_the_file() -> Result {
         let copy = image.copy(node.fresh("copy"))?;
         let file = copy.file(kind)?;
         let middle = length(&copy.path(&file))? / 2;
-        // Also where no content is: all of a data file counts.
+        // `verify` detects a flip also where no content is: it checks every byte of a data file.
         copy.flip(&file, middle)?;
         let (code, said) = rekindle(&node, "verify", &copy)?;
         assert_eq!(code, BAD, "{said}");
@@ -318,7 +318,7 @@ fn inspect_and_ps_show_what_there_is() -> Result {
     node.finish()
 }
 
-/// CRIU writes memory that processes share slowly, while they stand still.
+/// CRIU writes memory that processes share slowly, while the processes are frozen.
 #[test]
 fn what_rekindle_adds_to_the_image_of_a_process_is_little() -> Result {
     const MOST: u64 = 10_000_000;
@@ -332,7 +332,7 @@ fn what_rekindle_adds_to_the_image_of_a_process_is_little() -> Result {
     let bytes = |part: &str| cpu[part].as_u64().with_context(|| format!("{part}: {cpu}"));
     let parts = [bytes("ring")?, bytes("staging")?, bytes("interposer")?];
     assert!(parts.iter().all(|part| *part > 0) && parts.iter().sum::<u64>() < MOST, "{cpu}");
-    // All of it was used; it is the program's.
+    // The program has used all of its pinned memory.
     assert!(pinned > 0 && bytes("pinned")? == pinned, "{pinned}: {cpu}");
     node.finish()
 }

@@ -9,7 +9,8 @@ use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::image::length;
 use rekindle_e2e::{App, Image, Node, Result};
 
-/// `steady` with memory that it writes once, and some that it goes on writing; it ends when the file is there.
+/// Starts `steady` with memory that it writes once, and memory that it goes on writing; the program ends when the file
+/// exists.
 fn start(node: &Node) -> Result<(App, PathBuf)> {
     let until = node.path("until");
     let arguments = ["--until", &*until.to_string_lossy(), "--ballast-kib", "16384", "--sleep-us", "2000"];
@@ -18,7 +19,7 @@ fn start(node: &Node) -> Result<(App, PathBuf)> {
     Ok((app, until))
 }
 
-/// Bytes of the image's own data and code files.
+/// The number of bytes in the image's own data and code files.
 fn stored(image: &Image) -> Result<u64> {
     let files = image.files()?;
     let files = files.iter().filter(|name| name.starts_with("rekindle-data") || name.starts_with("rekindle-code"));
@@ -53,7 +54,7 @@ fn a_dump_on_another_writes_what_has_changed_and_is_restored_through_the_chain()
     ensure!(all > 16 << 20 && changed < all / 4, "{changed} bytes of {all} were written again");
     assert_eq!(rekindle(&node, "verify", &third)?.0, Some(0));
 
-    // Without what they build on, neither of the two is anything.
+    // Without the image that they build on, neither of the two can be used.
     let away = first.dir.with_extension("away");
     fs::rename(&first.dir, &away)?;
     for image in [&second, &third] {
@@ -67,13 +68,13 @@ fn a_dump_on_another_writes_what_has_changed_and_is_restored_through_the_chain()
     fs::rename(&away, &first.dir)?;
     goes_on_to_its_end(&node, &third, &until)?;
 
-    // Flattened it needs no other.
+    // A flattened image needs no other image.
     let (code, said) = rekindle(&node, "flatten", &second)?;
     assert_eq!(code, Some(0), "{said}");
     fs::remove_dir_all(&first.dir)?;
     assert_eq!(rekindle(&node, "verify", &second)?.0, Some(0));
     goes_on_to_its_end(&node, &second, &until)?;
-    // And what was built on it as it was is told that it is another.
+    // The third image builds on the second as it was before: its restore reports that the second has changed.
     node.try_restore(&third)?.fails_with("has been changed or written again since")?;
     node.finish()
 }
@@ -88,7 +89,7 @@ fn a_restored_program_is_dumped_on_its_own_image_and_on_none_that_is_bad() -> Re
     app.advances()?;
     let second = node.dump_on(&app, &first)?;
     ensure!(stored(&second)? < stored(&first)? / 4, "an image of a restored program is new");
-    // As a user says it.
+    // The same dump by `rekindle checkpoint --on`.
     let by_command = Image { dir: node.fresh("image"), ..second.clone() };
     let (pid, on) = (app.pid().to_string(), second.dir.as_os_str());
     let arguments = ["checkpoint".as_ref(), "--on".as_ref(), on, pid.as_ref(), by_command.dir.as_os_str()];
@@ -96,7 +97,7 @@ fn a_restored_program_is_dumped_on_its_own_image_and_on_none_that_is_bad() -> Re
     ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     ensure!(stored(&by_command)? < stored(&first)? / 4, "what is built on was written again");
     assert_eq!(rekindle(&node, "verify", &by_command)?.0, Some(0));
-    // One that is bad cannot be built on: the dump is whole by itself.
+    // A dump cannot build on a bad image: it then contains all of the memory.
     fs::remove_file(first.path("rekindle.commit"))?;
     let third = node.dump_on(&app, &second)?;
     ensure!(stored(&third)? > 16 << 20, "it was built on a bad image");

@@ -1,5 +1,5 @@
-//! Memory and events that two processes share: they are dumped together or not at all, and what they were given before is
-//! good afterwards.
+//! Memory and events that two processes share. The processes are dumped together or not at all, and handles that they
+//! exchanged before remain valid afterwards.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use rekindle_e2e::criu::Fate;
 use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{App, Node, Result, stage, until};
 
-/// In its middle, and that of the second process.
+/// Starts `ipc`, and returns it and the id of its second process when both are in their middle.
 fn in_the_middle(node: &Node, arguments: &[&str]) -> Result<(App, i32)> {
     let app = node.run_held("ipc", arguments, Some(20))?;
     app.reaches(20)?;
@@ -54,16 +54,17 @@ fn what_names_shared_memory_is_good_after_a_restore_under_another_daemon() -> Re
     image.must_be_of_the_middle(&expected)?;
     node.stop_daemon()?;
     node.start_daemon(&[])?;
-    // The second process opens everything again by what it was given before the dump.
+    // The second process opens everything again by the handles that it was given before the dump.
     assert_eq!(node.restore(&image)?.finish()?, expected, "restored");
     node.finish()
 }
 
-/// Natively another user's memory is as safe as its handle; here the daemon knows who asks.
+/// On the driver alone, a handle is the only protection of another user's memory; under Rekindle the daemon knows which
+/// user asks.
 #[test]
 fn another_users_memory_is_not_to_be_had() -> Result {
     let node = Node::configured("socket_mode = \"0666\"\n", &[])?;
-    // Where that user finds it.
+    // The other user can read the interposer there.
     let lib = node.path("lib");
     fs::create_dir(&lib)?;
     fs::copy(stage::interposer()?.join("libcuda.so.1"), lib.join("libcuda.so.1"))?;

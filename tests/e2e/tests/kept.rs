@@ -1,5 +1,5 @@
-//! Images of earlier releases are restored by this one: those that are kept in `tests/e2e/kept`, each called by its state's and
-//! its client's version. `docs/compatibility.md` says when to make another.
+//! This release restores images of earlier releases, which are kept in `tests/e2e/kept`. The name of each is its
+//! state's and its client's version. `docs/compatibility.md` says when to make another.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ use rekindle_e2e::{App, Node, Result, process, stage, until};
 use rekindle_wire::control::{Opening, Reply, Request};
 use rekindle_wire::{frame, reply};
 
-/// A process that has what another shared with its worker.
+/// A process that maps the memory that another process shared with its worker.
 struct Revenant {
     process: Child,
     input: ChildStdin,
@@ -70,7 +70,7 @@ fn restored(folder: &Path) -> Result {
         other => bail!("Restore was answered by {other:?}"),
     };
     assert_eq!(revenant.ask(&format!("reattach {restore} {socket}"))?, "reattached");
-    // Its number is not the original's, so the daemon knows it only once it has seen its connection.
+    // The process id differs from the original's, so the daemon knows the process only once it has seen its connection.
     until("the process is one of the restore's", || {
         frame::send(&stream, &Request::Resume { pid }, &[], &[])?;
         match frame::receive(&stream)?.body {
@@ -81,7 +81,7 @@ fn restored(folder: &Path) -> Result {
     })?;
     drop(stream);
 
-    // The commands that were in the ring are executed, and the process's wait for them is answered.
+    // The worker executes the commands of the ring, and answers the call that the process waits for.
     until("all of the ring is consumed", || {
         let ring = revenant.ask("ring")?;
         let (head, tail) = ring.split_once(' ').context("two numbers")?;

@@ -1,38 +1,38 @@
-//! SIGKILL in each phase of a dump: every victim in every phase, every protocol in every phase, and every other two of what a
-//! [`Case`] consists of; with `REKINDLE_SOAK` all cases, again and again.
+//! SIGKILL in each phase of a dump: every victim in every phase, every protocol in every phase, and every other two
+//! values of a [`Case`]; with `REKINDLE_SOAK` all cases, repeatedly.
 
 use rekindle_e2e::faults::{Bench, Program, Victim, protocols};
 use rekindle_e2e::random::repetitions;
 use rekindle_e2e::{Fate, Moment, Result, pairs};
 
-/// In the order of a dump.
+/// The moments, in the order of a dump.
 const MOMENTS: [Moment; 10] = [
-    // Nothing is stopped.
+    // No process is stopped yet.
     Moment::Before("Pause"),
-    // The worker is about to come to rest.
+    // The worker is about to quiesce.
     Moment::During("Pause"),
-    // It is at rest, and the program runs on.
+    // The worker is quiesced, and the program runs on.
     Moment::After("Pause"),
     // The program is frozen.
     Moment::Before("Frozen"),
     // GPU memory is being copied.
     Moment::After("Frozen"),
-    // CRIU's code is in the program.
+    // CRIU has injected its code into the program.
     Moment::After("Socket"),
     // All of CRIU's image is written.
     Moment::Script("post-dump"),
     // With `--leave-running` the program runs again.
     Moment::Before("Finish"),
-    // The image is being written still.
+    // The image is still being written.
     Moment::During("Finish"),
     // The image is durable.
     Moment::After("Finish"),
 ];
 
-/// What is done to one dump.
+/// One dump and the kill during it.
 #[derive(Clone)]
 struct Case {
-    /// One factor: the program and what becomes of it.
+    /// The program and its fate, which are one factor.
     subject: (Program, Fate),
     victim: Victim,
     moment: Moment,
@@ -53,7 +53,7 @@ fn cases() -> Result<Vec<Case>> {
     Ok(pairs::cases(&all, |it| [&it.subject, &it.victim, &it.moment, &it.protocol]))
 }
 
-/// One program outlives all that it can.
+/// One program goes through all cases that it can survive.
 fn killed_in_each_phase(victim: Victim) -> Result {
     let mut bench = Bench::start()?;
     for _ in 0..repetitions() {
@@ -64,7 +64,7 @@ fn killed_in_each_phase(victim: Victim) -> Result {
     bench.finish()
 }
 
-/// The program writes, in every phase in which it runs, what no dump can foresee.
+/// In every phase in which the program runs, it makes writes that no dump can predict.
 #[test]
 fn a_mispredicted_write_beside_a_kill_in_any_phase_of_a_dump_is_in_no_image() -> Result {
     let mut bench = Bench::start_with(Program::Hidden)?;

@@ -4,19 +4,19 @@ use rekindle_e2e::faults::{Bench, Victim};
 use rekindle_e2e::random::repetitions;
 use rekindle_e2e::{Moment, Result};
 
-/// In the order of a restore, and whether the rings are open by then.
+/// The moments, in the order of a restore, and whether the rings are open by then.
 const MOMENTS: [(Moment, bool); 11] = [
-    // Nothing is there.
+    // Neither a process nor a worker belongs to the restore yet.
     (Moment::Before("Restore"), false),
     // A worker loads.
     (Moment::After("Restore"), false),
     // CRIU is about to make processes.
     (Moment::Script("pre-restore"), false),
-    // The first is there, and waits for CRIU to tell it to go on. Nothing of it has been heard of.
+    // The first process exists, and waits until CRIU tells it to go on. The daemon does not know the process yet.
     (Moment::Script("setup-namespaces"), false),
-    // It goes on, to make the others and to connect.
+    // The first process goes on, creates the others, and connects.
     (Moment::Script("post-setup-namespaces"), false),
-    // They are there, and stopped.
+    // All processes exist, and are stopped.
     (Moment::Script("post-restore"), false),
     (Moment::Before("Resume"), false),
     // The worker is about to take the process's memory.
@@ -31,28 +31,29 @@ const MOMENTS: [(Moment, bool); 11] = [
 fn can_be_killed(victim: Victim, moment: Moment) -> bool {
     match victim {
         Victim::Daemon => true,
-        // Held by its scripts alone.
+        // CRIU as the victim is held only by its scripts.
         Victim::Criu => matches!(moment, Moment::Script(_) | Moment::During("Resume")),
-        // No worker is the restore's before.
+        // Before this moment no worker belongs to the restore.
         Victim::Worker => moment != Moment::Before("Restore"),
-        // There are no processes before.
+        // Before these moments there are no processes.
         Victim::Application => {
             !matches!(moment, Moment::Before("Restore") | Moment::After("Restore") | Moment::Script("pre-restore"))
         }
     }
 }
 
-/// So many times each is killed where tests may take long, for each repetition; otherwise once in each phase.
+/// The number of kills of each victim per repetition where tests may take long; otherwise each is killed once in each
+/// phase.
 const KILLS: u64 = 10;
 
-/// One image bears it all.
+/// All restores use one image.
 fn killed_in_each_phase(victim: Victim) -> Result {
     let mut bench = Bench::start()?;
     let image = bench.image()?;
     let moments: Vec<_> = MOMENTS.into_iter().filter(|it| can_be_killed(victim, it.0)).collect();
     let kills = if repetitions() > 1 { (KILLS * repetitions()) as usize } else { moments.len() };
     for (moment, opens) in moments.into_iter().cycle().take(kills) {
-        // The daemon ends what it was asked for, whether anybody waits for the answer or not.
+        // The daemon completes the request, whether anybody waits for the answer or not.
         let opens = opens || (victim, moment) == (Victim::Criu, Moment::During("Resume"));
         bench.kill_in_restore(&image, moment, victim, opens)?;
     }

@@ -1,4 +1,5 @@
-//! All end-to-end tests, one program: a module is a file of this folder. `build.rs` fails the build if a file is missing here.
+//! All end-to-end tests, in one executable: each module is a file of this folder. `build.rs` fails the build if a file
+//! is missing here.
 
 mod accesses;
 mod attacks;

@@ -1,4 +1,4 @@
-//! Many clients at once, how many there may be, and what they cost when they do nothing.
+//! Many clients at once, the limits on clients, and the cost of idle clients.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -61,14 +61,14 @@ fn a_client_gets_no_more_memory_of_any_kind_than_the_configuration_lets_it_have(
     let until = node.path("until").display().to_string();
     let app = node.run("budget", &["--until", &until])?;
     app.reaches(1)?;
-    // Restored, it has what it had, and may have what is left.
+    // The restored program has the memory that it had, and may allocate the rest up to the limit.
     let image = node.dump_and_kill(app)?;
     let app = node.restore(&image)?;
     fs::write(&until, "")?;
     let kinds = "plain 64\nfree 0 of 64\npool 64\narrays 64\nmipmaps 48\npieces 64\nimported 64\npinned 10\n";
     assert_eq!(app.finish()?, format!("free 64 of 64\n{kinds}more 48\nfree 0 of 64\n"));
 
-    // Where it may have less by now it keeps what it had, of each kind, and gets no more.
+    // With a lower limit the restored program keeps the memory that it had, of each kind, and gets no more.
     node.stop_daemon()?;
     node.configure("[limits]\ngpu_memory_mib = 15\n");
     node.start_daemon(&[])?;
@@ -76,7 +76,7 @@ fn a_client_gets_no_more_memory_of_any_kind_than_the_configuration_lets_it_have(
     node.finish()
 }
 
-/// What a process has cost: time on a core, of threads that have ended too, and how often its threads went to sleep.
+/// The cost of a process: CPU time, including threads that have ended, and how often its threads went to sleep.
 fn cost(pid: i32) -> Result<(Duration, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
@@ -84,7 +84,7 @@ fn cost(pid: i32) -> Result<(Duration, u64)> {
     let ticks: u64 = fields.split(' ').skip(11).take(2).filter_map(|it| it.parse::<u64>().ok()).sum();
     let mut sleeps = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that has ended since counts no longer.
+        // A thread that has ended since is not counted.
         let status = fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         sleeps += line.and_then(|it| it.trim().parse::<u64>().ok()).unwrap_or(0);
@@ -92,7 +92,7 @@ fn cost(pid: i32) -> Result<(Duration, u64)> {
     Ok((Duration::from_millis(10 * ticks), sleeps))
 }
 
-/// Time on a core is no time on a clock: a busy machine changes nothing of it.
+/// The test measures CPU time, not elapsed time: a busy machine does not change it.
 #[test]
 fn a_worker_whose_client_does_nothing_costs_less_than_a_hundredth_of_a_core() -> Result {
     let node = Node::start()?;
@@ -109,7 +109,7 @@ fn a_worker_whose_client_does_nothing_costs_less_than_a_hundredth_of_a_core() ->
         assert!(time * 100 < elapsed, "an idle {name} took {time:?} of {elapsed:?}");
         assert!(sleeps < 10 * elapsed.as_secs(), "an idle {name} woke up {sleeps} times in {elapsed:?}");
     }
-    // Whoever is not idle is seen: this asks until it has cost something.
+    // The measurement detects a process that is not idle: this loop runs until it has used CPU time.
     until_true("time is counted", || Ok(cost(std::process::id() as i32)?.0 > Duration::ZERO))?;
     fs::write(node.path("end"), "")?;
     app.finish()?;

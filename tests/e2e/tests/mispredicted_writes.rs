@@ -1,5 +1,5 @@
-//! Kernels that write memory in every way in which one could be mistaken about it, while that memory is copied: under each
-//! protocol the write is foreseen, or found out and said, and no image ever has it that should not.
+//! Kernels that write memory in every way that could be mispredicted, while that memory is copied. Under each protocol
+//! the write is either predicted, or detected and reported. No image contains such a write.
 
 use std::fs;
 
@@ -8,11 +8,11 @@ use rekindle_e2e::twin::{Manner, Source, Taken, same};
 use rekindle_e2e::{App, Node, Result};
 use rekindle_wire::control::{Failure, FailureKind, ProtocolChange, Request};
 
-/// 4 MB a second: what lies before the written memory takes many steps of the program.
+/// 4 MB per second: the copy starts with memory whose copy takes many steps of the program, before the written memory.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.004")];
-/// Ways of the program `hidden` that parameters tell of.
+/// Ways of writing of the program `hidden` that parameters name.
 const FORESEEN: [&str; 6] = ["late", "struct", "extern", "atomic", "bulk", "copy"];
-/// Others, and the kernels that write so.
+/// Ways of writing that parameters do not name, and their kernels.
 const HIDDEN: [(&str, &str); 5] = [
     ("table", "turn"),
     ("global", "through_global"),
@@ -20,10 +20,10 @@ const HIDDEN: [(&str, &str); 5] = [
     ("const_cast", "against_its_word"),
     ("graph", "turn"),
 ];
-/// A dump may come upon a moment in which nothing is written.
+/// The number of dumps to try: a dump may hit a moment in which nothing is written.
 const TRIES: usize = 20;
 
-/// Runs `hidden`, has `work` done to it, and lets it end: each word is what it must be.
+/// Runs `hidden`, calls `work` on it, lets the program end, and checks every word of its memory.
 fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source) -> Result) -> Result {
     let until = node.fresh("until");
     let file = until.display().to_string();
@@ -37,7 +37,7 @@ fn way(node: &Node, name: &str, protocol: &str, work: impl FnOnce(&App, &Source)
     Ok(())
 }
 
-/// A dump; where there is an image it is what it must be.
+/// Dumps the program, and checks the image if there is one.
 fn dump(node: &Node, app: &App, source: &Source) -> Result<Option<Failure>> {
     let dir = node.fresh("image");
     fs::create_dir(&dir)?;
@@ -64,7 +64,7 @@ fn right_at_once(node: &Node, app: &App, source: &Source) -> Result {
     Ok(())
 }
 
-/// Found out, said with the kernel's name, and right from then on.
+/// Checks that a mispredicted write is detected and reported with the kernel's name, and that later dumps predict it.
 fn found_out(node: &Node, app: &App, source: &Source, kernel: &str) -> Result {
     let failure = (0..TRIES).find_map(|_| dump(node, app, source).transpose()).context("it was never found out")??;
     ensure!(failure.kind == FailureKind::Mispredicted && failure.reason.contains(kernel), "{failure:?}");
@@ -98,7 +98,8 @@ fn what_parameters_do_not_tell_is_found_out_under_cow_and_harmless_under_others(
     node.finish()
 }
 
-/// What copies never waits for the legacy stream, which waits for the program, nor does anything for it.
+/// The copy never waits for the legacy stream, which waits for the program, and nothing in that stream waits for the
+/// copy.
 #[test]
 fn an_image_becomes_whole_while_a_kernel_of_the_legacy_stream_does_not_end() -> Result {
     for protocol in ["cow", "clone"] {
@@ -111,7 +112,7 @@ fn an_image_becomes_whole_while_a_kernel_of_the_legacy_stream_does_not_end() -> 
         node.ask(&Request::Protocol { pid: app.pid(), change: ProtocolChange::Choose(protocol.to_owned()) })?;
         let dir = node.path("image");
         fs::create_dir(&dir)?;
-        // The program may go on, and does: from now on its kernel stands still.
+        // The program goes on, and its kernel waits from now on.
         let held = || {
             fs::write(node.path("until.go"), "")?;
             app.reaches(1_000_000)

@@ -1,4 +1,5 @@
-//! Mistakes that others have made, and that no other test here would show. `docs/mistakes.md` says which test shows which.
+//! Mistakes that other projects have made, and that no other test here would detect. `docs/mistakes.md` lists the test
+//! for each.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::image::{MANIFEST, length};
 use rekindle_e2e::{App, Fate, Image, Node, Result, process};
 
-/// A program that checks all its memory at its end, which comes when it is told to; `kib` of it it never touches.
+/// Starts a program that checks all its memory when it is told to end; it never touches `kib` of that memory.
 fn steady(node: &Node, kib: &str) -> Result<App> {
     let until = node.path("until").display().to_string();
     let app = node.run("steady", &["--until", &until, "--ballast-kib", kib, "--sleep-us", "2000"])?;
@@ -23,7 +24,7 @@ fn ends_well(node: Node, app: App) -> Result {
     node.finish()
 }
 
-/// Dumps a program, and kills it: with an image that can be restored however long that takes.
+/// Dumps a program and kills it. The image can be restored however long that takes.
 fn dump(node: &Node, app: App) -> Result<Image> {
     let image = node.dump(&app)?;
     app.kill()?;
@@ -94,7 +95,7 @@ fn a_client_whose_worker_stands_still_holds_up_nobody_else() -> Result {
     let held = steady(&node, "64")?;
     let worker = node.client(held.pid())?.worker;
     process::signal(worker, libc::SIGSTOP)?;
-    // Another comes, works, is listed, dumped and restored, and ends.
+    // Another program starts, works, is listed, is dumped and restored, and ends.
     let arguments = ["--iterations", "400", "--sleep-us", "5000"];
     let expected = undisturbed("globals", &arguments)?;
     let other = node.run("globals", &arguments)?;

@@ -1,12 +1,12 @@
-//! A program of four threads, dumped at random moments while its GPU is busy: whichever command or wait a dump comes
-//! upon, nothing is lost and nothing is done twice.
+//! A program of four threads, dumped at random moments while its GPU is busy. Whichever command or wait a dump
+//! interrupts, nothing is lost and nothing is done twice.
 
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{Node, Result};
 
-/// Each dump ends the program, or leaves it running for a while and ends it then; it goes on from the image. A mistake at
-/// any moment shows in what is printed at the end.
+/// Dumps the program at random moments. Each dump either kills the program, or leaves it running for a while until the
+/// test kills it; the program then goes on from the image. A mistake at any moment shows in the output at the end.
 fn at_random_moments(moments: u64, iterations: u64, words: u64) -> Result {
     let (iterations_text, words) = (iterations.to_string(), words.to_string());
     let arguments = ["--iterations", &iterations_text, "--words", &words];
@@ -15,11 +15,12 @@ fn at_random_moments(moments: u64, iterations: u64, words: u64) -> Result {
     let node = Node::start()?;
     let mut app = node.run("streams4", &arguments)?;
     for moment in 0..moments {
-        // Spread over the first half of what all threads do: the one that says how far they are may be done before others.
+        // The dumps are spread over the first half of the work of all threads: the thread that reports progress may be
+        // done before the others.
         let now = app.progress()?;
         let left = (iterations * 2).saturating_sub(now) / (moments - moment);
         app.reaches(now + 1 + random.below(2 * left + 1))?;
-        // A moment between two iterations: the randomness itself, not a wait for something.
+        // The sleep selects a random moment between two iterations; it does not wait for a condition.
         std::thread::sleep(std::time::Duration::from_micros(random.below(3000)));
         let image = if random.below(2) == 0 {
             node.dump_and_kill(app)?

@@ -10,9 +10,10 @@ use rekindle_e2e::{Node, Result, process, stage};
 const RANKS: usize = 4;
 const ROUNDS: u64 = 100;
 
-/// `mpirun` with the program, whose processes find the libraries there.
+/// Runs `mpirun` with the program, whose processes find the libraries there.
 fn mpirun(command: &mut Command) -> Result<&mut Command> {
-    // One host: messages go through shared memory. As root in a namespace, with fewer cores than processes perhaps.
+    // On one host messages go through shared memory. The test runs as root in a namespace, perhaps with fewer cores
+    // than processes.
     let options =
         ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl"];
     let command = command.args(["-n", &RANKS.to_string()]).args(options).arg("self,sm");

@@ -1,5 +1,5 @@
-//! NVML under Rekindle: what it says agrees with what CUDA says (the program compares them), before and after a restore,
-//! under a daemon that started anew, and in a container. It takes no worker.
+//! NVML under Rekindle: its answers agree with CUDA's (the program compares them), before and after a restore, under a
+//! restarted daemon, and in a container. NVML takes no worker.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ const ROUNDS: [&str; 4] = ["--iterations", "90", "--sleep-us", "2000"];
 fn nvml_agrees_with_cuda_before_and_after_a_restore_and_a_restart_of_the_daemon() -> Result {
     let mut node = Node::start()?;
     let app = node.run_held("nvml", &ROUNDS, Some(70))?;
-    // It stands still there, between questions.
+    // The program is held there, between questions.
     app.reaches(70)?;
     for _ in 0..2 {
         node.dump(&app)?;
@@ -35,7 +35,7 @@ fn a_process_that_asks_nvml_alone_is_no_client_and_outlives_its_daemon() -> Resu
     assert!(node.clients()?.is_empty(), "{:?}", node.clients()?);
     node.stop_daemon()?;
     node.start_daemon(&[])?;
-    // Not in the middle of a question, which would make it ours.
+    // The dump does not interrupt a question, which would make the process a client.
     app.reaches(50)?;
     let image = node.dump_and_kill(app)?;
     assert!(!image.files()?.iter().any(|file| file == "rekindle.img"), "there is no GPU state in it");
@@ -54,7 +54,8 @@ fn a_container_has_nvml() -> Result {
     node.finish()
 }
 
-/// Asks all the time, so that dumps meet it in the middle of a question: none fails, and restored it asks again.
+/// Runs a program that asks NVML all the time, so that dumps interrupt its questions. No question fails, and the
+/// restored program asks again.
 fn dumped_while_it_asks(more: &[&str]) -> Result {
     let node = Node::start()?;
     let mut app = node.run_held("nvml", &[&["--iterations", "100000"], more].concat(), None)?;

@@ -1,4 +1,4 @@
-//! What kernels print and what failed assertions say: where it comes out, and how often.
+//! The output of kernels' prints and of failed assertions: where it appears, and how often.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -32,7 +32,7 @@ fn what_kernels_print_comes_out_once_in_an_original_and_in_what_is_restored_late
     image.must_be_of_the_middle(&expected)?;
     let identity = app.identity().clone();
     assert_eq!(app.finish()?, expected, "the original");
-    // It writes to the same file, and from where it was: what comes before is a hole now.
+    // The restored program writes to the same file at its old offset: the part before it is a hole now.
     App::forget_output(&identity, 0)?;
     let rest = node.restore(&image)?.finish()?;
     let rest = rest.trim_start_matches('\0');
@@ -44,7 +44,7 @@ fn what_kernels_print_comes_out_once_in_an_original_and_in_what_is_restored_late
 fn a_program_whose_stderr_takes_nothing_ends_as_it_would_without_its_lines() -> Result {
     let expected = undisturbed("launches", &[])?;
     let node = Node::start()?;
-    // A table of times is written when the program ends, and what does not succeed before.
+    // A table of times is written when the program ends, and failed calls are written before.
     for log in ["times", "errors"] {
         let (reader, gone) = std::io::pipe()?;
         drop(reader);
@@ -63,7 +63,7 @@ fn what_a_program_prints_to_an_output_that_it_has_closed_reaches_nobody() -> Res
         let mut command = node.command("/bin/sh".as_ref())?;
         let progress = node.path(&format!("progress-{number}"));
         command.arg("-c").arg(format!("exec \"$0\" --progress \"$1\" {closed}")).arg(stage::app("launches")?);
-        // It says each call that does not succeed on stderr, and what it has computed on stdout.
+        // The program reports each failed call on stderr, and its results on stdout.
         command.arg(&progress).env("REKINDLE_LOG", "errors").stdin(Stdio::null()).stdout(Stdio::null());
         let status = command.stderr(Stdio::null()).status()?;
         assert!(status.success(), "{closed}: {status:?}");

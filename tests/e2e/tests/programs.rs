@@ -1,5 +1,6 @@
-//! Every program of `tests/apps` that has an expected output, a test for each: it prints the same directly on the GPU, under
-//! the interposer, and dumped in its middle, killed and restored. A new program is tested by being there.
+//! Every program of `tests/apps` that has an expected output, with a test for each: the program prints the same
+//! directly on the GPU, under the interposer, and dumped in its middle, killed and restored. A new program gets a test
+//! automatically.
 
 use std::fs;
 
@@ -13,7 +14,7 @@ mod program {
     include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 }
 
-/// Directly and under the interposer it prints what is expected.
+/// Checks that a program prints the expected output directly and under the interposer.
 fn alike(name: &str) -> Result {
     let expected = expected(name)?;
     assert_eq!(directly(name, &[])?, expected, "directly");
@@ -22,8 +23,8 @@ fn alike(name: &str) -> Result {
     node.finish()
 }
 
-/// And dumped, killed and restored. A program goes at its own speed until the dump, and stops by itself before its end as
-/// long as the dump is not done: so it is in its middle however slow this machine is.
+/// Checks in addition a dump, a kill and a restore. A program runs at its own speed until the dump, and waits before
+/// its end until the dump is done: so the dump finds it in its middle however slow this machine is.
 fn all_ways(name: &str) -> Result {
     let expected = expected(name)?;
     let node = Node::start()?;

@@ -1,5 +1,6 @@
-//! Dumps of programs that go on while they are copied. The software GPU copies slowly here, so that they do: what a
-//! program writes after the dump's moment must not be in the image, and what it does must not be disturbed by the copy.
+//! Dumps of programs that go on while they are copied. The software GPU copies slowly here, so that the programs make
+//! progress meanwhile. Writes after the dump's moment must not be in the image, and the copy must not disturb the
+//! program.
 
 use anyhow::{Context, ensure};
 use rekindle_e2e::app::undisturbed;
@@ -8,11 +9,11 @@ use rekindle_e2e::random::{Random, repetitions};
 use rekindle_e2e::{Fate, Node, Result};
 use rekindle_wire::control::FailureKind;
 
-/// 40 MB a second, and room for clones.
+/// 40 MB per second, and room for clones.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.04")];
 
-/// Dumps a program at random moments, leaving it running, and lets it end: as if nothing had been. Then each of its images
-/// does so too.
+/// Dumps a program at random moments, leaves it running, and checks its output at the end. Then the program is restored
+/// from each image, and must print the same.
 fn goes_on_from_each(protocol: &str, pool: u64, name: &str, arguments: &[&str], moments: u64) -> Result {
     let expected = undisturbed(name, arguments)?;
     let configuration = format!("[checkpoint]\nprotocol = \"{protocol}\"\ncow_pool = {pool}\n");
@@ -72,8 +73,8 @@ fn memory_that_comes_and_goes_meanwhile() -> Result {
     Ok(())
 }
 
-/// A disk's file system is written to past the page cache, from buffers of lanes and from host memory of the daemon's, which
-/// has room for a piece only; into several files.
+/// Writes to a disk's file system bypass the page cache. They come from the lanes' buffers, and from host memory of the
+/// daemon that has room for only one piece, and go to several files.
 #[test]
 fn images_on_a_disk_are_as_good_as_in_memory() -> Result {
     let (name, arguments) = ("memory", ["--iterations", "60", "--largest-kib", "16384", "--sleep-us", "10000"]);
@@ -89,7 +90,7 @@ fn images_on_a_disk_are_as_good_as_in_memory() -> Result {
         std::fs::create_dir(&dir)?;
         let (criu, image) = node.start_dump_into(dir, &app, Fate::Killed)?;
         criu.wait()?.succeeds()?;
-        // What CRIU has written too.
+        // CRIU's files must be on the disk too.
         match is_written_back(&image.dir.join("pages-1.img"))? {
             Some(written) => ensure!(written, "{protocol}: the processes' memory is not on the disk"),
             None => eprintln!("whether CRIU's files are on the disk cannot be seen here"),
@@ -102,13 +103,14 @@ fn images_on_a_disk_are_as_good_as_in_memory() -> Result {
     Ok(())
 }
 
-/// A dump may come upon a moment in which nothing is written, or copy first what is written.
+/// The number of dumps to try: a dump may hit a moment in which nothing is written, or copy the written memory first.
 const TRIES: usize = 20;
 
-/// The first dump cannot know that memory is written which no command names; it finds out. The next one does know.
+/// The first dump cannot know that the program writes memory that no command names; it detects that. The next dump
+/// predicts the write.
 #[test]
 fn what_no_command_names_is_found_out_and_the_next_dump_is_right() -> Result {
-    // What lies before it takes longer than what CRIU does.
+    // The copy starts with ballast, which takes longer to copy than CRIU's own work.
     let slower = [("SIMGPU_COPY_GBPS", "0.004")];
     let node = Node::configured("[checkpoint]\nprotocol = \"cow\"\n", &slower)?;
     let until = node.path("until");

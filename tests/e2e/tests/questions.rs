@@ -1,5 +1,5 @@
-//! What users ask about a running program: `rekindle ps --calls`, `rekindle check`, and what became of one that has lost
-//! its worker.
+//! Questions of users about a running program: `rekindle ps --calls`, `rekindle check`, and the fate of a program that
+//! has lost its worker.
 
 use std::ffi::OsStr;
 
@@ -7,7 +7,7 @@ use rekindle_e2e::fake::FakeDaemon;
 use rekindle_e2e::{App, Fate, Node, Result, process, until};
 use serde_json::{Value, json};
 
-/// Runs `rekindle VERB... PID --json`: its exit code and what it says.
+/// Runs `rekindle VERB... PID --json`, and returns its exit code and output.
 fn ask(node: &Node, verb: &[&str], app: &App) -> Result<(Option<i32>, Value)> {
     let pid = app.pid().to_string();
     let arguments: Vec<_> = verb.iter().copied().chain([pid.as_str(), "--json"]).map(OsStr::new).collect();
@@ -15,7 +15,7 @@ fn ask(node: &Node, verb: &[&str], app: &App) -> Result<(Option<i32>, Value)> {
     Ok((output.status.code(), serde_json::from_slice(&output.stdout)?))
 }
 
-/// `idle`, waiting.
+/// Starts `idle`, and returns when it waits.
 fn idle(node: &Node, arguments: &[&str]) -> Result<App> {
     let until = node.path("never").display().to_string();
     let app = node.run("idle", &[arguments, &["--until", &until]].concat())?;
@@ -58,7 +58,7 @@ fn a_program_can_be_checkpointed_until_it_calls_malloc_on_the_device() -> Result
     let (code, checked) = ask(&node, &["check"], &app)?;
     assert_eq!(code, Some(3), "{checked}");
     assert!(reasons(&checked).iter().any(|it| it.contains("calls malloc on the device")), "{checked}");
-    // The dump says the same.
+    // The dump reports the same.
     let (criu, _) = node.start_dump(&app, Fate::Killed)?;
     criu.wait()?.fails_with("calls malloc on the device")?;
     app.kill()?;
@@ -89,7 +89,7 @@ fn a_program_that_has_lost_its_worker_is_named_and_not_dumped() -> Result {
     node.finish()
 }
 
-/// What `rekindle doctor` says of one subject: its verdict, and the whole.
+/// The verdict of `rekindle doctor` on one subject, and its whole output.
 fn doctor(node: &Node, subject: &str) -> Result<(String, Value)> {
     let output = node.rekindle(&["doctor", "--json"].map(OsStr::new))?;
     let findings: Value = serde_json::from_slice(&output.stdout)?;
@@ -101,7 +101,7 @@ fn doctor(node: &Node, subject: &str) -> Result<(String, Value)> {
 #[test]
 fn doctor_finds_what_is_there_and_says_what_is_not() -> Result {
     let mut node = Node::start()?;
-    // The driver is the software one, and no worker of it is missing.
+    // The driver is the software GPU's, and no worker of it is missing.
     for (subject, expected) in
         [("kernel", "ok"), ("daemon", "ok"), ("driver", "note"), ("GPU", "ok"), ("plugin", "ok"), ("interposer", "ok")]
     {

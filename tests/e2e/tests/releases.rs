@@ -1,5 +1,5 @@
-//! Daemons, workers and programs of this release and of one that pretends to be the next, in turn: all its versions are higher,
-//! and everything that it says has more fields (`rekindle_wire::version::AHEAD`).
+//! Daemons, workers and programs of this release and of one that pretends to be the next, in turn. The pretended
+//! release has higher versions, and all its messages have more fields (`rekindle_wire::version::AHEAD`).
 
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::{App, Node, Result, process};
@@ -8,13 +8,13 @@ use rekindle_wire::CONTROL_VERSION;
 const NEXT: [(&str, &str); 1] = [("REKINDLE_RELEASES_AHEAD", "1")];
 const ARGUMENTS: [&str; 4] = ["--iterations", "400", "--sleep-us", "5000"];
 
-/// Another daemon takes the place of the one that there is.
+/// Replaces the daemon by another.
 fn replace(node: &mut Node, by: &[(&str, &str)]) -> Result {
     assert!(node.stop_daemon()?.success());
     node.start_daemon(by)
 }
 
-/// Whether the daemon is of the next release: builds without debug assertions do not pretend.
+/// Whether the daemon pretends to be of the next release: builds without debug assertions do not.
 fn pretends(node: &Node) -> Result<bool> {
     let pretends = node.status()?.wire == CONTROL_VERSION + 1;
     if !pretends {
@@ -42,7 +42,7 @@ fn workers_serve_on_under_daemons_of_other_releases_and_are_dumped_by_them() -> 
     }
     assert_eq!(worker(&node, &app)?, older);
     let first = node.dump(&app)?;
-    // An older program with a newer worker.
+    // This program is older than its worker.
     let late = node.run("streams4", &ARGUMENTS)?;
     late.reaches(50)?;
     let newer = worker(&node, &late)?;
@@ -52,7 +52,8 @@ fn workers_serve_on_under_daemons_of_other_releases_and_are_dumped_by_them() -> 
     let second = node.dump_and_kill(app)?;
     let of_newer = node.dump_and_kill(late)?;
     process::wait_gone("the newer worker", newer)?;
-    // What a newer worker has saved may be more than this release knows; what this one's has is restored by it.
+    // A newer worker may have saved state that this release does not know. This release restores the state of its own
+    // workers.
     node.try_restore(&of_newer)?.fails_with("restore it with a newer one")?;
     second.must_be_of_the_middle(&expected)?;
     assert_eq!(node.restore(&second)?.finish()?, expected);

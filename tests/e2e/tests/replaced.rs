@@ -1,5 +1,5 @@
-//! A dump into a directory that has an image already: that one is good until the new one is, or is never taken for what it
-//! is not.
+//! A dump into a directory that already has an image. The old image stays valid until the new one is, or a restore
+//! detects that the files do not belong together.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use rekindle_e2e::{App, Fate, Image, Node, Result, process, until};
 use rekindle_images::{CheckpointId, ErrorKind, Image as GpuImage};
 use rekindle_wire::control::{ProtocolChange, Request};
 
-/// What a restore says of an image beside CRIU's files of another dump.
+/// The message of a restore from an image beside CRIU's files of another dump.
 const ANOTHER: &str = "are of another dump";
 
 fn start(node: &Node) -> Result<App> {
@@ -87,7 +87,7 @@ fn an_image_whose_criu_files_were_overwritten_is_refused_until_the_next_dump_is_
         let restored = node.rekindle(&["restore".as_ref(), dir.as_os_str()])?;
         let said = String::from_utf8_lossy(&restored.stderr).into_owned();
         ensure!(restored.status.code() == Some(4) && said.contains(ANOTHER), "{restored:?}");
-        // CRIU without a command of ours.
+        // CRIU restores without a command of Rekindle's.
         let log = node.path("refused.log");
         node.criu().restore(&dir, log)?.wait()?.fails_with(ANOTHER)?;
 
@@ -140,7 +140,8 @@ fn processes_without_a_gpu_dumped_over_an_image_come_back_as_what_they_are() -> 
     let foreign = App::start(&mut command, &node.fresh("foreign"), None)?;
     let dump =
         |criu: &rekindle_e2e::criu::Setting| criu.dump(foreign.pid(), &dir, Fate::Running, node.path("dump.log"));
-    // Until it has succeeded, the image stays; since CRIU has begun to overwrite the rest, it says so.
+    // The old image stays until the dump has succeeded. CRIU has begun to overwrite its own files, so the image reports
+    // that.
     gate.hold(Moment::Script("post-dump"))?;
     let mut criu = dump(&gate.setting(node.criu()))?;
     gate.reached(&mut criu)?;

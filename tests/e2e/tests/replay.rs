@@ -1,4 +1,4 @@
-//! Programs that have unloaded more code than the object log keeps: the rehearsal before the commit, and restores with place
+//! Programs that have unloaded more code than the object log keeps: the rehearsal before the commit, and restores with
 //! holders.
 
 use std::fs;
@@ -6,10 +6,10 @@ use std::fs;
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::{App, Fate, Image, Node, Result};
 
-/// As few lives as that of the code that is gone.
+/// Limits the object log to few entries of unloaded code and destroyed contexts.
 const FEW: (&str, &str) = ("REKINDLE_MOST_LIVES", "24");
 
-/// How many rehearsals have shown that a restore is possible.
+/// The number of rehearsals that have shown that a restore is possible.
 fn rehearsals(node: &Node) -> Result<usize> {
     Ok(fs::read_to_string(node.path("daemon.log"))?.matches("a rehearsal has shown").count())
 }
@@ -22,7 +22,7 @@ fn dumped(node: &Node, app: App, expected: &str) -> Result<Image> {
     Ok(image)
 }
 
-/// Dumped, killed and restored twice, and both times behind the cut.
+/// Dumps, kills and restores a program twice, each time after the object log has dropped unloaded code.
 fn restored_behind_a_cut(name: &str, arguments: &[&str], at: [u64; 2]) -> Result {
     let expected = undisturbed(name, arguments)?;
     let node = Node::with_gpu(&[FEW])?;
@@ -47,7 +47,8 @@ fn a_program_that_compiles_code_without_end_is_restored_from_a_log_that_was_cut(
     restored_behind_a_cut("jit", &["--iterations", "160", "--sleep-us", "2000"], [70, 110])
 }
 
-/// The program goes on, and stands still later: it must not have ended when the next daemon is there.
+/// Lets the program advance by one step. The program is held later, so it has not ended when the next daemon has
+/// started.
 fn goes_on(app: &App) -> Result {
     app.reaches(app.progress()? + 1)
 }
@@ -63,7 +64,7 @@ fn a_rehearsal_that_fails_leaves_the_program_and_the_older_image() -> Result {
     // A worker of the next daemon can load as much code as it needs for itself.
     assert!(node.stop_daemon()?.success());
     node.start_daemon(&[FEW, ("SIMGPU_FAULT", "cuModuleLoadData:12+:2")])?;
-    // Its worker has joined that daemon.
+    // The program's worker has joined that daemon.
     node.client(app.pid())?;
     goes_on(&app)?;
     let (dump, _) = node.start_dump(&app, Fate::Running)?;

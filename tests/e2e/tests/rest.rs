@@ -1,4 +1,4 @@
-//! Coming to rest: kernels that wait for what is still to be launched are let on, and one that never ends is named.
+//! Quiescing: kernels that wait for later launches are allowed to go on, and a kernel that never ends is named.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::random::Random;
 use rekindle_e2e::{Fate, Node, Result};
 
-/// Dumped and killed and restored again and again, each time a little later.
+/// Dumps, kills and restores a program repeatedly, each time a little later.
 fn goes_on_after_each_of(dumps: u64, name: &str, arguments: &[&str], every: u64) -> Result {
     let expected = undisturbed(name, arguments)?;
     let mut random = Random::new();

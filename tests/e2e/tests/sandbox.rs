@@ -1,4 +1,5 @@
-//! What workers have given up when they serve a client, as the kernel sees it, and what their users cannot do.
+//! The privileges that workers have given up when they serve a client, as the kernel shows them, and the actions that
+//! their users cannot take.
 
 use std::collections::HashMap;
 use std::fs;
@@ -28,7 +29,7 @@ impl Status {
     }
 }
 
-/// An application that stands still, and its worker.
+/// Starts an idle application, and returns it and its worker.
 fn idle(node: &Node) -> Result<(App, i32)> {
     let until = node.path("never").display().to_string();
     let app = node.run("idle", &["--until", &until])?;
@@ -37,7 +38,7 @@ fn idle(node: &Node) -> Result<(App, i32)> {
     Ok((app, worker))
 }
 
-/// Runs a command as this user, of the workers' group.
+/// Runs a command as this user, in the workers' group.
 fn run_as(uid: u32, command: &mut Command) -> Result<Output> {
     Ok(command.uid(uid).gid(1_900_000_000).output()?)
 }
@@ -52,7 +53,7 @@ fn a_worker_is_a_user_of_its_own_without_privileges() -> Result {
         let status = Status::of(worker)?;
         let uid = status.uid()?;
         ensure!((1_900_000_000..=1_900_065_535).contains(&uid), "worker {worker} is user {uid}");
-        // Real, effective, saved and of the file system.
+        // The fields are the real, the effective, the saved and the file system's id.
         assert_eq!(status.words("Uid")?, vec![uid.to_string(); 4]);
         assert_eq!(status.words("Gid")?, vec!["1900000000"; 4]);
         assert_eq!(status.words("Groups")?, [""; 0]);
@@ -60,9 +61,9 @@ fn a_worker_is_a_user_of_its_own_without_privileges() -> Result {
             assert_eq!(status.words(set)?, ["0000000000000000"], "{set}");
         }
         assert_eq!(status.words("NoNewPrivs")?, ["1"]);
-        // By filters.
+        // Mode 2 is filtering.
         assert_eq!(status.words("Seccomp")?, ["2"]);
-        // Of a process that is not dumpable they are root's.
+        // The files in `/proc` of a process that is not dumpable belong to root.
         assert_eq!(fs::metadata(format!("/proc/{worker}/maps"))?.uid(), 0);
         let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;
         let core = limits.lines().find(|line| line.starts_with("Max core file size")).context("no limit")?;
@@ -71,7 +72,8 @@ fn a_worker_is_a_user_of_its_own_without_privileges() -> Result {
     }
     assert_ne!(users[0], users[1]);
 
-    // Not even a process of the worker's own user sees into it, and no worker's user asks anything of the daemon.
+    // Not even a process of the worker's own user can read the worker's state, and no worker's user may ask the daemon
+    // anything.
     for user in users {
         for file in ["environ", "maps", "fd/0", "mem"] {
             let path = format!("/proc/{one}/{file}");

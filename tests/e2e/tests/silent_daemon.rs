@@ -1,5 +1,5 @@
-//! A daemon that is stopped by a signal, as by one who debugs it, or hangs: CRIU fails in time, the program goes on, and
-//! the daemon that wakes up does no harm.
+//! A daemon that is stopped by a signal, as by a debugger, or that hangs: CRIU fails in time, the program goes on, and
+//! the daemon does no harm when it wakes up.
 
 use std::fs;
 
@@ -8,13 +8,13 @@ use rekindle_e2e::criu::Outcome;
 use rekindle_e2e::image::COMMIT;
 use rekindle_e2e::{App, Fate, Node, Result, process, until};
 
-/// A worker goes on when it has heard nothing for this time.
+/// A worker goes on when it has heard nothing from the daemon for this time.
 const CONFIGURATION: &str = "silence_timeout_ms = 5000\n";
 /// Copies so slow that a dump of `memory` takes a second, in which much can happen.
 const SLOW: [(&str, &str); 1] = [("SIMGPU_COPY_GBPS", "0.02")];
 const MEMORY: [&str; 6] = ["--iterations", "200", "--largest-kib", "2048", "--sleep-us", "5000"];
 
-/// Stops the daemon when GPU memory is being written; what CRIU says.
+/// Stops the daemon while GPU memory is being written, and returns CRIU's outcome.
 fn stopped_during_a_dump(node: &Node, app: &App, fate: Fate) -> Result<Outcome> {
     let (mut criu, image) = node.start_dump(app, fate)?;
     until("GPU memory is written", || {
@@ -34,7 +34,7 @@ fn during_a_dump(fate: Fate) -> Result {
     let app = node.run("memory", &MEMORY)?;
     app.reaches(50)?;
     stopped_during_a_dump(&node, &app, fate)?.fails_with("is not answering")?;
-    // Without its daemon: the worker has opened its ring.
+    // The program goes on without its daemon, since the worker has opened its ring.
     app.advances()?;
 
     process::signal(node.daemon_pid()?, libc::SIGCONT)?;
@@ -118,7 +118,7 @@ fn a_worker_that_hangs_in_a_dump_fails_it_in_time_and_the_program_goes_on() -> R
     node.finish()
 }
 
-/// The disk is as slow as if it hung: for a piece it takes longer than an image may not come further.
+/// The copy is as slow as if it hung: one piece takes longer than an image may go without progress.
 #[test]
 fn a_copy_before_the_quiesce_that_hangs_is_given_up_and_the_program_goes_on() -> Result {
     let configuration = "stall_timeout_ms = 1000\n[checkpoint]\nprotocol = \"recopy\"\n";

@@ -1,6 +1,6 @@
-//! Many dumps without CRIU, of programs made of random numbers that go on meanwhile, by each protocol and at random
-//! moments, now and then given up: every image is, byte by byte, what `stop` writes at the same quiesce, and the programs
-//! end as if nothing had been.
+//! Many dumps without CRIU, of randomly generated programs that go on meanwhile, by each protocol and at random
+//! moments. Some dumps are given up. Every image equals, byte by byte, the image that `stop` writes at the same
+//! quiesce, and the programs end undisturbed.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,15 +15,15 @@ use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result};
 use rekindle_wire::control::{FailureKind, ProtocolChange, Request};
 
-/// What is dumped is small, since the software GPU hashes slowly.
+/// The programs are small, since the software GPU hashes slowly.
 const STEPS: &str = "600";
 const KIB: &str = "4";
-/// As many images as there are to be, if there is time for them, and in any case.
+/// The number of images to make if there is time for them, the least number in any case, and the time.
 const MOST: u64 = 1000;
 const LEAST: u64 = 150;
 const TIME: Duration = Duration::from_secs(25);
 
-/// What was counted.
+/// The counts of a test.
 #[derive(Debug, Default)]
 struct Counts {
     images: u64,
@@ -32,14 +32,14 @@ struct Counts {
     given_up: u64,
 }
 
-/// How many files a dump has left, but for the link to what it builds on.
+/// The number of files that a dump has left, without the link to the image that it builds on.
 fn files_in(dir: &Path) -> Result<usize> {
     let names = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name()));
     let names = names.collect::<Result<Vec<_>>>()?;
     Ok(names.iter().filter(|name| *name != "rekindle-parent").count())
 }
 
-/// As many images of as many programs as it takes, in memory: disks would have most of the time.
+/// Makes images of as many programs as it takes. The images are in memory, since disks would take most of the time.
 fn snapshots(configuration: &str, gpu: &[(&str, &str)], builds: bool) -> Result {
     let node = Node::configured(configuration, gpu)?;
     let memory = tempfile::tempdir_in("/dev/shm")?;
@@ -65,7 +65,7 @@ fn snapshots(configuration: &str, gpu: &[(&str, &str)], builds: bool) -> Result 
     node.finish()
 }
 
-/// Snapshots of one program, until it ends.
+/// Makes snapshots of one program until it ends.
 fn of_one(
     node: &Node,
     source: &Source,
@@ -106,7 +106,7 @@ fn of_one(
             }
             Taken::GivenUp => {
                 counts.given_up += 1;
-                // While the last question was being answered it may have become whole.
+                // The image may have become whole while the last question was being answered.
                 if give_up != Some(3) {
                     until_true("the daemon has removed what it wrote", || Ok(files_in(&dir)? == 0))?;
                 }
@@ -122,7 +122,7 @@ fn images_are_what_stop_writes_at_the_same_quiesce() -> Result {
     snapshots("", &[("SIMGPU_COPY_GBPS", "0.05")], false)
 }
 
-/// Programs of `tests/apps` that use memory in ways that random numbers do not come upon, in steps that take a while.
+/// Programs of `tests/apps` that use memory in ways that the generated programs do not, in steps that take a while.
 const OTHERS: [(&str, &[&str]); 19] = [
     ("reset", &["--rounds", "6", "--launches", "60", "--sleep-us", "20000"]),
     ("corners", &["--iterations", "15", "--sleep-us", "10000"]),
@@ -170,13 +170,13 @@ fn images_of_programs_of_many_kinds_are_what_stop_writes_at_the_same_quiesce() -
 #[test]
 fn images_of_a_full_gpu_that_build_on_others_and_are_compressed_are_so_too() -> Result {
     let configuration = "[checkpoint]\ncow_pool = 65536\n[image]\ncompression = \"lz4\"\n";
-    // What there is of it besides the programs and a worker is taken by clones, and wanted by programs meanwhile.
+    // Clones take all GPU memory that the programs and a worker leave, and the programs request that memory meanwhile.
     let full = [("SIMGPU_COPY_GBPS", "0.05"), ("SIMGPU_MEMORY", "14M")];
     snapshots(configuration, &full, true)
 }
 
-/// A dump that is given up is over for who has asked for it, while its copy yet ends, its clones go away and its host memory is
-/// asked back: the next one comes into the middle of that, and has clones all the same.
+/// A dump that is given up is over for the requester while its copy still ends, its clones are freed and its host
+/// memory is reclaimed. The next dump starts in the middle of that, and gets clones nevertheless.
 #[test]
 fn dumps_that_follow_given_up_ones_at_once_have_whole_images() -> Result {
     const IMAGES: u64 = 30;
@@ -207,7 +207,7 @@ fn dumps_that_follow_given_up_ones_at_once_have_whole_images() -> Result {
     let lacking = log.lines().find(|line| line.contains("room for clones"));
     ensure!(lacking.is_none(), "there was memory for clones: {lacking:?}");
     eprintln!("{given_up} were given up");
-    // The worker gives its part of that memory back, also where nobody asks what came of the copy.
+    // The worker returns its part of that memory, even if nobody asks for the result of the copy.
     let worker = node.client(app.pid())?.worker;
     let dir = node.fresh("image");
     fs::create_dir(&dir)?;

@@ -1,5 +1,6 @@
-//! A long life: `soak` makes and destroys everything that there is, round after round, is dumped while it goes on, has dumps
-//! given up, is killed and restored. Between rounds nothing of a round is left, so whatever has grown after many is a leak.
+//! A long run: `soak` creates and destroys every kind of object, round after round. It is dumped while it goes on, some
+//! dumps are given up, and it is killed and restored. Between rounds nothing of a round is left, so any growth after
+//! many rounds is a leak.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,18 +14,20 @@ use rekindle_e2e::twin::{Manner, Source};
 use rekindle_e2e::{App, Image, Node, Result, process};
 use rekindle_wire::control::{FailureKind, ProtocolChange, Request};
 
-/// Rounds until caches, pools and heaps have the size that they keep. A heap stays within 12 KiB from round 350 to round 2,800.
+/// The number of rounds until caches, pools and heaps reach their lasting size. A heap stays within 12 KiB from round
+/// 350 to round 2,800.
 const WARM: u64 = 350;
-/// Rounds in which nothing may grow.
+/// The number of rounds in which nothing may grow.
 const MANY: u64 = 700;
-/// How long the program lives where tests may take long.
+/// The time for which the program runs where tests may take long.
 const LONG: Duration = Duration::from_secs(3600);
-/// How much more memory a process may have after [`MANY`] rounds, in KiB: less than 64 bytes of each round, which take 80.
+/// The amount by which a process's memory may grow in [`MANY`] rounds, in KiB: less than 64 bytes per round, which take
+/// 80.
 const GROWTH_KIB: u64 = 40;
-/// And how many more mappings: a heap's are not always as many.
+/// The number by which a process's mappings may grow: the number of a heap's mappings varies.
 const GROWTH_MAPPINGS: u64 = 16;
 
-/// Numbers by name, each of something that may not grow.
+/// Counts by name, each of a resource that may not grow.
 type Held = BTreeMap<String, u64>;
 
 /// A program whose rounds are counted.
@@ -47,25 +50,25 @@ impl<'a> Soak<'a> {
         self.app.as_ref().context("there is a program")
     }
 
-    /// It is to do so many more; returns at once.
+    /// Tells the program to do this many more rounds, and returns at once.
     fn go_on(&mut self, rounds: u64) -> Result {
         self.rounds += rounds;
         self.tell(self.rounds)
     }
 
     fn tell(&self, rounds: u64) -> Result {
-        // In place of the old one, so that it is never half written.
+        // The new file replaces the old one, so that it is never half written.
         let (new, told) = (self.node.path("told.new"), self.node.path("told"));
         fs::write(&new, format!("{rounds:08}"))?;
         Ok(fs::rename(new, told)?)
     }
 
-    /// Waits until it stands still.
+    /// Waits until the program has done its rounds.
     fn rests(&self) -> Result {
         self.app()?.reaches(self.rounds)
     }
 
-    /// So many rounds, within which it is dumped by each protocol, and dumps are given up.
+    /// Runs this many rounds, in which the program is dumped by each protocol and some dumps are given up.
     fn disturbed(&mut self, rounds: u64, random: &mut Random) -> Result {
         let begin = self.rounds;
         self.go_on(rounds)?;
@@ -81,7 +84,7 @@ impl<'a> Soak<'a> {
         self.rests()
     }
 
-    /// By CRIU, and whatever becomes of it where the program writes what nobody has foreseen.
+    /// Dumps the program by CRIU and leaves it running. The dump may fail if a write was mispredicted.
     fn dump_running(&self) -> Result {
         let (criu, image) = self.node.start_dump(self.app()?, rekindle_e2e::Fate::Running)?;
         let outcome = criu.wait()?;
@@ -90,7 +93,7 @@ impl<'a> Soak<'a> {
         Ok(fs::remove_dir_all(image.dir)?)
     }
 
-    /// A dump that ends after so many questions.
+    /// Starts a dump and gives it up after this many questions.
     fn give_up(&self, at: usize) -> Result {
         let dir = self.node.fresh("given-up");
         fs::create_dir(&dir)?;
@@ -98,7 +101,7 @@ impl<'a> Soak<'a> {
         Ok(())
     }
 
-    /// What everybody holds, and an image of that.
+    /// The resources of all processes, and an image of that state.
     fn held(&self) -> Result<(Held, Image)> {
         let app = self.app()?;
         self.rests()?;
@@ -120,7 +123,7 @@ impl<'a> Soak<'a> {
         Ok((held, image))
     }
 
-    /// Kills it, and restores it from an image of its rest.
+    /// Kills the program, and restores it from an image made between rounds.
     fn restore(&mut self, image: Image) -> Result {
         let app = self.app.take().context("there is a program")?;
         app.kill()?;
@@ -137,14 +140,14 @@ impl<'a> Soak<'a> {
     }
 }
 
-/// Memory of a process that is in no file, in KiB.
+/// The anonymous memory of a process, in KiB.
 fn anonymous(pid: i32) -> Result<u64> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let line = rollup.lines().find_map(|it| it.strip_prefix("Anonymous:")).context("no anonymous memory")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
-/// What an image says that the worker keeps of the program.
+/// Adds the sizes and counts of the worker's records of the program, as an image contains them.
 fn state(dir: &Path, held: &mut Held) -> Result {
     let image = rekindle_images::Image::open(dir)?;
     let [client] = &image.manifest().clients[..] else { anyhow::bail!("not one client") };
@@ -163,8 +166,8 @@ fn state(dir: &Path, held: &mut Held) -> Result {
     Ok(())
 }
 
-/// What has grown from the first to the second, and as much again to the third. What somebody keeps for the next time makes
-/// one step; a leak goes on.
+/// The counts that have grown from the first measurement to the second, and as much again to the third. Memory kept for
+/// later use grows once; a leak continues.
 fn grown(held: &[Held; 3], whose: &[&str]) -> String {
     let mut grown = String::new();
     let [before, after, later] = held;
@@ -182,8 +185,9 @@ fn grown(held: &[Held; 3], whose: &[&str]) -> String {
     grown
 }
 
-/// Twice many rounds of one life, and an image of its end. While something of these has grown in both, as many rounds again,
-/// until there are `most` measurements: a heap grows by steps, some of them late, and a leak in each.
+/// Runs twice [`MANY`] rounds of one run, and makes an image at the end. While one of these counts has grown in both
+/// halves, the same number of rounds follows, until there are `most` measurements: a heap grows in steps, some of them
+/// late, and a leak grows in each.
 fn live(soak: &mut Soak, random: &mut Random, whose: &[&str], most: usize) -> Result<([Held; 3], Image)> {
     soak.disturbed(WARM, random)?;
     let mut all = Vec::new();
@@ -210,7 +214,7 @@ fn nothing_grows_while_a_program_makes_and_destroys_everything_and_is_dumped_and
     soak.disturbed(WARM, &mut random)?;
     let (_, image) = soak.held()?;
     soak.restore(image)?;
-    // What each life ended with: nothing may grow from life to life either.
+    // The counts at the end of each run: nothing may grow from run to run either.
     let mut ends: Vec<Held> = Vec::new();
     while ends.is_empty() || long && begin.elapsed() < LONG {
         const WHOSE: [&str; 4] = ["program", "worker", "daemon", "saved"];

@@ -1,5 +1,5 @@
-//! What waits in software: host callbacks and what follows them, and streams that are full. A dump comes upon it held,
-//! and what is restored goes on with it.
+//! Work that waits in software: host callbacks and the commands behind them, and full streams. A dump finds this work
+//! waiting, and the restored program goes on with it.
 
 use rekindle_e2e::app::undisturbed;
 use rekindle_e2e::kill::goes_on_after_a_kill;
@@ -15,7 +15,7 @@ fn host_callbacks_and_what_follows_them_are_as_on_the_driver_alone() -> Result {
 
 #[test]
 fn a_killed_program_goes_on_with_the_callbacks_that_were_held() -> Result {
-    // Nearly always in a callback, with commands of several streams behind it.
+    // The program is nearly always in a callback, with commands of several streams behind it.
     goes_on_after_a_kill("callbacks", &["--iterations", "40", "--callback-us", "60000"], 12)
 }
 

@@ -1,5 +1,5 @@
-//! A container that publishes a service over TCP, which computes its answers on a GPU: its port, its name, its connections
-//! and its health check, through checkpoints. CRIU 4.1 cannot dump an inet socket on Linux 6.16 and later.
+//! A container that publishes a service over TCP, which computes its answers on a GPU. Its port, its name, its
+//! connections and its health check survive checkpoints. CRIU 4.1 cannot dump an inet socket on Linux 6.16 and later.
 
 use std::net::Ipv4Addr;
 
@@ -10,17 +10,17 @@ use rekindle_e2e::service::Service;
 use rekindle_e2e::{Node, Result};
 
 const LOCALHOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
-/// In the container.
+/// The port in the container.
 const PORT: u16 = 7301;
 const PUBLISHED: u16 = 17301;
 const PUBLISHED_TOO: u16 = 17302;
-/// Which busybox need not have.
+/// The host's `flock`, since busybox may lack it.
 const FLOCK: &str = "/usr/bin/flock:/usr/bin/flock:ro";
 const LOCK: &str = "/tmp/lock";
-/// A question of the container's own.
+/// The container's own health check.
 const HEALTH: &str = "echo count | nc 127.0.0.1 7301 | grep -q ^count";
 
-/// Starts the service, published there. Something in it holds a lock as long as it runs.
+/// Starts the service with a published port. A process in the container holds a lock as long as the service runs.
 fn publish(podman: &Podman, name: &str, more: &[&str]) -> Result {
     let published = format!("{PUBLISHED}:{PORT}");
     let network = ["--network", "podman", "--publish", &published, "--volume", FLOCK];
@@ -32,7 +32,7 @@ fn publish(podman: &Podman, name: &str, more: &[&str]) -> Result {
     Ok(())
 }
 
-/// What podman says of its port and its health; and its lock is held.
+/// Checks the container's port and health as podman reports them, and that the lock is held.
 fn is_whole(podman: &Podman, name: &str, published: u16) -> Result {
     let port = podman.call(&["port", name])?;
     ensure!(port == format!("{PORT}/tcp -> 0.0.0.0:{published}\n"), "{name} has {port:?}");
@@ -57,7 +57,7 @@ fn a_published_service_is_checkpointed_restored_and_imported() -> Result {
     is_whole(&podman, "service", PUBLISHED)?;
 
     let before = asked(PUBLISHED)?.reaches(50)?;
-    // Podman says of a lock that it needs the option for, and the container goes on.
+    // podman reports that a lock needs the option, and the container goes on.
     let said = podman.call(&["container", "checkpoint", "service"]).unwrap_err().to_string();
     assert!(said.contains("lock"), "{said}");
     let options = ["--leave-running", "--file-locks", "--ignore-volumes", "--compress", "none", "--export", &export];
@@ -98,8 +98,9 @@ fn open_connections_to_a_published_service_go_on() -> Result {
     let podman = Podman::new(&node)?;
     podman.generate_cdi()?;
     publish(&podman, "service", &[])?;
-    // From another machine to the published port, and from this one to the container's own address. (One from this machine
-    // to the published port is translated to come from podman's bridge, and dies when that goes with its last container.)
+    // The connections go from another machine to the published port, and from this machine to the container's own
+    // address. (A connection from this machine to the published port would be translated to come from podman's bridge,
+    // and would die when the bridge is removed with its last container.)
     let address: Ipv4Addr =
         podman.call(&["inspect", "--format", "{{.NetworkSettings.IPAddress}}", "service"])?.trim().parse()?;
     let mut open =

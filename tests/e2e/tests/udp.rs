@@ -1,5 +1,5 @@
-//! The program `counter`, which is asked over UDP how far it has counted, and checks all of its GPU's data: a process of
-//! the host, and one in a container. CRIU 4.1 cannot dump a process with an inet socket on Linux 6.16 and later.
+//! The program `counter`, which answers over UDP how far it has counted, and checks all data on its GPU: as a process
+//! of the host, and in a container. CRIU 4.1 cannot dump a process with an inet socket on Linux 6.16 and later.
 
 use rekindle_e2e::counter::Counter;
 use rekindle_e2e::podman::Podman;
