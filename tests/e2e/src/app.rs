@@ -66,7 +66,7 @@ pub struct App {
 
 impl App {
     /// Starts a command in a session of its own, since CRIU dumps whole sessions. Its output goes to `base` with `.out`
-    /// and `.err` behind it; both are appended to, so that CRIU does not insist on their size.
+    /// and `.err` behind it. Both files are opened for appending, so that CRIU does not require an unchanged size.
     pub fn start(command: &mut Command, base: &Path, progress: Option<PathBuf>) -> Result<Self> {
         process::adopt_orphans();
         let (out, err) = (base.with_extension("out"), base.with_extension("err"));

@@ -357,8 +357,8 @@ impl Bench {
         self.node.is_idle()
     }
 
-    /// Holds a restore by a CRIU that is connected to the daemon directly, not through the gate: the daemon identifies
-    /// the processes that CRIU has made by the process that it is connected to.
+    /// Holds a restore by a CRIU that connects to the daemon directly, not through the gate: from the process that
+    /// connects, the daemon knows which processes CRIU has made.
     fn hold_restore_directly(&self, image: &Image, moment: Moment, worker: i32) -> Result<Running> {
         const RESUMING: &str = "Run late stage hook";
         let held_at = if moment == Moment::During("Resume") { Moment::Script("post-restore") } else { moment };

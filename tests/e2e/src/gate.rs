@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   criu ── plugin ── Gate ── rekindled      messages are passed on one by one, and held where a test wants it
-//!      └── action script                     CRIU waits for its scripts, so that one that waits holds CRIU
+//!      └── action script                     CRIU waits for its scripts, so a script that waits holds CRIU
 //! ```
 //!
 //! The tested programs do not know of the gate. Messages of a restored process do not pass through it, since the daemon

@@ -6,7 +6,7 @@
 //! ```text
 //!   kept/NAME/   rekindle.img, rekindle.commit, ...      the image
 //!                ring.pages, staging.pages, pinned-SERIAL-ADDRESS.pages
-//!                after.json                              what the memory holds once the ring is empty, by the original
+//!                after.json                              the original's memory content once the ring is empty
 //! ```
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //! on the software GPU.
 //!
 //! ```text
-//!   Node ── rekindled, its workers         one host of its own for each test: directory, socket, GPUs
+//!   Node ── rekindled, its workers         a separate host for each test: directory, socket, GPUs
 //!    ├── run ────── App                    a program under the interposer
 //!    ├── dump ───── Image                  `criu dump` of an App
 //!    ├── restore ── App                    `criu restore` of an Image
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! - [`stage`]: paths of the built tree and of the programs under test
-//! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the one that answers over UDP, [`service`]: and over TCP
+//! - [`node`]: the daemon; [`app`]: programs, [`counter`]: the program that answers over UDP, [`service`]: the same
+//!   program over TCP
 //! - [`criu`]: dumps and restores; [`image`]: the image directories that they write, and damage to them
 //! - [`podman`][]: containers; [`network`][]: a private network for one test; [`fake`][]: a daemon of another version
 //! - [`gate`]: holds a dump or a restore at a known moment; [`footprint`]: the resources in use, to find leaks;

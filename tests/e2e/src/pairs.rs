@@ -22,7 +22,7 @@ pub fn pairwise<T: Clone, const N: usize>(all: &[T], values: impl Fn(&T) -> [&dy
     let mut chosen = BTreeSet::new();
     while !missing.is_empty() {
         let gain = |index: &usize| pairs[*index].iter().filter(|pair| missing.contains(pair)).count();
-        // The first of the best: `max_by_key` alone would take the last.
+        // This takes the first of the best cases; `max_by_key` alone would take the last.
         let Some(best) = (0..all.len()).rev().max_by_key(gain) else { break };
         missing.retain(|pair| !pairs[best].contains(pair));
         chosen.insert(best);

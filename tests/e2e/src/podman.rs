@@ -114,7 +114,7 @@ impl Podman {
         self.succeeds(CALL, arguments)
     }
 
-    /// A container that will be made by a restore, to be removed too.
+    /// Registers a container that a restore will make, so that it is removed too.
     pub fn will_restore(&self, name: &str) {
         self.containers.borrow_mut().push(name.to_owned());
     }

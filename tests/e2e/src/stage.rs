@@ -16,7 +16,7 @@ const STAGE: &str = "REKINDLE_STAGE";
 const APPS: &str = "REKINDLE_APPS";
 /// The repository, which need not lie where these tests were compiled.
 const SOURCE: &str = "REKINDLE_SOURCE";
-/// The folder of the images of older releases.
+/// The folder of container images with other C libraries.
 const IMAGES: &str = "REKINDLE_IMAGES";
 
 /// An executable of Rekindle: `rekindled`, `rekindle`, `rekindle-oci-hook`.
@@ -45,7 +45,7 @@ pub fn apps() -> Result<PathBuf> {
     folder(APPS)
 }
 
-/// The root directory of a container image of an older release (`scripts/lib/images`); `None` if it does not exist.
+/// The root directory of a container image with another C library (`scripts/lib/images`); `None` if it does not exist.
 pub fn image(name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(folder(IMAGES)?.join(name)).filter(|root| root.is_dir()))
 }

@@ -2,9 +2,9 @@
 //! together with an image that `stop` writes at the same quiesce, and both are compared.
 //!
 //! ```text
-//!   Pause (two directories) ─► at rest ─► Frozen ─► `stop` into the second, whole ─► copying into the first ─► Socket
-//!                                                                                                               │
-//!   compared: every region's bytes, and all that is said of them  ◄── Durable ◄── Finish: the program goes on ◄─┘
+//!   Pause (two directories) ─► quiesced ─► Frozen ─► `stop` into the second, whole ─► copying into the first ─► Socket
+//!                                                                                                                │
+//!   compared: every region's bytes and its description  ◄───────────── Durable ◄── Finish: the program goes on ◄─┘
 //! ```
 
 use std::fs::{self, File};

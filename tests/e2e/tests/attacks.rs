@@ -14,7 +14,7 @@ use rekindle_e2e::wait::until_true;
 use rekindle_e2e::{Node, Result, process, stage, until};
 use rekindle_wire::control::{Reply, Request};
 
-/// A program of many calls that takes a moment.
+/// A program that makes many calls and runs for a short time.
 const GOOD: (&str, [&str; 2]) = ("warps", ["--iterations", "5"]);
 /// The amount by which the daemon's memory may grow during attacks, in KiB: memory that its allocators keep.
 const SLACK_KIB: u64 = 16 << 10;

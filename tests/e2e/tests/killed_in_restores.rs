@@ -8,7 +8,7 @@ use rekindle_e2e::{Moment, Result};
 const MOMENTS: [(Moment, bool); 11] = [
     // Neither a process nor a worker belongs to the restore yet.
     (Moment::Before("Restore"), false),
-    // A worker loads.
+    // A worker loads the image.
     (Moment::After("Restore"), false),
     // CRIU is about to make processes.
     (Moment::Script("pre-restore"), false),

@@ -25,7 +25,7 @@ fn a_killed_program_goes_on_with_launches_far_ahead_of_the_device() -> Result {
     goes_on_after_a_kill("ahead", &arguments, 10)
 }
 
-/// More copies than there is room to stage them.
+/// More copies than the staging memory has room for.
 const HELD_COPIES: [&str; 4] = ["--copies", "64", "--strict", "1"];
 
 #[test]

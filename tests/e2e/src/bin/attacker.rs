@@ -230,7 +230,7 @@ fn words() -> Result<()> {
     Ok(())
 }
 
-/// Sends requests that this process may not make, and requests about another user's process.
+/// Sends requests that this process may not make, and requests about another client's process.
 fn asks(victim: i32) -> Result<()> {
     let directory = File::open("/")?;
     let attached = Attached { driver_version: 0, driver_build: String::new(), api_version: 0, devices: Vec::new() };
@@ -347,7 +347,7 @@ impl Client {
         self.shared.header().head.load(Ordering::Acquire)
     }
 
-    /// Waits until the worker has taken all, or is gone.
+    /// Waits until the worker has taken all commands, or is gone.
     fn settle(&self) {
         for _ in 0..2000 {
             if !self.is_alive() || self.head() >= self.shared.header().tail.load(Ordering::Acquire) {
@@ -554,7 +554,7 @@ fn indices(seed: u64) -> Result<()> {
 }
 
 /// Sends commands whose parameters are foreign or invalid handles, addresses, lengths and slots. A malformed command
-/// ends the worker, and the client attaches to another.
+/// ends the worker, and the next round gets another.
 fn commands(seed: u64) -> Result<()> {
     let mut random = Random(seed);
     let own = 0..720_u16;

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!   (start)                 -> mapped
-//!   reattach RESTORE ID     -> reattached      as CRIU's plugin does it in a process that is being restored
-//!   ring                    -> HEAD TAIL       how far the ring is
+//!   reattach RESTORE ID     -> reattached      as CRIU's plugin does in a process that it restores
+//!   ring                    -> HEAD TAIL       the ring's indices
 //!   reply SLOT              -> STATE RESULT
 //! ```
 
